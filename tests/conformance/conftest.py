@@ -1,6 +1,7 @@
 """Real containerds for the tests: one of each kind a session, emptied after every test."""
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -12,9 +13,15 @@ from tests.support import packages
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.containerd import Containerd
 from tests.support.daemon import Launch, NriGpu
-from tests.support.driver_root import make_driver_root
+from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.glibc import glibc_files
+from tests.support.image import Entry
 
 Boot = Callable[[packages.Runtime, Cgroup], Containerd]
+
+
+def launch_on(node: Containerd, folder: Path) -> Launch:
+    return Launch(folder / "d", node.nri_socket, driver_root=make_driver_root(folder / "driver"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -49,6 +56,19 @@ def boot() -> Iterator[Boot]:
         yield cache(lambda runtime, cgroup: stack.enter_context(Containerd(runtime, cgroup=cgroup)))
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for sockets. Asked for before a node, it outlives the node's pods."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
+    """What an image needs for `/bin/probe LIBRARY...`, which says where the loader found each."""
+    return glibc_files({"/bin/probe": compile_stub(STUBS / "probe.c", tmp_path_factory.mktemp("probe") / "probe", "")})
+
+
 @pytest.fixture(scope="module")
 def module_node(boot: Boot, runtime: packages.Runtime) -> Containerd:
     return boot(runtime, host_cgroup())
@@ -81,9 +101,17 @@ def fresh_node(runtime: packages.Runtime) -> Iterator[Containerd]:
 
 
 @pytest.fixture
+def fresh_daemon(fresh_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    """nri-gpu, serving the containerd that the test may kill."""
+    with NriGpu(launch_on(fresh_node, tmp_path)) as running:
+        running.wait_staged()
+        yield running
+
+
+@pytest.fixture
 def launch(node: Containerd, tmp_path: Path) -> Launch:
     """How to start nri-gpu on the shared node: four simulated GPUs, a made-up driver."""
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
+    return launch_on(node, tmp_path)
 
 
 @pytest.fixture
@@ -97,8 +125,7 @@ def daemon(launch: Launch) -> Iterator[NriGpu]:
 @pytest.fixture(scope="module")
 def module_launch(module_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """The same for a whole module."""
-    folder = tmp_path_factory.mktemp("shared")
-    return Launch(folder / "d", module_node.nri_socket, driver_root=make_driver_root(folder / "driver"))
+    return launch_on(module_node, tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,14 @@ from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import ENVIRONMENT, NriGpu
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
-SLEEP = ContainerSpec(command=("/bin/sleep", "600"))
 
 
 def replayed(daemon: NriGpu, *options: str) -> tuple[int, Any]:
-    log = daemon.launch.state / "audit.jsonl"
-    command = [sys.executable, "-m", "nri_gpu", "replay", str(log), "-o", "json", *options]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "nri_gpu", "replay", str(daemon.launch.state / "audit.jsonl"), "-o", "json"]
+    done = subprocess.run([*command, *options], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert not done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -30,11 +27,10 @@ def decisions(daemon: NriGpu) -> int:
     return log.read_text().count('"kind":"decision"') if log.exists() else 0
 
 
-def ask(node: Containerd, name: str, claim: str, spec: ContainerSpec = SLEEP) -> None:
+def ask(node: Containerd, name: str, claim: str, *command: str) -> None:
     """A pod with a container that asks; it may be refused."""
-    pod = node.cri.asking(claim, name)
     try:
-        node.cri.run(pod, spec)
+        node.cri.run_asking(claim, name, command=command)
     except CriError as error:
         assert "nri-gpu [" in str(error)
 
@@ -42,12 +38,10 @@ def ask(node: Containerd, name: str, claim: str, spec: ContainerSpec = SLEEP) ->
 def test_it_replays_to_the_byte_over_a_kill(node: Containerd, daemon: NriGpu, tmp_path: Path) -> None:
     for name, claim in {"a": "device=0", "b": "device=0", "c": "2; mode=shared", "d": "nonsense", "e": "none"}.items():
         ask(node, name, claim)
-    ask(node, "f", "1", ContainerSpec(command=("/bin/true",)))
+    ask(node, "f", "1", "/bin/true")
     wait_for("six records", lambda: decisions(daemon) == 6, 10)
-    daemon.kill()
-    daemon.start()
-    daemon.wait_ready()
-    wait_for("staged files", lambda: daemon.log().count("driver files staged") == 2, 20)
+    daemon.restart(kill=True)
+    daemon.wait_logged("driver files staged")
     ask(node, "g", "device=0; mode=shared")
     ask(node, "h", "all")
     assert daemon.terminate() == 0

@@ -21,7 +21,6 @@ from tests.support.kernel import NriGpuOnNvidia
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.nvml.build import DRIVER, LIB_DIR
-from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -38,10 +37,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(node: Containerd, tmp_path: Path, root: Path) -> Iterator[NriGpu]:
-    policy = tmp_path / "policy.toml"
-    policy.write_text("[inventory]\nrefresh_s = 1\n")
-    launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root, policy=policy)
-    with NriGpuOnNvidia(launch, DRIVER) as running:
+    launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
+    with NriGpuOnNvidia(launch.with_policy("[inventory]\nrefresh_s = 1\n"), DRIVER) as running:
         running.wait_staged()
         running.wait_logged("inventory changed gpus=2")
         yield running
@@ -49,9 +46,8 @@ def daemon(node: Containerd, tmp_path: Path, root: Path) -> Iterator[NriGpu]:
 
 def ask(node: Containerd) -> ContainerId | str:
     """A container that runs, or why there is none."""
-    pod = node.cri.asking("device=1; mode=shared")
     try:
-        return node.cri.run(pod, ContainerSpec())
+        return node.cri.run_asking("device=1; mode=shared")
     except CriError as error:
         return error.details
 

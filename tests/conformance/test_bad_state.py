@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Exit
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.marks import on_newest
 from tests.support.waiting import wait_for
@@ -69,25 +68,17 @@ class NriGpuInLittle(NriGpu):
                 return
 
 
-def refused(node: Containerd, name: str, value: str) -> str:
-    with pytest.raises(CriError) as refusal:
-        node.cri.run_asking(value, name)
-    return refusal.value.details
-
-
-def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: Launch, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text("")
-    with NriGpuInLittle(replace(launch, policy=policy), 512) as daemon:
+def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: Launch) -> None:
+    with NriGpuInLittle(launch.with_policy(""), 512) as daemon:
         daemon.wait_staged()
         daemon.fill()
         for number in range(3):
             node.cri.run_asking(f"device={number}", f"p{number}")
-        assert "[gpu-busy]" in refused(node, "late", "device=0")
-        assert "[gpu-busy]" in refused(node, "later", "device=0; mode=shared")
+        assert "[gpu-busy]" in node.cri.refused("device=0", "late").details
+        assert "[gpu-busy]" in node.cri.refused("device=0; mode=shared", "later").details
         for complaint in COMPLAINTS:
             daemon.wait_logged(complaint)
-        policy.write_text('[defaults]\nmode = "shared"\n')
+        launch.with_policy('[defaults]\nmode = "shared"\n')
         daemon.hang_up()
         daemon.wait_logged("policy not kept for the next start")
         node.cri.run_asking("device=3", "p3")
@@ -101,15 +92,6 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
         )
 
 
-def test_a_folder_with_room_for_the_key_and_no_more(node: Containerd, launch: Launch) -> None:
-    """Two pages: the lock's and the key's."""
-    with NriGpuInLittle(launch, 8) as daemon:
-        daemon.wait_staged()
-        node.cri.run_asking("device=0", "one")
-        assert "[gpu-busy]" in refused(node, "two", "device=0")
-        daemon.wait_logged(COMPLAINTS[0])
-
-
 @pytest.mark.usefixtures("node")  # of one containerd only
 def test_without_room_for_a_key_there_is_no_daemon(launch: Launch) -> None:
     with NriGpuInLittle(launch, 4) as daemon:
@@ -118,22 +100,18 @@ def test_without_room_for_a_key_there_is_no_daemon(launch: Launch) -> None:
     assert len(daemon.log().splitlines()) == 1
 
 
-def test_thousands_of_rules_are_read_while_containers_are_served(
-    node: Containerd, launch: Launch, tmp_path: Path
-) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text("")
-    with NriGpu(replace(launch, policy=policy)) as daemon:
+def test_thousands_of_rules_are_read_while_containers_are_served(node: Containerd, launch: Launch) -> None:
+    with NriGpu(launch.with_policy("")) as daemon:
         daemon.wait_staged()
         rules = (f'[[rule]]\nnamespace = "ns-{n}-*"\npod = "*-{n}"\nallow = false\n' for n in range(8000))
-        policy.write_text("".join(rules) + '[[rule]]\npod = "late-*"\nallow = false\nreason = "too late"\n')
+        launch.with_policy("".join(rules) + '[[rule]]\npod = "late-*"\nallow = false\nreason = "too late"\n')
         daemon.hang_up()
         served = 0
         while "policy reloaded" not in daemon.log():
             node.cri.run_asking("device=0; mode=shared", f"p{served}")
             served += 1
         assert served
-        assert "too late" in refused(node, "late-1", "device=0; mode=shared")
+        assert "too late" in node.cri.refused("device=0; mode=shared", "late-1").details
         assert daemon.log().count("registered") == 1
 
 
@@ -160,8 +138,7 @@ def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Ca
     with NriGpu(launch) as daemon:
         daemon.wait_staged()
         node.cri.run_asking("device=0", "one")
-        waiting = node.cri.asking("device=1", "two")
-        created = node.cri.create(waiting)
+        created = node.cri.create(node.cri.asking("device=1", "two"))
         held = {"one/main": [UUIDS[0]], "two/main": [UUIDS[1]]}
         daemon.wait_held(held)
         wait_for("the audit log", lambda: (launch.state / "audit.jsonl").exists(), 20)
@@ -174,7 +151,7 @@ def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Ca
         node.cri.run_asking("device=2", "three")
         daemon.wait_held(held | {"three/main": [UUIDS[2]]})
         for number in range(3):
-            assert "[gpu-busy]" in refused(node, f"late-{number}", f"device={number}; mode=shared")
+            assert "[gpu-busy]" in node.cri.refused(f"device={number}; mode=shared", f"late-{number}").details
         node.cri.start(created)
 
 
@@ -186,10 +163,9 @@ def test_a_wall_clock_that_jumps_decides_nothing(node: Containerd, launch: Launc
     with NriGpu(replace(launch, environment={"PYTHONPATH": path})) as daemon:
         daemon.wait_staged()
         node.cri.run_asking("device=0", "one")
-        pod = node.cri.asking("device=1", "two")
-        created = node.cri.create(pod)  # its grace is not over
+        created = node.cri.create(node.cri.asking("device=1", "two"))  # its grace is not over
         for number in range(8):
-            assert "[gpu-busy]" in refused(node, f"late-{number}", f"device={number % 2}")
+            assert "[gpu-busy]" in node.cri.refused(f"device={number % 2}", f"late-{number}").details
         node.cri.start(created)
         daemon.wait_held({"one/main": [UUIDS[0]], "two/main": [UUIDS[1]]})
         assert daemon.log().count("registered") == 1
@@ -213,19 +189,15 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_that_a_user_keeps_neither_stops_the_daemon_nor_its_end(
-    node: Containerd, launch: Launch, tmp_path: Path
-) -> None:
+def test_a_lock_that_a_user_keeps_neither_stops_the_daemon_nor_its_end(node: Containerd, launch: Launch) -> None:
     lock = launch.base / "drivers" / ".lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("")
     lock.chmod(0o644)
-    policy = tmp_path / "policy.toml"
-    policy.write_text("[inventory]\nrefresh_s = 1\n")
     pipe = subprocess.PIPE
     with (
         subprocess.Popen([sys.executable, "-c", AS_NOBODY, str(lock)], stdin=pipe, stdout=pipe) as user,
-        NriGpu(replace(launch, policy=policy)) as daemon,
+        NriGpu(launch.with_policy("[inventory]\nrefresh_s = 1\n")) as daemon,
     ):
         assert user.stdout
         user.stdout.readline()

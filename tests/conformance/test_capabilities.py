@@ -1,13 +1,11 @@
 """Every capability in a real container: its libraries load by every name, and no others do; its nodes and files."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Capability, closure
-from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch
@@ -16,15 +14,12 @@ from tests.support.driver_root import (
     LIBRARIES,
     NGX,
     OWN_VERSIONS,
-    STUBS,
     VIDEO,
-    compile_stub,
     make_driver_root,
 )
-from tests.support.glibc import glibc_files
-from tests.support.image import File, ImageSpec
+from tests.support.image import Entry, ImageSpec
+from tests.support.loader_images import Programs, files_32
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec
 
 pytestmark = [
     on_newest,
@@ -32,7 +27,6 @@ pytestmark = [
 ]
 
 V = "580.95.05"
-LOADER_32 = "/lib/ld-linux.so.2"
 UTILITY = {"libnvidia-ml", "libnvidia-cfg"}
 BOTH = {"libnvidia-gpucomp", "libnvidia-allocator"}
 OF: dict[Capability, set[str]] = {
@@ -95,50 +89,22 @@ def names_of(capability: Capability) -> set[str]:
     return found | own
 
 
-class Compiled(Struct, frozen=True):
-    driver: Path
-    probe: Path
-    probe_32: Path
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    driver = make_driver_root(tmp_path_factory.mktemp("compiled") / "driver", V, compiled=True, everything=True)
+    return replace(module_launch, driver_root=driver)
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    folder = tmp_path_factory.mktemp("compiled")
-    driver = make_driver_root(folder / "driver", V, compiled=True, everything=True)
-    probe = compile_stub(STUBS / "probe.c", folder / "probe", V)
-    return Compiled(driver, probe, _probe_32(folder))
-
-
-def _probe_32(folder: Path) -> Path:
-    libc = packages.libc_32()
-    linked = (str(libc / "libc.so.6"), f"-Wl,-rpath-link,{libc}", f"-Wl,-dynamic-linker,{LOADER_32}")
-    options = ("-m32", "-nostdlib", "-fno-pic", "-no-pie", *linked)
-    return compile_stub(STUBS / "probe32.c", folder / "probe32", V, *options)
-
-
-@pytest.fixture(scope="module")
-def module_launch(module_launch: Launch, compiled: Compiled) -> Launch:
-    return replace(module_launch, driver_root=compiled.driver)
-
-
-@pytest.fixture(scope="module")
-def image(module_node: Containerd, compiled: Compiled) -> str:
-    libc = packages.libc_32()
-    other = {
-        "/bin/probe32": compiled.probe_32,
-        LOADER_32: libc / "ld-linux.so.2",
-        "/lib32/libc.so.6": libc / "libc.so.6",
-    }
-    files = {inside: File(path.read_bytes(), 0o755) for inside, path in other.items()}
-    spec = ImageSpec("localhost/nri-gpu/capabilities:1", extra=glibc_files({"/bin/probe": compiled.probe}) | files)
+def image(module_node: Containerd, probe: dict[str, Entry], tmp_path_factory: pytest.TempPathFactory) -> str:
+    programs = Programs(tmp_path_factory.mktemp("programs"))
+    spec = ImageSpec("localhost/nri-gpu/capabilities:1", extra=probe | files_32(programs))
     module_node.import_image(spec)
     return spec.name
 
 
-def granted(node: Containerd, image: str, capabilities: str, **fields: object) -> ContainerId:
-    claim = f"device=1; mode=shared; capabilities={capabilities}"
-    pod = node.cri.asking(claim)
-    return node.cri.run(pod, ContainerSpec(image=image, **fields))  # type: ignore[arg-type] # any field of it
+def granted(node: Containerd, image: str, capabilities: str, **fields: Any) -> ContainerId:  # noqa: ANN401
+    return node.cri.run_asking(f"device=1; mode=shared; capabilities={capabilities}", image=image, **fields)
 
 
 def lines(node: Containerd, container: ContainerId, *command: str) -> list[str]:

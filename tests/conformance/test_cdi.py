@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,13 +11,13 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
+from tests.support import cdi
 from tests.support.cgroup import Cgroup, DeviceRule, device_programs, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
-from tests.support.driver_root import STUBS, compile_stub, make_driver_root
-from tests.support.glibc import glibc_files
-from tests.support.image import NAME, ImageSpec
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.image import NAME, Entry, ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import DeviceNode, Opened, device_nodes, open_numbers, open_path, open_paths
@@ -46,33 +44,18 @@ class Seen(Struct, frozen=True):
     mounts: Mapping[str, tuple[str, str, str]]
 
 
-def generate(folder: Path, driver_root: Path, stage_dir: Path) -> Iterator[Path]:
-    """Our specification in a folder that a runtime reads, for as long as a test takes."""
-    file = folder / "nri-gpu.json"
-    places = ["--gpus", FOUR_GPUS, "--driver-root", driver_root, "--stage-dir", stage_dir, "--output", file]
-    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places)]
-    subprocess.run(command, check=True, timeout=60)
-    yield file
-    file.unlink()
-
-
 @pytest.fixture
 def specification(node: Containerd, launch: Launch) -> Iterator[Path]:
     """For the shared node, staged in a folder of its own: the daemon's is the daemon's."""
     assert launch.driver_root
-    yield from generate(node.layout.cdi, launch.driver_root, launch.base / "cdi")
+    with cdi.specification(node.layout.cdi, launch.driver_root, launch.base / "cdi") as file:
+        yield file
 
 
 def by_cdi(node: Containerd, *names: str, user: int | None = None, image: str = NAME) -> ContainerId:
     devices = tuple(f"nvidia.com/gpu={name}" for name in names)
     pod = node.cri.run_pod(PodSpec(name="by-cdi"))
     return node.cri.run(pod, ContainerSpec(cdi_devices=devices, user=user, image=image))
-
-
-def by_nri(node: Containerd, gpus: str, user: int | None = None) -> ContainerId:
-    annotations = {"gpu.nri.io": f"device={gpus}; mode=shared"}
-    pod = node.cri.run_pod(PodSpec(name="by-nri", annotations=annotations))
-    return node.cri.run(pod, ContainerSpec(user=user))
 
 
 def see(node: Containerd, container: ContainerId, stage_dir: Path) -> Seen:
@@ -101,18 +84,18 @@ def numbers(seen: Seen) -> set[tuple[int, int]]:
 def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path, gpus: str) -> None:
     base = daemon.launch.base
     for user in (None, 1000):
-        nri = by_nri(node, gpus, user)
-        cdi = by_cdi(node, *gpus.split(","), user=user)
+        nri = node.cri.run_asking(f"device={gpus}; mode=shared", "by-nri", user=user)
+        container = by_cdi(node, *gpus.split(","), user=user)
 
-        seen = see(node, cdi, base / "cdi")
+        seen = see(node, container, base / "cdi")
         assert seen == see(node, nri, base / "drivers")
         assert numbers(seen) == {CTL, UVM, UVM_TOOLS, *((195, int(gpu)) for gpu in gpus.split(","))}
-        assert all((each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0) for each in seen.nodes)
+        assert all((found.kind, found.mode, found.uid, found.gid) == ("c", 0o666, 0, 0) for found in seen.nodes)
         assert LIBRARIES in seen.mounts
-        for container in (nri, cdi):
-            assert not node.cri.status(container).oci.get("hooks")
-            assert open_path(node.cri, container, "/dev/nvidiactl") is Opened.NO_DRIVER
-        assert node.cri.status(cdi).env["NVIDIA_VISIBLE_DEVICES"] == "void"
+        for each in (nri, container):
+            assert not node.cri.status(each).oci.get("hooks")
+            assert open_path(node.cri, each, "/dev/nvidiactl") is Opened.NO_DRIVER
+        assert node.cri.status(container).env["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 def test_index_uuid_and_all_are_names_of_the_same(node: Containerd, launch: Launch, specification: Path) -> None:
@@ -133,7 +116,7 @@ def test_a_gpu_that_is_not_there_is_refused(node: Containerd, specification: Pat
 def test_only_what_was_named_can_be_opened(cgroup_node: Containerd, tmp_path: Path) -> None:
     """On both cgroup generations, and by a container that makes its own nodes."""
     driver = make_driver_root(tmp_path / "driver", V)
-    for _ in generate(cgroup_node.layout.cdi, driver, tmp_path / "stage"):
+    with cdi.specification(cgroup_node.layout.cdi, driver, tmp_path / "stage"):
         container = by_cdi(cgroup_node, "2")
         paths = [f"/dev/{name}" for name in ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")]
         assert set(open_paths(cgroup_node.cri, container, paths).values()) == {Opened.NO_DRIVER}
@@ -144,12 +127,13 @@ def test_only_what_was_named_can_be_opened(cgroup_node: Containerd, tmp_path: Pa
 
 
 @only_x86_64
-def test_the_loader_finds_it_without_environment_and_hook(node: Containerd, tmp_path: Path) -> None:
-    probe = compile_stub(STUBS / "probe.c", tmp_path / "probe", V)
-    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=glibc_files({"/bin/probe": probe}))
+def test_the_loader_finds_it_without_environment_and_hook(
+    node: Containerd, probe: dict[str, Entry], tmp_path: Path
+) -> None:
+    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=probe)
     node.import_image(image)
     driver = make_driver_root(tmp_path / "driver", V, "debian", compiled=True)
-    for _ in generate(node.layout.cdi, driver, tmp_path / "stage"):
+    with cdi.specification(node.layout.cdi, driver, tmp_path / "stage"):
         container = by_cdi(node, "0", image=image.name)
         done = node.cri.execute(container, "/bin/env", "-i", "/bin/probe", "libcuda.so.1", "libnvidia-ml.so.1")
         assert "glibc-hwcaps/x86-64-v2/libcuda.so.1" in done.stdout

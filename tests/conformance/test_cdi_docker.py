@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, cast
 
 import pytest
 from msgspec import Struct
 
-from tests.support import cleanup
+from tests.support import cdi
 from tests.support.cgroup import Cgroup, DeviceRule, device_rules, host_cgroup
 from tests.support.cri import ContainerId, Cri
-from tests.support.daemon import FOUR_GPUS, UUIDS
+from tests.support.daemon import UUIDS
 from tests.support.docker import Docker, DockerError
-from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.driver_root import make_driver_root
 from tests.support.glibc import glibc_files
-from tests.support.image import ImageSpec
+from tests.support.image import Entry, ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_numbers, open_paths
-from tests.support.supervisor import PROJECT
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
@@ -34,15 +29,6 @@ V: Final = "580.95.05"
 SHARED: Final = {(195, 255), (1510, 0), (1510, 1)}  # of config/topologies/four-gpus.toml
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
 GPUS_BY_CDI: Final = (29, 2)  # the first engine that tries CDI for `--gpus`
-BOOT_AND_WAIT: Final = """
-import sys
-from tests.support.docker import Docker
-with Docker() as docker:
-    docker.load()
-    docker.run("--device", "/dev/null")
-    print(docker.base, docker.supervisor_pid, flush=True)
-    sys.stdin.read()
-"""
 
 
 class Node(Struct, frozen=True):
@@ -60,11 +46,8 @@ class Node(Struct, frozen=True):
         """For the probes, which only ever call `execute`."""
         return cast("Cri", self.docker)
 
-    def generate(self) -> None:
-        places = ["--gpus", FOUR_GPUS, "--driver-root", self.driver, "--stage-dir", self.base / "stage"]
-        output = ["--output", self.docker.cdi / "nri-gpu.json"]
-        command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, [*places, *output])]
-        subprocess.run(command, check=True, timeout=60)
+    def specification(self) -> AbstractContextManager[Path]:
+        return cdi.specification(self.docker.cdi, self.driver, self.base / "stage")
 
     def run(self, *names: str, options: tuple[str, ...] = (), image: str = CUDA_LIKE.name) -> ContainerId:
         devices = [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
@@ -84,11 +67,11 @@ def docker() -> Iterator[Docker]:
 
 
 @pytest.fixture(scope="module")
-def module_node(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Node:
+def module_node(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     made = Node(docker, tmp_path_factory.mktemp("node"))
     make_driver_root(made.driver, V, "debian", compiled=True)
-    made.generate()
-    return made
+    with made.specification():
+        yield made
 
 
 @pytest.fixture
@@ -164,10 +147,9 @@ def test_its_programs_environment(node: Node) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
-def test_the_loader_finds_it_without_environment_and_hook(node: Node, tmp_path: Path) -> None:
-    probe = compile_stub(STUBS / "probe.c", tmp_path / "probe", V)
-    smi_needs = glibc_files({"/bin/probe": probe, "/bin/smi": node.driver / "usr/lib/nvidia/current/nvidia-smi"})
-    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=smi_needs)
+def test_the_loader_finds_it_without_environment_and_hook(node: Node, probe: dict[str, Entry]) -> None:
+    smi_needs = glibc_files({"/bin/smi": node.driver / "usr/lib/nvidia/current/nvidia-smi"})
+    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=probe | smi_needs)
     node.docker.load(image)
     container = node.run("0", image=image.name)
     done = node.docker.execute(container, "env", "-i", "/bin/probe", "libcuda.so.1", "libnvidia-ml.so.1")
@@ -179,12 +161,13 @@ def test_the_loader_finds_it_without_environment_and_hook(node: Node, tmp_path: 
 def test_a_restart_takes_the_new_driver(node: Node, tmp_path: Path) -> None:
     container = node.run("0", options=("--stop-timeout", "0"))
     make_driver_root(tmp_path / "driver", "590.1.2")
-    Node(node.docker, tmp_path).generate()
+    kept = (node.docker.cdi / "nri-gpu.json").read_text()
     listing = ("ls", LIBRARIES)
-    assert f"libcuda.so.{V}" in node.docker.execute(container, *listing).stdout.split(), "it keeps what it has"
-    node.docker("restart", container)
-    assert "libcuda.so.590.1.2" in node.docker.execute(container, *listing).stdout.split()
-    node.generate()
+    with Node(node.docker, tmp_path).specification():
+        assert f"libcuda.so.{V}" in node.docker.execute(container, *listing).stdout.split(), "it keeps what it has"
+        node.docker("restart", container)
+        assert "libcuda.so.590.1.2" in node.docker.execute(container, *listing).stdout.split()
+    (node.docker.cdi / "nri-gpu.json").write_text(kept)
 
 
 @pytest.mark.parametrize(
@@ -201,28 +184,3 @@ def test_the_gpus_option(node: Node, value: str, minors: set[int]) -> None:
             node.run(options=("--gpus", value))
         return
     assert numbers(node.nodes(node.run(options=("--gpus", value)))) == SHARED | {(195, minor) for minor in minors}
-
-
-def test_it_leaves_nothing_even_when_all_of_it_is_killed() -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", BOOT_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
-    )
-    assert owner.stdin
-    assert owner.stdout
-    base, supervisor = owner.stdout.readline().split()
-    owner.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(supervisor), signal.SIGKILL)
-    owner.communicate()
-    wait_for("the supervisor to be gone", lambda: not Path(f"/proc/{supervisor}/root").exists(), 10)
-
-    cleanup.sweep()
-    assert not Path(base).exists()
-    assert cleanup.cgroups_named(Path(base).name) == ()
-    assert not [line for line in _command_lines() if base in line]
-
-
-def _command_lines() -> Iterator[str]:
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            yield file.read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -7,7 +7,6 @@ so is the kubelet, but for its sockets.
 import os
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -126,13 +125,6 @@ class Cluster:
 def _packages() -> list[str]:
     """Folders that packages are imported from, this tree among them."""
     return list(dict.fromkeys(str(Path(path)) for path in (*sys.path, str(ROOT)) if path and Path(path).is_dir()))
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """In the place of /var/lib/kubelet; short enough for sockets. Asked for before a node: it goes after its pods."""
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
-        yield Path(made)
 
 
 def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Cluster:

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import Struct
@@ -16,7 +17,6 @@ from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -55,15 +55,9 @@ def packages(compiled: Compiled, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def policy(packages: Path, tmp_path: Path) -> Path:
-    file = tmp_path / "policy.toml"
-    file.write_text(f'[compat]\ndir = "{packages}"\n[inventory]\nrefresh_s = 1\n')
-    return file
-
-
-@pytest.fixture
-def launch(node: Containerd, tmp_path: Path, compiled: Compiled, policy: Path) -> Launch:
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver, policy=policy)
+def launch(node: Containerd, tmp_path: Path, compiled: Compiled, packages: Path) -> Launch:
+    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver)
+    return launch.with_policy(f'[compat]\ndir = "{packages}"\n[inventory]\nrefresh_s = 1\n')
 
 
 @pytest.fixture
@@ -78,9 +72,8 @@ def image(node: Containerd, compiled: Compiled, name: str, env: dict[str, str]) 
     return spec.name
 
 
-def run(node: Containerd, name: str, value: str = "device=1; mode=shared", **fields: object) -> ContainerId:
-    pod = node.cri.asking(value)
-    return node.cri.run(pod, ContainerSpec(image=name, **fields))  # type: ignore[arg-type] # any field of a spec
+def run(node: Containerd, name: str, **fields: Any) -> ContainerId:  # noqa: ANN401 - any field of its spec
+    return node.cri.run_asking("device=1; mode=shared", image=name, **fields)
 
 
 def loaded(node: Containerd, container: ContainerId, *command: str) -> str:
@@ -161,9 +154,7 @@ def test_packages_come_and_go_under_a_running_daemon(
     signed = node.cri.status(container).oci["annotations"]["gpu.nri.io/grant"]
     assert f"+compat14.0-{NEWER}-" in signed
 
-    serving.kill()
-    serving.start()
-    serving.wait_ready()
+    serving.restart(kill=True)
     assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
     node.cri.remove_all()
     wait_for("its staged files to go", lambda: not list(stage_dir.glob("compat14.0-*")), 15)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.conftest import launch_on
 from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
+from tests.support.daemon import UUIDS, NriGpu
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -33,10 +33,7 @@ def serve(cgroup_node: Containerd, tmp_path: Path) -> Iterator[Serve]:
     running: list[NriGpu] = []
 
     def start(complete: str) -> NriGpu:
-        policy = tmp_path / "policy.toml"
-        policy.write_text(f'[foreign]\ncomplete = "{complete}"\n')
-        root = make_driver_root(tmp_path / "driver")
-        daemon = NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, driver_root=root, policy=policy))
+        daemon = NriGpu(launch_on(cgroup_node, tmp_path).with_policy(f'[foreign]\ncomplete = "{complete}"\n'))
         running.append(daemon)
         daemon.start()
         daemon.wait_staged()
@@ -104,8 +101,7 @@ def test_it_has_the_same_gpus_and_all_it_takes(
 
     with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 1"):
         run(node, {}, "device=1", "exclusive")
-    daemon.kill()
-    daemon.start()
+    daemon.restart(kill=True)
     daemon.wait_staged()
     with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 3"):
         run(node, {}, "device=3", "after-restart")

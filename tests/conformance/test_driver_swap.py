@@ -66,9 +66,8 @@ def drivers(tmp_path: Path) -> Drivers:
 
 @pytest.fixture
 def launch(node: Containerd, tmp_path: Path, drivers: Drivers) -> Launch:
-    policy = tmp_path / "policy.toml"
-    policy.write_text("[inventory]\nrefresh_s = 1\n")  # and so the driver is looked at each second
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=drivers.root, policy=policy)
+    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=drivers.root)
+    return launch.with_policy("[inventory]\nrefresh_s = 1\n")  # and so the driver is looked at each second
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def pod(node: Containerd, number: int = 0) -> Pod:
 def created(node: Containerd, of: Pod, number: int = 0) -> ContainerId | None:
     """A container that runs, or None where the gate refused it."""
     try:
-        return node.cri.run(of, ContainerSpec(name=f"c{number}", command=("/bin/sleep", "600")))
+        return node.cri.run(of, ContainerSpec(name=f"c{number}"))
     except CriError as error:
         assert GATE in error.details
         return None

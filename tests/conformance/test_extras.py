@@ -6,21 +6,19 @@ import json
 import resource
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.edits import UNLIMITED
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
-from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.driver_root import STUBS, compile_stub
 from tests.support.image import File, ImageSpec
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec
 from tests.support.probe import DeviceNode, Opened, check_opens, device_nodes, open_paths
 
 pytestmark = on_newest
@@ -98,41 +96,32 @@ NODES: Final[dict[str, dict[str, tuple[int, int, int]]]] = {
 OURS: Final = {195, 1510, DRM, *range(FS, CAPS + 1)}
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    (tmp_path / "cufile.json").write_text('{"logging": {}}')
-    (tmp_path / "node.toml").write_text(FOUR_GPUS.read_text() + EXTRAS.format(base=tmp_path))
-    (tmp_path / "policy.toml").write_text(EVERYTHING)
-    return tmp_path
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("extras")
+    (folder / "cufile.json").write_text('{"logging": {}}')
+    (folder / "node.toml").write_text(FOUR_GPUS.read_text() + EXTRAS.format(base=folder))
+    return folder
 
 
-@contextmanager
-def serving(node: Containerd, base: Path, policy: str = EVERYTHING) -> Iterator[NriGpu]:
-    (base / "policy.toml").write_text(policy)
-    launch = Launch(
-        base / "d",
-        node.nri_socket,
-        topology=base / "node.toml",
-        driver_root=make_driver_root(base / "driver"),
-        policy=base / "policy.toml",
-    )
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
-        daemon.wait_logged("application profiles written")
-        yield daemon
+@pytest.fixture(scope="module")
+def module_node(module_cgroup_node: Containerd) -> Containerd:
+    """Once on each cgroup generation."""
+    return module_cgroup_node
 
 
-def create(node: Containerd, extras: str, more: str = "", image: str = "", **spec: object) -> ContainerId:
-    claim = f"device=1; mode=shared; extras={extras}{more}"
-    pod = node.cri.asking(claim)
-    fields = {"image": image, **spec} if image else spec
-    return node.cri.create(pod, ContainerSpec(**fields))  # type: ignore[arg-type] # passed through
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch, base: Path) -> Launch:
+    return replace(module_launch, topology=base / "node.toml").with_policy(EVERYTHING)
 
 
-def run(node: Containerd, extras: str, more: str = "", image: str = "", **spec: object) -> ContainerId:
-    container = create(node, extras, more, image, **spec)
-    node.cri.start(container)
-    return container
+@pytest.fixture(autouse=True)
+def serving(shared_daemon: NriGpu) -> None:
+    shared_daemon.wait_logged("application profiles written")
+
+
+def claim(extras: str) -> str:
+    return f"device=1; mode=shared; extras={extras}"
 
 
 def nodes_of(node: Containerd, container: ContainerId) -> dict[str, DeviceNode]:
@@ -145,51 +134,45 @@ def said(node: Containerd, container: ContainerId, *command: str) -> str:
     return done.stdout
 
 
-def test_each_brings_its_nodes_and_no_others(cgroup_node: Containerd, base: Path) -> None:
+def test_each_brings_its_nodes_and_no_others(node: Containerd) -> None:
     every = {number[:2] for nodes in NODES.values() for number in nodes.values()}
-    with serving(cgroup_node, base):
-        for extras, wanted in NODES.items():
-            container = run(cgroup_node, extras)
-            found = nodes_of(cgroup_node, container)
-            expected = GPU_NODES | wanted
-            assert {path: (each.major, each.minor, each.mode) for path, each in found.items()} == expected
-            assert all((each.uid, each.gid) == (0, 0) for each in found.values())
-            numbers = {number[:2] for number in expected.values()}
-            check_opens(cgroup_node, container, numbers, {*every, (CHANNELS, 1), (FS, 2)})
-
-
-def test_all_at_once(node: Containerd, base: Path) -> None:
-    with serving(node, base):
-        container = run(node, ",".join(NODES))
+    for extras, wanted in NODES.items():
+        container = node.cri.run_asking(claim(extras))
         found = nodes_of(node, container)
-        assert set(found) == set(GPU_NODES).union(*NODES.values())
-        assert set(open_paths(node.cri, container, found).values()) == {Opened.NO_DRIVER}
-        assert said(node, container, "/bin/cat", "/etc/cufile.json") == '{"logging": {}}'
-        assert node.cri.execute(container, "/bin/sh", "-c", ": > /etc/cufile.json").code != 0
-        assert not node.cri.status(container).oci.get("hooks")
+        expected = GPU_NODES | wanted
+        assert {path: (each.major, each.minor, each.mode) for path, each in found.items()} == expected
+        assert all((each.uid, each.gid) == (0, 0) for each in found.values())
+        numbers = {number[:2] for number in expected.values()}
+        check_opens(node, container, numbers, {*every, (CHANNELS, 1), (FS, 2)})
 
 
-def test_whoever_is_not_root_cannot_configure_mig(node: Containerd, base: Path) -> None:
-    with serving(node, base):
-        container = run(node, "mig-config,mig-monitor", user=1000)
-        config, monitor = (
-            node.cri.execute(container, "/bin/sh", "-c", f"exec 3</dev/nvidia-caps/nvidia-cap{minor}")
-            for minor in (1, 2)
-        )
-        assert "Permission denied" in config.stderr
-        assert "No such device" in monitor.stderr
+def test_all_at_once(node: Containerd) -> None:
+    container = node.cri.run_asking(claim(",".join(NODES)))
+    found = nodes_of(node, container)
+    assert set(found) == set(GPU_NODES).union(*NODES.values())
+    assert set(open_paths(node.cri, container, found).values()) == {Opened.NO_DRIVER}
+    assert said(node, container, "/bin/cat", "/etc/cufile.json") == '{"logging": {}}'
+    assert node.cri.execute(container, "/bin/sh", "-c", ": > /etc/cufile.json").code != 0
+    assert not node.cri.status(container).oci.get("hooks")
 
 
-def test_the_profile_names_the_gpus_granted(node: Containerd, base: Path) -> None:
+def test_whoever_is_not_root_cannot_configure_mig(node: Containerd) -> None:
+    container = node.cri.run_asking(claim("mig-config,mig-monitor"), user=1000)
+    config, monitor = (
+        node.cri.execute(container, "/bin/sh", "-c", f"exec 3</dev/nvidia-caps/nvidia-cap{minor}") for minor in (1, 2)
+    )
+    assert "Permission denied" in config.stderr
+    assert "No such device" in monitor.stderr
+
+
+@pytest.mark.parametrize(("gpus", "mask"), [("1", 2), ("0,3", 9)])
+def test_the_profile_names_the_gpus_granted(node: Containerd, gpus: str, mask: int) -> None:
     place = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-    with serving(node, base):
-        for gpus, mask in (("1", 2), ("0,3", 9), ("0,1,2,3", 15)):
-            claim = f"device={gpus}; mode=shared; capabilities=graphics,utility; extras=profile"
-            pod = node.cri.asking(claim)
-            container = node.cri.run(pod, ContainerSpec(user=1000))
-            document = json.loads(said(node, container, "/bin/cat", place))
-            assert document["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", mask]
-            assert node.cri.execute(container, "/bin/sh", "-c", f"echo x > {place}").code != 0
+    asked = f"device={gpus}; mode=shared; capabilities=graphics,utility; extras=profile"
+    container = node.cri.run_asking(asked, user=1000)
+    document = json.loads(said(node, container, "/bin/cat", place))
+    assert document["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", mask]
+    assert node.cri.execute(container, "/bin/sh", "-c", f"echo x > {place}").code != 0
 
 
 def _greet(listening: socket.socket) -> None:
@@ -206,19 +189,20 @@ def test_a_socket_answers_and_cannot_be_changed(node: Containerd, base: Path) ->
     probe = compile_stub(STUBS / "connect.c", base / "connect", "", "-static")
     image = ImageSpec("localhost/nri-gpu/connect:1", extra={"/bin/connect": File(probe.read_bytes(), 0o755)})
     node.import_image(image)
-    place = "/run/nvidia-persistenced/socket"
-    with socket.socket(socket.AF_UNIX) as listening, serving(node, base):
-        listening.bind(str(base / "persistenced"))
+    place, ours = "/run/nvidia-persistenced/socket", base / "persistenced"
+    ours.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(ours))
         listening.listen()
         answering = threading.Thread(target=_greet, args=(listening,), daemon=True)
         answering.start()
-        mode = (base / "persistenced").stat().st_mode
-        container = run(node, "persistenced", image=image.name)
+        mode = ours.stat().st_mode
+        container = node.cri.run_asking(claim("persistenced"), image=image.name)
         assert said(node, container, "/bin/connect", place) == "hello from the host"
         for change in (f"chmod 0 {place}", f"chown 1 {place}", f"rm -f {place}", f"mv {place} /tmp/other"):
             assert node.cri.execute(container, "/bin/sh", "-c", change).code != 0, change
         assert said(node, container, "/bin/ls", "/run/nvidia-persistenced").split() == ["socket"]
-        assert (base / "persistenced").stat().st_mode == mode
+        assert ours.stat().st_mode == mode
         listening.shutdown(socket.SHUT_RDWR)
         answering.join(10)
 
@@ -234,49 +218,15 @@ def _may_raise_limits() -> bool:
     return True
 
 
-def test_rdma_may_pin_memory(node: Containerd, base: Path) -> None:
-    with serving(node, base):
-        container = create(node, "rdma")
-        limits = [each for each in node.cri.status(container).oci["process"]["rlimits"] if "MEMLOCK" in each["type"]]
-        assert limits == [{"type": "RLIMIT_MEMLOCK", "hard": UNLIMITED, "soft": UNLIMITED}]
-        if not _may_raise_limits():
-            # The kernel refuses it to the runtime of such a machine, and says so: a container never runs with less.
-            with pytest.raises(CriError, match="rlimit"):
-                node.cri.start(container)
-            return
-        node.cri.start(container)
-        assert "/dev/infiniband/uverbs0" in nodes_of(node, container)
-        (line,) = (
-            each for each in said(node, container, "/bin/cat", "/proc/1/limits").splitlines() if "locked" in each
-        )
-        assert line.split()[3:5] == ["unlimited", "unlimited"]
-        assert said(node, container, "/bin/sh", "-c", "ulimit -l").strip() == "unlimited"
-
-
-REFUSED = {
-    "not on this node": ("gdrcopy,fabricmanager", "", r"\[node-not-ready\]: extra fabricmanager cannot be given"),
-    "beyond the channels": ("imex:8", "", r"\[node-not-ready\]: .*channel 8 is not one of its 8"),
-    "a profile of nothing": ("profile", "", r"\[bad-request\]: extra profile .* ask for capabilities=graphics"),
-    "unknown": ("gdrcpy", "", r"\[bad-request\]: .*did you mean \"gdrcopy\""),
-}
-
-
-def test_what_cannot_be_given_whole_is_refused(node: Containerd, base: Path) -> None:
-    with serving(node, base) as daemon:
-        for extras, more, sentence in REFUSED.values():
-            with pytest.raises(CriError, match=sentence):
-                create(node, extras, more)
-        volume = {"/etc/cufile.json": str(base / "node.toml")}
-        with pytest.raises(CriError, match=r"\[bad-request\]: extra gds is mounted at /etc/cufile.json, and the"):
-            create(node, "gds", mounts=volume)
-        assert node.cri.containers() == []
-        assert daemon.held() == {}
-
-
-def test_by_default_nothing_that_reaches_beyond_the_gpus(node: Containerd, base: Path) -> None:
-    with serving(node, base, "") as daemon:
-        for extras in NODES.keys() - {"drm"} | {"rdma", "persistenced"}:
-            with pytest.raises(CriError, match=r"\[not-allowed\]: extras .* may not be asked for: extras.allowed in"):
-                create(node, f"drm,{extras}")
-        run(node, "drm,profile", "; capabilities=graphics")
-        daemon.wait_grants(1)
+def test_rdma_may_pin_memory(node: Containerd) -> None:
+    container = node.cri.create(node.cri.asking(claim("rdma")))
+    limits = [each for each in node.cri.status(container).oci["process"]["rlimits"] if "MEMLOCK" in each["type"]]
+    assert limits == [{"type": "RLIMIT_MEMLOCK", "hard": UNLIMITED, "soft": UNLIMITED}]
+    if not _may_raise_limits():
+        # The kernel refuses it to the runtime of such a machine, and says so: a container never runs with less.
+        with pytest.raises(CriError, match="rlimit"):
+            node.cri.start(container)
+        return
+    node.cri.start(container)
+    assert "/dev/infiniband/uverbs0" in nodes_of(node, container)
+    assert said(node, container, "/bin/sh", "-c", "ulimit -l").strip() == "unlimited"

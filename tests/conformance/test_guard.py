@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_gpu.kubelet.answer import token_key, write_token
 from nri_gpu.plugin.guard_status import read_guard_status
@@ -147,9 +146,8 @@ def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: 
 @on_newest
 def test_what_policy_ignores_starts(site: Site, launch: Launch, tmp_path: Path) -> None:
     """The guard reads the policy that the daemon took up, not one of its own."""
-    policy = tmp_path / "policy.toml"
-    policy.write_text('[namespaces]\nallow = ["ml"]\notherwise = "ignore"\n')
-    with NriGpu(replace(launch, policy=policy)) as daemon, NriGuard(launch) as guard:
+    ruled = launch.with_policy('[namespaces]\nallow = ["ml"]\notherwise = "ignore"\n')
+    with NriGpu(ruled) as daemon, NriGuard(launch) as guard:
         daemon.wait_ready()
         guard.wait_ready()
         site.run("ignored", ASKS, "web")

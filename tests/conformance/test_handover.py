@@ -1,53 +1,27 @@
-"""Exclusive GPUs from one pod to the next, while the driver (a fake library) still shows processes.
-
-No module of NVIDIA's is loaded on this machine, so the daemon reads its majors from a file in place of /proc/devices.
-"""
+"""Exclusive GPUs from one pod to the next, while the driver (a fake library) still shows processes."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
-from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.kernel import NriGpuOnNvidia
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml, configure
+from tests.support.nvml.build import DRIVER
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
 PATIENCE_S: Final = 10.0  # long before the next regular look, which is a minute away, and the end of the grace
-MAJORS: Final = "Character devices:\n195 nvidia\n195 nvidiactl\n1510 nvidia-uvm\n\nBlock devices:\n"
-# The first argument is the file, the rest are the command's.
-PROGRAM: Final = """
-import sys
-from nri_gpu.cli.main import main
-from pathlib import Path
-from nri_gpu.inventory.kernel import HostFolders
-from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.daemon import node as daemon
-folders = HostFolders(proc=Path(sys.argv.pop(1)).parent)
-daemon.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, folders=folders)
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-class NvmlNriGpu(NriGpu):
-    """The daemon with these majors."""
-
-    def program(self) -> list[str]:
-        majors = self.launch.base / "devices"
-        majors.write_text(MAJORS)
-        return [sys.executable, "-c", PROGRAM, str(majors), "run", *self.launch.arguments()]
 
 
 class Machine(Struct, frozen=True):
@@ -62,18 +36,17 @@ class Machine(Struct, frozen=True):
 
     def unavailable(self, gpu: int = 0) -> str:
         """Why that GPU cannot be had, as `nri-gpu status` has it."""
-        said: dict[str, Any] = json.loads(self.status("-o", "json"))
-        return str(said["gpus"][gpu]["unavailable"])
+        return str(self.daemon.status()["gpus"][gpu]["unavailable"])
 
-    def status(self, *options: str) -> str:
-        command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(self.daemon.launch.state), *options]
-        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+    def status(self) -> str:
+        return self.daemon.verb("status").stdout
 
 
 @pytest.fixture
 def machine(node: Containerd, tmp_path: Path) -> Iterator[Machine]:
-    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(), FakeGpu()])
-    with NvmlNriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)) as daemon:
+    root = build_fake_nvml(make_driver_root(tmp_path / "driver", DRIVER), [FakeGpu(), FakeGpu()])
+    launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
+    with NriGpuOnNvidia(launch, DRIVER) as daemon:
         daemon.wait_staged()
         daemon.wait_logged("inventory changed gpus=2")
         yield Machine(daemon, root)

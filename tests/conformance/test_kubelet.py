@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,13 +14,11 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.cli.client import ask
-from nri_gpu.domain.names import CONTROL_SOCKET
+from tests.conformance.conftest import launch_on
 from tests.support import probe
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
@@ -33,19 +30,10 @@ pytestmark = pytest.mark.containerd
 GPU: Final = "nvidia.com/gpu"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
-        yield Path(made)
-
-
 def launched(node: Containerd, base: Path, folder: Path) -> Launch:
     """With a device plugin, four simulated GPUs and a made-up driver."""
-    policy = base / "policy.toml"
-    cdi = node.layout.cdi
-    policy.write_text(f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{cdi}"\n')
-    return Launch(base / "d", node.nri_socket, driver_root=make_driver_root(base / "driver"), policy=policy)
+    policy = f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{node.layout.cdi}"\n'
+    return launch_on(node, base).with_policy(policy)
 
 
 @pytest.fixture
@@ -84,7 +72,7 @@ async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) ->
         await kubelet.wait_healthy(GPU, 4)
         annotations = await kubelet.admit("train", "main", {GPU: 2})
         chosen = sorted(kubelet.in_use(GPU))
-        (standing,) = ask(serving.launch.state / CONTROL_SOCKET, "status", dict)["kubelet"]["resources"]
+        (standing,) = serving.status()["kubelet"]["resources"]
         assert (standing["resource"], standing["registered"], standing["fault"]) == (GPU, True, "")
         uid = str(uuid4())
         claim = "all;capabilities=compute,utility"
@@ -104,7 +92,7 @@ async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) ->
             await aside(run, node, "thief", {}, f"device={chosen[0]}")
 
         # A restart of the daemon and of the kubelet, and one of the container from the checkpoint.
-        await aside(_restart, serving)
+        await aside(serving.restart)
         await kubelet.wait_healthy(GPU, 2)
         await kubelet.restart()
         await kubelet.wait_healthy(GPU, 2)
@@ -131,12 +119,6 @@ async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) ->
         assert kubelet.healthy(GPU) == chosen
 
 
-def _restart(serving: NriGpu) -> None:
-    serving.terminate()
-    serving.start()
-    serving.wait_ready()
-
-
 @in_a_loop
 async def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
     """Neither daemon nor guard between Allocate and creation; and the same pod once the daemon is back."""
@@ -146,7 +128,7 @@ async def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, servi
         annotations = await kubelet.admit("train", "main", {GPU: 1})
         cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
         assert cdi == (("gpu.nri.io/daemon=required",) if modern else ())
-        said = ask(serving.launch.state / CONTROL_SOCKET, "status", dict)["kubelet"]["guard_alone"]
+        said = serving.status()["kubelet"]["guard_alone"]
         assert said == ("" if modern else "the runtime speaks NRI 0.6 or older, where a reply cannot remove a mount")
         await aside(serving.kill)
         if modern:

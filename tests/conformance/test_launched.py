@@ -5,8 +5,8 @@ The wrapper of these tests is what an operator would write to give options, plus
 exit code, written down because nobody else could see it.
 """
 
-import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,21 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
-from nri_gpu.plugin.transport import ConnectionLimits
-from nri_gpu.policy.service import REQUEST_BYTES
 from tests.support import packages
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest, on_oldest
-from tests.support.nri_messages import NRI_0_6, Flavour, asking, container
-from tests.support.plugin import Bench
-from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.scripted_runtime import ScriptedRuntime
-from tests.support.waiting import in_a_loop, wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
@@ -98,24 +89,19 @@ class Plugin:
         if policy:
             (self.node.plugin_config_path / config_name).write_text(policy)
 
-    def install_with_options(self, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
+    def boot(self, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
         """As an operator does it who simulates a node; --socket means nothing here, and harms nobody."""
-        self.install(
-            sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments(), policy=policy, config_name=config_name
-        )
+        command = (sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments())
+        self.install(*command, policy=policy, config_name=config_name)
+        self.node.boot()
+        self.journal.wait("driver files staged")
 
     @property
     def pid(self) -> int:
         return int((self.launch.state / "lock").read_text())
 
-    def create(self, name: str, value: str = "") -> ContainerId:
-        annotations = {"gpu.nri.io": value} if value else {}
-        return self.node.cri.create(self.node.cri.run_pod(PodSpec(name=name, annotations=annotations)), ContainerSpec())
-
-    def run(self, name: str, value: str = "") -> ContainerId:
-        created = self.create(name, value)
-        self.node.cri.start(created)
-        return created
+    def refused(self, claim: str) -> str:
+        return self.node.cri.refused(claim, "late").details
 
     def wait_ended(self, pid: int) -> int:
         """The exit code, once the process is gone: no zombie either."""
@@ -141,11 +127,9 @@ def plugin(runtime: packages.Runtime, tmp_path: Path) -> Iterator[Plugin]:
 @on_newest
 @pytest.mark.parametrize("config_name", ["10-nri-gpu.conf", "nri-gpu.conf"])
 def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config_name: str) -> None:
-    plugin.install_with_options(VOID_POLICY, config_name)
-    plugin.node.boot()
-    plugin.journal.wait("driver files staged")
-    granted = plugin.run("one", "device=2")
-    plugin.run("two", "device=2")  # shared, as only the drop-in says
+    plugin.boot(VOID_POLICY, config_name)
+    granted = plugin.node.cri.run_asking("device=2", "one")
+    plugin.node.cri.run_asking("device=2", "two")  # shared, as only the drop-in says
 
     env = plugin.node.cri.status(granted).env
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", UUIDS[2])
@@ -154,14 +138,12 @@ def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config
     entry = plugin.journal.wait("gpu granted", 2)
     assert (entry["SYSLOG_IDENTIFIER"], entry["PRIORITY"]) == ("nri-gpu", "6")
     assert f"gpu_uuid={UUIDS[2]}" in entry["MESSAGE"]
-    with pytest.raises(CriError, match=r"\[no-such-gpu\]"):
-        plugin.create("three", "device=9")
+    assert "[no-such-gpu]" in plugin.refused("device=9")
 
 
 @on_newest
 def test_what_it_is_started_with(plugin: Plugin) -> None:
-    plugin.install_with_options()
-    plugin.node.boot()
+    plugin.boot()
     plugin.journal.wait("ledger rebuilt")
     shell = parent(plugin.pid)
     given = {pair.split("=")[0] for pair in Path(f"/proc/{shell}/environ").read_text().rstrip("\0").split("\0")}
@@ -172,10 +154,8 @@ def test_what_it_is_started_with(plugin: Plugin) -> None:
 @on_newest
 @pytest.mark.parametrize("kill", [False, True], ids=["terminated", "killed"])
 def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugin, kill: bool) -> None:
-    plugin.install_with_options()
-    plugin.node.boot()
-    plugin.journal.wait("driver files staged")
-    survivor, first = plugin.run("survivor", "device=1"), plugin.pid
+    plugin.boot()
+    survivor, first = plugin.node.cri.run_asking("device=1", "survivor"), plugin.pid
 
     (plugin.node.kill if kill else plugin.node.terminate)()
     assert plugin.wait_ended(first) == 0
@@ -186,33 +166,26 @@ def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugi
     assert "grants=1" in plugin.journal.wait("ledger rebuilt", 2)["MESSAGE"]
     assert plugin.pid != first
     assert plugin.node.cri.status(survivor).state == "RUNNING"
-    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/survivor"):
-        plugin.create("late", "device=1")
+    assert re.search(r"\[gpu-busy\].*default/survivor", plugin.refused("device=1"))
 
 
 @on_newest
 def test_a_broken_drop_in_refuses_who_asks_even_after_a_reload(plugin: Plugin) -> None:
-    plugin.install_with_options('schema = 1\n[defaults]\nmode = "sharde"\n')
-    plugin.node.boot()
-    plugin.journal.wait("driver files staged")
-    plugin.run("bystander")
-    with pytest.raises(CriError, match=r"\[bad-policy\].*NRI configuration.*:3: defaults.mode: cannot be .sharde."):
-        plugin.create("asking", "1")
+    plugin.boot('schema = 1\n[defaults]\nmode = "sharde"\n')
+    plugin.node.cri.run(plugin.node.cri.run_pod())
+    assert re.search(r"\[bad-policy\].*NRI configuration.*:3: defaults.mode: cannot be .sharde.", plugin.refused("1"))
     os.kill(plugin.pid, signal.SIGHUP)
     plugin.journal.wait("policy not reloaded")
-    with pytest.raises(CriError, match=r"\[bad-policy\]"):
-        plugin.create("again", "1")
+    assert "[bad-policy]" in plugin.refused("1")
 
 
 @on_newest
 def test_a_reload_keeps_the_drop_in(plugin: Plugin) -> None:
     """SIGHUP must not put the defaults, or the file of the service, in its place."""
-    plugin.install_with_options(VOID_POLICY)
-    plugin.node.boot()
-    plugin.journal.wait("driver files staged")
+    plugin.boot(VOID_POLICY)
     os.kill(plugin.pid, signal.SIGHUP)
     plugin.journal.wait("policy reloaded")
-    assert plugin.node.cri.status(plugin.run("one", "device=0")).env["NRI_GPU_UUIDS"] == UUIDS[0]
+    assert plugin.node.cri.status(plugin.node.cri.run_asking("device=0", "one")).env["NRI_GPU_UUIDS"] == UUIDS[0]
 
 
 @on_newest
@@ -222,56 +195,27 @@ def test_the_bare_command_is_enough(plugin: Plugin) -> None:
     plugin.install(private, str(Path(sys.executable).with_name("nri-gpu")))
     plugin.node.boot()
     plugin.journal.wait("ledger rebuilt")
-    plugin.run("bystander")
-    with pytest.raises(CriError, match=r"nri-gpu \[(node-not-ready|no-such-gpu)\]"):
-        plugin.create("asking", "device=999")
+    plugin.node.cri.run(plugin.node.cri.run_pod())
+    assert re.search(r"nri-gpu \[(node-not-ready|no-such-gpu)\]", plugin.refused("device=999"))
 
 
 @on_oldest
 def test_1_7_never_synchronizes_so_it_warns_and_grants_all_the_same(plugin: Plugin) -> None:
-    plugin.install_with_options(VOID_POLICY)
-    plugin.node.boot()
+    plugin.boot(VOID_POLICY)
     warning = plugin.journal.wait("launched by a runtime that will not synchronize")
     assert warning["PRIORITY"] == "4"
     assert "run it as a service" in warning["MESSAGE"]
-    plugin.journal.wait("driver files staged")
 
-    granted = plugin.run("one", "device=3; mode=exclusive")
+    granted = plugin.node.cri.run_asking("device=3; mode=exclusive", "one")
     assert plugin.node.cri.status(granted).env["NRI_GPU_UUIDS"] == UUIDS[3]
-    with pytest.raises(CriError, match=r"\[gpu-busy\]"):
-        plugin.create("two", "device=3")
+    assert "[gpu-busy]" in plugin.refused("device=3")
     plugin.node.cri.stop(granted)
-    plugin.run("three", "device=3")
+    plugin.node.cri.run_asking("device=3", "three")
     assert plugin.journal.find("ledger rebuilt") == []
 
     pid = plugin.pid
     plugin.node.terminate()
     assert plugin.wait_ended(pid) == 0
-
-
-@pytest.mark.parametrize("flavour", [NRI_0_6], ids=["nri 0.6"])
-@in_a_loop
-async def test_without_synchronize_it_stays_for_good(flavour: Flavour) -> None:
-    """Nobody would start it again before the runtime itself starts again."""
-    bench, (theirs, ours) = Bench(), socket.socketpair()
-    watchers = SessionFollowers(lambda _: None, lambda: None, lambda _: None)
-    supervisor = Supervisor(
-        bench.plugin,
-        lambda: Identity("nri-gpu", "10"),
-        watchers,
-        Sizes(lambda: REQUEST_BYTES, bench.later),
-        ConnectionLimits(synchronize_s=0.0),
-    )
-    serving = asyncio.create_task(supervisor.run_inherited(ours.detach()))
-    runtime = ScriptedRuntime(theirs)
-    await runtime.register(flavour)
-    for name in ("one", "two"):
-        pod = asking("1", name)
-        reply = await runtime.create(pod, container(pod))
-        assert not hasattr(reply, "code"), reply
-    runtime.close()
-    async with asyncio.timeout(DEADLINE_S):
-        await serving
 
 
 def parent(pid: int) -> int:

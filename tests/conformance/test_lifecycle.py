@@ -2,16 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError, PodId
+from tests.support.cri import CriError, PodId
 from tests.support.daemon import UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
@@ -21,29 +18,15 @@ pytestmark = pytest.mark.containerd
 MANY = 25
 
 
-@pytest.fixture
-def own(fresh_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
-    """Serving a containerd that the test may kill."""
-    launch = Launch(tmp_path / "d", fresh_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
-        yield daemon
-
-
-def start(node: Containerd, name: str, value: str, *command: str) -> ContainerId:
-    pod = node.cri.asking(value, name)
-    return node.cri.run(pod, ContainerSpec(command=command or ("/bin/sleep", "600")))
-
-
 def test_one_that_exits_by_itself_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
-    start(node, "short", "device=0", "/bin/true")
+    node.cri.run_asking("device=0", "short", command=("/bin/true",))
     daemon.wait_held({})
-    start(node, "next", "device=0")
+    node.cri.run_asking("device=0", "next")
     daemon.wait_held({"next/main": [UUIDS[0]]})
 
 
 def test_one_that_is_killed_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
-    container = start(node, "victim", "device=0")
+    container = node.cri.run_asking("device=0", "victim")
     daemon.wait_held({"victim/main": [UUIDS[0]]})
     os.kill(node.cri.status(container).pid, signal.SIGKILL)
     daemon.wait_held({})
@@ -55,24 +38,21 @@ def test_one_that_fails_to_start_frees_its_gpus_when_it_is_made_again(node: Cont
     broken = node.cri.create(pod, ContainerSpec(command=("/no/such/program",)))
     with pytest.raises(CriError):
         node.cri.start(broken)
-    node.cri.run(pod, ContainerSpec(attempt=1, command=("/bin/sleep", "600")))
+    node.cri.run(pod, ContainerSpec(attempt=1))
     daemon.wait_held({"p/main": [UUIDS[0]]})
     assert len(daemon.ledger()["grants"]) == 1
 
 
 @on_newest
 def test_one_that_was_never_started_frees_its_gpus_after_the_grace(node: Containerd, launch: Launch) -> None:
-    policy = launch.base.parent / "policy.toml"
-    policy.write_text("schema = 1\n[ledger]\ncreated_grace_s = 5\n")
-    changed = Launch(launch.base, launch.socket, driver_root=launch.driver_root, policy=policy)
-    with NriGpu(changed) as daemon:
+    with NriGpu(launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 5\n")) as daemon:
         daemon.wait_staged()
         pod = node.cri.asking("device=0", "idle")
-        idle = node.cri.create(pod, ContainerSpec(command=("/bin/sleep", "600")))
+        idle = node.cri.create(pod)
 
         def taken() -> bool:
             try:
-                start(node, "next", "device=0")
+                node.cri.run_asking("device=0", "next")
             except CriError:
                 return False
             return True
@@ -85,8 +65,8 @@ def test_one_that_was_never_started_frees_its_gpus_after_the_grace(node: Contain
 
 
 def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriGpu) -> None:
-    removed = start(node, "one", "device=0")
-    start(node, "two", "device=1")
+    removed = node.cri.run_asking("device=0", "one")
+    node.cri.run_asking("device=1", "two")
     node.cri.remove(removed)
     daemon.wait_held({"two/main": [UUIDS[1]]})
     node.cri.remove_pod(PodId(next(pod.id for pod in node.cri.pods() if pod.metadata.name == "two")))
@@ -94,10 +74,10 @@ def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriG
 
 
 def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd, daemon: NriGpu) -> None:
-    start(node, "a", "device=0,1; mode=shared")
-    start(node, "b", "device=2")
+    node.cri.run_asking("device=0,1; mode=shared", "a")
+    node.cri.run_asking("device=2", "b")
     pod = node.cri.asking("device=3", "c")
-    created = node.cri.create(pod, ContainerSpec(command=("/bin/sleep", "600")))
+    created = node.cri.create(pod)
     held = {"a/main": UUIDS[:2], "b/main": [UUIDS[2]], "c/main": [UUIDS[3]]}
     daemon.wait_held(held)
     before = daemon.ledger()
@@ -111,14 +91,14 @@ def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd,
     assert _by_id(daemon) == {grant["container_id"]: grant for grant in before["grants"]}
     daemon.wait_logged("driver files staged")
     with pytest.raises(CriError, match=r"\[gpu-busy\]"):
-        start(node, "d", "device=2")
+        node.cri.run_asking("device=2", "d")
     node.cri.start(created)
-    start(node, "e", "device=0; mode=shared")
+    node.cri.run_asking("device=0; mode=shared", "e")
 
 
 def test_what_ended_while_the_plugin_was_away_is_free(node: Containerd, daemon: NriGpu) -> None:
-    gone = start(node, "gone", "device=0")
-    stays = start(node, "stays", "device=1")
+    gone = node.cri.run_asking("device=0", "gone")
+    stays = node.cri.run_asking("device=1", "stays")
     daemon.kill()
     node.cri.stop(gone)
     daemon.start()
@@ -132,7 +112,7 @@ def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, 
     daemon.kill()
     pod = node.cri.asking("1", "p")
     ungranted = node.cri.create(pod, ContainerSpec())
-    bystander = node.cri.create(node.cri.run_pod(PodSpec(name="q")), ContainerSpec(command=("/bin/sleep", "60")))
+    bystander = node.cri.create(node.cri.run_pod(PodSpec(name="q")))
     daemon.start()
     daemon.wait_ready()
     with pytest.raises(CriError, match=r"\[not-granted\].*create it again"):
@@ -141,25 +121,25 @@ def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, 
     daemon.wait_logged("created without nri-gpu")
 
 
-def test_containerd_killed_and_restarted(fresh_node: Containerd, own: NriGpu) -> None:
-    survivor = start(fresh_node, "survivor", "device=0,1")
-    victim = start(fresh_node, "victim", "device=2")
+def test_containerd_killed_and_restarted(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
+    survivor = fresh_node.cri.run_asking("device=0,1", "survivor")
+    victim = fresh_node.cri.run_asking("device=2", "victim")
     pid = fresh_node.cri.status(victim).pid
-    own.wait_held({"survivor/main": UUIDS[:2], "victim/main": [UUIDS[2]]})
+    fresh_daemon.wait_held({"survivor/main": UUIDS[:2], "victim/main": [UUIDS[2]]})
 
     fresh_node.kill()
-    own.wait_logged("reconnecting")
+    fresh_daemon.wait_logged("reconnecting")
     os.kill(pid, signal.SIGKILL)
     fresh_node.restart()
 
-    wait_for("a second session", lambda: own.log().count("ledger rebuilt") == 2, 20, own.log)
-    own.wait_held({"survivor/main": UUIDS[:2]})
+    wait_for("a second session", lambda: fresh_daemon.log().count("ledger rebuilt") == 2, 20, fresh_daemon.log)
+    fresh_daemon.wait_held({"survivor/main": UUIDS[:2]})
     assert fresh_node.cri.status(survivor).state == "RUNNING"
-    start(fresh_node, "next", "device=2")
+    fresh_node.cri.run_asking("device=2", "next")
     with pytest.raises(CriError, match=r"\[gpu-busy\]"):
-        start(fresh_node, "late", "device=0")
+        fresh_node.cri.run_asking("device=0", "late")
     fresh_node.cri.stop(survivor)
-    own.wait_held({"next/main": [UUIDS[2]]})
+    fresh_daemon.wait_held({"next/main": [UUIDS[2]]})
 
 
 @on_newest
@@ -169,7 +149,7 @@ def test_many_containers_eight_at_a_time(node: Containerd, daemon: NriGpu) -> No
     def one(number: int) -> str:
         value = "count=1; mode=shared; model=*A100*" if number % 5 else "1"
         try:
-            start(node, f"p{number}", value)
+            node.cri.run_asking(value, f"p{number}")
         except CriError as error:
             assert "[gpu-busy]" in error.details
             return "refused"

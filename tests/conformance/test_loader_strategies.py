@@ -1,8 +1,6 @@
 """Every strategy in every kind of container, with a real loader: docs/loader.md has the table, and it is true."""
 
 import platform
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +12,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.domain.node import Loader
+from tests.support.cdi import specification
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Executed, Pod
-from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root, write_32
 from tests.support.image import File, ImageSpec
 from tests.support.loader_images import OTHERS, specs
@@ -110,32 +109,18 @@ def loader(request: pytest.FixtureRequest) -> Loader:
     return chosen
 
 
-def write_policy(path: Path, loader: Loader) -> Path:
-    path.write_text(f'[driver]\nloader = "{loader}"\n')
-    return path
-
-
 @pytest.fixture
 def launch(node: Containerd, tmp_path: Path, driver: Path, loader: Loader) -> Launch:
-    policy = write_policy(tmp_path / "policy.toml", loader)
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=driver, policy=policy)
+    plain = Launch(tmp_path / "d", node.nri_socket, driver_root=driver)
+    return plain.with_policy(f'[driver]\nloader = "{loader}"\n')
 
 
 @pytest.fixture
 def cdi(node: Containerd, launch: Launch) -> Iterator[None]:
     """The same strategy's specification, for as long as a test takes."""
-    file = node.layout.cdi / "nri-gpu.json"
-    options = {
-        "--gpus": FOUR_GPUS,
-        "--driver-root": launch.driver_root,
-        "--policy": launch.policy,
-        "--stage-dir": launch.base / "cdi",
-        "--output": file,
-    }
-    words = [str(word) for pair in options.items() for word in pair]
-    subprocess.run([sys.executable, "-m", "nri_gpu", "cdi", "generate", *words], check=True, timeout=60)
-    yield
-    file.unlink()
+    assert launch.driver_root
+    with specification(node.layout.cdi, launch.driver_root, launch.base / "cdi", policy=launch.policy):
+        yield
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -257,8 +242,7 @@ def test_images_without_glibc_start_unharmed(trial: Trial, images: Mapping[str, 
 @pytest.mark.parametrize("loader", [Loader.FOLDERS], indirect=True)
 def test_a_reload_changes_the_next_container(trial: Trial, daemon: NriGpu, launch: Launch) -> None:
     before = trial.node.cri.status(trial.container(Case("debian")))
-    assert launch.policy
-    write_policy(launch.policy, Loader.TREE)
+    launch.with_policy('[driver]\nloader = "tree"\n')
     daemon.hang_up()
     daemon.wait_logged("policy reloaded")
     after = trial.node.cri.status(trial.container(Case("debian")))

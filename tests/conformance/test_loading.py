@@ -11,10 +11,8 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
-from tests.support.glibc import glibc_files
-from tests.support.image import File, ImageSpec
+from tests.support.image import Entry, File, ImageSpec
 from tests.support.loading import LIBRARIES
-from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec
 
 pytestmark = pytest.mark.containerd
@@ -32,10 +30,9 @@ only_x86_64 = pytest.mark.skipif(not HWCAPS_PLACES, reason="glibc has hwcaps lev
 
 
 class Compiled(Struct, frozen=True):
-    """What the compiler made, once for all tests: a driver, a program that loads it, a library of the image's own."""
+    """What the compiler made, once for all tests: a driver, and a library of the image's own."""
 
     driver: Path
-    probe: Path
     library: Path
 
 
@@ -45,7 +42,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     options = ("-shared", "-fPIC", "-Wl,-soname,libapp.so.1", '-DSTUB_NAME="libapp"')
     return Compiled(
         make_driver_root(folder / "driver", V, compiled=True),
-        compile_stub(STUBS / "probe.c", folder / "probe", V),
         compile_stub(STUBS / "library.c", folder / "libapp.so.1", V, *options),
     )
 
@@ -78,11 +74,10 @@ class Granted(Struct, frozen=True):
 
 
 @pytest.fixture(scope="module")
-def images(module_node: Containerd, compiled: Compiled) -> dict[str, str]:
+def images(module_node: Containerd, compiled: Compiled, probe: dict[str, Entry]) -> dict[str, str]:
     """Images with glibc and the probe: one that sets nothing, one with a library path and a library of its own."""
-    files = glibc_files({"/bin/probe": compiled.probe})
-    own = files | {f"{OWN}/libapp.so.1": File(compiled.library.read_bytes(), 0o755)}
-    plain = ImageSpec("localhost/nri-gpu/glibc:1", extra=files)
+    own = probe | {f"{OWN}/libapp.so.1": File(compiled.library.read_bytes(), 0o755)}
+    plain = ImageSpec("localhost/nri-gpu/glibc:1", extra=probe)
     setting = ImageSpec("localhost/nri-gpu/glibc-own-path:1", {"LD_LIBRARY_PATH": OWN}, extra=own)
     for image in (plain, setting):
         module_node.import_image(image)
@@ -90,8 +85,7 @@ def images(module_node: Containerd, compiled: Compiled) -> dict[str, str]:
 
 
 def grant(node: Containerd, spec: ContainerSpec) -> Granted:
-    pod = node.cri.asking("device=1")
-    return Granted(node, node.cri.run(pod, spec))
+    return Granted(node, node.cri.run(node.cri.asking("device=1"), spec))
 
 
 @pytest.mark.usefixtures("shared_daemon")
@@ -131,20 +125,6 @@ class TestLoading:
         container = grant(node, ContainerSpec(image=images["own path"], env={"LD_LIBRARY_PATH": "/pod/lib"}))
         assert container.library_path == "/pod/lib"
         container.finds(HWCAPS_PLACES[0])
-        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
-
-    @on_newest
-    def test_on_a_read_only_root(self, node: Containerd, images: dict[str, str]) -> None:
-        container = grant(node, ContainerSpec(image=images["plain"], readonly_rootfs=True))
-        container.finds(LIBRARIES)
-        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
-        assert node.cri.execute(container.id, "/bin/touch", "/new").code != 0
-
-    @on_newest
-    def test_for_a_user_who_is_not_root(self, node: Containerd, images: dict[str, str]) -> None:
-        container = grant(node, ContainerSpec(image=images["plain"], user=1000))
-        assert container.run("/bin/id", "-u") == ["1000"]
-        container.finds(LIBRARIES)
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
 
     def test_volumes_of_the_pod_in_the_usual_places_stay(

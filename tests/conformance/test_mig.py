@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.support import cdi
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
@@ -87,41 +85,12 @@ def test_whole_gpus_bring_no_capabilities_and_those_in_mig_mode_stay(cgroup_node
     serving.wait_grants(1)
 
 
-def test_a_restart_keeps_who_holds_what(cgroup_node: Containerd, serving: NriGpu) -> None:
-    cgroup_node.cri.run_asking("device=1:2", "one")
-    serving.terminate()
-    serving.start()
-    serving.wait_ready()
-    serving.wait_held({"one/main": [FIRST]})
-    serving.wait_logged("driver files staged")
-    with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2"):
-        cgroup_node.cri.run_asking("device=1:2", "two")
-
-
-def test_a_node_without_the_capabilities_major_says_so(cgroup_node: Containerd, tmp_path: Path) -> None:
-    topology = tmp_path / "node.toml"
-    topology.write_text(TOPOLOGY.read_text().replace("nvidia_caps = 1511\n", ""))
-    root = make_driver_root(tmp_path / "driver")
-    with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=topology, driver_root=root)) as daemon:
-        daemon.wait_staged()
-        with pytest.raises(CriError, match=r"\[node-not-ready\]: nvidia-caps has no major"):
-            cgroup_node.cri.run_asking("mig=1g.10gb", "one")
-        cgroup_node.cri.run_asking("device=0", "whole")
-
-
 def test_cdi_gives_the_same_nodes(cgroup_node: Containerd, serving: NriGpu, tmp_path: Path) -> None:
     by_nri = cgroup_node.cri.run_asking("device=1:2,1:3; mode=shared", "by-nri")
-    file = cgroup_node.layout.cdi / "nri-gpu.json"
-    places = ["--gpus", TOPOLOGY, "--driver-root", tmp_path / "driver", "--stage-dir", tmp_path / "stage"]
-    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places), "--output", str(file)]
-    subprocess.run(command, check=True, timeout=60)
-    try:
-        assert "1:2" in {device["name"] for device in json.loads(file.read_text())["devices"]}
+    with cdi.specification(cgroup_node.layout.cdi, tmp_path / "driver", tmp_path / "stage", topology=TOPOLOGY):
         names = ("nvidia.com/gpu=1:2", f"nvidia.com/gpu={SECOND}")
         pod = cgroup_node.cri.run_pod(PodSpec(name="by-cdi"))
         by_cdi = cgroup_node.cri.run(pod, ContainerSpec(cdi_devices=names))
-    finally:
-        file.unlink()
     assert numbers(cgroup_node, by_cdi) == numbers(cgroup_node, by_nri)
     check_sees(cgroup_node, by_cdi, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
     with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2 .* default/by-cdi \(not through nri-gpu\)"):

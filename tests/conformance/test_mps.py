@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,15 +20,14 @@ from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import NAME
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
 UUID = UUIDS[0]
 POLICY = "[mps]\nenabled = true\nlinger_s = {linger_s}\nmost_threads_percent = 60\n"
-SLEEP = ("/bin/sleep", "600")
-MPS: Final = {"gpu.nri.io": "device=0;mode=mps"}
+MPS: Final = "device=0;mode=mps"
 # What a container refused at its start is told: its kubelet makes it anew.
 ANEW: Final = re.compile(f"MPS daemon of {UUID} (is not up yet|that this container was created for has ended)")
 
@@ -57,10 +54,10 @@ def node(mps_node: Containerd) -> Iterator[Containerd]:
 @pytest.fixture
 def bare(node: Containerd, run_folder: Path, tmp_path: Path) -> Iterator[Launch]:
     """A node with MPS's programs, and without the file system for what its clients write."""
-    policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY.format(linger_s=60))
     root = mps.install(make_driver_root(tmp_path / "driver"), tmp_path / "modes")
-    made = Launch(run_folder / tmp_path.name, node.nri_socket, driver_root=root, policy=policy)
+    launch = Launch(run_folder / tmp_path.name / "d", node.nri_socket, driver_root=root)
+    launch.base.parent.mkdir()
+    made = launch.with_policy(POLICY.format(linger_s=60))
     yield made
     mps.end_all(made.state)  # whatever ran them has ended
 
@@ -71,16 +68,14 @@ def launch(bare: Launch) -> Iterator[Launch]:
         yield bare
 
 
-def run(
-    node: Containerd, name: str, value: str = MPS["gpu.nri.io"], user: int | None = None, using: str = NAME
-) -> ContainerId:
+def run(node: Containerd, name: str, value: str = MPS, user: int | None = None, using: str = NAME) -> ContainerId:
     """As a kubelet does: a container whose start is refused is made anew."""
     pod = node.cri.asking(value, name)
     attempts = iter(range(100))
     running: list[ContainerId] = []
 
     def started() -> bool:
-        container = node.cri.create(pod, ContainerSpec(image=using, command=SLEEP, attempt=next(attempts), user=user))
+        container = node.cri.create(pod, ContainerSpec(image=using, attempt=next(attempts), user=user))
         try:
             node.cri.start(container)
         except CriError as error:
@@ -107,11 +102,6 @@ def folder_of(daemon: NriGpu) -> Path:
 
 def folders(daemon: NriGpu) -> set[str]:
     return {path.name for path in (daemon.launch.state / "mps" / "clients").iterdir()}
-
-
-def status(daemon: NriGpu) -> str:
-    command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(daemon.launch.state)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def does(node: Containerd, container: ContainerId, script: str) -> str:
@@ -150,24 +140,19 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
 
     # Shares are counted, and no other mode comes in.
     for value, code in (("device=0;mode=mps;sharing=memory:1Gi", "over-limit"), ("device=0;mode=shared", "gpu-busy")):
-        pod = node.cri.asking(value, code)
-        with pytest.raises(CriError, match=rf"nri-gpu \[{code}\]"):
-            node.cri.create(pod, ContainerSpec(command=SLEEP))
+        assert f"nri-gpu [{code}]" in node.cri.refused(value, code).details
 
 
 def test_the_daemon_outlives_ours_and_ends_with_its_last_user(node: Containerd, daemon: NriGpu, tmp_path: Path) -> None:
     one, two = run(node, "one"), run(node, "two", "device=0;mode=mps;sharing=memory:20Gi")
     pid = pid_of(daemon)
-    daemon.kill()
-    assert pid_of(daemon) == pid
-    daemon.launch.policy.write_text(POLICY.format(linger_s=0))  # type: ignore[union-attr] # the fixture gave it one
-    daemon.start()
-    daemon.wait_ready()
+    daemon.launch.with_policy(POLICY.format(linger_s=0))
+    daemon.restart(kill=True)
     daemon.wait_logged("MPS daemon taken over")
     assert pid_of(daemon) == pid
     run(node, "three", "device=0;mode=mps;sharing=memory:20Gi")
-    with pytest.raises(CriError, match="Mi are shares of other containers already"):  # two's came back, too
-        node.cri.create(node.cri.asking("device=0;mode=mps;sharing=memory:1Gi", "four"))
+    four = node.cri.refused("device=0;mode=mps;sharing=memory:1Gi", "four")
+    assert "Mi are shares of other containers already" in four.details  # two's came back, too
     end(node, one)
     end(node, two)
     assert pid_of(daemon) == pid
@@ -179,10 +164,8 @@ def test_the_daemon_outlives_ours_and_ends_with_its_last_user(node: Containerd, 
 
 def test_another_user_is_refused(node: Containerd, daemon: NriGpu) -> None:
     run(node, "one", user=1000)
-    pod = node.cri.asking("device=0;mode=mps", "two")
-    container = node.cri.create(pod, ContainerSpec(command=SLEEP, user=1001))
-    with pytest.raises(CriError, match=r"serves user id 1000 now, and this container runs as 1001"):
-        node.cri.start(container)
+    other = node.cri.refused(MPS, "two", user=1001)
+    assert "serves user id 1000 now, and this container runs as 1001" in other.details
     run(node, "three", user=1000)
 
 
@@ -191,43 +174,38 @@ def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu
     first, own = pid_of(daemon), folder_of(daemon)
     (program,) = (daemon.launch.base / "drivers").glob("*/compute+utility/lib64/bin/nvidia-cuda-mps-control")
     program.rename(program.with_name("away"))  # so that no other can be started meanwhile
-    waiting = node.cri.create(node.cri.run_pod(PodSpec(name="waiting", annotations=MPS)), ContainerSpec(command=SLEEP))
+    waiting = node.cri.create(node.cri.asking(MPS, "waiting"))
     os.kill(first, signal.SIGKILL)
-    pod = node.cri.run_pod(PodSpec(name="two", annotations=MPS))
-    container = node.cri.create(pod, ContainerSpec(command=SLEEP))
-    with pytest.raises(CriError, match="is not up yet"):
-        node.cri.start(container)
+    assert "is not up yet" in node.cri.refused(MPS, "two").details
     daemon.wait_logged("MPS daemon ended by itself")
     program.with_name("away").rename(program)
     run(node, "three")
     assert pid_of(daemon) not in (0, first)
     assert node.cri.status(one).state == "RUNNING"
-    (line,) = [line for line in status(daemon).splitlines() if "restart it" in line]
+    (line,) = [line for line in daemon.verb("status").stdout.splitlines() if "restart it" in line]
     assert line.startswith("default/one, container main: its MPS daemon has ended")
     assert folders(daemon) == {own.name, folder_of(daemon).name}  # its program may have files open there
     with pytest.raises(CriError, match="that this container was created for has ended"):
         node.cri.start(waiting)
     # A daemon after ours reads it off the containers.
-    daemon.kill()
-    daemon.start()
-    daemon.wait_ready()
+    daemon.restart(kill=True)
     daemon.wait_logged("MPS daemon taken over")
-    assert line in status(daemon).splitlines()
+    assert line in daemon.verb("status").stdout.splitlines()
     end(node, one)
     node.cri.remove(waiting)
     wait_for("the old folder to go", lambda: folders(daemon) == {folder_of(daemon).name}, 10)
-    assert "restart it" not in status(daemon)
+    assert "restart it" not in daemon.verb("status").stdout
     # Its GPU goes to nobody else before the daemon has gone.
     node.cri.remove_all()
     pod = node.cri.asking("device=0", "other")
-    refused = node.cri.create(pod, ContainerSpec(command=SLEEP))
+    refused = node.cri.create(pod)
     try:
         node.cri.start(refused)
     except CriError as error:
         assert "is being ended" in error.details
     daemon.wait_logged("MPS daemon ended gpu_uuid")
     node.cri.remove(refused)
-    node.cri.run(pod, ContainerSpec(command=SLEEP, attempt=1))
+    node.cri.run(pod, ContainerSpec(attempt=1))
     assert pid_of(daemon) == 0
 
 
@@ -285,10 +263,9 @@ def test_the_next_tenant_meets_nothing_of_the_last_one(node: Containerd, daemon:
 def test_without_a_bound_nobody_is_let_in(node: Containerd, bare: Launch) -> None:
     with NriGpu(bare) as daemon:
         daemon.wait_staged()
-        pod = node.cri.run_pod(PodSpec(name="one", annotations=MPS))
-        with pytest.raises(CriError, match=r"no file system of its own is mounted at .*/mps/clients") as refused:
-            node.cri.create(pod, ContainerSpec(command=SLEEP))
-        assert r"start the systemd unit run-nri\x2dgpu-mps-clients.mount" in refused.value.details
+        refusal = node.cri.refused(MPS, "one").details
+        assert re.search(r"no file system of its own is mounted at .*/mps/clients", refusal)
+        assert r"start the systemd unit run-nri\x2dgpu-mps-clients.mount" in refusal
         with mps.client_files(bare.state):
             wait_for("the mount to be seen", lambda: created(node, "two"), 10)
             run(node, "three")
@@ -297,7 +274,7 @@ def test_without_a_bound_nobody_is_let_in(node: Containerd, bare: Launch) -> Non
 
 def created(node: Containerd, name: str) -> bool:
     try:
-        node.cri.create(node.cri.run_pod(PodSpec(name=name, annotations=MPS)), ContainerSpec(command=SLEEP))
+        node.cri.create(node.cri.asking(MPS, name))
     except CriError:
         return False
     return True

@@ -22,10 +22,9 @@ FIRST, LAST = str(CPUS[0]), str(CPUS[-1])
 @pytest.fixture(scope="module")
 def module_launch(module_launch: Launch) -> Launch:
     """GPUs 0 and 1 are near this machine's first CPU; those of 2 and 3 it has not."""
-    topology, policy = (module_launch.base.with_name(name) for name in ("near.toml", "policy.toml"))
+    topology = module_launch.base.with_name("near.toml")
     topology.write_text(re.sub(r'cpus = "0-31,64-95"', f'cpus = "{FIRST}"', FOUR_GPUS.read_text()))
-    policy.write_text('[placement]\nnuma = "both"\n')
-    return replace(module_launch, topology=topology, policy=policy)
+    return replace(module_launch, topology=topology).with_policy('[placement]\nnuma = "both"\n')
 
 
 def cpuset(node: Containerd, container: ContainerId) -> tuple[str, str]:

@@ -5,11 +5,9 @@ The plugin is played by what it leaves on a container, the variable that CRI bri
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ import pytest
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
@@ -37,14 +34,6 @@ RESERVED: Final = "kai-resource-reservation"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 DEADLINE_S: Final = 60.0
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
-GROUP: Final = {"runai-gpu-group": "g1"}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short enough for sockets; what the kubelet has below /var/lib."""
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
-        yield Path(made)
 
 
 @pytest.fixture
@@ -54,16 +43,13 @@ def told(folder: Path) -> Iterator[PodResourcesServer]:
 
 
 @pytest.fixture
-def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
-    policy = tmp_path / "policy.toml"
-    policy.write_text(
+def serving(node: Containerd, launch: Launch, folder: Path) -> Iterator[NriGpu]:
+    policy = (
         f'[kubelet]\nenabled = true\nresource = "{OURS}"\ndir = "{folder}/device-plugins"\n'
         f'podresources = "{folder}/pod-resources/kubelet.sock"\ncdi_dir = "{node.layout.cdi}"\n'
         f'inject_for = ["nvidia.com/*"]\nreservations = ["{RESERVED}"]\n'
     )
-    root = make_driver_root(tmp_path / "driver")
-    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=root, policy=policy)
-    with NriGpu(launch) as daemon:
+    with NriGpu(launch.with_policy(policy)) as daemon:
         daemon.wait_staged()
         yield daemon
 
@@ -103,9 +89,7 @@ def test_what_the_kubelet_gave(node: Containerd, told: PodResourcesServer, servi
         run(node, node.cri.asking(f"device={UUIDS[1]}", "thief"))
 
     # After a restart of the daemon too, and it is the pod's own for another attempt.
-    serving.terminate()
-    serving.start()
-    serving.wait_ready()
+    serving.restart()
     node.cri.stop(container)
     check_gpus(node, run(node, pod, attempt=100, env=theirs([UUIDS[1]])), [UUIDS[1]])
 
@@ -158,23 +142,6 @@ def test_whom_a_dra_driver_equips_is_left_to_it(
 
 
 @on_newest
-def test_other_gpus_than_the_kubelet_gave(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
-    told.give("greedy", {"main": {THEIRS: [UUIDS[1]]}})
-    pod = node.cri.run_pod(PodSpec(name="greedy"))
-    for value in (UUIDS[2], f"{UUIDS[1]},{UUIDS[2]}", "all"):
-        with pytest.raises(CriError, match=r"\[bad-request\]: NVIDIA_VISIBLE_DEVICES: it says"):
-            run(node, pod, env={VARIABLE: value})
-
-
-@on_newest
-def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> None:
-    pod = node.cri.run_pod(PodSpec(name="train"))
-    with pytest.raises(CriError, match=r"\[node-not-ready\].*the kubelet has not said yet"):
-        node.cri.run(pod, ContainerSpec(env=theirs([UUIDS[1]])))
-    check_gpus(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
-
-
-@on_newest
 @in_a_loop
 async def test_both_plugins_side_by_side(
     node: Containerd, told: PodResourcesServer, serving: NriGpu, folder: Path
@@ -197,28 +164,3 @@ async def test_both_plugins_side_by_side(
         local = await aside(node.cri.run_pod, PodSpec(name="local", annotations={"gpu.nri.io": "2"}))
         rest = sorted(set(UUIDS) - {UUIDS[0], chosen})
         check_gpus(node, await aside(run, node, local), rest)
-
-        # A token on a container that the kubelet gave nothing to.
-        told.give("copy", {"main": {}})
-        copy = await aside(node.cri.run_pod, PodSpec(name="copy"))
-        async with asyncio.timeout(DEADLINE_S):
-            while "Get default/copy" not in told.asked:  # noqa: ASYNC110 - it is asked in another loop
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.2)  # its answer is on the way
-        with pytest.raises(CriError, match="copied from another container"):
-            await aside(run, node, copy, annotations=annotations)
-
-
-@on_newest
-def test_fractions_of_a_reserved_gpu(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
-    told.give("gpu-reservation-x", {"resource-reservation": {THEIRS: [UUIDS[2]]}}, RESERVED)
-    holder = node.cri.run_pod(PodSpec(name="gpu-reservation-x", namespace=RESERVED, labels=GROUP))
-    check_gpus(node, run(node, holder, name="resource-reservation", env=theirs([UUIDS[2]])), [UUIDS[2]])
-    for name in ("half", "other-half"):
-        told.give(name, {"main": {}})
-        pod = node.cri.run_pod(PodSpec(name=name, labels=GROUP))
-        check_gpus(node, run(node, pod, env=theirs([UUIDS[2]])), [UUIDS[2]])
-    told.give("stranger", {"main": {}})
-    stranger = node.cri.run_pod(PodSpec(name="stranger", labels={"runai-gpu-group": "g2"}))
-    with pytest.raises(CriError, match=r"kubelet\.reservations holds"):
-        node.cri.run(stranger, ContainerSpec(env=theirs([UUIDS[2]])))

@@ -23,15 +23,8 @@ WANTS = {"a": (0, 1), "b": (0, 2, 3), "c": (3,)}
 
 @pytest.fixture(scope="module")
 def module_node(module_cgroup_node: Containerd) -> Containerd:
-    """What the daemon of this module serves."""
+    """Once on each cgroup generation."""
     return module_cgroup_node
-
-
-@pytest.fixture
-def serving(cgroup_node: Containerd, module_daemon: NriGpu) -> NriGpu:
-    assert cgroup_node.nri_socket == module_daemon.launch.socket
-    module_daemon.wait_held({})
-    return module_daemon
 
 
 def run(node: Containerd, name: str, annotations: dict[str, str]) -> ContainerId:
@@ -52,52 +45,52 @@ def nvidia_nodes(node: Containerd, container: ContainerId) -> dict[str, tuple[in
     }
 
 
-def test_three_containers_share_four_gpus(cgroup_node: Containerd, serving: NriGpu) -> None:
-    containers = {name: run(cgroup_node, name, ask(gpus)) for name, gpus in WANTS.items()}
+def test_three_containers_share_four_gpus(node: Containerd, shared_daemon: NriGpu) -> None:
+    containers = {name: run(node, name, ask(gpus)) for name, gpus in WANTS.items()}
 
     for name, gpus in WANTS.items():
         container = containers[name]
         expected = SHARED_NODES | {f"/dev/nvidia{n}": (195, n) for n in gpus}
-        assert nvidia_nodes(cgroup_node, container) == expected
-        _may_open(cgroup_node, container, set(expected.values()))
-        status = cgroup_node.cri.status(container)
+        assert nvidia_nodes(node, container) == expected
+        _may_open(node, container, set(expected.values()))
+        status = node.cri.status(container)
         assert status.env["NVIDIA_VISIBLE_DEVICES"] == ",".join(UUIDS[n] for n in gpus)
         assert not status.oci.get("hooks")
-        _has_driver(cgroup_node, container)
-    serving.wait_held({f"{name}/main": [UUIDS[n] for n in gpus] for name, gpus in WANTS.items()})
+        _has_driver(node, container)
+    shared_daemon.wait_held({f"{name}/main": [UUIDS[n] for n in gpus] for name, gpus in WANTS.items()})
 
 
 @on_newest
-def test_who_asked_for_nothing_gets_nothing(cgroup_node: Containerd, serving: NriGpu) -> None:
+def test_who_asked_for_nothing_gets_nothing(node: Containerd, shared_daemon: NriGpu) -> None:
     """Although its image says NVIDIA_VISIBLE_DEVICES=all, as every CUDA image does."""
-    container = run(cgroup_node, "bystander", {})
+    container = run(node, "bystander", {})
 
-    status = cgroup_node.cri.status(container)
+    status = node.cri.status(container)
     assert status.env["NVIDIA_VISIBLE_DEVICES"] == "all"  # untouched, and without effect
     assert status.device_paths == []
     assert not status.oci.get("hooks")
-    assert nvidia_nodes(cgroup_node, container) == {}
+    assert nvidia_nodes(node, container) == {}
     assert LIBRARIES not in {mount["destination"] for mount in status.oci["mounts"]}
-    assert open_number(cgroup_node.cri, container, 195, 2) is Opened.DENIED
-    assert serving.held() == {}
+    assert open_number(node.cri, container, 195, 2) is Opened.DENIED
+    assert shared_daemon.held() == {}
 
 
 @on_newest
-def test_none_is_a_request_for_nothing(cgroup_node: Containerd, serving: NriGpu) -> None:
-    container = run(cgroup_node, "sidecar", {"gpu.nri.io": "all", "gpu.nri.io/container.main": "none"})
-    assert nvidia_nodes(cgroup_node, container) == {}
-    assert open_number(cgroup_node.cri, container, *CTL) is Opened.DENIED
-    serving.wait_held({"sidecar/main": []})
+def test_none_is_a_request_for_nothing(node: Containerd, shared_daemon: NriGpu) -> None:
+    container = run(node, "sidecar", {"gpu.nri.io": "all", "gpu.nri.io/container.main": "none"})
+    assert nvidia_nodes(node, container) == {}
+    assert open_number(node.cri, container, *CTL) is Opened.DENIED
+    shared_daemon.wait_held({"sidecar/main": []})
 
 
 @on_newest
-def test_utility_alone_brings_no_uvm(cgroup_node: Containerd, serving: NriGpu) -> None:
-    container = run(cgroup_node, "smi", {"gpu.nri.io": "device=1; capabilities=utility"})
-    assert nvidia_nodes(cgroup_node, container) == {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": CTL}
-    libraries = cgroup_node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
+def test_utility_alone_brings_no_uvm(node: Containerd, shared_daemon: NriGpu) -> None:
+    container = run(node, "smi", {"gpu.nri.io": "device=1; capabilities=utility"})
+    assert nvidia_nodes(node, container) == {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": CTL}
+    libraries = node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
     assert "libnvidia-ml.so.1" in libraries
     assert "libcuda.so.1" not in libraries
-    serving.wait_held({"smi/main": [UUIDS[1]]})
+    shared_daemon.wait_held({"smi/main": [UUIDS[1]]})
 
 
 def _may_open(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:

@@ -21,10 +21,6 @@ pytestmark = on_newest
 POLICY = """
 schema = 1
 
-[limits]
-containers_per_gpu = 2
-gpus_per_namespace = 2
-
 [environment]
 may_ask = ["legacy"]
 
@@ -42,32 +38,12 @@ reason = "batch runs elsewhere"
 name = "no-best-effort"
 qos = "besteffort"
 allow = false
-
-[[rule]]
-name = "guests"
-namespace = "guest-*"
-pod = "visit-?"
-allow = true
-modes = ["shared"]
-default_mode = "shared"
-pool = "guests"
-
-[[pool]]
-name = "guests"
-device = ["3"]
 """
 
 
 @pytest.fixture(scope="module")
 def module_launch(module_launch: Launch) -> Launch:
-    policy = module_launch.base.with_name("policy.toml")
-    policy.write_text(POLICY)
-    return replace(module_launch, policy=policy)
-
-
-@pytest.fixture
-def ruled(shared_daemon: NriGpu) -> NriGpu:
-    return shared_daemon
+    return module_launch.with_policy(POLICY)
 
 
 def create(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | None = None) -> ContainerId:
@@ -81,55 +57,31 @@ def refused(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | No
     return caught.value
 
 
-def test_a_label_decides(node: Containerd, ruled: NriGpu) -> None:
+def test_a_label_decides(node: Containerd, shared_daemon: NriGpu) -> None:
     error = refused(node, "1", PodSpec(namespace="batch", labels={"example.com/urgent": "no"}))
     assert error.code == "PERMISSION_DENIED"
     assert "[not-allowed]" in error.details
     assert 'rule[0] "no-batch" in' in error.details
     assert "(batch runs elsewhere)" in error.details
     create(node, "device=0", PodSpec(name="urgent", namespace="batch", labels={"example.com/urgent": "yes"}))
-    ruled.wait_held({"urgent/main": [UUIDS[0]]})
+    shared_daemon.wait_held({"urgent/main": [UUIDS[0]]})
 
 
-def test_a_pool_is_for_its_rule_alone(node: Containerd, ruled: NriGpu) -> None:
-    error = refused(node, "device=3", PodSpec(name="a"))
-    assert "[no-such-gpu]" in error.details
-    assert 'not offered here: 1 in pool "guests", kept for others' in error.details
-    create(node, "1", PodSpec(name="visit-1", namespace="guest-x"))
-    create(node, "1", PodSpec(name="visit-2", namespace="guest-y"))
-    ruled.wait_held({"visit-1/main": [UUIDS[3]], "visit-2/main": [UUIDS[3]]})
-    third = refused(node, "device=3", PodSpec(name="visit-3", namespace="guest-z"))
-    assert "[over-limit]: GPU 3" in third.details
-    assert "limits.containers_per_gpu in" in third.details
-    assert "modes" in refused(node, "1;mode=exclusive", PodSpec(name="visit-4", namespace="guest-x")).details
-
-
-def test_a_namespace_gets_no_more_than_its_limit_until_it_gives_back(node: Containerd, ruled: NriGpu) -> None:
-    first = create(node, "2", PodSpec(name="a", namespace="ml"))
-    error = refused(node, "1", PodSpec(name="b", namespace="ml"))
-    assert "[over-limit]" in error.details
-    assert 'namespace "ml" may have at most 2 GPUs, of which 2 are held already; this' in error.details
-    create(node, "1", PodSpec(name="c", namespace="other"))
-    node.cri.stop(first)
-    ruled.wait_held({"c/main": [UUIDS[2]]})
-    create(node, "1", PodSpec(name="d", namespace="ml"))
-
-
-def test_the_environment_asks_where_it_may(node: Containerd, ruled: NriGpu) -> None:
+def test_the_environment_asks_where_it_may(node: Containerd, shared_daemon: NriGpu) -> None:
     legacy = ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": "1"})
     create(node, "", PodSpec(name="old", namespace="legacy"), legacy)
-    ruled.wait_held({"old/main": [UUIDS[1]]})
+    shared_daemon.wait_held({"old/main": [UUIDS[1]]})
     create(node, "", PodSpec(name="other", namespace="modern"), legacy)
     every = ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": "all"})
     error = refused(node, "", PodSpec(name="greedy", namespace="legacy"), every)
     assert "environment.may_ask_all" in error.details
-    ruled.wait_held({"old/main": [UUIDS[1]]})
+    shared_daemon.wait_held({"old/main": [UUIDS[1]]})
 
 
-def test_a_privileged_container_is_denied(node: Containerd, ruled: NriGpu) -> None:
+def test_a_privileged_container_is_denied(node: Containerd, shared_daemon: NriGpu) -> None:
     error = refused(node, "1", PodSpec(privileged=True), ContainerSpec(privileged=True))
     assert "privileged.action in the policy denies its request" in error.details
-    assert ruled.held() == {}
+    assert shared_daemon.held() == {}
 
 
 @pytest.fixture
@@ -145,13 +97,13 @@ def kubepods(node: Containerd) -> Iterator[str]:
 
 @pytest.mark.parametrize(("folder", "granted"), [("besteffort/pod1", False), ("burstable/pod1", True), ("pod1", True)])
 def test_the_service_class_is_read_off_what_the_runtime_shows(
-    node: Containerd, ruled: NriGpu, kubepods: str, folder: str, granted: bool
+    node: Containerd, shared_daemon: NriGpu, kubepods: str, folder: str, granted: bool
 ) -> None:
     with Cri(node.cri_socket, cgroup_parent=f"{kubepods}/{folder}") as kubelet:
         pod = kubelet.asking("device=0", "p")
         if granted:
             kubelet.run(pod)
-            ruled.wait_held({"p/main": [UUIDS[0]]})
+            shared_daemon.wait_held({"p/main": [UUIDS[0]]})
         else:
             with pytest.raises(CriError, match=r'rule\[1\] "no-best-effort" in'):
                 kubelet.run(pod)

@@ -82,10 +82,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def served(node: Containerd, folder: Path) -> Iterator[ServedNode]:
-    policy = folder / "policy.toml"
-    policy.write_text("schema = 1\n")
     driver = make_driver_root(folder / "driver")
-    launch = Launch(folder / "d", folder / "nri.sock", driver_root=driver, policy=policy)
+    launch = Launch(folder / "d", folder / "nri.sock", driver_root=driver).with_policy("schema = 1\n")
     launch.state.mkdir(parents=True)
     key = launch.state / "key"
     key.touch(mode=0o600)  # one that others may read is no key

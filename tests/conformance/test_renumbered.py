@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from nri_gpu.cli.client import ask
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError, PodId
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
@@ -41,18 +40,14 @@ def serving(node: Containerd, tmp_path: Path, topology: Path) -> Iterator[NriGpu
         yield daemon
 
 
-def status(daemon: NriGpu) -> Any:  # noqa: ANN401 - parsed JSON
-    return ask(daemon.launch.state / "control.sock", "status", dict)
-
-
 def change(daemon: NriGpu, topology: Path, *swapped: tuple[str, str]) -> None:
     """Edit the node, and wait until the daemon knows it."""
-    text, before = topology.read_text(), status(daemon)["node"]["inventory_number"]
+    text, before = topology.read_text(), daemon.status()["node"]["inventory_number"]
     for old, new in swapped:
         assert text.count(old) == 1
         text = text.replace(old, new)
     topology.write_text(text)
-    wait_for("the new node", lambda: status(daemon)["node"]["inventory_number"] > before, 20)
+    wait_for("the new node", lambda: daemon.status()["node"]["inventory_number"] > before, 20)
 
 
 @pytest.mark.parametrize("topology", [FOUR_GPUS], indirect=True)
@@ -63,18 +58,17 @@ def test_gpus_change_their_minors(node: Containerd, serving: NriGpu, topology: P
     held = r"\[gpu-busy\]: GPU 0 \(GPU-.*\) is held by default/old \(container main still opens its device number\)"
     with pytest.raises(CriError, match=held):
         node.cri.run_asking("device=0", "late")
-    first, second, *_ = status(serving)["gpus"]
+    first, second, *_ = serving.status()["gpus"]
     assert first["opened_by"] == [{"pod": "default/old", "container": "main"}]
     assert [each["pod"] for each in second["holders"]] == ["old"]
     node.cri.run_asking("device=2", "beside")  # 195:255 and nvidia-uvm are everybody's
     node.cri.run_asking("device=0; mode=shared", "sharing")
 
-    serving.terminate()
-    serving.start()
-    serving.wait_staged()
+    serving.restart()
+    serving.wait_logged("driver files staged")
     with pytest.raises(CriError, match=r"default/old \(container main still opens its device number\)|in shared mode"):
         node.cri.run_asking("device=0", "later")
-    assert status(serving)["gpus"][0]["opened_by"]
+    assert serving.status()["gpus"][0]["opened_by"]
     for name in ("old", "sharing"):
         node.cri.remove_pod(PodId(next(pod.id for pod in node.cri.pods() if pod.metadata.name == name)))
     node.cri.run_asking("device=0", "next")

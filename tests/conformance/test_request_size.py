@@ -9,11 +9,11 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError, Pod
-from tests.support.daemon import Launch, NriGpu
-from tests.support.driver_root import make_driver_root
+from tests.support.daemon import NriGpu
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
 
@@ -39,7 +39,7 @@ def fresh_node(runtime: packages.Runtime) -> Iterator[Containerd]:
 @pytest.fixture
 def served(fresh_node: Containerd, tmp_path: Path) -> Iterator[tuple[Containerd, NriGpu, NriGuard]]:
     """A containerd of the test's own, with daemon and guard."""
-    launch = Launch(tmp_path / "d", fresh_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
+    launch = launch_on(fresh_node, tmp_path)
     with NriGpu(replace(launch, log_level="INFO")) as daemon, NriGuard(launch) as guard:
         daemon.wait_staged()
         guard.wait_ready()
@@ -83,8 +83,7 @@ def comes_back(node: Containerd, daemon: NriGpu, guard: NriGuard) -> None:
         process.wait_ready(READY_S)
     daemon.wait_logged("driver files staged")
     assert peak_mib(guard) < GUARD_MAX_MIB
-    pod = node.cri.asking("device=0", "victim")
-    container = node.cri.run(pod)
+    container = node.cri.run_asking("device=0", "victim")
     assert "nvidia0" in node.cri.execute(container, "ls", "/dev").stdout
 
 

@@ -16,21 +16,18 @@ from msgspec import Struct
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.driver.trees import tree_name
-from tests.support import packages, sandbox
+from tests.support import sandbox
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError
-from tests.support.daemon import FOUR_GPUS, UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
-from tests.support.pods import PodSpec
 from tests.support.unit_file import Unit
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
 ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(sandbox.PROJECT)}
-ASKS: Final = {"gpu.nri.io": "device=0,1"}
+ASKS: Final = "device=0,1"
 V: Final = "580.95.05"
 # Code -> what it prints inside. Each would work outside, so none of the other tests is green by accident.
 FENCES: Final = {
@@ -85,11 +82,6 @@ class Process(Struct, frozen=True):
 
 
 @pytest.fixture
-def launch(node: Containerd, tmp_path: Path) -> Launch:
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=make_driver_root(tmp_path / "driver", V))
-
-
-@pytest.fixture
 def service(launch: Launch) -> Iterator[ServiceNriGpu]:
     with ServiceNriGpu(launch) as daemon:
         daemon.wait_staged()
@@ -108,8 +100,7 @@ def test_profiles_lie_where_the_runtime_and_everybody_can_read_them(node: Contai
         0o755,
         {0o444},
     )
-    asks = {"gpu.nri.io": "device=2; capabilities=graphics; extras=profile"}
-    container = node.cri.run(node.cri.run_pod(PodSpec(annotations=asks)))
+    container = node.cri.run_asking("device=2; capabilities=graphics; extras=profile")
     read = node.cri.execute(container, "/bin/cat", "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf")
     assert '"EGLVisibleDGPUDevices", 4]' in read.stdout
 
@@ -124,7 +115,7 @@ def test_it_holds_nothing_that_it_does_not_need(service: ServiceNriGpu) -> None:
 
 
 def test_it_grants_gpus_with_the_drivers_files(node: Containerd, service: ServiceNriGpu) -> None:
-    container = node.cri.run(node.cri.run_pod(PodSpec(annotations=ASKS)))
+    container = node.cri.run_asking(ASKS)
 
     status = node.cri.status(container)
     assert status.env["NVIDIA_VISIBLE_DEVICES"] == ",".join(UUIDS[:2])
@@ -149,14 +140,11 @@ def test_staged_files_are_copies_that_all_may_read(service: ServiceNriGpu, launc
 
 @pytest.mark.parametrize("kill", [False, True], ids=["restarted", "killed"])
 def test_a_restart_keeps_grants(node: Containerd, service: ServiceNriGpu, kill: bool) -> None:
-    node.cri.run(node.cri.run_pod(PodSpec(annotations=ASKS)))
+    node.cri.run_asking(ASKS)
     service.wait_held({"pod/main": UUIDS[:2]})
     key = (service.launch.state / "key").read_bytes()
 
-    if kill:
-        service.kill()
-    else:
-        assert service.terminate() == 0
+    service.kill() if kill else service.terminate()
     (service.launch.state / "ledger.json").unlink()  # so that what is read below was rebuilt
     service.start()
     service.wait_ready()
@@ -164,9 +152,7 @@ def test_a_restart_keeps_grants(node: Containerd, service: ServiceNriGpu, kill: 
     service.wait_held({"pod/main": UUIDS[:2]})
     assert (service.launch.state / "key").read_bytes() == key
     service.wait_logged("driver files staged")
-    other = node.cri.asking("device=0", "other")
-    with pytest.raises(CriError, match="exclusive"):
-        node.cri.create(other)
+    assert "exclusive" in node.cri.refused("device=0", "other").details
 
 
 def test_nvml_is_asked_from_inside(node: Containerd, tmp_path: Path) -> None:
@@ -194,19 +180,6 @@ def test_reload_and_stop_are_the_units_signals(service: ServiceNriGpu) -> None:
     os.kill(service.pid, signal.SIGHUP)
     service.wait_logged("policy reloaded")
     assert service.terminate() == 0
-
-
-def test_containerd_2_may_launch_it_instead(tmp_path: Path) -> None:
-    """As docs/install.md says: a script in the plugin folder, a policy of the same name in the configuration folder."""
-    node = Containerd(packages.fetch(packages.Version.V2_1))
-    node.plugin_config_path.joinpath("10-nri-gpu.conf").write_text("[defaults]\nmode = 'shared'\n")
-    options = f"--gpus {FOUR_GPUS} --state-dir {tmp_path / 'state'} --stage-dir {tmp_path / 'drivers'}"
-    plugin = node.plugin_path / "10-nri-gpu"
-    plugin.write_text(f"#!/bin/sh\nexec {sys.executable} -m nri_gpu run {options}\n")
-    plugin.chmod(0o755)
-    with node:
-        containers = [node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations=ASKS))) for name in ("a", "b")]
-        assert [node.cri.status(each).env["NVIDIA_VISIBLE_DEVICES"] for each in containers] == [",".join(UUIDS[:2])] * 2
 
 
 def _inside(code: str) -> str:

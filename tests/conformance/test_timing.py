@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -44,8 +44,7 @@ def node(hasty: Containerd) -> Iterator[Containerd]:
 
 @pytest.fixture
 def serving(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
-    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
-    with NriGpu(launch) as daemon:
+    with NriGpu(launch_on(node, tmp_path)) as daemon:
         daemon.wait_staged()
         yield daemon
         os.kill(daemon.pid, signal.SIGCONT)
@@ -114,9 +113,8 @@ def test_a_grant_that_nobody_heard_of_holds_nothing(
 @pytest.fixture
 def behind(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     """A plugin that the runtime asks after ours: while it is stopped, a create hangs whose answer from us was read."""
-    policy = tmp_path / "behind.toml"
-    policy.write_text('[namespaces]\nallow = ["nobody"]\notherwise = "ignore"\n')
-    with NriGpu(Launch(tmp_path / "behind", node.nri_socket, policy=policy, index="90")) as daemon:
+    launch = Launch(tmp_path / "behind", node.nri_socket, index="90")
+    with NriGpu(launch.with_policy('[namespaces]\nallow = ["nobody"]\notherwise = "ignore"\n')) as daemon:
         daemon.wait_ready()
         yield daemon
         os.kill(daemon.pid, signal.SIGCONT)

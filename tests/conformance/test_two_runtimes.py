@@ -16,7 +16,7 @@ from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import PodSpec
 
 pytestmark = on_newest
 
@@ -34,10 +34,9 @@ def launch(node: Containerd, tmp_path: Path) -> Launch:
     for version in VERSIONS:
         make_driver_root(tmp_path / version, version)
     install(tmp_path, VERSIONS[0])
-    policy = tmp_path / "policy.toml"
-    policy.write_text("[inventory]\nrefresh_s = 1\n")  # and so the driver is looked at each second
-    stage_dir = tmp_path / "drivers"
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=tmp_path / "driver", policy=policy, stage_dir=stage_dir)
+    driver, stage_dir = tmp_path / "driver", tmp_path / "drivers"
+    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=driver, stage_dir=stage_dir)
+    return launch.with_policy("[inventory]\nrefresh_s = 1\n")  # and so the driver is looked at each second
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def other_node(runtime: packages.Runtime) -> Iterator[Containerd]:
 
 def started(node: Containerd) -> ContainerId:
     pod = node.cri.run_pod(PodSpec(name=secrets.token_hex(4), annotations={"gpu.nri.io": "1; mode=shared"}))
-    return node.cri.run(pod, ContainerSpec(command=("/bin/sleep", "600")))
+    return node.cri.run(pod)
 
 
 def files(node: Containerd, container: ContainerId) -> list[str]:

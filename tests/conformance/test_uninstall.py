@@ -11,8 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,12 +34,10 @@ BEFORE: Final = (
 
 
 @pytest.fixture
-def root() -> Iterator[Path]:
-    """Short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
-        for name in BEFORE:
-            (Path(made) / name).mkdir(parents=True)
-        yield Path(made)
+def root(folder: Path) -> Path:
+    for name in BEFORE:
+        (folder / name).mkdir(parents=True)
+    return folder
 
 
 def commands(page: str, section: str) -> list[str]:

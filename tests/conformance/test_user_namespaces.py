@@ -12,9 +12,8 @@ from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch
-from tests.support.driver_root import STUBS, compile_stub, make_driver_root
-from tests.support.glibc import glibc_files
-from tests.support.image import ImageSpec
+from tests.support.driver_root import make_driver_root
+from tests.support.image import Entry, ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.pods import IDS, ContainerSpec, PodSpec
 from tests.support.probe import Opened, device_nodes, open_paths
@@ -97,8 +96,8 @@ def run(node: Containerd, request: str, image: str) -> ContainerId:
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_gpu_in_a_user_namespace(node: Containerd, tmp_path: Path) -> None:
-    image = ImageSpec(extra=glibc_files({"/bin/probe": compile_stub(STUBS / "probe.c", tmp_path / "probe", V)}))
+def test_a_gpu_in_a_user_namespace(node: Containerd, probe: dict[str, Entry]) -> None:
+    image = ImageSpec(extra=probe)
     node.import_image(image)
 
     # Nothing is asked for, so nothing is in the way.

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +63,8 @@ class Runtime:
 
 
 @pytest.fixture
-def launch() -> Iterator[Launch]:
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
-        folder = Path(made)
-        yield Launch(folder / "d", socket=folder / "nri.sock", driver_root=folder / "driver")
+def launch(folder: Path) -> Launch:
+    return Launch(folder / "d", socket=folder / "nri.sock", driver_root=folder / "driver")
 
 
 @asynccontextmanager

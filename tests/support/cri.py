@@ -142,6 +142,14 @@ class Cri:
         """A container of such a pod, running. fields: of its ContainerSpec."""
         return self.run(self.asking(claim, name), ContainerSpec(**fields))
 
+    def refused(self, claim: str, name: str = "pod", **fields: Any) -> CriError:  # noqa: ANN401
+        """Why there is no such container. Raises: AssertionError: there is."""
+        try:
+            container = self.run_asking(claim, name, **fields)
+        except CriError as error:
+            return error
+        raise AssertionError(f"{claim!r} was not refused: {container}")
+
     def stop(self, container: ContainerId, timeout_s: int = 0) -> None:
         """Stop a container; after `timeout_s` seconds, by SIGKILL."""
         request = StopContainerRequest(container_id=container, timeout=timeout_s)

@@ -66,6 +66,12 @@ class Launch(Struct, frozen=True):
         }
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
+    def with_policy(self, text: str) -> Launch:
+        """The same with a policy file of that text, beside its base."""
+        policy = self.base.with_name("policy.toml")
+        policy.write_text(text)
+        return replace(self, policy=policy)
+
 
 class NriGpu:
     """A running daemon. Started by `start` (or `with`), as often as one likes on the same state folder."""
@@ -173,6 +179,15 @@ class NriGpu:
         command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options]
         return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
+    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A verb that asks this daemon, or reads its state folder."""
+        command = [sys.executable, "-m", "nri_gpu", *words, "--state-dir", str(self.launch.state)]
+        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/")
+
+    def status(self) -> Any:  # noqa: ANN401 - parsed JSON
+        """What `nri-gpu status -o json` says."""
+        return json.loads(self.verb("status", "-o", "json").stdout)
+
     def wait_grants(self, count: int, timeout_s: float = READY_S) -> None:
         """Until so many containers hold something."""
         wait_for(f"{count} grants", lambda: len(self.held()) == count, timeout_s, lambda: f"it is {self.held()}")
@@ -194,6 +209,15 @@ class NriGpu:
     def wait(self) -> int:
         """Until it ends by itself. Returns the exit code."""
         return self._reap()
+
+    def restart(self, *, kill: bool = False) -> None:
+        """End it, by SIGKILL if asked, start it on the same folders, and wait until it serves."""
+        if kill:
+            self.kill()
+        else:
+            assert self.terminate() == 0
+        self.start()
+        self.wait_ready()
 
     def next(self) -> NriGpu:
         """The daemon after this one, not started: it stands by, and takes over when this one is told to stop."""

@@ -91,11 +91,18 @@ def _spec(name: str, files: Files, env: Mapping[str, str] | None = None) -> Imag
 
 def _debian(programs: Programs) -> Files:
     """With a 32-bit C library beside it, and a probe that runs as its owner."""
-    libc = packages.libc_32()
     probe = programs.native()
     return {
         **glibc_files({"/bin/probe": probe}),
         "/bin/probe-setuid": _file(probe, 0o4755),
+        **files_32(programs),
+    }
+
+
+def files_32(programs: Programs) -> Files:
+    """A 32-bit probe with its C library."""
+    libc = packages.libc_32()
+    return {
         "/bin/probe32": _file(programs.compatible()),
         LOADER_32: _file(libc / "ld-linux.so.2"),
         "/lib32/libc.so.6": _file(libc / "libc.so.6"),
