@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -216,50 +215,30 @@ def daemon_state(folder: Path, read: Callable[[], Policy] = Policy.default) -> D
     return DaemonState(folder, (folder / "policy.last", folder / "policy.toml"), read)
 
 
-def test_the_key_that_the_daemon_made_and_no_copy_of_it(tmp_path: Path) -> None:
-    state = daemon_state(tmp_path)
+def test_the_key_that_the_daemon_made_and_no_copy_of_it(tmp_path: Path, log: Log) -> None:
+    state, file = daemon_state(tmp_path), tmp_path / "key"
     assert state.key() is None
     made = StateFolder(tmp_path).key()
     assert state.key() == made
-    (tmp_path / "key").write_bytes(KEY)
+    for other in (KEY[1:], KEY + b"x"):
+        file.write_bytes(other)
+        assert state.key() is None
+    file.write_bytes(KEY)
     assert state.key() == KEY
-    (tmp_path / "key").unlink()
+    assert log.lines == []
+    file.chmod(0o644)
+    assert state.key() is None
+    assert [line.fields["path"] for line in log.warnings()] == [str(file)]
+    file.unlink()
     assert state.key() is None
 
 
-def write(file: Path, content: bytes = KEY, mode: int = 0o600) -> None:
-    file.write_bytes(content)
-    file.chmod(mode)
-
-
-def linked(file: Path) -> None:
-    write(file.with_name("other"))
-    file.symlink_to("other")
-
-
-NO_KEY: Final[dict[str, Callable[[Path], object]]] = {
-    "readable by others": lambda file: write(file, mode=0o644),
-    "a link": linked,
-    "a pipe": lambda file: os.mkfifo(file, 0o600),
-    "short": lambda file: write(file, KEY[1:]),
-    "long": lambda file: write(file, KEY + b"x"),
-    "a folder": Path.mkdir,
-}
-
-
-@pytest.mark.parametrize("make", NO_KEY.values(), ids=NO_KEY)
-def test_what_is_no_key_of_the_daemons(tmp_path: Path, log: Log, make: Callable[[Path], object]) -> None:
-    make(tmp_path / "key")
-    assert daemon_state(tmp_path).key() is None
-    assert all(line.fields["path"] == str(tmp_path / "key") for line in log.warnings())
-
-
 def test_the_policy_is_read_again_when_it_changed(tmp_path: Path) -> None:
-    reads = []
+    reads: list[Policy] = []
 
     def read() -> Policy:
-        reads.append(1)
-        return Policy.default()
+        reads.append(Policy.default())
+        return reads[-1]
 
     state = daemon_state(tmp_path, read)
     for expected, change in ((1, None), (2, "policy.toml"), (3, "policy.last"), (4, "policy.last")):

@@ -34,33 +34,32 @@ def said(tmp_path: Path, seen: GuardStatus | None) -> tuple[str, ...]:
     return guard_advice(Policy(), served=True, run_dir=tmp_path / "guard")
 
 
-def test_all_is_well(tmp_path: Path) -> None:
+def test_all_is_well_and_where_nri_gpu_never_served_none_is_needed(tmp_path: Path) -> None:
+    assert guard_advice(Policy(), served=False, run_dir=tmp_path / "guard") == ()
     assert said(tmp_path, MINE) == ()
     assert (tmp_path / "guard" / STATUS_FILE).stat().st_mode & 0o777 == 0o644
 
 
-def test_no_guard_at_all(tmp_path: Path) -> None:
-    (only,) = said(tmp_path, None)
-    assert "systemctl enable --now nri-gpu-guard" in only
+SAID = {
+    "none": (None, "systemctl enable --now nri-gpu-guard"),
+    "its pid is somebody else's by now": (replace(MINE, started="1"), "no guard runs"),
+    "not connected": (replace(MINE, connected=False), f"the guard (pid {os.getpid()}) is not connected"),
+    "found something": (replace(MINE, ungranted=3), "3 containers ran without the GPUs they asked for"),
+}
+
+
+@pytest.mark.parametrize(("seen", "sentence"), SAID.values(), ids=SAID)
+def test_what_an_operator_is_told(tmp_path: Path, seen: GuardStatus | None, sentence: str) -> None:
+    (only,) = said(tmp_path, seen)
+    assert sentence in only
 
 
 def test_a_guard_that_ended_is_none(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     seen = replace(MINE, pid=ended.pid, started=process_started(ended.pid))
-    assert seen.started
     assert said(tmp_path, seen) == ()
     ended.communicate(b"\n")
     assert "no guard runs" in said(tmp_path, None)[0]
-    assert "no guard runs" in said(tmp_path, replace(MINE, started="1"))[0]  # its pid is somebody else's by now
-
-
-def test_one_that_is_not_connected_and_one_that_found_something(tmp_path: Path) -> None:
-    assert f"the guard (pid {os.getpid()}) is not connected" in said(tmp_path, replace(MINE, connected=False))[0]
-    assert "3 containers ran without the GPUs they asked for" in said(tmp_path, replace(MINE, ungranted=3))[0]
-
-
-def test_a_node_that_nri_gpu_never_served_needs_none(tmp_path: Path) -> None:
-    assert guard_advice(Policy(), served=False, run_dir=tmp_path / "guard") == ()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "x"}', '{"schema": "x", "pid": "y", "started": "z"}'])

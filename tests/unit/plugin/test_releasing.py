@@ -98,16 +98,6 @@ def test_the_next_pod_waits_for_a_look_that_finds_nobody(kind: Event) -> None:
     assert bench.withheld == ""
 
 
-def test_it_waits_no_longer_than_the_grace() -> None:
-    bench = HandoverBench()
-    bench.run_and_end()
-    bench.look(3)
-    bench.clock.now += GRACE_S - 1
-    assert "3 processes" in bench.withheld
-    bench.clock.now += 2
-    assert bench.withheld == ""
-
-
 def test_the_pods_own_containers_do_not_wait() -> None:
     bench = HandoverBench()
     bench.run_and_end()
@@ -135,14 +125,6 @@ def test_who_is_waited_for(known: int | None, simulated: bool, settings: Handove
     bench.run_and_end()
     assert ("just released" in bench.withheld) is waits
     assert bench.left == waits
-
-
-def test_a_driver_that_stops_telling_is_waited_for() -> None:
-    bench = HandoverBench()
-    bench.run_and_end()
-    bench.look(2)
-    bench.look(None)
-    assert "not known yet" in bench.withheld
 
 
 def test_a_reload_may_end_the_waiting() -> None:

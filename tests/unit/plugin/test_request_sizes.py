@@ -60,20 +60,14 @@ async def test_a_container_over_the_limit_is_refused_asked_or_not(folder: Path, 
 
 
 @each_version
-async def test_a_pod_over_the_limit_is_refused(folder: Path, flavour: Flavour) -> None:
-    large = nri.pod("large", annotations={"filler": "x" * REQUEST_BYTES})
+async def test_pods_over_the_limit_and_starts_of_what_was_never_measured(folder: Path, flavour: Flavour) -> None:
+    pod = nri.pod("large", annotations={"filler": "x" * REQUEST_BYTES})
+    container = filled(REQUEST_BYTES + ADJUSTMENT_BYTES)
     async with ServedPlugin(folder) as served:
         runtime = await served.connected(flavour)
-        assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).code is StatusCode.FAILED_PRECONDITION
+        for event, of, made in ((Event.RUN_POD_SANDBOX, pod, None), (Event.START_CONTAINER, PLAIN, container)):
+            assert (await runtime.event(event, of, made)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.RUN_POD_SANDBOX, PLAIN)).ok
-
-
-@each_version
-async def test_created_unmeasured_it_does_not_start(folder: Path, flavour: Flavour) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected(flavour)
-        large = filled(REQUEST_BYTES + ADJUSTMENT_BYTES)
-        assert (await runtime.event(Event.START_CONTAINER, PLAIN, large)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.START_CONTAINER, PLAIN, filled(REQUEST_BYTES))).ok
 
 
@@ -105,14 +99,6 @@ async def test_what_the_runtime_could_not_list_any_more_is_refused(folder: Path,
         assert log.one("the list of containers is too large for the runtime").level == "ERROR"
 
 
-async def test_an_old_runtime_takes_16_mib(folder: Path) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected(NRI_0_6)
-        made, sentence = await fill(runtime, 400_000, 60)
-        assert made == (16 << 20) // 402_100
-        assert "NRI before 0.7" in sentence
-
-
 async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> None:
     there = [filled(390_000, name=f"c{number}") for number in range(10)]
     async with ServedPlugin(folder, request_bytes=300_000) as served:
@@ -129,18 +115,20 @@ async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> Non
 
 
 async def test_a_pod_without_containers_counts_until_it_is_removed(folder: Path) -> None:
-    large = nri.pod("annotated", annotations={"filler": "x" * 250_000})
+    """An old runtime takes 16 MiB."""
+    pods = [nri.pod("annotated", id=f"sandbox-{n}", annotations={"filler": "x" * 250_000}) for n in range(65)]
+    other = filled(REQUEST_BYTES - 2_000, name="other")
     async with ServedPlugin(folder) as served:
         runtime = await served.connected(NRI_0_6)
-        for number in range(65):
-            large.id = f"sandbox-{number}"
-            assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).ok
-        assert isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000)), pb.CreateContainerResponse)
-        assert "[list-too-large]" in await refused(runtime, PLAIN, filled(REQUEST_BYTES - 2_000, name="other"))
-        for number in range(4):
-            large.id = f"sandbox-{number}"
-            assert (await runtime.event(Event.REMOVE_POD_SANDBOX, large)).ok
-        assert not isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000, name="other")), Status)
+        for pod in pods:
+            assert (await runtime.event(Event.RUN_POD_SANDBOX, pod)).ok
+        assert not isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000)), Status)
+        sentence = await refused(runtime, PLAIN, other)
+        assert "[list-too-large]" in sentence
+        assert "NRI before 0.7" in sentence
+        for pod in pods[:4]:
+            assert (await runtime.event(Event.REMOVE_POD_SANDBOX, pod)).ok
+        assert not isinstance(await runtime.create(PLAIN, other), Status)
 
 
 async def test_connections_that_end_inside_synchronize_are_waited_out(folder: Path, log: Log) -> None:
