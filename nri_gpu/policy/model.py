@@ -1,7 +1,5 @@
 """The policy: every setting of its file with its default, declared once for parser, documentation and schema."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final, Self
 

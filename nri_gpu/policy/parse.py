@@ -22,7 +22,7 @@ from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
-from nri_gpu.policy.schema import LISTS, SECTIONS, SETTINGS, faults, file_type, known_words
+from nri_gpu.policy.schema import LISTS, SECTIONS, faults, file_type, known_words, setting
 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
@@ -81,15 +81,15 @@ def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
     """
     values = {path: raw for path, raw in overrides.items() if raw is not None}
     found = [
-        Fault(COMMAND_LINE, SETTINGS[path].flag or path, message)
+        Fault(COMMAND_LINE, setting(path).flag or path, message)
         for path, raw in values.items()
-        for _, message in faults(type_info(SETTINGS[path].type), raw)
+        for _, message in faults(type_info(setting(path).type), raw)
     ]
     if found:
         raise PolicyError(tuple(found))
     for path, raw in values.items():
         section, _, key = path.partition(".")
-        changed = replace(getattr(policy, section), **{key: SETTINGS[path].read(raw)})
+        changed = replace(getattr(policy, section), **{key: setting(path).read(raw)})
         policy = replace(policy, **{section: changed})
     return policy
 

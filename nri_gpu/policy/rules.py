@@ -4,8 +4,6 @@ The first rule that matches a container decides about it. A GPU belongs to the f
 or to none. Limits count distinct GPUs, and a MIG device as one: a pod whose two containers share a GPU holds one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Final

@@ -28,10 +28,10 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 }
 
 
-# Dotted key path, `plugin.socket` -> the setting.
-SETTINGS: Final[Mapping[str, Setting]] = {
-    f"{section}.{key}": field for section, cls in SECTIONS.items() for key, field in settings_of(cls).items()
-}
+def setting(path: str) -> Setting:
+    """The setting of a dotted key path, `plugin.socket`."""
+    section, _, key = path.partition(".")
+    return settings_of(SECTIONS[section])[key]
 
 
 @cache
@@ -112,7 +112,7 @@ def _of_table(kind: types.StructType, raw: object, path: str) -> Iterator[tuple[
 
 def _elsewhere(key: str, path: str) -> str:
     """Where a key stands under the wrong heading."""
-    home = next((known.partition(".")[0] for known in SETTINGS if known.partition(".")[2] == key), "")
+    home = next((section for section, cls in SECTIONS.items() if key in settings_of(cls)), "")
     return f"; it belongs under [{home}]" if home and "[" not in path else ""
 
 

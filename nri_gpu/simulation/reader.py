@@ -1,7 +1,5 @@
 """Reads the tables of a TOML file into Structs, strictly: every fault is noted, with its key path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 from typing import ClassVar, Final, TypeVar, cast

@@ -1,6 +1,7 @@
-"""The tables of a topology file: their keys, with types and bounds, and what each describes."""
+"""The tables of a topology file: their keys, with types and bounds, and what each describes.
 
-from __future__ import annotations
+Here and where `Table` is, annotations are not postponed: they are read at each start of a simulated node.
+"""
 
 from collections.abc import Iterator, Mapping
 from operator import attrgetter

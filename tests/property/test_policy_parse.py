@@ -16,7 +16,8 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.schema import SECTIONS, SETTINGS
+from nri_gpu.policy.schema import SECTIONS
+from tests.unit.policy.samples import SETTINGS
 
 VALIDATOR: Any = jsonschema.Draft202012Validator(json.loads(schema_text()))
 

@@ -28,7 +28,6 @@ from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.schema import SETTINGS
 from nri_gpu.request.parse import select_annotation
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.succession import TAKES_OVER_S
@@ -36,6 +35,7 @@ from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.helm import CHART, RefusedError, Release, documents, render, values
 from tests.support.manifests import FOLDER, SETS
+from tests.unit.policy.samples import SETTINGS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # The oldest that Chart.yaml admits and the newest whose schemas there are.

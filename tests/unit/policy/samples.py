@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from nri_gpu.policy.forms import Setting, settings_of
+from nri_gpu.policy.schema import SECTIONS
+
 Raw = dict[str, Any]
+
+# Dotted key path, `plugin.socket` -> the setting.
+SETTINGS: Final[dict[str, Setting]] = {
+    f"{section}.{key}": setting for section, cls in SECTIONS.items() for key, setting in settings_of(cls).items()
+}
 
 GOOD: Final[dict[str, Raw]] = {
     "nothing": {},

@@ -21,9 +21,8 @@ from nri_gpu.policy.schema import (
     LISTS,
     SCHEMA_VERSION,
     SECTIONS,
-    SETTINGS,
 )
-from tests.unit.policy.samples import BAD, GOOD, Raw
+from tests.unit.policy.samples import BAD, GOOD, SETTINGS, Raw
 
 ROOT = Path(__file__).parents[3]
 DOCS = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
