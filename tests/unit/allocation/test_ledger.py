@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from nri_gpu.allocation.ledger import UNUSED, Entry, GrantPhase, Ledger, Usage, rebuilt
+from nri_gpu.allocation.ledger import UNUSED, Entry, ExternalAllocation, GrantPhase, Ledger, Usage, rebuilt
 from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
@@ -19,10 +19,6 @@ GRACE_S = 60.0
 def phases(ledger: Ledger | None) -> dict[str, GrantPhase]:
     assert ledger is not None
     return {name: entry.phase for name, entry in ledger.entries.items()}
-
-
-def created(entry: Entry) -> Ledger:
-    return make.ledger(entry)
 
 
 MINE, OTHER = PodUid("mine"), PodUid("other")
@@ -95,37 +91,32 @@ def test_the_next_attempt_replaces_what_never_ran(before: Entry, stays: bool) ->
 
 
 def test_the_grace_is_over_just_after_its_last_moment() -> None:
-    ledger = created(make.entry(0, phase=CREATED, since=10.0))
+    ledger = make.ledger(make.entry(0, phase=CREATED, since=10.0))
     assert ledger.lapse(10.0 + GRACE_S, GRACE_S) is ledger
     late = ledger.lapse(10.1 + GRACE_S, GRACE_S)
     assert [*phases(late).values()] == [LAPSED]
     assert late.usage() == {}
 
 
-TAKEN = {
-    "nobody else": ((), True),
-    "another pod, exclusively": ((make.entry(0, to=B),), False),
-    "another pod, lapsed too": ((make.entry(0, to=B, phase=LAPSED),), True),
-    "own pod": ((make.entry(0, to=A_SIDE),), True),
-    "own pod in the other mode": ((make.entry(0, to=A_SIDE, mode=SHARED),), False),
+LATE: dict[str, tuple[Entry, tuple[Entry, ...], tuple[ExternalAllocation, ...], bool]] = {
+    "nobody else": (make.entry(0, to=A, phase=LAPSED), (), (), True),
+    "another pod, exclusively": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=B),), (), False),
+    "another pod, lapsed too": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=B, phase=LAPSED),), (), True),
+    "own pod": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=A_SIDE),), (), True),
+    "own pod, other mode": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=A_SIDE, mode=SHARED),), (), False),
+    "others' injector": (make.entry(0, to=A, phase=LAPSED), (), (make.foreign(0),), False),
+    "others' injector, shared": (make.entry(0, to=A, phase=LAPSED, mode=SHARED), (), (make.foreign(0),), True),
+    "others' injector, no GPU": (make.entry(to=A, phase=LAPSED, mode=None), (), (make.foreign(0),), True),
 }
 
 
-@pytest.mark.parametrize(("others", "may"), TAKEN.values(), ids=TAKEN)
-def test_a_lapsed_container_may_start_while_nobody_has_its_gpus(others: tuple[Entry, ...], may: bool) -> None:
-    late = make.ledger(make.entry(0, to=A, phase=LAPSED), *others).started(A.id, 99.0)
-    assert (late is not None) is may
-    if late is not None:
-        assert late.entries[A.id].phase is RUNNING
-
-
-def test_a_lapsed_container_may_not_start_beside_others_injector_but_a_shared_or_empty_one_may() -> None:
-    def started(entry: Entry) -> Ledger | None:
-        return make.ledger(entry, others=[make.foreign(0)]).started(A.id, 1.0)
-
-    assert started(make.entry(0, to=A, phase=LAPSED)) is None
-    assert started(make.entry(0, to=A, phase=LAPSED, mode=SHARED)) is not None
-    assert started(make.entry(to=A, phase=LAPSED, mode=None)) is not None
+@pytest.mark.parametrize(("late", "entries", "others", "may"), LATE.values(), ids=LATE)
+def test_a_lapsed_container_may_start_while_nobody_has_its_gpus(
+    late: Entry, entries: tuple[Entry, ...], others: tuple[ExternalAllocation, ...], may: bool
+) -> None:
+    started = make.ledger(late, *entries, others=others).started(A.id, 99.0)
+    assert (started is not None) is may
+    assert started is None or started.entries[A.id].phase is RUNNING
 
 
 def test_starting_stopping_or_removing_an_unknown_container_changes_nothing() -> None:
@@ -144,7 +135,7 @@ STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LA
 def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(
     before: GrantPhase, after: GrantPhase | None
 ) -> None:
-    stopped = created(make.entry(0, to=A, phase=before)).stopped(A.id, 7.0)
+    stopped = make.ledger(make.entry(0, to=A, phase=before)).stopped(A.id, 7.0)
     assert stopped.usage() == {}
     assert phases(stopped) == ({} if after is None else {A.id: after})
 
@@ -160,12 +151,6 @@ def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
 def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> None:
     ledger = make.ledger(make.entry(0, to=A, generation="1"), make.entry(1, to=B, generation="2", phase=LAPSED))
     assert ledger.generations() == {"1", "2"}
-
-
-def test_in_a_rebuilt_ledger_what_runs_goes_before_what_was_only_created() -> None:
-    late, owner = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=RUNNING)
-    for order in permutations([late, owner]):
-        assert phases(rebuilt(order, [])) == {A.id: LAPSED, B.id: RUNNING}
 
 
 def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_had_lapsed() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing, rebuilt
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.reservations import Wait, expired, looked, vacated
+from nri_gpu.allocation.reservations import Wait, looked, vacated
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
@@ -44,18 +44,6 @@ def refusal(text: str, ledger: Ledger) -> str:
     assert str(reason).endswith(".")
     assert len(str(reason)) < REFUSAL_MAX
     return reason.sentence
-
-
-STAYS: dict[str, tuple[Entry, Callable[[Ledger], Ledger] | None]] = {
-    "shared": (make.entry(0, to=A, mode=Mode.SHARED), None),
-    "created and never started": (make.entry(0, to=A, phase=GrantPhase.CREATED), None),
-    "lapsed": (make.entry(0, to=A, phase=GrantPhase.LAPSED), lambda ledger: ledger.released(A.id)),
-}
-
-
-@pytest.mark.parametrize(("entry", "change"), STAYS.values(), ids=STAYS)
-def test_what_never_ran_alone_leaves_nothing_behind(entry: Entry, change: Callable[[Ledger], Ledger] | None) -> None:
-    assert left(entry, change).releasing == {}
 
 
 def test_one_that_was_listed_as_created_may_have_run() -> None:
@@ -107,8 +95,6 @@ def test_a_very_long_name_leaves_room_for_the_rest() -> None:
 
 
 LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {
-    "nobody is on it": (0, NOW + 1, True, None),
-    "somebody is": (2, NOW + 1, True, replace(RELEASING, processes=2)),
     "it began before the release": (0, NOW, True, RELEASING),
     "nobody can tell": (None, NOW + 1, True, RELEASING),
     "nobody can tell, and policy does not wait for that": (None, NOW + 1, False, None),
@@ -121,13 +107,6 @@ def test_a_look(count: int | None, began: float, waits: bool, expected: Releasin
     after = looked(ledger, {ON_0: count}, began, unknown_waits=waits)
     assert after.releasing == ({} if expected is None else {ON_0: expected})
     assert (after is ledger) == (expected == RELEASING)
-
-
-def test_it_is_over_with_the_grace() -> None:
-    ledger = Ledger(releasing={ON_0: replace(RELEASING, processes=3)})
-    assert expired(ledger, NOW + GRACE_S) is ledger
-    assert expired(ledger, NOW + GRACE_S + 1) == Ledger()
-    assert expired(Ledger(), 1e9) == Ledger()
 
 
 def test_a_late_start_waits_too() -> None:

@@ -44,10 +44,6 @@ def test_no_worse_than_go_gpuallocator(case: Golden) -> None:
     assert fabric.score(chosen) >= case.points
 
 
-def test_where_theirs_leaves_the_best_pair() -> None:
-    assert whole(FABRICS["dgx1-v100"], tuple(range(8)), 2) == (2, 3)
-
-
 PACKED: dict[str, tuple[str, tuple[int, ...], int, tuple[int, ...]]] = {
     "one from the half that is broken": ("h100", (0, 1, 2, 3, 5, 6, 7), 1, (5,)),
     "the GPU that is single already": ("8 x PCIe", (0, 1, 3, 4, 5, 6, 7), 1, (3,)),
@@ -70,11 +66,6 @@ def test_spreading_takes_where_most_are_free() -> None:
         free.remove(one)
         chosen.append(one)
     assert chosen == [0, 4, 2, 6]  # a switch of its own for each
-
-
-def test_friends_draw() -> None:
-    fabric = FABRICS["8 x PCIe"]
-    assert choose(fabric, 1, (1, 2, 3, 4, 5, 6), (), Surroundings(friends=(7,), free=(1, 2, 3, 4, 5, 6))) == (6,)
 
 
 def test_numa_breaks_ties_where_no_path_is_known() -> None:

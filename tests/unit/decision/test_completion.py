@@ -22,7 +22,6 @@ from tests.unit.decision import deciding
 NONE, ASKED, ALL = (Policy(foreign=ForeignSettings(complete=each)) for each in Complete)
 NODE = make.node()
 SHARED = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
-CTL = DeviceRef("/dev/nvidiactl", 195, 255)
 
 
 def holding(*indices: int, claim: str | None = None, more: tuple[DeviceRef, ...] = (), **fields: Any) -> Container:  # noqa: ANN401
@@ -42,26 +41,11 @@ def refused(container: Container, node: Node = NODE, policy: Policy = ASKED) -> 
     return deciding.refused(container, node, policy=policy)
 
 
-@pytest.mark.parametrize("policy", [ASKED, ALL], ids=["asked", "all"])
-def test_it_gets_what_it_lacks_for_the_gpus_that_it_holds(policy: Policy) -> None:
-    decision = completed(holding(1, 3, claim="2"), policy=policy)
-    assert list(decision.edits.devices) == SHARED
-    assert decision.edits.env["NVIDIA_VISIBLE_DEVICES"] == f"{make.uuid(1)},{make.uuid(3)}"
-    assert {mount.source for mount in decision.edits.mounts.values()} >= {f"{make.TREES}/compute+utility/lib64"}
-    assert decision.completes == (make.uuid(1), make.uuid(3))
-    assert decision.grant.generation == make.GENERATION
-
-
 def test_the_annotation_shapes() -> None:
     decision = completed(holding(2, claim="1; capabilities=utility"), policy=ASKED)
     assert list(decision.edits.devices) == ["/dev/nvidiactl"]
     drawing = completed(holding(2, claim="1; capabilities=graphics"), policy=ASKED)
     assert list(drawing.edits.devices) == ["/dev/nvidiactl", "/dev/nvidia-modeset"]
-
-
-def test_nodes_that_it_has_are_left_alone() -> None:
-    more = (CTL, DeviceRef("/dev/nvidia-uvm", 511, 0))
-    assert list(completed(holding(0, more=more)).edits.devices) == ["/dev/nvidia-uvm-tools"]
 
 
 def test_who_does_not_ask_is_completed_by_all_alone() -> None:
@@ -119,10 +103,6 @@ def test_whom_others_serve_whole_is_left_alone(fields: dict[str, Any]) -> None:
     assert decision.edits == NO_EDITS
     if "privileged" not in fields:
         assert refused(holding(0, claim="1", **fields)).code is Code.HELD_BY_OTHERS
-
-
-def test_shared_nodes_alone_are_no_gpu() -> None:
-    assert isinstance(decide(holding(more=(CTL,)), NODE, Ledger(), ALL), Pass)
 
 
 def test_a_node_that_is_not_ready_completes_nobody_and_says_so() -> None:

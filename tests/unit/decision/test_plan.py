@@ -34,14 +34,6 @@ def sentence(container: Container, node: Node = NODE, policy: Policy = POLICY) -
     return reason.sentence
 
 
-def test_a_package_leads_the_drivers_libraries() -> None:
-    decision = decided(make.container("1", env=WISH))
-    assert decision.edits.mounts[PLACE].source == PACKAGE.path
-    assert decision.edits.env["LD_LIBRARY_PATH"] == f"{PLACE}:{TREE}"
-    assert decision.grant.generations == (make.GENERATION, PACKAGE.generation)
-    assert decision.compat == "CUDA 14.0 by libcuda 600.10.01, because CUDA 14.0 is wanted"
-
-
 @pytest.mark.parametrize(
     ("present", "expected"),
     [

@@ -62,15 +62,6 @@ def test_many_parts_of_which_some_are_empty() -> None:
     assert not session.cut_short
 
 
-def test_a_containers_pod_may_come_in_a_later_part() -> None:
-    session = walked(CONFIGURE)
-    containers = [make.container_message(make.container(of=POD))]
-    early = pb.SynchronizeRequest(containers=containers, more=True).SerializeToString()
-    assert session.synchronize(early) is None
-    listed = session.synchronize(pb.SynchronizeRequest(pods=[make.pod_message(POD)]).SerializeToString())
-    assert [item.container.pod for item in listed or ()] == [POD]
-
-
 @pytest.mark.parametrize("more", [True, False])
 def test_of_a_part_at_the_wrong_time_nothing_is_kept(more: bool) -> None:
     session = walked()
