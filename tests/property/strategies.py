@@ -38,26 +38,9 @@ from nri_gpu.domain.gpu import (
 )
 from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
 from nri_gpu.nri.convert import READ_ENV
+from nri_gpu.policy import model
 from nri_gpu.policy.forms import UNLIMITED, Globs
-from nri_gpu.policy.model import (
-    ClaimDefaults,
-    CompatSettings,
-    Complete,
-    Disarm,
-    EnvironmentSettings,
-    ExtraRules,
-    ForeignSettings,
-    InventorySettings,
-    ModeRules,
-    NamespaceRules,
-    Otherwise,
-    Policy,
-    PrivilegedAction,
-    PrivilegedSettings,
-    RequirementSettings,
-    Stale,
-    VisibleDevices,
-)
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.policy.rules import LIMIT_KEYS, NO_LIMITS, Limits, Pool, PoolList, Rule, RuleList
 from tests.support import builders as make
@@ -241,7 +224,7 @@ def rules_of(draw: st.DrawFn, pools: tuple[str, ...] = ()) -> Rule:
         **whom,
     )
     if not rule.allow:
-        return replace(rule, otherwise=draw(optional(st.sampled_from(Otherwise))))
+        return replace(rule, otherwise=draw(optional(st.sampled_from(model.Otherwise))))
     return replace(
         rule,
         default_mode=draw(optional(modes)),
@@ -285,36 +268,38 @@ mps_settings = st.builds(
 _plain_policies = st.builds(
     Policy,
     defaults=st.builds(
-        ClaimDefaults,
+        model.ClaimDefaults,
         mode=modes,
         capabilities=st.sampled_from(
             [DEFAULT_CAPABILITIES, frozenset({Capability.UTILITY}), frozenset({Capability.DISPLAY}), DRAWING]
         ),
     ),
     extras=st.builds(
-        ExtraRules, allowed=st.sampled_from([frozenset(Extra), frozenset(Extra), HARMLESS, frozenset[Extra]()])
+        model.ExtraRules, allowed=st.sampled_from([frozenset(Extra), frozenset(Extra), HARMLESS, frozenset[Extra]()])
     ),
     namespaces=st.builds(
-        NamespaceRules,
+        model.NamespaceRules,
         allow=st.one_of(st.just(Globs(("*",))), globs),
         deny=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
-        otherwise=st.sampled_from(Otherwise),
+        otherwise=st.sampled_from(model.Otherwise),
     ),
-    compat=st.builds(CompatSettings, dir=st.sampled_from(["", "/packages"]), across_minor=st.booleans()),
-    foreign=st.builds(ForeignSettings, complete=st.sampled_from(Complete)),
-    requirements=st.builds(RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
+    compat=st.builds(model.CompatSettings, dir=st.sampled_from(["", "/packages"]), across_minor=st.booleans()),
+    foreign=st.builds(model.ForeignSettings, complete=st.sampled_from(model.Complete)),
+    requirements=st.builds(model.RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
     environment=st.builds(
-        EnvironmentSettings,
-        visible_devices=st.sampled_from(VisibleDevices),
-        disarm=st.sampled_from(Disarm),
+        model.EnvironmentSettings,
+        visible_devices=st.sampled_from(model.VisibleDevices),
+        disarm=st.sampled_from(model.Disarm),
         may_ask=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
         may_ask_all=st.booleans(),
     ),
-    modes=st.builds(ModeRules, allowed=st.sampled_from([frozenset(Mode), frozenset(Mode), frozenset({Mode.SHARED})])),
+    modes=st.builds(
+        model.ModeRules, allowed=st.sampled_from([frozenset(Mode), frozenset(Mode), frozenset({Mode.SHARED})])
+    ),
     limits=st.one_of(st.just(NO_LIMITS), limits),
     mps=mps_settings,
-    privileged=st.builds(PrivilegedSettings, action=st.sampled_from(PrivilegedAction)),
-    inventory=st.builds(InventorySettings, stale=st.sampled_from(Stale)),
+    privileged=st.builds(model.PrivilegedSettings, action=st.sampled_from(model.PrivilegedAction)),
+    inventory=st.builds(model.InventorySettings, stale=st.sampled_from(model.Stale)),
 )
 good_policies = st.builds(
     lambda policy, tables: replace(policy, rule=tables[0], pool=tables[1]), _plain_policies, rules_and_pools()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -63,95 +63,86 @@ def test_each_start_of_a_daemon_has_its_own_folder() -> None:
 
 
 MPS = "device=0;mode=mps"
-REFUSED: dict[str, tuple[Policy, Node, list[Container], Code, str]] = {
-    "switched off": (Policy(), NODE, [asks(MPS)], Code.NOT_ALLOWED, "set mps.enabled = true"),
-    "nothing bounds what they write": (
-        policy(),
-        replace(NODE, mps=MpsFolders(fault=mount_fault(Path("/run/nri-gpu/mps/clients")))),
+
+
+class Refused(NamedTuple):
+    """The last of a row. node: with one GPU, where all of the row meet."""
+
+    row: list[Container]
+    code: Code
+    words: str
+    using: Policy = policy()
+    node: Node = ONE
+
+
+SHM = asks(MPS, mounts=frozenset({"/dev/shm"}))
+UNBOUND = replace(NODE, mps=MpsFolders(fault=mount_fault(Path("/run/nri-gpu/mps/clients"))))
+BOUND = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
+USERS = [asks(MPS, uid=1000), asks("1;mode=mps", "b", uid=1001)]
+MEMORY = [asks("1;mode=mps;sharing=memory:30Gi"), asks("1;mode=mps;sharing=memory:11Gi", "b")]
+REFUSED = {
+    "switched off": Refused([asks(MPS)], Code.NOT_ALLOWED, "set mps.enabled = true", Policy()),
+    "nothing bounds what they write": Refused(
         [asks(MPS)],
         Code.NODE_NOT_READY,
         "no file system of its own is mounted at /run/nri-gpu/mps/clients, where containers in mode=mps write",
+        node=UNBOUND,
     ),
-    "two gpus": (policy(), NODE, [asks("2;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU"),
-    "mig": (policy(), CUT, [asks("device=0:0;mode=mps")], Code.GPU_UNAVAILABLE, "cannot be shared by MPS here"),
-    "shared is there": (
-        policy(),
-        ONE,
-        [asks("1;mode=shared"), asks("1;mode=mps", "b")],
-        Code.GPU_BUSY,
-        "set the same mode on both",
+    "two gpus": Refused([asks("2;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU", node=NODE),
+    "mig": Refused(
+        [asks("device=0:0;mode=mps")],
+        Code.GPU_UNAVAILABLE,
+        "cannot be shared by MPS here",
+        node=make.node([make.mig_gpu(0)]),
     ),
-    "even of its own pod": (
-        policy(),
-        ONE,
-        [asks(MPS), asks("device=0", name="side")],
-        Code.GPU_BUSY,
-        "in mps mode by ml/a",
+    "shared is there": Refused(
+        [asks("1;mode=shared"), asks("1;mode=mps", "b")], Code.GPU_BUSY, "set the same mode on both"
     ),
-    "memory together": (
-        policy(),
-        ONE,
-        [asks("1;mode=mps;sharing=memory:30Gi"), asks("1;mode=mps;sharing=memory:11Gi", "b")],
+    "even of its own pod": Refused([asks(MPS), asks("device=0", name="side")], Code.GPU_BUSY, "in mps mode by ml/a"),
+    "memory together": Refused(
+        MEMORY,
         Code.OVER_LIMIT,
         "has 40960 Mi of memory, of which 30720 Mi are shares of other containers already, and 11264 Mi are asked for",
     ),
-    "clients": (
-        policy(containers_per_gpu=1),
-        ONE,
+    "clients": Refused(
         [asks(MPS), asks("1;mode=mps", "b")],
         Code.OVER_LIMIT,
         "has 1 MPS clients, as many as may",
+        policy(containers_per_gpu=1),
     ),
-    "clients of an old gpu": (
-        policy(),
-        OLD,
+    "clients of an old gpu": Refused(
         [asks(MPS, f"p{number}") for number in range(17)],
         Code.OVER_LIMIT,
         "has 16 MPS clients",
+        node=OLD,
     ),
-    "another user": (
-        policy(),
-        ONE,
-        [asks(MPS, uid=1000), asks("1;mode=mps", "b", uid=1001)],
-        Code.GPU_BUSY,
-        "serves user id 1000 now, and this container runs as 1001",
-    ),
-    "more than anybody may have": (
-        policy(most_memory_mib=1024),
-        NODE,
+    "another user": Refused(USERS, Code.GPU_BUSY, "serves user id 1000 now, and this container runs as 1001"),
+    "more than anybody may have": Refused(
         [asks("1;mode=mps;sharing=memory:2Gi")],
         Code.NOT_ALLOWED,
         "is more than the 1024 Mi of mps.most_memory_mib in /etc/p.toml",
+        policy(most_memory_mib=1024),
     ),
-    "more threads than anybody may have": (
-        policy(most_threads_percent=20),
-        NODE,
+    "more threads than anybody may have": Refused(
         [asks("1;mode=mps;sharing=threads:50")],
         Code.NOT_ALLOWED,
         "mps.most_threads_percent",
+        policy(most_threads_percent=20),
     ),
-    "a volume for memory": (
-        policy(),
-        NODE,
-        [asks(MPS, mounts=frozenset({"/dev/shm"}))],
-        Code.VOLUME_IN_THE_WAY,
-        "mounts the daemon's own /dev/shm",
-    ),
-    "a variable of its own": (
-        policy(),
-        NODE,
-        [asks(MPS, env={"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"})],
+    "a volume for memory": Refused([SHM], Code.VOLUME_IN_THE_WAY, "mounts the daemon's own /dev/shm"),
+    "a variable of its own": Refused(
+        [asks(MPS, env=BOUND)],
         Code.BAD_REQUEST,
         "sets CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which the image or the pod sets too",
     ),
 }
 
 
-@pytest.mark.parametrize(("using", "node", "row", "code", "words"), REFUSED.values(), ids=REFUSED)
-def test_refused(using: Policy, node: Node, row: list[Container], code: Code, words: str) -> None:
-    *before, last = played(row, using, node)
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_refused(case: Refused) -> None:
+    *before, last = played(case.row, case.using, case.node)
     assert all(isinstance(decision, Inject) for decision in before)
-    assert words in reason_of(last, code).sentence
+    assert case.words in reason_of(last, case.code).sentence
 
 
 def test_a_gpu_that_has_no_seat_left_is_passed_over() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
@@ -74,100 +74,84 @@ def test_starts(container: Container, text: str | None, key: bytes | None, polic
         assert "create it again once `nri-gpu run` serves this node." in reason.sentence
 
 
-ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
-    "what others add is theirs": (
-        Adjusted(
-            container=QUIET, nodes=(node(4, "20-other", "/dev/fuse", 10),), cdi_devices=(Added("a.com/b=c", "x"),)
-        ),
-        None,
-        "",
+def strangers(*nodes: AddedNode, **fields: Any) -> Adjusted:  # noqa: ANN401 - any other field of Adjusted
+    """A container that asked for nothing, with what another plugin added."""
+    return Adjusted(container=QUIET, nodes=nodes, **fields)
+
+
+OTHER: Final = "20-other"
+NODES_OF_MIG = (node(7), node(12, name="/dev/nvidia-caps/nvidia-cap12", major=509))
+GOOD = {
+    "what others add is theirs": strangers(node(4, OTHER, "/dev/fuse", 10), cdi_devices=(Added("a.com/b=c", "x"),)),
+    "granted": granted(0, 1),
+    "granted a MIG device: the node of its GPU": replace(granted(0), nodes=NODES_OF_MIG),
+    "none, and a signed grant of nothing": Adjusted(
+        container=OPTED_OUT, grant=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)
     ),
-    "granted": (granted(0, 1), None, ""),
-    "granted a MIG device: the node of its GPU": (
-        replace(
-            granted(0),
-            grant=Added(signed(0), US),
-            nodes=(node(7), node(12, name="/dev/nvidia-caps/nvidia-cap12", major=509)),
-        ),
-        None,
-        "",
-    ),
-    "none, and a signed grant of nothing": (
-        Adjusted(container=OPTED_OUT, grant=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)),
-        None,
-        "",
-    ),
-    "asked and got nothing": (Adjusted(container=ASKING), Code.NOT_GRANTED, "nri-gpu granted it none"),
-    "asked, and another plugin served it": (
-        Adjusted(container=ASKING, nodes=(node(0, "20-other"),)),
-        Code.NOT_GRANTED,
-        "nri-gpu granted it none",
-    ),
-    "a signed grant that somebody made up": (
-        replace(granted(0), grant=Added("v1;mode=exclusive;uuid=GPU-0;gen=;mac=00", "20-other")),
-        Code.NOT_GRANTED,
-        "its mac does not match",
-    ),
-    "another plugin adds a GPU": (
-        replace(granted(0), nodes=(node(7), node(6, "20-other"))),
-        Code.UNGRANTED_NODES,
-        "NRI plugin 20-other added /dev/nvidia6 to this container",
-    ),
-    "under another name": (
-        Adjusted(container=QUIET, nodes=(node(0, "20-other", "/dev/harmless"),)),
-        Code.UNGRANTED_NODES,
-        "added /dev/harmless",
-    ),
-    "under another number": (
-        Adjusted(container=QUIET, nodes=(node(0, "20-other", "/dev/nvidia-uvm", 511),)),
-        Code.UNGRANTED_NODES,
-        "added /dev/nvidia-uvm",
-    ),
-    "to one that opted out": (
-        replace(granted(to=OPTED_OUT), nodes=(node(0, "20-other"),)),
-        Code.UNGRANTED_NODES,
-        "its grant is another plugin's",
-    ),
-    "by a name of CDI of another class of NVIDIA's": (
-        Adjusted(container=QUIET, cdi_devices=(Added("k8s.gpu.nvidia.com/claim=x", "20-other"),)),
-        Code.UNGRANTED_NODES,
-        "added k8s.gpu.nvidia.com/claim=x",
-    ),
-    "by a rule of the device cgroup": (
-        Adjusted(container=QUIET, opened=frozenset({195})),
-        Code.UNGRANTED_NODES,
-        "a device rule for major 195",
-    ),
-    "more of our own than the signed grant names": (
-        replace(granted(0), nodes=tuple(node(minor) for minor in range(3))),
-        Code.UNGRANTED_NODES,
-        "the nodes of 3 GPUs were added to this container and its grant names 1",
-    ),
-    "more of a simulated node's": (
-        replace(granted(0), nodes=tuple(node(minor, major=1195) for minor in range(2))),
-        Code.UNGRANTED_NODES,
-        "the nodes of 2 GPUs",
-    ),
-    "a runtime that names no owner": (
-        replace(granted(0), grant=Added(signed(0), ""), nodes=(node(7, ""),)),
-        None,
-        "",
-    ),
+    "a runtime that names no owner": replace(granted(0), grant=Added(signed(0), ""), nodes=(node(7, ""),)),
 }
 
 
-@pytest.mark.parametrize(("adjusted", "code", "words"), ADDED.values(), ids=ADDED)
-def test_creations(adjusted: Adjusted, code: Code | None, words: str) -> None:
+@pytest.mark.parametrize("adjusted", GOOD.values(), ids=GOOD)
+def test_what_may_be_created(adjusted: Adjusted) -> None:
+    assert validate_adjusted(adjusted, KEY, POLICY) is None
+
+
+NOT_GRANTED, UNGRANTED = Code.NOT_GRANTED, Code.UNGRANTED_NODES
+MADE_UP = Added("v1;mode=exclusive;uuid=GPU-0;gen=;mac=00", OTHER)
+SIMULATED = tuple(node(minor, major=1195) for minor in range(2))
+BAD: dict[str, tuple[Adjusted, Code, str]] = {
+    "asked and got nothing": (Adjusted(container=ASKING), NOT_GRANTED, "nri-gpu granted it none"),
+    "asked, and another plugin served it": (
+        Adjusted(container=ASKING, nodes=(node(0, OTHER),)),
+        NOT_GRANTED,
+        "nri-gpu granted it none",
+    ),
+    "a made-up grant": (replace(granted(0), grant=MADE_UP), NOT_GRANTED, "its mac does not match"),
+    "another plugin adds a GPU": (
+        replace(granted(0), nodes=(node(7), node(6, OTHER))),
+        UNGRANTED,
+        "NRI plugin 20-other added /dev/nvidia6 to this container",
+    ),
+    "under another name": (strangers(node(0, OTHER, "/dev/harmless")), UNGRANTED, "added /dev/harmless"),
+    "under another number": (strangers(node(0, OTHER, "/dev/nvidia-uvm", 511)), UNGRANTED, "added /dev/nvidia-uvm"),
+    "to one that opted out": (
+        replace(granted(to=OPTED_OUT), nodes=(node(0, OTHER),)),
+        UNGRANTED,
+        "its grant is another plugin's",
+    ),
+    "by a name of CDI of any class of NVIDIA's": (
+        strangers(cdi_devices=(Added("k8s.gpu.nvidia.com/claim=x", OTHER),)),
+        UNGRANTED,
+        "added k8s.gpu.nvidia.com/claim=x",
+    ),
+    "by a rule of the device cgroup": (
+        strangers(opened=frozenset({195})),
+        UNGRANTED,
+        "a device rule for major 195",
+    ),
+    "more of our own than the signed grant names": (
+        replace(granted(0), nodes=tuple(map(node, range(3)))),
+        UNGRANTED,
+        "the nodes of 3 GPUs were added to this container and its grant names 1",
+    ),
+    "more of a simulated node's": (replace(granted(0), nodes=SIMULATED), UNGRANTED, "the nodes of 2 GPUs"),
+}
+
+
+@pytest.mark.parametrize(("adjusted", "code", "words"), BAD.values(), ids=BAD)
+def test_what_may_not_be_created(adjusted: Adjusted, code: Code, words: str) -> None:
     reason = validate_adjusted(adjusted, KEY, POLICY)
-    assert (reason.code if reason else None) is code
-    assert words in (reason.sentence if reason else "")
+    assert reason
+    assert reason.code is code
+    assert words in reason.sentence
 
 
 def test_strangers_matter_to_the_guard_alone() -> None:
-    theirs = Adjusted(container=QUIET, nodes=(node(0, "20-other"),))
+    theirs = strangers(node(0, OTHER))
     assert validate_adjusted(theirs, KEY, POLICY)
     assert validate_adjusted(theirs, KEY, POLICY, ungranted=False) is None
-    both = replace(granted(0), nodes=(node(7), node(6, "20-other")))
+    both = replace(granted(0), nodes=(node(7), node(6, OTHER)))
     assert validate_adjusted(both, KEY, POLICY, ungranted=False)
 
 
