@@ -33,6 +33,7 @@ FILES = {
     "x86_64": (CUDA, Elf(64, EM_X86_64, "libcuda.so.1")),
     "aarch64": (shared_library("libcuda.so.1", machine=EM_AARCH64), Elf(64, EM_AARCH64, "libcuda.so.1")),
     "i386": (shared_library("libcuda.so.1", bits=32, machine=EM_386), Elf(32, EM_386, "libcuda.so.1")),
+    "a name that is not ASCII": (CUDA.replace(b"libcuda", b"\xff" * 7), None),
     "without names": (shared_library(""), Elf(64, EM_X86_64)),
     "big-endian": (b"\x7fELF\2\2\1" + bytes(9) + struct.pack(">HHIQQQIHHHHHH", 3, 22, *[0] * 11), None),
     "a name without an end": (shared_library("x" * 300), None),

@@ -18,6 +18,8 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.system.line_process import LineProcess
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
+from tests.support.scripted_runtime import until
+from tests.support.waiting import wait_for
 
 QUICK = Deadlines(call_s=1.0, slow_call_s=10.0, refresh_s=20.0, end_s=1.0)
 TWO = [FakeGpu(), FakeGpu()]
@@ -56,17 +58,6 @@ async def recovers(child: NvmlChild, root: Path) -> None:
     """Once the driver works, so does the next refresh."""
     configure(root, TWO)
     assert len((await child.refresh()).gpus) == 2
-
-
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-def eventually(fact: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not fact():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 # --- a start, and a refresh -------------------------------------------------------------------------------------------
@@ -143,11 +134,7 @@ async def test_a_gpu_that_is_lost_is_not_asked_for_its_links(tmp_path: Path) -> 
 # --- a driver that hangs or crashes -----------------------------------------------------------------------------------
 
 HANGS = {
-    "a call": (
-        "nvmlDeviceGetName",
-        QUICK,
-        "nvmlDeviceGetName of GPU 1 did not return within 1 s; the NVML process",
-    ),
+    "a call": ("nvmlDeviceGetName", QUICK, "nvmlDeviceGetName of GPU 1 did not return within 1 s; the NVML process"),
     "a call that may wake a GPU has longer": (
         "nvmlInitWithFlags",
         Deadlines(call_s=20.0, slow_call_s=2.0),
@@ -196,7 +183,7 @@ async def test_a_refresh_that_is_cancelled_leaves_nothing_behind(tmp_path: Path)
     root = build_fake_nvml(tmp_path, TWO, [Act("nvmlDeviceGetName", "hang")])
     async with started(root, Deadlines()) as child:
         task = asyncio.create_task(child.refresh())
-        await asyncio.to_thread(eventually, lambda: "nvmlDeviceGetName" in evidence(root, "calls"))
+        await until("the call", lambda: "nvmlDeviceGetName" in evidence(root, "calls"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -227,27 +214,31 @@ async def test_starts_are_spaced_out(tmp_path: Path) -> None:
     assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8])
 
 
+PARENT = """
+import asyncio, sys
+from nri_gpu.inventory.child import NvmlChild
+
+async def main():
+    child = NvmlChild(sys.argv[1])
+    task = asyncio.create_task(child.refresh())
+    while child.pid is None:
+        await asyncio.sleep(0.01)
+    print(child.pid, flush=True)
+    await task
+
+asyncio.run(main())
+"""
+
+
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     root = build_fake_nvml(tmp_path, TWO, [Act("nvmlDeviceGetName", "hang")])
-    parent = (
-        "import asyncio, sys\n"
-        "from nri_gpu.inventory.child import NvmlChild\n"
-        "async def main():\n"
-        "    child = NvmlChild(sys.argv[1])\n"
-        "    task = asyncio.create_task(child.refresh())\n"
-        "    while child.pid is None:\n"
-        "        await asyncio.sleep(0.01)\n"
-        "    print(child.pid, flush=True)\n"
-        "    await task\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", parent, root], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", PARENT, root], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        eventually(lambda: "nvmlDeviceGetName" in evidence(root, "calls"))
-        assert alive(pid)
+        child = Path("/proc", process.stdout.readline().strip())
+        wait_for("the call", lambda: "nvmlDeviceGetName" in evidence(root, "calls"), 10.0)
+        assert child.exists()
         process.kill()
-    eventually(lambda: not alive(pid))
+    wait_for("its end", lambda: not child.exists(), 10.0)
 
 
 async def test_a_program_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,16 +318,15 @@ class Stuck:
 
     pid = 4711
     gone = False
-    said = False
+
+    def __init__(self) -> None:
+        self.lines = [b'{"call": "nvmlDeviceGetName", "gpu": 0}']
 
     async def send(self, line: bytes) -> None:
         """Lost."""
 
     async def receive(self) -> bytes:
-        if self.said:
-            await asyncio.sleep(60)
-        self.said = True
-        return b'{"call": "nvmlDeviceGetName", "gpu": 0}'
+        return self.lines.pop() if self.lines else await asyncio.Future()
 
     def kill(self) -> None:
         """In vain."""
@@ -362,13 +352,3 @@ async def test_beside_a_process_that_cannot_be_killed_no_other_is_started(
         stuck.gone = True
         monkeypatch.setattr(LineProcess, "start", real_start)
         await recovers(child, root)
-
-
-def test_the_daemon_itself_loads_neither_pynvml_nor_ctypes() -> None:
-    program = (
-        "import sys\n"
-        "import nri_gpu.inventory.controller, nri_gpu.inventory.child, nri_gpu.inventory.source\n"
-        "print([name for name in ('pynvml', 'ctypes') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=30)
-    assert done.stdout.strip() == "[]"

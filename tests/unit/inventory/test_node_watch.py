@@ -25,6 +25,7 @@ from nri_gpu.inventory.node_watch import (
     parse_uevent,
 )
 from tests.support.log import Log
+from tests.support.running import running
 from tests.support.scripted_runtime import until
 
 SELDOM = Pace(look_s=60.0, quiet_s=0.02, longest_s=0.5)
@@ -48,14 +49,10 @@ class Node:
 
 
 @asynccontextmanager
-async def running(watch: NodeWatch, node: Node) -> AsyncIterator[None]:
-    task = asyncio.create_task(watch.run())
-    try:
-        await until("node.looks > 0", lambda: node.looks > 0)
+async def watching(watch: NodeWatch, node: Node) -> AsyncIterator[None]:
+    async with running(watch.run()):
+        await until("the first look", lambda: node.looks > 0)
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def reported(node: Node, times: int = 1) -> None:
@@ -68,7 +65,7 @@ def quiet(node: Node, pace: Pace) -> NodeWatch:
 
 async def test_a_look_finds_a_change_without_an_event() -> None:
     node = Node()
-    async with running(quiet(node, OFTEN), node):
+    async with watching(quiet(node, OFTEN), node):
         looks = node.looks
         await until("node.looks > looks + 5", lambda: node.looks > looks + 5)
         assert node.reports == 0
@@ -79,7 +76,7 @@ async def test_a_look_finds_a_change_without_an_event() -> None:
 async def test_a_burst_is_one_change() -> None:
     node = Node()
     watch = quiet(node, SELDOM)
-    async with running(watch, node):
+    async with watching(watch, node):
         for _ in range(20):
             watch.notify()
             await asyncio.sleep(0)
@@ -96,17 +93,15 @@ async def test_an_endless_burst_is_reported_too() -> None:
             watch.notify()
             await asyncio.sleep(0.005)
 
-    notifying = asyncio.create_task(notify())
-    async with running(watch, node):
-        await until("node.reports > 0", lambda: node.reports > 0)
-    notifying.cancel()
+    async with running(notify()), watching(watch, node):
+        await until("a report", lambda: node.reports > 0)
 
 
 async def test_a_node_in_dev_and_in_a_folder_that_is_new(folder: Path) -> None:
     node = Node()
     below = folder / "nvidia-caps"
     watch = NodeWatch(node.look, node.changed, folders=(folder, below), uevents=False, pace=SELDOM)
-    async with running(watch, node):
+    async with watching(watch, node):
         node.state = 1
         below.mkdir()
         await reported(node)
@@ -144,7 +139,7 @@ async def test_a_sandbox_without(
 
     monkeypatch.setattr(call, refuse)
     node = Node()
-    async with running(NodeWatch(node.look, node.changed, folders=(folder,), pace=OFTEN), node):
+    async with watching(NodeWatch(node.look, node.changed, folders=(folder,), pace=OFTEN), node):
         node.state = 1
         await reported(node)
     assert fault in str(log.one(line).fields)
@@ -154,7 +149,7 @@ async def test_of_the_machine_and_of_a_topology_file() -> None:
     for simulated in (False, True):
         node = Node()
         watch = node_watch(node.look, node.changed, simulated=simulated)
-        async with running(watch, node):
+        async with watching(watch, node):
             watch.notify()
             await reported(node)
 

@@ -18,6 +18,7 @@ from nri_gpu.inventory.report import read_report
 from nri_gpu.inventory.source import NvmlSource
 from tests.support.log import Log
 from tests.support.nvml import FakeGpu, build_fake_nvml, happen
+from tests.support.running import running
 from tests.unit.inventory.machine import Machine
 
 UUIDS = [f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(2)]
@@ -57,15 +58,10 @@ async def test_events_by_the_older_names(tmp_path: Path, name: str) -> None:
     found: list[GpuEvent] = []
     child = EventChild(root, (), EventSink(found.append, lambda: None))
     child.listen(frozenset({"0001:3c:00.0"}))
-    listening = asyncio.create_task(child.run())
-    try:
-        async with asyncio.timeout(20):
-            while not found:
-                happen(root, 1, EventType.XID, 79)  # until the event set is there
-                await asyncio.sleep(0.05)
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+    async with running(child.run()):
+        while not found:
+            happen(root, 1, EventType.XID, 79)  # until the event set is there
+            await asyncio.sleep(0.05)
     assert found[0] == GpuEvent(UUIDS[1], EventType.XID, 79)
 
 

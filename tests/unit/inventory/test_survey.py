@@ -12,6 +12,7 @@ from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link
+from nri_gpu.inventory.formats import profile_in
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from nri_gpu.simulation.topology import load_topology
 from tests.support.nvml import SWITCH, Act, FakeFabric, FakeFacts, FakeGpu, FakeHealth, FakeMig, gpus_of
@@ -283,6 +284,11 @@ def test_mig_devices_that_fail(machine: Machine) -> None:
     assert gpu.unavailable == ""
     (gpu,) = machine.look([PARTITIONED], [Act("nvmlDeviceGetAttributes_v2", "fail", 15)]).gpus
     assert "(15)" in gpu.unavailable
+
+
+def test_the_profile_in_a_name() -> None:
+    names = ("A100-SXM4-40GB MIG 1g.5gb", "H100 80GB HBM3 MIG 1c.3g.40gb", "H100 80GB HBM3", "MIG what", "1g.5gb")
+    assert [profile_in(f"NVIDIA {name}") for name in names] == ["1g.5gb", "1c.3g.40gb", "", "", ""]
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
