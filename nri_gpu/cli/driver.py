@@ -7,7 +7,9 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msgspec import to_builtins
 
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import DriverError, Exit
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
-def to_json(found: FoundDriver) -> dict[str, Any]:
+def to_json(found: FoundDriver) -> dict[str, object]:
     """Schema `nri-gpu/driver/v1`."""
     return {
         "schema": "nri-gpu/driver/v1",
@@ -49,12 +51,12 @@ def to_json(found: FoundDriver) -> dict[str, Any]:
             }
             for capability in Capability
         },
-        "left_out": [{"path": each.path, "reason": each.reason} for each in found.left_out],
+        "left_out": to_builtins(found.left_out),
         "unknown": list(found.unknown),
     }
 
 
-def _file_json(kind: str, file: DriverFile) -> dict[str, Any]:
+def _file_json(kind: str, file: DriverFile) -> dict[str, object]:
     return {
         "kind": kind,
         "name": file.name,
@@ -92,14 +94,14 @@ def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, Drive
                 yield kind, file
 
 
-def _packages_json(packages: FoundPackages, driver_version: str) -> dict[str, Any]:
+def _packages_json(packages: FoundPackages, driver_version: str) -> dict[str, object]:
     return {
         "packages": [_package_json(each, driver_version) for each in packages.packages],
-        "left_out": [{"path": each.path, "reason": each.reason} for each in packages.left_out],
+        "left_out": to_builtins(packages.left_out),
     }
 
 
-def _package_json(found: FoundCompat, driver_version: str) -> dict[str, Any]:
+def _package_json(found: FoundCompat, driver_version: str) -> dict[str, object]:
     return {
         "cuda": "{}.{}".format(*found.cuda),
         "version": found.version,

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -113,33 +112,25 @@ def _text(file: str) -> str:
         raise ManifestError(f"{file} is not UTF-8: {error.reason}") from None
 
 
-def to_json(explained: tuple[Explained, ...]) -> dict[str, Any]:
+def to_json(explained: tuple[Explained, ...]) -> dict[str, object]:
     """Schema `nri-gpu/explain/v1`."""
     return {"schema": "nri-gpu/explain/v1", "containers": [_json(each) for each in explained]}
 
 
-def _json(each: Explained) -> dict[str, Any]:
+def _json(each: Explained) -> dict[str, object]:
     pod = each.container.pod
-    facts: dict[str, Any] = {"namespace": pod.namespace, "pod": pod.name, "container": each.container.name}
+    names = {"namespace": pod.namespace, "pod": pod.name, "container": each.container.name}
     match each.decision:
         case Pass(edits, why):
-            return {**facts, "decision": "pass", "reason": why, "edits": _edits_json(edits)}
+            return {**names, "decision": "pass", "reason": why, "edits": _edits_json(edits)}
         case Inject(edits, grant, rule, _, compat):
-            granted = {"gpu_uuids": list(grant.uuids), "mode": grant.mode.value if grant.mode else "none"}
-            return {
-                **facts,
-                "decision": "inject",
-                "rule": rule,
-                **granted,
-                "links": dict(each.links),
-                "compat": compat,
-                "edits": _edits_json(edits),
-            }
+            granted = {"rule": rule, "gpu_uuids": grant.uuids, "mode": grant.mode or "none", "links": each.links}
+            return {**names, "decision": "inject", **granted, "compat": compat, "edits": _edits_json(edits)}
         case Refuse(reason):
-            return {**facts, "decision": "refuse", "code": reason.code.value, "reason": str(reason)}
+            return {**names, "decision": "refuse", "code": reason.code.value, "reason": str(reason)}
 
 
-def _edits_json(edits: Edits) -> dict[str, Any]:
+def _edits_json(edits: Edits) -> dict[str, object]:
     return {
         "devices": [
             {"path": d.path, "major": d.major, "minor": d.minor, "mode": f"{d.mode:04o}", "permissions": "rw"}

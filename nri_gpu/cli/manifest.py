@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.errors import NriGpuError
@@ -29,25 +29,23 @@ def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
         raise ManifestError(f"{file} is empty")
     for number, document in enumerate(documents, 1):
         where = f"{file}, document {number}"
-        yield tuple(_containers(_pod_of(document, where), number, where))
+        yield tuple(_containers(*_pod_of(document, where), number, where))
 
 
-def _pod_of(document: object, where: str) -> Mapping[str, Any]:
-    """The pod itself, or the template of a Deployment, Job, CronJob and their like."""
+def _pod_of(document: object, where: str) -> tuple[object, Mapping[str, object]]:
+    """Metadata and spec of the pod itself, or of the template of a Deployment, Job, CronJob and their like."""
     found = document
     for _ in range(4):
-        if not isinstance(found, Mapping) or not isinstance(found.get("spec"), Mapping):
-            break
-        spec = found["spec"]
-        if isinstance(spec.get("containers"), list):
-            return found
-        found = spec.get("template") or spec.get("jobTemplate")
+        match found:
+            case {"spec": {"containers": list()} as spec, **rest}:
+                return rest.get("metadata"), spec
+            case {"spec": {} as spec}:
+                found = spec.get("template") or spec.get("jobTemplate")
     raise ManifestError(f"{where} holds no pod: no spec.containers, and no template with them")
 
 
-def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterator[Container]:
-    metadata = _mapping(manifest.get("metadata"), f"{where}: metadata")
-    spec = manifest["spec"]
+def _containers(found: object, spec: Mapping[str, object], number: int, where: str) -> Iterator[Container]:
+    metadata = _mapping(found, f"{where}: metadata")
     pod = Pod(
         id=PodId(f"pod-{number}"),
         uid=PodUid(f"pod-{number}"),
@@ -60,7 +58,8 @@ def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterato
         cgroup_parent=cgroup_of(spec),
     )
     hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
-    for item in [*_list(spec.get("initContainers"), f"{where}: spec.initContainers"), *spec["containers"]]:
+    init = _list(spec.get("initContainers"), f"{where}: spec.initContainers")
+    for item in (*init, *_list(spec["containers"], where)):
         container = _mapping(item, f"{where}: a container")
         name = str(container.get("name") or "unnamed")
         env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
@@ -76,13 +75,14 @@ def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterato
         )
 
 
-def _annotations(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
+def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
     """Raises: ManifestError: one is not text; Kubernetes would not take the pod."""
-    annotations = _mapping(metadata.get("annotations"), f"{where}: metadata.annotations")
-    for key, value in annotations.items():
+    annotations = {}
+    for key, value in _mapping(metadata.get("annotations"), f"{where}: metadata.annotations").items():
         if not isinstance(value, str):
             raise ManifestError(f'{where}: annotation {key} is not text; Kubernetes wants it in quotes: "{value}"')
-    return {str(key): value for key, value in annotations.items()}
+        annotations[str(key)] = value
+    return annotations
 
 
 def _env(entries: list[object]) -> dict[str, str]:
@@ -100,7 +100,7 @@ def _mounts(entries: list[object], hosts_dev: frozenset[str]) -> frozenset[str]:
     return frozenset(path for path, name in named if path and not (path == "/dev" and name in hosts_dev))
 
 
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
+def _mapping(value: object, where: str) -> Mapping[str, object]:
     if value is None or isinstance(value, Mapping):
         return value or {}
     raise ManifestError(f"{where} is not a mapping")
@@ -112,7 +112,7 @@ def _list(value: object, where: str) -> list[object]:
     raise ManifestError(f"{where} is not a list")
 
 
-def cgroup_of(spec: Mapping[str, Any]) -> str:
+def cgroup_of(spec: Mapping[str, object]) -> str:
     """The parent of the pod's cgroup, by its QoS class. Quantities are compared as written, so `1` is not `1000m`."""
     resources = [each if isinstance(each, Mapping) else {} for each in _resources(spec)]
     if not any(_counted(each, kind) for each in resources for kind in ("requests", "limits")):
@@ -120,20 +120,20 @@ def cgroup_of(spec: Mapping[str, Any]) -> str:
     return "/kubepods/pod" if all(map(_guaranteed, resources)) else "/kubepods/burstable/pod"
 
 
-def _resources(spec: Mapping[str, Any]) -> Iterator[object]:
+def _resources(spec: Mapping[str, object]) -> Iterator[object]:
     for kind in ("initContainers", "containers"):
         containers = spec.get(kind)
         for container in containers if isinstance(containers, list) else ():
             yield container.get("resources") if isinstance(container, Mapping) else None
 
 
-def _guaranteed(resources: Mapping[str, Any]) -> bool:
+def _guaranteed(resources: Mapping[str, object]) -> bool:
     """Limits of both kinds, and requests that are the same or left out."""
     limits = _counted(resources, "limits")
     return len(limits) == len(_COUNTED) and {**limits, **_counted(resources, "requests")} == limits
 
 
-def _counted(resources: Mapping[str, Any], kind: str) -> dict[str, str]:
+def _counted(resources: Mapping[str, object], kind: str) -> dict[str, str]:
     found = resources.get(kind)
     items = found.items() if isinstance(found, Mapping) else ()
     return {str(name): str(value) for name, value in items if name in _COUNTED and str(value) != "0"}

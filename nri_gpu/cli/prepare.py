@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
@@ -52,7 +54,7 @@ def _print(
             "devices": list(facts.devices),
             "actions": [{**_action_json(action), "text": str(action)} for action in actions],
             "more_may_follow": more,
-            "findings": [{"path": finding.path, "reason": finding.reason} for finding in findings],
+            "findings": to_builtins(findings),
         }
         print(json.dumps(document, indent=1))
         return Exit.FINDING if findings else Exit.OK
@@ -65,23 +67,19 @@ def _print(
     return Exit.FINDING if findings else Exit.OK
 
 
-def _action_json(action: Action) -> dict[str, Any]:
+def _action_json(action: Action) -> dict[str, object]:
+    if isinstance(action, LoadModule):
+        return {"action": "load-module", "module": action.module.value}
+    path = {"path": action.subject}
     match action:
-        case LoadModule(module):
-            return {"action": "load-module", "module": str(module)}
-        case MakeNode(path, node, replaces):
-            return {
-                "action": "make-node",
-                "path": f"/dev/{path}",
-                **_node_json(node),
-                "replaces": _node_json(replaces) if replaces else None,
-            }
-        case FixNode(path, node, was):
-            return {"action": "fix-node", "path": f"/dev/{path}", **_node_json(node), "was": _node_json(was)}
-        case MakeLink(path, target, replaced):
-            return {"action": "make-link", "path": f"/dev/{path}", "target": target, "replaces": replaced}
+        case MakeNode(_, node, replaces):
+            instead = _node_json(replaces) if replaces else None
+            return {"action": "make-node", **path, **_node_json(node), "replaces": instead}
+        case FixNode(_, node, was):
+            return {"action": "fix-node", **path, **_node_json(node), "was": _node_json(was)}
+        case MakeLink(_, target, replaced):
+            return {"action": "make-link", **path, "target": target, "replaces": replaced}
 
 
-def _node_json(node: CharDevice) -> dict[str, Any]:
-    mode = f"{node.mode:04o}"
-    return {"major": node.major, "minor": node.minor, "mode": mode, "uid": node.uid, "gid": node.gid}
+def _node_json(node: CharDevice) -> dict[str, object]:
+    return {**asdict(node), "mode": f"{node.mode:04o}"}

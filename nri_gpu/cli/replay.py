@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.decision.replay import Compared, Replay
@@ -73,19 +72,17 @@ def _to_text(decisions: int, different: list[Compared]) -> str:
     return "\n".join([*lines, f"{decisions} decisions, {same}"])
 
 
-def _answer_text(answer: Any) -> str:  # noqa: ANN401 - JSON values
-    match answer.get("decision"):
-        case "inject":
-            return f"granted {', '.join(answer['gpu_uuids']) or 'nothing'} ({answer['mode']}, {answer['rule']})" + (
-                f" {answer['edits_sha256'][:12]}"
-            )
-        case "refuse":
-            return f"refused [{answer['code']}]: {answer['reason']}"
+def _answer_text(answer: Mapping[str, object]) -> str:
+    match answer:
+        case {"decision": "inject", "gpu_uuids": [*uuids], "mode": mode, "rule": rule, "edits_sha256": str(digest)}:
+            return f"granted {', '.join(map(str, uuids)) or 'nothing'} ({mode}, {rule}) {digest[:12]}"
+        case {"decision": "refuse", "code": code, "reason": reason}:
+            return f"refused [{code}]: {reason}"
         case _:
             return f"passed: {answer.get('reason', '')}"
 
 
-def _to_json(decisions: int, unreadable: int, different: list[Compared]) -> dict[str, Any]:
+def _to_json(decisions: int, unreadable: int, different: list[Compared]) -> dict[str, object]:
     return {
         "schema": "nri-gpu/replay/v1",
         "decisions": decisions,

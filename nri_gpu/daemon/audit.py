@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from loguru import logger
 from msgspec import Struct
@@ -169,7 +169,7 @@ class AuditLog:
             yield from map(_line, _ledger_records(self._ledger))
         yield from map(_line, self._records(note))
 
-    def _records(self, note: _Note) -> Iterator[Mapping[str, Any]]:
+    def _records(self, note: _Note) -> Iterator[Mapping[str, object]]:
         match note:
             case PolicyNote(source, text, fault):
                 self._policy = note
@@ -221,11 +221,11 @@ _TURN: Final = ""  # among lines: a new file begins here
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _line(record: Mapping[str, Any]) -> str:
+def _line(record: Mapping[str, object]) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, Any]]:
+def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, object]]:
     """The whole ledger, a few grants in each record: the first record replaces, the others add."""
     entries = iter(ledger.entries.items())
     first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.external, ledger.releasing, {}, ledger.reservations)
