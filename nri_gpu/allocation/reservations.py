@@ -90,19 +90,24 @@ def reserve_for_pod(ledger: Ledger, grant: Grant, allocation: Allocated, now: fl
             continue
         known = ledger.reservations.get(device)
         if known is None or known.pod_uid == grant.pod_uid:
-            fresh = Reservation(
-                device=device,
-                mode=grant.mode,
-                namespace=grant.namespace,
-                pod_name=grant.pod_name,
-                since=now,
-                until=now + OPEN_S if lapses else None,
-                pod_uid=grant.pod_uid,
-                pod_id=grant.pod_id,
-                container_name=grant.container_name,
-            )
+            fresh = reservation_of(device, grant, grant.mode, now, now + OPEN_S if lapses else None)
             ledger = ledger.with_reservation(fresh)
     return ledger
+
+
+def reservation_of(device: AllocatedDevice, grant: Grant, mode: Mode, since: float, until: float | None) -> Reservation:
+    """The reservation of a device for the pod of a granted container. Times as in `Reservation`."""
+    return Reservation(
+        device=device,
+        mode=mode,
+        namespace=grant.namespace,
+        pod_name=grant.pod_name,
+        since=since,
+        until=until,
+        pod_uid=grant.pod_uid,
+        pod_id=grant.pod_id,
+        container_name=grant.container_name,
+    )
 
 
 def sandbox_gone(ledger: Ledger, pod_id: PodId, now: float) -> Ledger:

@@ -119,18 +119,15 @@ def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -
     Exact up to EXACT_MAX; beyond it grown GPU by GPU from different beginnings, and improved by exchanges.
     """
     if 2 * number > len(alone):
-        left = set(best_set(*_turned(alone, rows), len(alone) - number))
+        # The same question turned around: which GPUs are best left over. Only the pairs among them stay.
+        least = [-(own + sum(row)) for own, row in zip(alone, rows, strict=True)]
+        left = set(best_set(least, rows, len(alone) - number))
         return tuple(place for place in range(len(alone)) if place not in left)
     if not number:
         return ()
     if comb(len(alone), number - 1) <= EXACT_MAX:
         return max(_completed((), 0, alone, rows, number))[1]
     return _greedy(alone, rows, number)
-
-
-def _turned(alone: Sequence[int], rows: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """The same question turned around: which GPUs are best left over. Only the pairs among them stay."""
-    return [-(own + sum(row)) for own, row in zip(alone, rows, strict=True)], rows
 
 
 def _completed(

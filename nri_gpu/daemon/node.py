@@ -70,9 +70,10 @@ class NodeControllers:
             simulated=self._simulated,
         )
         cache = InventoryCache(
-            health.watching(self._source),
+            self._source,
             publish=self.inventory.publish,
             on_fault=self.inventory.not_refreshed,
+            completed=health.with_health,
             refresh_s=self._fixed.inventory.refresh_s,
             poked=look,
         )

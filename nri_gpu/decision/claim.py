@@ -56,7 +56,7 @@ def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Clai
     if allocation is not None:
         return claim_of_kubelet(allocation, annotated)
     value = container.env.get(VARIABLE)
-    if annotated or not value or policy.environment.may_ask.first(container.pod.namespace) is None:
+    if annotated or not value or not policy.environment.may_ask.match(container.pod.namespace):
         return annotated
     return claim_of_environment(value)
 
@@ -64,9 +64,7 @@ def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Clai
 def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> Claim:
     """The request for what the kubelet allocated, shaped by the annotation's request where there is one.
 
-    Raises:
-        RequestError: the allocation is not valid, or the annotation asks for something else.
-
+    Raises: RequestError: the allocation is not valid, or the annotation asks for something else.
     """
     if not isinstance(allocation, Allocated):
         raise RequestError(allocation.key, allocation.fault)

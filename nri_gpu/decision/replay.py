@@ -24,7 +24,7 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
-from nri_gpu.allocation.reservations import cleared_for, expired, reservation_id, reserved_device
+from nri_gpu.allocation.reservations import cleared_for, expired, reservation_id, reservation_of, reserved_device
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
@@ -170,17 +170,8 @@ def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None
     grant = entry.grant
     if grant.mode is None or not entry.holds:
         return None
-    return Reservation(
-        device=device,
-        mode=grant.mode,
-        namespace=grant.namespace,
-        pod_name=grant.pod_name,
-        since=entry.since,
-        until=entry.until if isinstance(entry.until, float) else None,
-        pod_uid=grant.pod_uid,
-        pod_id=grant.pod_id,
-        container_name=grant.container_name,
-    )
+    until = entry.until if isinstance(entry.until, float) else None
+    return reservation_of(device, grant, grant.mode, entry.since, until)
 
 
 class Compared(Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from nri_gpu.driver.stage import prune, stage, staged_signatures
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.kernel_modules import module_version
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import LogOnce
+from nri_gpu.system.tasks import LogOnce, first_done
 
 LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
 RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
@@ -96,10 +95,8 @@ class DriverController:
         while True:
             self._again.clear()
             await self.look()
-            with contextlib.suppress(TimeoutError):
-                looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
-                async with asyncio.timeout(min(looks_s, self._retry_s)):
-                    await self._again.wait()
+            looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
+            await first_done(self._again.wait(), timeout_s=min(looks_s, self._retry_s))
 
     async def look(self) -> None:
         """Look once, and scan if needed. Staging may copy for as long as the disk takes."""

@@ -19,29 +19,12 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.health.listener import EventChild, EventListener, EventSink
 from nri_gpu.health.node_health import NO_UNITS, HealthChange, Moment, NodeHealth, load_health, save_health
 from nri_gpu.health.stops import Stops, holders_of
-from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
 from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.cri import warn_without_grpc
 from nri_gpu.system.state import NodeState
 
 _LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthState.SUSPECT: "WARNING"}
-
-
-class SourceWithHealth:
-    """A source that adds health to its inventories."""
-
-    def __init__(self, source: Source, with_health: Callable[[Inventory], Inventory]) -> None:
-        self._source = source
-        self._with_health = with_health
-
-    async def refresh(self) -> Inventory:
-        """Raises: InventoryError."""
-        return self._with_health(await self._source.refresh())
-
-    async def close(self) -> None:
-        """Closes the source."""
-        await self._source.close()
 
 
 class HealthController:
@@ -87,10 +70,6 @@ class HealthController:
         if listener is None and not simulated:
             listener = partial(EventChild, driver.root, driver.library_dirs)
         self._listener = listener(EventSink(self.take_event, self._refresh_soon)) if listener else None
-
-    def watching(self, source: Source) -> Source:
-        """The source, with health added to its inventories."""
-        return SourceWithHealth(source, self.with_health)
 
     async def run(self) -> None:
         if self._settings.containers is OnBad.STOP:

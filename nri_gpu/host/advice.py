@@ -58,7 +58,7 @@ def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: boo
     kubelet, names = policy.kubelet, tuple(dict.fromkeys(each.resource for each in found))
     sockets = _paths(found)
     ours = kubelet.resource + ".shared" * (kubelet.rename and kubelet.replicas > 1)
-    left = tuple(name for name in names if kubelet.inject_for.first(name) is None)
+    left = tuple(name for name in names if not kubelet.inject_for.match(name))
     if kubelet.enabled and ours in names:
         yield (
             f"NVIDIA's device plugin serves {ours} ({sockets}), which nri-gpu is to serve: set kubelet.resource to "

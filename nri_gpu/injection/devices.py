@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from posixpath import normpath
 from typing import Final
 
-from nri_gpu.domain.container import DeviceRef
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, Unit, whole
@@ -20,7 +19,6 @@ UVM_TOOLS_MINOR: Final = 1
 MODESET_MINOR: Final = 254
 NVIDIACTL, MODESET = "/dev/nvidiactl", "/dev/nvidia-modeset"
 UVM, UVM_TOOLS = "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"
-SHARED: Final = frozenset({NVIDIACTL, MODESET, UVM, UVM_TOOLS})
 # The capability of a MIG instance is an open file of that minor, which the driver lets everyone open for reading.
 # kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
 CAPABILITY_MODE: Final = 0o444
@@ -92,11 +90,6 @@ def shared_nodes(capabilities: Capabilities, majors: Majors) -> Iterator[DeviceN
         yield DeviceNode(UVM_TOOLS, majors.nvidia_uvm, UVM_TOOLS_MINOR)
     if Capability.GRAPHICS in capabilities:
         yield DeviceNode(MODESET, majors.nvidia, MODESET_MINOR)
-
-
-def shared_among(held: Iterable[DeviceRef]) -> frozenset[str]:
-    """Paths of shared nodes among those that a container has."""
-    return SHARED & {device.path for device in held}
 
 
 def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[DeviceNode]:

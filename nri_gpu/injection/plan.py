@@ -66,7 +66,7 @@ def plan(of: Injection) -> Edits:
 def _devices(of: Injection) -> Edits:
     majors = of.inventory.majors
     if of.completes:
-        present = devices.shared_among(of.container.devices)
+        present = {device.path for device in of.container.devices}
         shared = devices.shared_nodes(of.capabilities, majors)
         return Edits.of(devices=tuple(node for node in shared if node.path not in present))
     return Edits.of(devices=devices.device_nodes(of.gpus, of.capabilities, majors))

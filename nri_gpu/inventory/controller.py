@@ -28,9 +28,10 @@ class InventoryCache:
 
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
     the sentence of a failure, once for the same sentence in a row. After a failure the last inventory stays `current`
-    and its age grows. Where there was none, an inventory with that fault is published. poked: set by whoever wants a
-    refresh now. current: None before the first. fault: why the last refresh failed; empty when it did not. confirmed:
-    the source has answered; until then `current` was recalled from an earlier process.
+    and its age grows. Where there was none, an inventory with that fault is published. completed: adds to an answer
+    what the source does not know. poked: set by whoever wants a refresh now. current: None before the first. fault: why
+    the last refresh failed; empty when it did not. confirmed: the source has answered; until then `current` was
+    recalled from an earlier process.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class InventoryCache:
         publish: Callable[[Inventory], None],
         on_fault: Callable[[str], None],
         *,
+        completed: Callable[[Inventory], Inventory] = lambda inventory: inventory,
         poked: asyncio.Event | None = None,
         refresh_s: float = REFRESH_S,
         wall: Callable[[], float] = time.time,
@@ -48,6 +50,7 @@ class InventoryCache:
         self._source = source
         self._publish = publish
         self._on_fault = on_fault
+        self._completed = completed
         self._followers: list[Callable[[Inventory, float], None]] = []
         self._refresh_s = refresh_s
         self._wall = wall
@@ -100,7 +103,7 @@ class InventoryCache:
     async def refresh(self) -> None:
         began = self._monotonic()
         try:
-            inventory = await self._source.refresh()
+            inventory = self._completed(await self._source.refresh())
         except InventoryError as error:
             self._failed(error)
         else:

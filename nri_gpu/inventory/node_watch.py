@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Hashable, Mapping
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 from msgspec import Struct
+
+from nri_gpu.system.tasks import first_done
 
 if TYPE_CHECKING:
     from nri_gpu.system.inotify import FolderWatch
@@ -183,9 +184,7 @@ class NodeWatch:
 
     async def _wait(self, limit_s: float) -> bool:
         """Whether something woke us before the time was up."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._woken.wait()
+        await first_done(self._woken.wait(), timeout_s=limit_s)
         woken = self._woken.is_set()
         self._woken.clear()
         return woken

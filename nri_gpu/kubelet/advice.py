@@ -48,7 +48,7 @@ def _sentences(settings: KubeletSettings, allocatable: Mapping[str, tuple[str, .
         ours = settings.enabled and (resource.removesuffix(".shared") == settings.resource or resource.startswith(own))
         if not ids or not all(id_.startswith(_PREFIXES) for id_ in ids):
             continue
-        if not ours and settings.inject_for.first(resource) is None:
+        if not ours and not settings.inject_for.match(resource):
             yield (
                 f"the kubelet allocates {len(ids)} of {resource} from another device plugin: nri-gpu does not inject "
                 "them unless kubelet.inject_for lists that resource"

@@ -20,7 +20,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
-from nri_gpu.system.tasks import LogOnce
+from nri_gpu.system.tasks import LogOnce, first_done
 
 if TYPE_CHECKING:
     from nri_gpu.kubelet.endpoint import Endpoint, EndpointTimes
@@ -166,9 +166,7 @@ class KubeletController:
                 if repr(error) != self._log.fault:
                     logger.opt(exception=True).error("bug: device plugin not up to date")
                 self._log.fault = repr(error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._tick_s):
-                    await self._woken.wait()
+            await first_done(self._woken.wait(), timeout_s=self._tick_s)
 
     def _look(self, tasks: asyncio.TaskGroup, endpoint: type[Endpoint]) -> None:
         """Serve resources that are new, and send lists that changed; neither once another daemon takes over."""

@@ -132,7 +132,7 @@ def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
 
 def is_reserving(namespace: str, settings: KubeletSettings) -> bool:
     """Whether pods in this namespace hold GPUs for other pods to share."""
-    return bool(settings.reservations.patterns) and settings.reservations.first(namespace) is not None
+    return settings.reservations.match(namespace)
 
 
 def _of_plugin(

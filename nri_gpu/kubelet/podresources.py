@@ -19,7 +19,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletPods
-from nri_gpu.system.tasks import Backoff, LogOnce
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 
 GETS_MAX: Final = 8  # with more pods than this waiting, one List is cheaper than a Get for each
 TIMEOUT_S: Final = 2.0
@@ -178,9 +178,7 @@ class Inquiry:
         if self._pods.questions or left_s <= 0:
             return
         self._pods.asked.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left_s):
-                await self._pods.asked.wait()
+        await first_done(self._pods.asked.wait(), timeout_s=left_s)
 
     async def _ask(self) -> None:
         """One Get or List. A question that fails stays."""

@@ -64,7 +64,8 @@ def _patterns_for_nothing(policy: Policy) -> Iterator[str]:
         for index, pattern in enumerate(globs.patterns):
             if why := _never_matches(pattern):
                 yield f'namespaces.{name}[{index}] = "{pattern}" can never match a Kubernetes namespace: {why}'
-    yield from _next_to_everything(rules)
+    if "*" in rules.allow.patterns and len(rules.allow.patterns) > 1:
+        yield 'namespaces.allow has "*", so its other patterns change nothing'
     if "*" not in rules.deny.patterns:
         yield from _denied_anyway(rules)
         yield from _denied_for_nothing(rules)
@@ -80,11 +81,6 @@ def _never_matches(pattern: str) -> str:
     if len(pattern.replace("*", "")) > _NAME_MAX:
         return f"names have at most {_NAME_MAX} characters"
     return "names begin and end with a letter or digit" if "-" in (pattern[0], pattern[-1]) else ""
-
-
-def _next_to_everything(rules: NamespaceRules) -> Iterator[str]:
-    if "*" in rules.allow.patterns and len(rules.allow.patterns) > 1:
-        yield 'namespaces.allow has "*", so its other patterns change nothing'
 
 
 def _denied_anyway(rules: NamespaceRules) -> Iterator[str]:

@@ -120,4 +120,4 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
 
     def injected(self, devices: Iterable[AllocatedDevice]) -> tuple[AllocatedDevice, ...]:
         """Devices of other plugins' resources that policy has us inject."""
-        return tuple(each for each in devices if self.inject_for.first(each.resource) is not None)
+        return tuple(each for each in devices if self.inject_for.match(each.resource))

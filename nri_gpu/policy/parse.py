@@ -36,9 +36,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
 
     lines: key path -> 1-based line, as far as known.
 
-    Raises:
-        PolicyError: with every fault, in the order of the file.
-
+    Raises: PolicyError: with every fault, in the order of the file.
     """
     where = lines or {}
     found = list(faults(_file_info(), raw))
@@ -75,9 +73,7 @@ def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
 
     overrides: key path -> raw value; None stands for an option that was not given.
 
-    Raises:
-        PolicyError: each fault under the option's own name.
-
+    Raises: PolicyError: each fault under the option's own name.
     """
     values = {path: raw for path, raw in overrides.items() if raw is not None}
     found = [

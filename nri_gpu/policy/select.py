@@ -15,7 +15,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import quoted
 from nri_gpu.domain.value import Value
-from nri_gpu.policy.forms import UNLIMITED
+from nri_gpu.policy.forms import NOTHING, UNLIMITED
 from nri_gpu.policy.model import Otherwise, Policy, Stale
 from nri_gpu.policy.rules import Limits, Pool, Rule
 
@@ -86,7 +86,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         members = self.policy.pool.members(inventory)
         wanted = self.rule.pool if self.rule else None
         if wanted is None:
-            return {uuid: pool for uuid, pool in members.items() if not _opens(pool, namespace)}
+            return {uuid: pool for uuid, pool in members.items() if not (pool.namespaces or NOTHING).match(namespace)}
         each = ((unit.uuid, members.get(unit.uuid)) for unit in inventory.units)
         return {uuid: pool for uuid, pool in each if pool is None or pool.name not in wanted.patterns}
 
@@ -163,10 +163,6 @@ class Terms(Struct, frozen=True, kw_only=True):
 def shown_source(policy: Policy) -> str:
     """The policy's file, fit for a sentence."""
     return quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
-
-
-def _opens(pool: Pool, namespace: str) -> bool:
-    return pool.namespaces is not None and pool.namespaces.first(namespace) is not None
 
 
 def stale_fault(policy: Policy, age_s: float) -> str:

@@ -25,9 +25,7 @@ _NOTHING: Final = frozenset({"void", "none"})
 def claim_of_environment(value: str) -> Claim | None:
     """What the variable's value asks for; None where it asks for nothing.
 
-    Raises:
-        RequestError: it is not valid.
-
+    Raises: RequestError: it is not valid.
     """
     whole = Piece(VARIABLE, value, 0)
     check_text(whole)

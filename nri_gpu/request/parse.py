@@ -90,9 +90,7 @@ def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
 
     given: the kubelet chose the GPUs, so a value without a number or GPUs means all of those.
 
-    Raises:
-        RequestError: it is not valid; the position is that of the first fault.
-
+    Raises: RequestError: it is not valid; the position is that of the first fault.
     """
     whole = Piece(key, value, 0)
     check_text(whole)

@@ -86,9 +86,7 @@ _KNOWN: Final = "write an index (0), a UUID or its beginning (GPU-8f3a...) or a 
 def read_id(item: Piece) -> str:
     """One name of a GPU or a MIG device in the inventory's spelling.
 
-    Raises:
-        RequestError: it is none that we know.
-
+    Raises: RequestError: it is none that we know.
     """
     text = item.text
     if text.isdecimal():

@@ -186,7 +186,10 @@ def parse_requirement(value: str, seen: dict[str, Condition] | None = None) -> t
     for text in _pieces(value):
         if text in seen:
             continue
-        condition = _parse_condition(text) if len(seen) < DIFFERENT_MAX else Malformed(text, _one_more(text))
+        if len(seen) >= DIFFERENT_MAX:
+            why = f"{quoted(text)} is one more than the {DIFFERENT_MAX} different conditions that an image may have"
+            return Malformed(text, why)
+        condition = _parse_condition(text)
         if isinstance(condition, Malformed):
             return condition
         seen[text] = condition
@@ -197,10 +200,6 @@ def parse_requirement(value: str, seen: dict[str, Condition] | None = None) -> t
 def _pieces(value: str) -> Iterator[str]:
     """Its conditions, each once, in order."""
     return filter(None, dict.fromkeys(value.replace(" ", ",").split(",")))
-
-
-def _one_more(text: str) -> str:
-    return f"{quoted(text)} is one more than the {DIFFERENT_MAX} different conditions that an image may have"
 
 
 def _parse_condition(text: str) -> Condition | Malformed:

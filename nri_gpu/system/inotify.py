@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.system.tasks import first_done
+
 # sys/inotify.h
 IN_CREATE: Final = 0x100
 IN_MOVED_TO: Final = 0x80
@@ -68,9 +70,7 @@ async def folder_changed(folder: Path, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
         return
     try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await changed.wait()
+        await first_done(changed.wait(), timeout_s=limit_s)
     finally:
         watch.close()
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from nri_gpu.system.tasks import first_done
+
 LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
 STDERR_KEPT_MAX: Final = 2048  # bytes
 CALL_MAX: Final = 64  # characters of a call's name; NVML's longest has 52
@@ -150,9 +152,8 @@ class LineProcess:
         return self._popen.returncode
 
     async def _close(self) -> None:
-        with contextlib.suppress(TimeoutError):  # a process that it started may hold its stderr open longer
-            async with asyncio.timeout(_STDERR_END_S):
-                await self._stderr.complete.wait()
+        # A process that it started may hold its stderr open longer.
+        await first_done(self._stderr.complete.wait(), timeout_s=_STDERR_END_S)
         self._stderr_transport.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()

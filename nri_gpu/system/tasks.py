@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -58,9 +57,7 @@ async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]
         await told.wait()
         told.clear()
         if not await work():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(retry_s):
-                    await told.wait()
+            await first_done(told.wait(), timeout_s=retry_s)
             told.set()
 
 
