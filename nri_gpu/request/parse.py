@@ -210,7 +210,8 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
         why = "this says how GPUs are used and not which, and the kubelet gave this container none"
         raise whole.cut(0).error(f"{why}: {_ONE_OF}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
-        raise _other_than("none", parts).error('"none" stands alone: it asks for no GPU, so nothing can go with it')
+        other = next(clause for name, (_, clause) in parts.items() if name != "none")
+        raise other.error('"none" stands alone: it asks for no GPU, so nothing can go with it')
     if sharing != NO_MPS_LIMITS and mode is not Mode.MPS:
         raise parts["sharing"][1].error('"sharing" goes with mode=mps only: in other modes nothing divides a GPU')
     return Claim(
@@ -225,10 +226,6 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
     )
 
 
-def _other_than(name: str, parts: Mapping[str, tuple[Part, Piece]]) -> Piece:
-    return next(clause for other, (_, clause) in parts.items() if other != name)
-
-
 _KNOWN_KEYS: Final = (BASE_KEY, POD_KEY, CONTAINER_PREFIX + "<name>")
 _KEYS_BY_WORD: Final = {"pod": POD_KEY, "container": CONTAINER_PREFIX + "<name>"}
 
@@ -240,10 +237,8 @@ def select_annotation(
 
     container_annotations: the container's own. An existing container carries our signed grant: give an empty mapping.
 
-    Raises:
-        RequestError: an unknown key with our prefix (a mistyped request must not start without its GPU), or one of our
-            keys on the container itself.
-
+    Raises: RequestError: an unknown key with our prefix (a mistyped request must not start without its GPU), or one of
+    our keys on the container itself.
     """
     # One search over all keys at once, since most containers ask for nothing.
     if BASE_KEY in "\n".join(container_annotations):
