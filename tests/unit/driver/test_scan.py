@@ -219,6 +219,12 @@ def test_no_driver_and_why(root: Path, words: str, spoil: Callable[[Path], objec
 # -- generation
 
 
+def another_of_the_same_size_and_time(file: Path) -> None:
+    """As package managers put it there, under the same name."""
+    shutil.copy2(file, file.with_name("twin"))
+    file.with_name("twin").rename(file)
+
+
 def test_the_generation_is_safe_as_a_name_and_stays(root: Path) -> None:
     generation = scan(root).generation
     assert re.fullmatch(rf"{re.escape(V)}-[0-9a-f]{{8}}", generation)
@@ -228,16 +234,11 @@ def test_the_generation_is_safe_as_a_name_and_stays(root: Path) -> None:
 def test_the_generation_changes_with_every_file_and_link(tmp_path: Path) -> None:
     root = make_driver_root(tmp_path / "root", V, everything=True)
 
-    def another_of_the_same_size_and_time() -> None:
-        twin = root / "lib64/twin"
-        shutil.copy2(root / f"lib64/libnvidia-ml.so.{V}", twin)
-        twin.rename(root / f"lib64/libnvidia-ml.so.{V}")
-
     changes: tuple[Callable[[], object], ...] = (
         lambda: os.utime(root / f"lib64/libnvidia-cfg.so.{V}", ns=(0, 1)),
         lambda: os.utime(root / "bin/nvidia-smi", ns=(0, 1)),
         lambda: write_library(root / "lib64/new", "libnvidia-nvvm.so.4").rename(root / f"lib64/libnvidia-nvvm.so.{V}"),
-        another_of_the_same_size_and_time,
+        lambda: another_of_the_same_size_and_time(root / f"lib64/libnvidia-ml.so.{V}"),
         lambda: (root / "lib64/libnvidia-cfg.so").symlink_to("libnvidia-cfg.so.1"),
         lambda: (root / "bin/nvidia-debugdump").unlink(),
         lambda: os.utime(root / "etc/OpenCL/vendors/nvidia.icd", ns=(0, 1)),
@@ -297,6 +298,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "the root's link": swap_link,
     "the root itself": swap_folder,
     "a file written over": write_over,
+    "another file": lambda root: another_of_the_same_size_and_time(root / f"lib64/libcuda.so.{V}"),
+    "a file touched": lambda root: os.utime(root / f"lib64/libcuda.so.{V}", ns=(0, 1)),
     "a file gone": lambda root: (root / f"lib64/libcuda.so.{V}").unlink(),
     "a file more": lambda root: write_library(root / "lib64/libnvidia-new.so.1", "libnvidia-new.so.1"),
     "a program gone": lambda root: (root / "bin/nvidia-smi").unlink(),

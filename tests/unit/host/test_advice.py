@@ -18,28 +18,17 @@ THEIRS = KubeletSettings(enabled=True, resource="example.com/gpu", inject_for=Gl
 
 HOOKED = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ncontainerEdits:\n  hooks:\n  - hookName: createContainer\n"
 JSON_HOOKED = '{"cdiVersion":"0.5.0","kind":"management.nvidia.com/gpu","containerEdits":{"hooks":[{"a":1}]}}'
-FOUND = {
-    "the runtime's configuration": ("etc/nvidia-container-runtime/config.toml", "", ComponentKind.RUNTIME),
-    "the hook": ("usr/bin/nvidia-container-runtime-hook", "", ComponentKind.RUNTIME),
-    "the operator's toolkit": ("usr/local/nvidia/toolkit/nvidia-container-runtime", "", ComponentKind.RUNTIME),
-    "podman's hook": (
-        "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
-        '{"hook": {"path": "/usr/bin/nvidia-container-toolkit"}}',
-        ComponentKind.RUNTIME,
-    ),
-    "containerd's runtime": (
-        "etc/containerd/config.toml",
-        'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n',
-        ComponentKind.RUNTIME,
-    ),
-    "containerd's drop-in": (
-        "etc/containerd/conf.d/99-nvidia.toml",
-        'BinaryName = "/x/nvidia-container-runtime"\n',
-        ComponentKind.RUNTIME,
-    ),
-    "a specification": ("etc/cdi/nvidia.yaml", HOOKED, ComponentKind.SPECIFICATION),
-    "a specification in JSON": ("var/run/cdi/k8s.json", JSON_HOOKED, ComponentKind.SPECIFICATION),
+HOOK = '{"hook": {"path": "/usr/bin/nvidia-container-toolkit"}}'
+CONTAINERD = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
+RUNTIMES = {
+    "etc/nvidia-container-runtime/config.toml": "",
+    "usr/bin/nvidia-container-runtime-hook": "",
+    "usr/local/nvidia/toolkit/nvidia-container-runtime": "",  # the operator's
+    "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": HOOK,  # podman's
+    "etc/containerd/config.toml": CONTAINERD,
+    "etc/containerd/conf.d/99-nvidia.toml": 'BinaryName = "/x/nvidia-container-runtime"\n',
 }
+SPECIFICATIONS = {"etc/cdi/nvidia.yaml": HOOKED, "var/run/cdi/k8s.json": JSON_HOOKED}
 NOTHING = {
     "a commented runtime": ("etc/containerd/config.toml", "# runtimes.nvidia: nvidia-container-runtime\n"),
     "another runtime": ("etc/containerd/config.toml", "[runtimes.nvidiax]\n"),
@@ -72,9 +61,10 @@ def plugin(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "text", "kind"), FOUND.values(), ids=FOUND)
-def test_injectors_are_found(tmp_path: Path, name: str, text: str, kind: ComponentKind) -> None:
+@pytest.mark.parametrize(("name", "text"), [*RUNTIMES.items(), *SPECIFICATIONS.items()])
+def test_injectors_are_found(tmp_path: Path, name: str, text: str) -> None:
     write(tmp_path, name, text=text)
+    kind = ComponentKind.RUNTIME if name in RUNTIMES else ComponentKind.SPECIFICATION
     assert tuple(components(tmp_path)) == (Component(kind, f"/{name}"),)
 
 

@@ -20,7 +20,6 @@ from nri_gpu.host.prepare import (
     load_module,
     make_link,
     make_node,
-    modprobe_program,
     prepare,
 )
 from tests.unit.host.host_tree import CAPS, LOADS, NVIDIA, OLD_UVM, UVM, HostTree
@@ -208,22 +207,35 @@ def test_another_driver_root_gives_modules_but_no_program(host: HostTree) -> Non
     assert host.calls() == ["-d /run/nvidia/driver nvidia []"]
 
 
-FAILURES = {
+SETTING = "proc/sys/kernel/modprobe"
+NO_PROGRAM = "which is not an executable program"
+# What becomes of the kernel's program, and what is said.
+FAILURES: dict[str, tuple[Callable[[HostTree], object], str]] = {
     "says why": (
-        "echo FATAL: Module nvidia; echo ' not found'; exit 1",
+        lambda host: host.modprobe("echo FATAL: Module nvidia; echo ' not found'; exit 1"),
         "ended with 1: FATAL: Module nvidia not found",
     ),
-    "says why on stderr": ("echo no such device >&2; exit 1", "ended with 1: no such device"),
-    "says nothing": ("exit 3", "ended with 3: without output"),
-    "does nothing": ("", "reported success, but the module is not loaded"),
-    "says too much": ("head -c 100000 /dev/zero | tr '\\0' x; exit 1", r"ended with 1: x{300}$"),
-    "is killed": ("kill -9 $$", "ended with -9"),
+    "says why on stderr": (lambda host: host.modprobe("echo no >&2; exit 1"), "ended with 1: no"),
+    "says nothing": (lambda host: host.modprobe("exit 3"), "ended with 3: without output"),
+    "does nothing": (lambda host: host.modprobe(""), "reported success, but the module is not loaded"),
+    "says too much": (
+        lambda host: host.modprobe("head -c 100000 /dev/zero | tr '\\0' x; exit 1"),
+        r"ended with 1: x{300}$",
+    ),
+    "is killed": (lambda host: host.modprobe("kill -9 $$"), "ended with -9"),
+    "does not start": (lambda host: host.write("bin/modprobe", "#!/no/shell\n"), "cannot be run: No such file"),
+    "no setting": (lambda host: (host.base / SETTING).unlink(), "cannot be read: No such file"),
+    "setting emptied": (lambda host: host.write(SETTING, "\n"), "is switched off on this host"),
+    "relative": (lambda host: host.write(SETTING, "modprobe\n"), f"names modprobe, {NO_PROGRAM}"),
+    "missing": (lambda host: host.write(SETTING, "/nowhere/modprobe\n"), NO_PROGRAM),
+    "a folder": (lambda host: host.write(SETTING, "/tmp\n"), NO_PROGRAM),
+    "no program": (lambda host: host.write(SETTING, "/etc/passwd\n"), NO_PROGRAM),
 }
 
 
-@pytest.mark.parametrize(("script", "words"), FAILURES.values(), ids=FAILURES)
-def test_a_failure_has_the_programs_words(host: HostTree, script: str, words: str) -> None:
-    host.modprobe(script)
+@pytest.mark.parametrize(("spoil", "words"), FAILURES.values(), ids=FAILURES)
+def test_a_module_that_is_not_loaded_and_why(host: HostTree, spoil: Callable[[HostTree], object], words: str) -> None:
+    spoil(host)
     with pytest.raises(HostError, match=words):
         load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
 
@@ -253,33 +265,6 @@ def test_what_it_leaves_running_holds_nobody_up(host: HostTree) -> None:
     with pytest.raises(HostError, match="ended with 1"):
         load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
     assert time.monotonic() - before < 2.5
-
-
-SETTINGS = {
-    "none": (None, "cannot be read: No such file"),
-    "emptied": ("\n", "is switched off on this host"),
-    "relative": ("modprobe\n", "names modprobe, which is not an executable program"),
-    "missing": ("/nowhere/modprobe\n", "which is not an executable program"),
-    "a folder": ("/tmp\n", "which is not an executable program"),
-    "no program": ("/etc/passwd\n", "which is not an executable program"),
-}
-
-
-@pytest.mark.parametrize(("setting", "words"), SETTINGS.values(), ids=SETTINGS)
-def test_a_kernel_that_names_no_program(host: HostTree, setting: str | None, words: str) -> None:
-    path = host.base / "proc/sys/kernel/modprobe"
-    path.unlink()
-    if setting is not None:
-        path.write_text(setting)
-    with pytest.raises(HostError, match=words):
-        modprobe_program(host.places.proc)
-
-
-def test_a_program_that_does_not_start(host: HostTree) -> None:
-    program = host.write("bin/modprobe", "#!/nowhere/interpreter\n")
-    program.chmod(0o755)
-    with pytest.raises(HostError, match="cannot be run: No such file"):
-        load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
 
 
 GPU = DevPath("nvidia0")
