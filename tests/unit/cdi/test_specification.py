@@ -216,9 +216,10 @@ HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
 # One that plays changes is a node like another when it begins.
 SCENARIOS: Final = {path.stem: load_scenario(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
 NAMES: Final = [name for name, each in SCENARIOS.items() if each.inventory.gpus and not each.changes]
-# Golden file -> topology, capabilities, strategy: all of the default one, and one of each other.
+# Golden file -> topology, capabilities, strategy: each topology, and one of them with each capability and strategy.
 CASES: Final = {
-    **{f"{t}.{c}.txt": (t, c, Loader.FOLDERS) for t in NAMES for c in CAPABILITIES},
+    **{f"{t}.compute+utility.txt": (t, "compute+utility", Loader.FOLDERS) for t in NAMES},
+    **{f"four-gpus.{c}.txt": ("four-gpus", c, Loader.FOLDERS) for c in CAPABILITIES},
     **{
         f"four-gpus.compute+utility.{loader}.txt": ("four-gpus", "compute+utility", loader)
         for loader in Loader

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.child import NvmlChild
+from tests.support.files import write_files
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure
 
 
@@ -47,9 +48,7 @@ class Machine:
 
     def write(self, path: str, text: str) -> None:
         """A file of sysfs."""
-        file = self.sysfs / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        write_files(self.sysfs, {path: text})
 
     def forget(self) -> None:
         """Empties sysfs."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.errors import InventoryError
@@ -28,6 +27,7 @@ from nri_gpu.inventory.kernel import (
     with_minors,
 )
 from tests.support import builders as make
+from tests.support.files import write_files
 from tests.support.kernel import make_information, make_pci
 
 
@@ -39,8 +39,7 @@ def places(tmp_path: Path) -> HostFolders:
 def test_majors_of_the_host(places: HostFolders) -> None:
     with pytest.raises(InventoryError, match="cannot read the majors"):
         host_majors(places.proc)
-    places.proc.mkdir()
-    (places.proc / "devices").write_text("Character devices:\n195 nvidia\n508 nvidia-uvm\n")
+    write_files(places.proc, {"devices": "Character devices:\n195 nvidia\n508 nvidia-uvm\n"})
     assert host_majors(places.proc) == Majors(195, 508)
 
 
@@ -86,15 +85,15 @@ def test_gpus_that_nvml_cannot_list(places: HostFolders, reason: str, driver: st
         assert [each.reason for each in unlisted_gpus(places, (), fault=fault)] == [reason]
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"GPU UUID": "GPU-????????-????-????-????-????????????", "Model": "", "Device Minor": "255"},
-        {"GPU UUID": "GPU-../../etc", "Model": "a\x01b", "Device Minor": "-1"},
-        {"Device Minor": "9" * 5000, "Model": "x" * 97},
-        {},
-    ],
+UNKNOWN: tuple[dict[str, str], ...] = (
+    {"GPU UUID": "GPU-????????-????-????-????-????????????", "Model": "", "Device Minor": "255"},
+    {"GPU UUID": "GPU-../../etc", "Model": "a\x01b", "Device Minor": "-1"},
+    {"Device Minor": "9" * 5000, "Model": "x" * 97},
+    {},
 )
+
+
+@pytest.mark.parametrize("told", UNKNOWN)
 def test_unknown_facts_are_left_out(places: HostFolders, told: dict[str, str]) -> None:
     gpu(places, A, **told)
     assert unlisted_gpus(places, ()) == (KernelGpu(pci_bus_id=A, reason=UNLISTED),)
@@ -128,10 +127,9 @@ def node(places: HostFolders, tmp_path: Path) -> HostFolders:
     assert kernel_view(places) == kernel_view(places)  # of a machine without any of it
     (tmp_path / MIG / "gi1/ci0").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
-    (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n")
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "dev/dri").mkdir(parents=True)
-    (tmp_path / "dev/nvidia0").touch()
+    write_files(tmp_path, {"proc/devices": "Character devices:\n195 nvidia\n", "dev/nvidia0": ""})
     return places
 
 
@@ -173,35 +171,30 @@ def test_other_devices_do_not_matter(node: HostFolders, tmp_path: Path) -> None:
 
 # --- NUMA -------------------------------------------------------------------------------------------------------------
 
-MEMINFO = "Node {0} MemTotal:       {1} kB\nNode {0} MemFree:         1 kB\n"
+
+def numa(number: int, cpulist: str, memory_kib: int | None = 131_072) -> dict[str, str]:
+    """A node's files as the kernel shows them; None: without memory that is told."""
+    total = "" if memory_kib is None else f"Node {number} MemTotal:       {memory_kib} kB\n"
+    return {f"node{number}/cpulist": f"{cpulist}\n", f"node{number}/meminfo": f"{total}Node {number} MemFree: 1 kB\n"}
 
 
-def make_node(sysfs: Path, number: int, cpulist: str | None, memory_kib: int | None = 131_072) -> None:
-    """A node's folder as the kernel shows it; None: that file is missing."""
-    folder = sysfs / "devices/system/node" / f"node{number}"
-    folder.mkdir(parents=True)
-    if cpulist is not None:
-        (folder / "cpulist").write_text(f"{cpulist}\n")
-    if memory_kib is not None:
-        (folder / "meminfo").write_text(MEMINFO.format(number, memory_kib))
+def indexed(*numa_nodes: int | None) -> list[Gpu]:
+    return [make.gpu(index, numa_node=number) for index, number in enumerate(numa_nodes)]
 
 
 def test_numa_nodes_of_gpus(tmp_path: Path) -> None:
-    for number, cpus in enumerate(("0-15,32-47", "16-31,48-63", "64")):
-        make_node(tmp_path, number, cpus)
-    gpus = [make.gpu(0, numa_node=1), make.gpu(1, numa_node=0), make.gpu(2, numa_node=1), make.gpu(3)]
-    assert numa_nodes(gpus, tmp_path) == (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31,48-63"))
+    files = numa(0, "0-15,32-47") | numa(1, "16-31,48-63") | numa(2, "64")
+    write_files(tmp_path / "devices/system/node", files)
+    expected = (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31,48-63"))
+    assert numa_nodes(indexed(1, 0, 1, None), tmp_path) == expected
 
 
 def test_numa_nodes_without_cpus_or_memory(tmp_path: Path) -> None:
-    make_node(tmp_path, 0, "")
-    make_node(tmp_path, 1, "0-1", 0)
-    make_node(tmp_path, 2, "2", None)
-    make_node(tmp_path, 3, None)
-    make_node(tmp_path, 4, "0-$(reboot)")
-    (tmp_path / "devices/system/node/node0/meminfo").write_text("Node 0 MemFree: 1 kB\n")
-    gpus = [make.gpu(index, numa_node=index) for index in range(6)]
-    assert numa_nodes(gpus, tmp_path) == (NumaNode(0, "", memory=False), NumaNode(1, "0-1", memory=False))
+    files = numa(0, "", None) | numa(1, "0-1", 0) | numa(2, "2") | numa(3, "3") | numa(4, "0-$(reboot)")
+    del files["node2/meminfo"], files["node3/cpulist"]
+    write_files(tmp_path / "devices/system/node", files)
+    expected = (NumaNode(0, "", memory=False), NumaNode(1, "0-1", memory=False))
+    assert numa_nodes(indexed(*range(6)), tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,16 +210,13 @@ def test_malformed_lists_of_cpus(text: str) -> None:
 
 def proc(tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int] | None = None) -> Path:
     """A /proc with these capability files (a minor, or a whole text) and this table."""
-    for name, content in files.items():
-        gpu, _, rest = name.partition("/")
-        path = tmp_path / "proc/driver/nvidia/capabilities" / gpu / "mig" / rest
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = f"DeviceFileMinor: {content}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
-        path.write_text(text if isinstance(content, int) else str(content))
-    (tmp_path / "proc/driver/nvidia-caps").mkdir(parents=True)
+    said = "DeviceFileMinor: {}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
     lines = [f"{name} {minor}\n" for name, minor in {"config": 1, "monitor": 2, **(table or {})}.items()]
-    (tmp_path / "proc/driver/nvidia-caps/mig-minors").write_text("".join(lines))
-    return tmp_path / "proc"
+    texts = {"driver/nvidia-caps/mig-minors": "".join(lines)}
+    for name, content in files.items():
+        path = f"driver/nvidia/capabilities/{name.replace('/', '/mig/', 1)}"
+        texts[path] = said.format(content) if isinstance(content, int) else str(content)
+    return write_files(tmp_path / "proc", texts)
 
 
 DEVICE = MigDevice(
@@ -240,19 +230,8 @@ DEVICE = MigDevice(
 FILES = {"gpu2/gi9/access": 40, "gpu2/gi9/ci0/access": 41}
 
 
-def cut(**fields: object) -> Gpu:
-    """Index 0, minor 2: the files go by the latter."""
-    return Gpu(
-        index=0,
-        minor_number=2,
-        uuid=GpuUuid("GPU-0"),
-        pci_bus_id=PciBusId("0000:10:00.0"),
-        model="NVIDIA A100",
-        memory_bytes=80 * 2**30,
-        arch=(8, 0),
-        mig_enabled=True,
-        mig=(replace(DEVICE, **fields),),
-    )
+# Index 0, minor 2: the files go by the latter.
+CUT = make.gpu(0, minor_number=2, mig_enabled=True, mig=(DEVICE,))
 
 
 SOURCES: dict[str, tuple[Mapping[str, object], Mapping[str, int], tuple[int, int]]] = {
@@ -268,7 +247,7 @@ SOURCES: dict[str, tuple[Mapping[str, object], Mapping[str, int], tuple[int, int
 def test_capability_minors(
     tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int], minors: tuple[int, int]
 ) -> None:
-    (gpu,) = with_minors([cut()], proc(tmp_path, files, table))
+    (gpu,) = with_minors([CUT], proc(tmp_path, files, table))
     assert (gpu.mig[0].gpu_instance_minor, gpu.mig[0].compute_instance_minor) == minors
     assert why_not(gpu.parts[0]) == ""
     assert "354, 355" in unusual_minors([gpu])[0]
@@ -289,12 +268,12 @@ NO_MINORS: dict[str, tuple[Mapping[str, object], Mapping[str, int], str]] = {
 def test_a_mig_device_without_known_minors_is_not_granted(
     tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int], words: str
 ) -> None:
-    (gpu,) = with_minors([cut()], proc(tmp_path, files, table))
+    (gpu,) = with_minors([CUT], proc(tmp_path, files, table))
     assert words in why_not(gpu.parts[0])
     assert gpu.unavailable == ""
 
 
 def test_usual_minors_are_not_worth_a_word(tmp_path: Path) -> None:
     assert [usual_minors(0, 0, 0), usual_minors(31, 14, 7), usual_minors(32, 0, 0)] == [(3, 4), (4314, 4322), None]
-    usual = with_minors([cut()], proc(tmp_path, {"gpu2/gi9/access": 354, "gpu2/gi9/ci0/access": 355}))
+    usual = with_minors([CUT], proc(tmp_path, {"gpu2/gi9/access": 354, "gpu2/gi9/ci0/access": 355}))
     assert unusual_minors(usual) == ()

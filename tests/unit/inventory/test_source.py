@@ -15,6 +15,7 @@ from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import FileReader, NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import TOPOLOGIES
+from tests.support.files import write_files
 from tests.support.kernel import make_pci
 from tests.support.log import Log
 from tests.support.nvml import FakeGpu, FakeMig, build_fake_nvml, gpus_of
@@ -33,17 +34,14 @@ async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_
     gpus, ancestors = gpus_of(simulated)
     folders = HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")
     for part in simulated.parts:
-        instance = (
-            folders.proc / f"driver/nvidia/capabilities/gpu{part.gpu.minor_number}/mig/gi{part.device.gpu_instance_id}"
-        )
-        (instance / f"ci{part.device.compute_instance_id}").mkdir(parents=True)
-        (instance / "access").write_text(f"DeviceFileMinor: {part.device.gpu_instance_minor}\n")
-        access = instance / f"ci{part.device.compute_instance_id}/access"
-        access.write_text(f"DeviceFileMinor: {part.device.compute_instance_minor}\n")
-    (folders.proc / "devices").write_text("Character devices:\n195 nvidia\n508 nvidia-uvm\n")
-    (folders.sys / "devices/system/node/node0").mkdir(parents=True)
-    (folders.sys / "devices/system/node/node0/cpulist").write_text("16-31\n")
-    (folders.sys / "devices/system/node/node0/meminfo").write_text("Node 0 MemTotal: 131072 kB\n")
+        device = part.device
+        place = f"driver/nvidia/capabilities/gpu{part.gpu.minor_number}/mig/gi{device.gpu_instance_id}"
+        own = f"{place}/ci{device.compute_instance_id}/access"
+        files = {f"{place}/access": device.gpu_instance_minor, own: device.compute_instance_minor}
+        write_files(folders.proc, {path: f"DeviceFileMinor: {minor}\n" for path, minor in files.items()})
+    write_files(folders.proc, {"devices": "Character devices:\n195 nvidia\n508 nvidia-uvm\n"})
+    node = {"cpulist": "16-31\n", "meminfo": "Node 0 MemTotal: 131072 kB\n"}
+    write_files(folders.sys / "devices/system/node/node0", node)
     inventory = await described(build_fake_nvml(tmp_path / "driver", gpus, ancestors=ancestors), folders)
     assert inventory.gpus == simulated.gpus
     assert (inventory.majors, inventory.numa) == (Majors(195, 508, None), (NumaNode(0, "16-31"),))
@@ -63,11 +61,9 @@ async def test_without_nvml_it_is_known_which_gpus_the_kernel_shows(tmp_path: Pa
 async def test_unusual_capability_minors_are_logged_once(tmp_path: Path, log: Log) -> None:
     uuid = "MIG-00000000-0000-5000-8000-000000000000"
     root = build_fake_nvml(tmp_path / "driver", [FakeGpu(mig=(1, 1), parts=(FakeMig(place=0, uuid=uuid, gi=1),))])
-    instance = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi1"
-    for file, minor in ((instance / "access", 7), (instance / "ci0/access", 8)):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"DeviceFileMinor: {minor}\n")
-    (tmp_path / "proc/devices").write_text("Character devices:\n")
+    instance = "driver/nvidia/capabilities/gpu0/mig/gi1"
+    files = {f"{instance}/access": "DeviceFileMinor: 7\n", f"{instance}/ci0/access": "DeviceFileMinor: 8\n"}
+    write_files(tmp_path / "proc", {**files, "devices": "Character devices:\n"})
     source = NvmlSource(root, folders=HostFolders(proc=tmp_path / "proc", sys=tmp_path))
     for _ in range(2):
         (part,) = (await source.refresh()).parts
