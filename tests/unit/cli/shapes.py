@@ -6,138 +6,110 @@ from typing import Any, Final
 
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 
-
-def fields(**types: Any) -> dict[str, Any]:  # noqa: ANN401 - a piece of JSON Schema
-    """An object with at least these fields."""
-    return {"type": "object", "required": list(types), "properties": types}
+Shape = dict[str, Any]  # a piece of JSON Schema
 
 
-def array(of: dict[str, Any]) -> dict[str, Any]:
+def fields(*, texts: str = "", numbers: str = "", truths: str = "", maybe_numbers: str = "", **others: Shape) -> Shape:
+    """An object with at least these fields: names, separated by blanks, of each of the common types, and others."""
+    named = dict.fromkeys(texts.split(), TEXT) | dict.fromkeys(numbers.split(), NUMBER)
+    named |= dict.fromkeys(truths.split(), TRUTH) | dict.fromkeys(maybe_numbers.split(), or_null(NUMBER)) | others
+    return {"type": "object", "required": list(named), "properties": named}
+
+
+def array(of: Shape) -> Shape:
     return {"type": "array", "items": of}
 
 
-def schema(verb: str) -> dict[str, Any]:
+def mapping(of: Shape) -> Shape:
+    return {"type": "object", "additionalProperties": of}
+
+
+def or_null(of: Shape) -> Shape:
+    return {"anyOf": [{"type": "null"}, of]}
+
+
+def schema(verb: str) -> Shape:
     return {"const": f"nri-gpu/{verb}/v1"}
 
 
 TEXT: Final = {"type": "string"}
 NUMBER: Final = {"type": "integer"}
 TRUTH: Final = {"type": "boolean"}
-MAYBE_NUMBER: Final = {"type": ["integer", "null"]}
-
-MAYBE_TRUTH: Final = {"type": ["boolean", "null"]}
-HEALTH: Final = fields(state=TEXT, since_s={"type": ["number", "null"]}, why=TEXT, changes=NUMBER, signs=array(TEXT))
+SECONDS: Final = or_null({"type": "number"})
+HEALTH: Final = fields(texts="state why", numbers="changes", since_s=SECONDS, signs=array(TEXT))
+MIG: Final = fields(
+    texts="uuid profile unavailable",
+    numbers="index memory_bytes gpu_instance_id compute_instance_id",
+    maybe_numbers="gpu_instance_minor compute_instance_minor processes",
+    health=HEALTH,
+)
+GPU: Final = fields(
+    texts="uuid pci_bus_id model brand unavailable architecture cpus addressing",
+    numbers="index minor_number memory_bytes",
+    truths="mig_enabled",
+    maybe_numbers="numa_node processes",
+    arch={"type": "string", "pattern": r"^\d+\.\d+$"},
+    compute_mode=or_null(TEXT),
+    persistence=or_null(TRUTH),
+    ecc=or_null(fields(truths="current pending")),
+    health=HEALTH,
+    drm=array(fields(texts="name", numbers="major minor")),
+    fabric=or_null(fields(texts="state cluster", numbers="status clique", maybe_numbers="health_mask")),
+    mig=array(MIG),
+)
+EXTRA: Final = fields(
+    texts="lacking", numbers="channels", mounts=array(TEXT), nodes=array(fields(texts="path", numbers="major minor"))
+)
 GPUS: Final = fields(
     schema=schema("gpus"),
-    simulated=TRUTH,
-    driver_version=TEXT,
-    cuda_version=TEXT,
-    fault=TEXT,
-    majors=fields(nvidia=MAYBE_NUMBER, nvidia_uvm=MAYBE_NUMBER, nvidia_caps=MAYBE_NUMBER),
-    modeset=MAYBE_TRUTH,
-    modules={"type": "object", "additionalProperties": TEXT},
-    snapshot={"anyOf": [{"type": "null"}, fields(number=NUMBER, age_s={"type": ["number", "null"]})]},
-    extras={
-        "type": "object",
-        "additionalProperties": fields(
-            lacking=TEXT,
-            nodes=array(fields(path=TEXT, major=NUMBER, minor=NUMBER)),
-            mounts=array(TEXT),
-            channels=NUMBER,
-        ),
-    },
-    gpus=array(
-        fields(
-            index=NUMBER,
-            minor_number=NUMBER,
-            uuid=TEXT,
-            pci_bus_id=TEXT,
-            model=TEXT,
-            memory_bytes=NUMBER,
-            arch={"type": "string", "pattern": r"^\d+\.\d+$"},
-            brand=TEXT,
-            numa_node=MAYBE_NUMBER,
-            mig_enabled=TRUTH,
-            unavailable=TEXT,
-            architecture=TEXT,
-            cpus=TEXT,
-            compute_mode={"type": ["string", "null"]},
-            persistence=MAYBE_TRUTH,
-            ecc={"anyOf": [{"type": "null"}, fields(current=TRUTH, pending=TRUTH)]},
-            addressing=TEXT,
-            processes=MAYBE_NUMBER,
-            health=HEALTH,
-            drm=array(fields(name=TEXT, major=NUMBER, minor=NUMBER)),
-            fabric={
-                "anyOf": [
-                    {"type": "null"},
-                    fields(state=TEXT, status=NUMBER, cluster=TEXT, clique=NUMBER, health_mask=MAYBE_NUMBER),
-                ]
-            },
-            mig=array(
-                fields(
-                    index=NUMBER,
-                    uuid=TEXT,
-                    profile=TEXT,
-                    memory_bytes=NUMBER,
-                    gpu_instance_id=NUMBER,
-                    compute_instance_id=NUMBER,
-                    gpu_instance_minor=MAYBE_NUMBER,
-                    compute_instance_minor=MAYBE_NUMBER,
-                    unavailable=TEXT,
-                    processes=MAYBE_NUMBER,
-                    health=HEALTH,
-                )
-            ),
-        )
-    ),
-    unlisted=array(fields(pci_bus_id=TEXT, uuid=TEXT, model=TEXT, minor_number=MAYBE_NUMBER, reason=TEXT)),
-    faults=array(fields(index=NUMBER, uuid=TEXT, pci_bus_id=TEXT, reason=TEXT)),
-    links=array(fields(a=NUMBER, b=NUMBER, pcie=TEXT, nvlink=NUMBER)),
-    numa=array(fields(node=NUMBER, cpus=TEXT, memory=TRUTH)),
+    texts="driver_version cuda_version fault",
+    truths="simulated",
+    majors=fields(maybe_numbers="nvidia nvidia_uvm nvidia_caps"),
+    modeset=or_null(TRUTH),
+    modules=mapping(TEXT),
+    snapshot=or_null(fields(numbers="number", age_s=SECONDS)),
+    extras=mapping(EXTRA),
+    gpus=array(GPU),
+    unlisted=array(fields(texts="pci_bus_id uuid model reason", maybe_numbers="minor_number")),
+    faults=array(fields(texts="uuid pci_bus_id reason", numbers="index")),
+    links=array(fields(texts="pcie", numbers="a b nvlink")),
+    numa=array(fields(texts="cpus", numbers="node", truths="memory")),
 )
 CHECK: Final = fields(
     schema=schema("check"),
-    faults=array(fields(file=TEXT, line=MAYBE_NUMBER, key=TEXT, message=TEXT)),
+    faults=array(fields(texts="file key message", maybe_numbers="line")),
     advice=array(TEXT),
     options={"type": "object"},
 )
 EDITS: Final = fields(
+    texts="cpuset_cpus cpuset_mems",
     devices=array(
         fields(
-            path=TEXT, major=NUMBER, minor=NUMBER, mode={"enum": ["0666", "0444", "0400"]}, permissions={"const": "rw"}
+            texts="path",
+            numbers="major minor",
+            mode={"enum": ["0666", "0444", "0400"]},
+            permissions={"const": "rw"},
         )
     ),
-    mounts=array(fields(destination=TEXT, source=TEXT, options=array(TEXT))),
-    env={"type": "object", "additionalProperties": TEXT},
-    rlimits=array(fields(type=TEXT, hard=NUMBER, soft=NUMBER)),
-    cpuset_cpus=TEXT,
-    cpuset_mems=TEXT,
+    mounts=array(fields(texts="destination source", options=array(TEXT))),
+    env=mapping(TEXT),
+    rlimits=array(fields(texts="type", numbers="hard soft")),
 )
-LINKS: Final = {"type": "object", "additionalProperties": NUMBER}
-NAMES: Final = {"namespace": TEXT, "pod": TEXT, "container": TEXT}
-EXPLAIN: Final = fields(
-    schema=schema("explain"),
-    containers=array(
-        {
-            "oneOf": [
-                fields(**NAMES, decision={"const": "pass"}, reason=TEXT, edits=EDITS),
-                fields(
-                    **NAMES,
-                    decision={"const": "inject"},
-                    rule=TEXT,
-                    gpu_uuids=array(TEXT),
-                    mode=TEXT,
-                    links=LINKS,
-                    edits=EDITS,
-                ),
-                fields(**NAMES, decision={"const": "refuse"}, code=TEXT, reason=TEXT),
-            ]
-        }
+NAMES: Final = "namespace pod container"
+DECISIONS: Final = [
+    fields(texts=f"{NAMES} reason", decision={"const": "pass"}, edits=EDITS),
+    fields(
+        texts=f"{NAMES} rule mode",
+        decision={"const": "inject"},
+        gpu_uuids=array(TEXT),
+        links=mapping(NUMBER),
+        edits=EDITS,
     ),
-)
+    fields(texts=f"{NAMES} code reason", decision={"const": "refuse"}),
+]
+EXPLAIN: Final = fields(schema=schema("explain"), containers=array({"oneOf": DECISIONS}))
 
 
-def check_shape(document: object, shape: dict[str, Any]) -> None:
+def check_shape(document: object, shape: Shape) -> None:
     """Raises: jsonschema.ValidationError."""
     jsonschema.Draft202012Validator(shape).validate(document)

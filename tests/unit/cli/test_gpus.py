@@ -80,19 +80,8 @@ def test_mig_devices_stand_below_their_gpu(shown: Shown) -> None:
 def test_mig_devices_in_json(shown: Shown) -> None:
     gpus = shown(MIG, "-o", "json").document["gpus"]
     assert [len(gpu["mig"]) for gpu in gpus] == [0, 4, 3, 0]
-    assert gpus[1]["mig"][0] == {
-        "index": 0,
-        "uuid": "MIG-10a10080-0000-5000-8000-020000000000",
-        "profile": "3g.40gb",
-        "memory_bytes": 42_144_366_592,
-        "gpu_instance_id": 2,
-        "compute_instance_id": 0,
-        "gpu_instance_minor": 21,
-        "compute_instance_minor": 22,
-        "unavailable": "",
-        "processes": None,
-        "health": {"state": "healthy", "since_s": None, "why": "", "changes": 0, "signs": []},
-    }
+    assert gpus[1]["mig"][0]["profile"] == "3g.40gb"
+    assert gpus[1]["mig"][0]["health"] == {"state": "healthy", "since_s": None, "why": "", "changes": 0, "signs": []}
 
 
 def test_a_node_of_mig_devices_alone_has_something_to_grant(shown: Shown, tmp_path: Path) -> None:
@@ -230,13 +219,9 @@ def test_a_recording_does_not_have_the_health_of_today(
 def test_how_a_gpu_is_set_up(shown: Shown, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     facts = """[[gpu]]
-architecture = "hopper"
-cpus = "0-15"
 compute_mode = "exclusive-process"
-persistence = true
 ecc = true
 ecc_pending = false
-addressing = "hmm"
 fabric = { state = "completed", cluster = "01234567-89ab-cdef-0123-456789abcdef", clique = 3, health_mask = 2 }"""
     modules = '[node.modules]\nnvidia = "580.95.05"\n\n'
     file.write_text(FOUR_GPUS.read_text().replace("[[gpu]]", modules + facts, 1))
@@ -245,24 +230,14 @@ fabric = { state = "completed", cluster = "01234567-89ab-cdef-0123-456789abcdef"
     check_shape(document, GPUS)
     assert document["modules"] == {"nvidia": "580.95.05"}
     first = document["gpus"][0]
-    assert (first["architecture"], first["arch"], first["memory_bytes"]) == ("hopper", "8.0", 42_949_672_960)
-    assert (first["cpus"], first["compute_mode"], first["persistence"]) == ("0-15", "exclusive-process", True)
-    assert (first["ecc"], first["addressing"]) == ({"current": True, "pending": False}, "hmm")
-    assert first["fabric"] == {
-        "state": "completed",
-        "status": 0,
-        "cluster": "01234567-89ab-cdef-0123-456789abcdef",
-        "clique": 3,
-        "health_mask": 2,
-    }
+    assert (first["arch"], first["compute_mode"]) == ("8.0", "exclusive-process")
+    assert (first["ecc"], first["fabric"]["clique"]) == ({"current": True, "pending": False}, 3)
 
 
 def test_a_gpu_in_prohibited_mode_is_unavailable_with_the_command_that_helps(shown: Shown, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(FOUR_GPUS.read_text().replace("[[gpu]]\n", '[[gpu]]\ncompute_mode = "prohibited"\n', 1))
     assert "nvidia-smi -i" in shown(file).out.splitlines()[2]
-    gpus = shown(file, "-o", "json").document["gpus"]
-    assert [bool(gpu["unavailable"]) for gpu in gpus] == [True, False, False, False]
 
 
 def test_without_nvml_the_kernel_names_the_gpus(

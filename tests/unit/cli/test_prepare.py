@@ -11,25 +11,25 @@ from nri_gpu.cli import prepare
 from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import HostPaths
 from tests.unit.cli.conftest import Done, NriGpuCall
-from tests.unit.cli.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
+from tests.unit.cli.shapes import TEXT, array, check_shape, fields, or_null, schema
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
 
 MODE = {"type": "string", "pattern": "^[0-7]{4}$"}
-NODE = {"major": NUMBER, "minor": NUMBER, "mode": MODE, "uid": NUMBER, "gid": NUMBER}
-NULL_OR = {t: {"type": [t, "null"]} for t in ("object", "string")}
+IDS = "major minor uid gid"
+NODE = fields(numbers=IDS, mode=MODE)
+REPLACED = or_null({"type": "object"})
 ACTIONS = [
-    fields(action={"const": "load-module"}, text=TEXT, module=TEXT),
-    fields(action={"const": "make-node"}, text=TEXT, path=TEXT, **NODE, replaces=NULL_OR["object"]),
-    fields(action={"const": "fix-node"}, text=TEXT, path=TEXT, **NODE, was=fields(**NODE)),
-    fields(action={"const": "make-link"}, text=TEXT, path=TEXT, target=TEXT, replaces=NULL_OR["string"]),
+    fields(texts="text module", action={"const": "load-module"}),
+    fields(texts="text path", numbers=IDS, mode=MODE, action={"const": "make-node"}, replaces=REPLACED),
+    fields(texts="text path", numbers=IDS, mode=MODE, action={"const": "fix-node"}, was=NODE),
+    fields(texts="text path target", action={"const": "make-link"}, replaces=or_null(TEXT)),
 ]
 PREPARE = fields(
     schema=schema("prepare"),
-    dry_run=TRUTH,
+    truths="dry_run more_may_follow",
     devices=array(TEXT),
     actions=array({"oneOf": ACTIONS}),
-    more_may_follow=TRUTH,
-    findings=array(fields(path=TEXT, reason=TEXT)),
+    findings=array(fields(texts="path reason")),
 )
 EITHER = pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["done", "dry"])
 
