@@ -79,22 +79,19 @@ def daemon_sets(variant: str = "defaults") -> dict[str, dict[str, Any]]:
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in found}
 
 
-def pod(component: str, variant: str = "defaults") -> dict[str, Any]:
-    found: dict[str, Any] = daemon_sets(variant)[component]["spec"]["template"]["spec"]
-    return found
+def pod(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
+    return daemon_sets(variant)[component]["spec"]["template"]["spec"]
 
 
-def container(component: str, variant: str = "defaults") -> dict[str, Any]:
+def container(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
     (only,) = pod(component, variant)["containers"]
-    found: dict[str, Any] = only
-    return found
+    return only
 
 
-def mount(component: str, variant: str = "defaults", **fields: str) -> dict[str, Any]:
+def mount(component: str, variant: str = "defaults", **fields: str) -> Any:  # noqa: ANN401 - parsed YAML
     """The container's mount with this field."""
     (found,) = (each for each in container(component, variant)["volumeMounts"] if fields.items() <= each.items())
-    chosen: dict[str, Any] = found
-    return chosen
+    return found
 
 
 def arguments(component: str, variant: str = "defaults", probe: str = "") -> Namespace:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu.allocation.reservations import OPEN_S
+from nri_gpu.domain.container import Container
 from nri_gpu.domain.node import GpuFault
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from tests.support import builders
@@ -29,6 +30,11 @@ async def served(folder: Path) -> AsyncIterator[tuple[Kubelet, KubeletNode]]:
     async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         yield kubelet, node
+
+
+async def admitted(kubelet: Kubelet, gpus: int = 1, name: str = "main") -> Container:
+    """A container of pod `train` that the kubelet has just allocated GPUs for."""
+    return from_kubelet(await kubelet.admit("train", name, {GPU: gpus}), name=name)
 
 
 async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
@@ -122,29 +128,25 @@ async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder:
 
 async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
     async with served(folder) as (kubelet, node):
-        local = container("device=1", of="local")
-        assert node.create(local) == (uuid(1),)
-        await kubelet.wait_healthy(GPU, 3)
-        with pytest.raises(AdmissionError, match="got it by annotation"):  # a kubelet that had not read that yet
-            await kubelet.allocate(GPU, [uuid(1)])
-        node.start(local)
-        node.stop(local)
-        await kubelet.wait_healthy(GPU, 4)
-
-
-async def test_a_grant_that_never_started_comes_back_by_itself(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        assert node.create(container("device=1", of="local")) == (uuid(1),)
-        await kubelet.wait_healthy(GPU, 3)
-        node.clock.now += 100  # the grace is over, and the next look is the clock's
-        node.controller.changed()
-        await kubelet.wait_healthy(GPU, 4)
+        for starts in (True, False):
+            local = container("device=1", of=f"local-{starts}")
+            assert node.create(local) == (uuid(1),)
+            await kubelet.wait_healthy(GPU, 3)
+            with pytest.raises(AdmissionError, match="got it by annotation"):  # a kubelet that had not read that yet
+                await kubelet.allocate(GPU, [uuid(1)])
+            if starts:
+                node.start(local)
+                node.stop(local)
+            else:
+                node.clock.now += 100  # the grace is over, and the next look is the clock's
+                node.controller.changed()
+            await kubelet.wait_healthy(GPU, 4)
 
 
 async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> None:
     """The whole chain: what it had given is not asked for again, and holds for the container's next attempt."""
     async with served(folder) as (kubelet, node):
-        first = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
+        first = await admitted(kubelet, 2)
         held = node.create(first)
         node.start(first)
         for attempt in (1, 2):
@@ -160,7 +162,7 @@ async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> Non
 
 async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_lost(folder: Path) -> None:
     async with served(folder) as (kubelet, node):
-        of = from_kubelet(await kubelet.admit("train", "main", {GPU: 1}))
+        of = await admitted(kubelet)
         held = node.create(of)
         node.start(of)
         node.put_gpus([replace(each, unavailable="lost" * (each.uuid in held)) for each in gpus()])
@@ -177,15 +179,10 @@ async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_los
 async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
     """An init container that goes on is never made room of, and two containers of one pod are asked for one by one."""
     async with served(folder) as (kubelet, node):
-        names = ("proxy", "main", "metrics")
-        made = [
-            again(from_kubelet(await kubelet.admit("train", each, {GPU: 1}), name=each), n)
-            for n, each in enumerate(names)
-        ]
+        made = [again(await admitted(kubelet, name=each), n) for n, each in enumerate(("proxy", "main", "metrics"))]
         held = [node.create(each) for each in made]
         assert len({*held}) == 3
-        for each in made:
-            node.start(each)
+        assert all(node.start(each) for each in made)
         node.stop(made[1])
         assert "ml/train" in str(node.create(container(f"device={held[1][0]}", of="thief")))
         assert node.create(again(made[1], 9)) == held[1]
@@ -195,7 +192,7 @@ async def test_a_kubelet_that_lost_its_state_allocates_once_more(folder: Path) -
     async with served(folder) as (kubelet, node):
         await kubelet.admit("train", "main", {GPU: 2})
         kubelet.lose_state("train", "main")
-        of = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
+        of = await admitted(kubelet, 2)
         held = node.create(of)
         assert {*held} == kubelet.in_use(GPU)
         node.start(of)

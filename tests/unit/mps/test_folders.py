@@ -19,7 +19,7 @@ from nri_gpu.mps.folders import (
     noted_folders,
     remove,
 )
-from nri_gpu.system.process import Process, process_of
+from nri_gpu.system.process import process_of
 from tests.support import mps
 from tests.unit.systemd.test_units import MPS as UNIT
 
@@ -48,26 +48,24 @@ def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
         assert noted_folders(tmp_path)[0].noted() is None  # dead, and its number not free yet
 
 
-def test_another_process_of_that_number_is_not_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("note", "lives"),
+    [
+        pytest.param("{pid} {earlier} a\n", False, id="another process of that number"),
+        pytest.param("12", False, id="no note"),
+        pytest.param("{pid} {started}\n", True, id="of a version with one folder for all starts"),
+    ],
+)
+def test_a_note_is_its_process_and_no_other(tmp_path: Path, note: str, lives: bool) -> None:
     process = process_of(os.getpid())
     assert process is not None
-    daemon_folder(tmp_path).note(Process(process.pid, process.started - 1))
+    text = note.format(pid=process.pid, started=process.started, earlier=process.started - 1)
+    daemon_folder(tmp_path).file.write_text(text)
     (noted,) = noted_folders(tmp_path)
-    assert noted.noted() is None
+    assert noted.noted() == (process if lives else None)
     assert noted.uuid == UUID  # its GPU's mode is still to be given back
-
-
-def test_a_note_that_is_none_is_no_daemon(tmp_path: Path) -> None:
-    daemon_folder(tmp_path).file.write_text("12")
-    assert noted_folders(tmp_path)[0].noted() is None
-
-
-def test_a_note_of_a_version_with_one_folder_for_all_starts(tmp_path: Path) -> None:
-    process = process_of(os.getpid())
-    assert process is not None
-    daemon_folder(tmp_path).file.write_text(f"{process.pid} {process.started}\n")
-    (noted,) = noted_folders(tmp_path)
-    assert (noted.noted(), noted.folder) == (process, tmp_path / "mps" / UUID)
+    if lives:
+        assert noted.folder == tmp_path / "mps" / UUID
 
 
 def test_servers_of_other_users_reach_in_and_the_note_stays_closed(tmp_path: Path) -> None:
