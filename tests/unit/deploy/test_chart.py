@@ -306,16 +306,6 @@ def test_the_programs_take_their_arguments(variant: str) -> None:
         assert all(arguments(component, variant, probe) for probe in ("", "readinessProbe", "livenessProbe"))
 
 
-def test_probes_ask_where_the_programs_answer() -> None:
-    daemon, guard = arguments("daemon"), arguments("guard")
-    for probe, alive in (("readinessProbe", False), ("livenessProbe", True)):
-        asking = arguments("daemon", probe=probe)
-        assert (asking.state_dir, asking.guard, asking.alive) == (daemon.state_dir, None, alive)
-        asking = arguments("guard", probe=probe)
-        assert (asking.guard, asking.alive) == (guard.run_dir, alive)
-    assert (guard.state_dir, guard.socket, guard.policy) == (daemon.state_dir, daemon.socket, daemon.policy)
-
-
 @pytest.mark.parametrize("component", ["daemon", "guard"])
 def test_the_policy_is_mounted_as_a_folder_because_a_file_alone_is_never_swapped(component: str) -> None:
     folder = mount(component, name="policy")
@@ -494,6 +484,7 @@ def test_its_own_pods_are_created_where_containerd_requires_the_plugins() -> Non
         assert annotations[required["tolerate_missing_plugins_annotation"]] == "true"
         assert annotations["example.com/a"] == "b"
     policy = policy_of("defaults")
+    assert required["enable"] is True
     assert required["required_plugins"] == [policy.plugin.name, policy.guard.name]
 
 
@@ -552,13 +543,6 @@ def test_what_mps_clients_write_is_mounted_once_and_bounded(tmp_path: Path) -> N
     kind, rights = mounted.split()[2:4]
     assert kind == "tmpfs"
     assert {"nosuid", "nodev", "noexec", "mode=700", "nr_inodes=262144", f"size={8 << 20}k"} <= set(rights.split(","))
-
-
-def test_staged_files_have_one_path_inside_and_outside() -> None:
-    """Containers' mounts name it, and the runtime is outside."""
-    stage = arguments("daemon").stage_dir
-    assert mount("daemon", name="stage")["mountPath"] == stage
-    assert stage in host_paths("daemon")
 
 
 def test_nothing_is_left_in_the_hosts_dev() -> None:

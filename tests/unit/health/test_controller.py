@@ -17,7 +17,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEvent, Sign
-from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.domain.node import Inventory
 from nri_gpu.health.controller import HealthController
 from nri_gpu.health.node_health import Moment
 from nri_gpu.health.stops import Stops
@@ -229,39 +229,9 @@ async def test_refreshes_are_more_frequent_while_a_gpu_is_unhealthy(tmp_path: Pa
 
 # --- containers on what is bad ----------------------------------------------------------------------------------------
 
-LOST = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
-
-
-SHOWN = look((), (Sign.LOST,))
-# It still has a name, and cannot be asked for its MIG devices.
-MUTE = replace(SHOWN, gpus=(SHOWN.gpus[0], replace(SHOWN.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")))
-ENDS: dict[str, Inventory] = {
-    "nvmlDeviceGetName: GPU is lost (15)": MUTE,
-    LOST.reason: look((), faults=(LOST,)),
-    "GPU is lost: NVML does not list it any more": look(()),
-}
-
 
 def bad(daemon: Daemon) -> None:
     daemon.controller.take_event(xid(79, gpu=1))
-
-
-@pytest.mark.parametrize("why", ["XID 79, GPU has fallen off the bus", *ENDS])
-@pytest.mark.parametrize("part", [False, True])
-async def test_containers_are_stopped_however_the_gpu_goes(tmp_path: Path, why: str, part: bool) -> None:
-    """Also those that hold a MIG device of a GPU which cannot tell of its MIG devices any more."""
-    daemon = Daemon(tmp_path, containers=OnBad.STOP)
-    daemon.hold(PARTS[0] if part else UUIDS[1])
-    async with running(daemon):
-        daemon.controller.with_health(with_parts(look((), ()), 1, 0) if part else look((), ()))
-        await turns()
-        assert daemon.runtime.asked == []
-        if why in ENDS:
-            daemon.controller.with_health(ENDS[why])
-        else:
-            bad(daemon)
-        await turns()
-    assert daemon.runtime.asked == [(list(daemon.node_state.ledger.entries), f"its GPU is bad: {why}")]
 
 
 STEPS: dict[str, Callable[[Daemon], None]] = {
@@ -296,23 +266,6 @@ async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path) ->
     async with running(daemon):
         await turns()
         daemon.hold(PARTS[0])  # Synchronize, and no look yet
-        await turns()
-        assert len(daemon.runtime.asked) == 1
-
-
-async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(tmp_path: Path) -> None:
-    Daemon(tmp_path).controller.with_health(with_parts(look((), ()), 1, 0))
-    daemon = Daemon(tmp_path)
-    daemon.node_state.synchronized = False
-    daemon.use(containers=OnBad.STOP)
-    async with running(daemon):
-        daemon.controller.with_health(look(()))  # before the runtime has told who holds what
-        await turns()
-        assert daemon.runtime.asked == []
-        daemon.hold(PARTS[0])
-        async with asyncio.timeout(10):
-            await daemon.looked.wait()
-        daemon.controller.with_health(look(()))
         await turns()
         assert len(daemon.runtime.asked) == 1
 

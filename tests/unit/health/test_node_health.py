@@ -169,6 +169,7 @@ def test_a_held_gpu_that_was_never_seen_is_lost_too() -> None:
 def test_before_it_is_known_which_gpus_are_held_none_is_forgotten() -> None:
     health, changes = looked(UNSEEN, 0, with_parts(WELL, 1, 0)).after_inventory(look(()), RULES, at(10), None)
     assert (state(health, 1), changes) == (HEALTHY, ())
+    assert health.applied_to(look(()), RULES).faults == ()
     assert health.after_inventory(look(()), RULES, at(20), held(PARTS[0]))[0].withheld.keys() == {UUIDS[1], PARTS[0]}
     assert UUIDS[1] not in health.after_inventory(look(()), RULES, at(20))[0].records
 

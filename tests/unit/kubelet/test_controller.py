@@ -177,22 +177,20 @@ exec "$2" -m nri_gpu run --gpus "$3" --state-dir "$1/state" --socket "$1/no.sock
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-@pytest.mark.parametrize(
-    ("registration", "below"), [("register", ""), ("watcher", "/device-plugins")], ids=["itself", "the one above"]
-)
-def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, registration: str, below: str) -> None:
-    """A pod's mount of the folder pins the one that was removed, and only a new container has the next."""
+def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path) -> None:
+    """A pod's mount of the folder above pins the one that was removed, and only a new container has the next."""
+    own = folder / "kubelet" / "device-plugins"
+    seen = folder / "seen" / "device-plugins"
     (folder / "policy.toml").write_text(
-        f'[kubelet]\nenabled = true\ndir = "{folder}/seen{below}"\nregistry_dir = "{folder}/seen{below}"\n'
-        f'registration = "{registration}"\ncdi_dir = "{folder}/cdi"\n'
+        f'[kubelet]\nenabled = true\ndir = "{seen}"\nregistry_dir = "{seen}"\n'
+        f'registration = "watcher"\ncdi_dir = "{folder}/cdi"\n'
     )
     alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
     command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
         try:
-            own = Path(f"{folder}/kubelet{below}")
             wait_for("mount", (folder / "seen").exists, 20)
-            own.mkdir(exist_ok=True)
+            own.mkdir()
             wait_for("key", (own / KEY_FILE).exists, 20)
             wait_for("folder gone", lambda: emptied(own), 20)
             wait_for("folder gone", lambda: emptied(folder / "kubelet"), 20)

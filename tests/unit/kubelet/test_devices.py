@@ -108,6 +108,16 @@ def test_one_gpu_lost_takes_all_its_replicas() -> None:
     }
 
 
+def test_without_the_runtime_or_the_driver_nothing_is_healthy() -> None:
+    node = PluginNode()
+    node.devices.connected = False
+    assert all("not connected to the container runtime" in device.why for device in node.devices.devices(GPU))
+    node.devices.connected = True
+    assert not any(device.why for device in node.devices.devices(GPU))
+    node.node_state.put_driver(None, "the driver is being replaced")
+    assert all(device.why for device in node.devices.devices(GPU))
+
+
 def test_names_keep_to_what_a_resource_may_be_called() -> None:
     """NVIDIA's plugin refuses longer ones than 63."""
     settings = KubeletSettings(resource=f"{'x' * 33}.io/gpu", mig_strategy=MIXED, replicas=2, rename=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.reservations import SETTLED_S
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
-from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.policy.forms import Globs
@@ -24,7 +26,6 @@ from tests.support.kubelet_nodes import (
     RESERVED,
     SHARING,
     ExternalNode,
-    again,
     env_of,
     from_kubelet,
     nodes_of,
@@ -44,21 +45,11 @@ def node() -> ExternalNode:
 
 
 def granted(node: ExternalNode, of: Container, *indices: int, resource: str = GPU) -> Container:
-    """Admitted with these GPUs, and created with them."""
+    """Admitted with these GPUs, and created with them, though it asks twice."""
     ids = tuple(map(uuid, indices))
     node.admitted(of, ids, resource)
-    assert node.create(of) == ids
+    assert node.create(of) == node.create(of) == ids
     return of
-
-
-def test_what_the_kubelet_gave_and_the_variable_names(node: ExternalNode) -> None:
-    of = of_plugin(1, 2)
-    node.admitted(of, [uuid(2), uuid(1)])
-    reply = reply_of(node, of)
-    assert {each for each in nodes_of(reply) if each[-1].isdigit()} == {"/dev/nvidia6", "/dev/nvidia5"}
-    assert env_of(reply)[VARIABLE] == f"{uuid(1)},{uuid(2)}"
-    assert GRANT_KEY in reply.adjust.annotations
-    assert node.plugin.ledger.usage()[uuid(1)].mode == "exclusive"
 
 
 def says(value: str, *mounted: str) -> Container:
@@ -143,26 +134,6 @@ def test_a_leftover_hook_is_kept_idle_as_for_every_grant(node: ExternalNode, voi
     env = env_of(reply_of(node, of))
     assert env[VARIABLE] == ("void" if void else uuid(1))
     assert env.get("NRI_GPU_UUIDS") == (uuid(1) if void else None)
-
-
-def test_the_same_container_asking_twice_and_its_restarts(node: ExternalNode) -> None:
-    of = of_plugin(1)
-    node.admitted(of, [uuid(1)])
-    assert node.create(of) == node.create(of) == (uuid(1),)
-    assert node.start(of)
-    node.stop(of)
-    assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))  # kept for its pod
-    assert node.create(again(of)) == (uuid(1),)
-
-
-@pytest.mark.parametrize("value", ["all", "void", uuid(0), "0,1", "nonsense,é"])
-def test_a_variable_by_itself_is_no_grant(node: ExternalNode, value: str) -> None:
-    of = of_plugin(env={VARIABLE: value})
-    node.admitted(of, [])
-    reply = reply_of(node, of)
-    assert not nodes_of(reply)
-    assert not node.plugin.ledger.usage()
-    assert node.start(of)
 
 
 def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either(node: ExternalNode) -> None:
@@ -414,49 +385,36 @@ def reservation(group: str, namespace: str = RESERVED, index: int = 1) -> Contai
     )
 
 
-def test_fractions_of_a_gpu_that_their_scheduler_reserved() -> None:
+def test_a_reservation_that_is_gone_is_shared_no_more() -> None:
     node = ExternalNode(SHARING)
     granted(node, reservation("g1"), 1)
-    for name in ("one", "two"):
-        of = fraction("g1", name=name)
-        node.admitted(of, [])
-        assert node.create(of) == (uuid(1),)
-        assert node.start(of)
-    assert node.plugin.ledger.usage()[uuid(1)].mode == "shared"
-    assert len(node.plugin.ledger.usage()[uuid(1)].holders) == 3
-    assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))
-
-
-def test_a_pod_with_parts_of_two_gpus() -> None:
-    node = ExternalNode(SHARING)
-    for index, group in ((1, "g1"), (2, "g2")):
-        node.admitted(reservation(group, index=index), [uuid(index)])
-    labels = {"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"}
-    of = replace(of_plugin(1, 2), pod=pod("both", labels=labels))
-    assert node.create(of) == (uuid(1), uuid(2))
-
-
-def test_labels_and_variables_by_hand_share_nothing() -> None:
-    """A GPU that nobody reserved, another group's, a group of nobody."""
-    node = ExternalNode(SHARING)
-    node.admitted(reservation("g1"), [uuid(1)])
-    node.admitted(reservation("g2", index=3), [uuid(3)])
-    for of in (fraction("g1", 2), fraction("g2", 1), fraction("g9", 1)):
-        refused = str(node.create(of))
-        assert "[node-not-ready]" in refused
-        assert "no pod in the namespaces of kubelet.reservations holds" in refused
-
-
-def test_a_reservation_counts_in_its_namespace_only() -> None:
-    node = ExternalNode(SHARING)
-    node.admitted(reservation("g1", namespace="ml"), [uuid(1)])
-    of = fraction("g1")
-    assert "[node-not-ready]" in str(node.create(of))
-    node.pod_deleted(reservation("g1", namespace="ml"))
-    node.admitted(reservation("g1"), [uuid(1)])
-    assert node.create(of) == (uuid(1),)
+    assert node.create(fraction("g1")) == (uuid(1),)
     node.pod_deleted(reservation("g1"))
     assert "[node-not-ready]" in str(node.create(fraction("g1", name="late")))
+
+
+ONE, OTHER = reservation("g1"), reservation("g2", index=3)
+BOTH = pod("both", labels={"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"})
+FRACTIONS = {
+    "parts of two GPUs": ([ONE, OTHER], replace(of_plugin(1, 3), pod=BOTH), True),
+    "a GPU that nobody reserved": ([ONE, OTHER], fraction("g1", 2), False),
+    "a GPU of another group": ([ONE, OTHER], fraction("g2", 1), False),
+    "a group of nobody": ([ONE, OTHER], fraction("g9", 1), False),
+    "a reservation in another namespace": ([reservation("g1", namespace="ml")], fraction("g1"), False),
+}
+
+
+@pytest.mark.parametrize(("reserved", "of", "shares"), FRACTIONS.values(), ids=FRACTIONS)
+def test_only_the_groups_own_reservation_is_shared(reserved: list[Container], of: Container, shares: bool) -> None:
+    node = ExternalNode(SHARING)
+    for holder in reserved:
+        node.admitted(holder, [holder.env[VARIABLE]])
+    got = node.create(of)
+    if shares:
+        assert got == (uuid(1), uuid(3))
+    else:
+        assert str(got).startswith("nri-gpu [node-not-ready]")
+        assert "no pod in the namespaces of kubelet.reservations holds" in got
 
 
 def test_a_group_without_the_setting_is_nothing(node: ExternalNode) -> None:
@@ -484,22 +442,20 @@ def test_reservations_by_our_own_device_plugin() -> None:
     assert not [device.id for device in node.devices.devices(GPU) if device.why]
 
 
-class Keyed:
+class Keyed(NamedTuple):
     """What the guard reads."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def key(self) -> bytes:
-        return KEY
-
-    def policy(self) -> Policy:
-        return self._policy
+    key: Callable[[], bytes]
+    policy: Callable[[], Policy]
 
 
-def test_created_while_we_were_away_it_does_not_start(node: ExternalNode) -> None:
+@pytest.fixture
+def guard(node: ExternalNode) -> Guard:
+    return Guard(Keyed(lambda: KEY, lambda: node.policy), lambda action: action())
+
+
+def test_created_while_we_were_away_it_does_not_start(node: ExternalNode, guard: Guard) -> None:
     of = of_plugin(1)
-    guard = Guard(Keyed(node.policy), lambda action: action())
     start = builders.event_payload(pb.START_CONTAINER, of)
     for refused in (node.plugin.lifecycle(start), guard.lifecycle(start)):
         assert isinstance(refused, Status)
@@ -511,8 +467,7 @@ def test_created_while_we_were_away_it_does_not_start(node: ExternalNode) -> Non
         assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, served)) == EMPTY
 
 
-def test_whoever_was_decided_on_may_start_past_the_guard(node: ExternalNode) -> None:
-    guard = Guard(Keyed(node.policy), lambda action: action())
+def test_whoever_was_decided_on_may_start_past_the_guard(node: ExternalNode, guard: Guard) -> None:
     for number, ids in enumerate(([uuid(1)], [])):
         of = of_plugin(1, pod=f"pod-{number}")
         node.admitted(of, ids)

@@ -16,7 +16,6 @@ from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.node import GpuFault
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
-from tests.support import builders
 from tests.support.builders import container, gpu, gpus, mig_gpu, mig_uuid, uuid
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.kubelet_nodes import GPU, KubeletNode, again, from_kubelet
@@ -64,21 +63,6 @@ async def test_numa_nodes_are_told_where_they_are_known(folder: Path) -> None:
         assert not devices[uuid(2)].HasField("topology")
 
 
-async def test_without_the_runtime_or_the_driver_nothing_is_healthy(folder: Path) -> None:
-    async with served(folder) as (kubelet, node):
-        node.connected(False)
-        await kubelet.wait_healthy(GPU, 0)
-        assert kubelet.capacity(GPU) == 4
-        with pytest.raises(AdmissionError, match="not connected to the container runtime"):
-            await kubelet.allocate(GPU, [uuid(0)])
-        node.connected(True)
-        await kubelet.wait_healthy(GPU, 4)
-        node.node_state.put_driver(None, "the driver is being replaced")
-        await kubelet.wait_healthy(GPU, 0)
-        node.node_state.put_driver(builders.driver())
-        await kubelet.wait_healthy(GPU, 4)
-
-
 async def test_mig_devices_are_resources_of_their_own(folder: Path) -> None:
     small = "nvidia.com/mig-1g.5gb"
     async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=MIXED) as node:
@@ -96,36 +80,6 @@ async def test_mig_devices_are_resources_of_their_own(folder: Path) -> None:
         await kubelet.wait(f"no {small}", lambda: kubelet.capacity(small) == 0)  # known, and none
 
 
-async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder: Path) -> None:
-    async with served(folder) as (kubelet, node):
-        annotations = await kubelet.admit("train", "main", {GPU: 2})
-        chosen = tuple(sorted(kubelet.in_use(GPU)))
-        others = [device for device in map(uuid, range(4)) if device not in chosen]
-
-        # Between Allocate and CreateContainer nobody else gets them.
-        assert "held exclusively by kubelet/nvidia.com/gpu" in str(node.create(container("all", of="early")))
-        first = from_kubelet(annotations, claim="all;capabilities=utility")
-        assert node.create(first) == chosen
-        assert node.create(first) == chosen  # asked twice
-        node.start(first)
-        assert len(kubelet.healthy(GPU)) == 4  # what its own pods hold, the kubelet counts itself
-
-        node.stop(first)  # its program ended; the pod lives, and its GPUs stay its own
-        assert "ml/train" in str(node.create(container(f"device={chosen[0]}", of="thief")))
-        second = again(from_kubelet(kubelet.replayed("train", "main")))
-        assert node.create(second) == chosen
-        node.start(second)
-
-        node.end_pod(second)
-        kubelet.remove("train")
-        # That the pod is over, and not being made another sandbox, nobody tells.
-        assert "ml/train" in str(node.create(container(f"device={chosen[0]}", of="early")))
-        node.clock.now += OPEN_S + 100
-        assert node.create(container("all", of="late")) == tuple(sorted((*chosen, *others)))
-        await kubelet.wait_healthy(GPU, 0)
-        assert kubelet.capacity(GPU) == 4
-
-
 async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
     async with served(folder) as (kubelet, node):
         for starts in (True, False):
@@ -141,23 +95,6 @@ async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
                 node.clock.now += 100  # the grace is over, and the next look is the clock's
                 node.controller.changed()
             await kubelet.wait_healthy(GPU, 4)
-
-
-async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> None:
-    """The whole chain: what it had given is not asked for again, and holds for the container's next attempt."""
-    async with served(folder) as (kubelet, node):
-        first = await admitted(kubelet, 2)
-        held = node.create(first)
-        node.start(first)
-        for attempt in (1, 2):
-            await kubelet.restart()
-            await kubelet.wait_healthy(GPU, 4)
-            assert await kubelet.admit("train", "main", {GPU: 2}) == first.annotations  # its pods are admitted anew
-            assert kubelet.allocations == 1
-            node.stop(first)
-            first = again(from_kubelet(kubelet.replayed("train", "main")), attempt)
-            assert node.create(first) == held
-            node.start(first)
 
 
 async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_lost(folder: Path) -> None:

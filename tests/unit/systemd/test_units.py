@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,14 +153,6 @@ def test_the_guards_unit_is_no_looser_than_the_daemons() -> None:
     assert set(GUARD.words("RestrictAddressFamilies")) < set(DAEMON.words("RestrictAddressFamilies"))
     assert GUARD.on("PrivateDevices")
     assert not GUARD.values("Wants")
-
-
-def test_the_sample_of_required_plugins_names_daemon_and_guard() -> None:
-    sample = tomllib.loads((PROJECT / "config" / "containerd" / "required-plugins.toml").read_text())
-    validator = sample["plugins"]["io.containerd.nri.v1.nri"]["default_validator"]
-    policy = Policy.default()
-    assert validator["enable"] is True
-    assert set(validator["required_plugins"]) == {policy.plugin.name, policy.guard.name}
 
 
 # --- those of the CDI specification -----------------------------------------------------------------------------------
