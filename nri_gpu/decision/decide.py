@@ -122,17 +122,17 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
         return Refuse(chosen)
     gpus, mode, seat = chosen
     policy = asked.terms.policy
-    extra = extra_edits(ExtraRequest(asked.extras, gpus, asked.capabilities, node, container))
+    extra: Edits | Reason = NO_EDITS
+    kept = ""
+    if asked.extras.asked:
+        extra = extra_edits(ExtraRequest(asked.extras, gpus, asked.capabilities, node, container))
+        kept = kept_limits(asked.extras, container)
     if isinstance(extra, Reason):
         return Refuse(extra)
     plan = plan_for(container, gpus, asked.capabilities, node, policy, extra=extra, mps=seat)
     if isinstance(plan, Reason):
         return Refuse(plan)
-    notes = (
-        unreached_note(container, plan.edits),
-        kept_limits(asked.extras, container),
-        _privileged_note(container, node, policy),
-    )
+    notes = (unreached_note(container, plan.edits), kept, _privileged_note(container, node, policy))
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, plan.generation, seat)
     return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)
 
