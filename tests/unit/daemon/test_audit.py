@@ -78,13 +78,6 @@ async def test_it_replays_to_the_byte(tmp_path: Path) -> None:
     assert replayed(tmp_path / FILE) == 9
 
 
-async def test_another_daemon_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    for number in range(2):
-        async with writing(tmp_path) as log:
-            Shell(log).create(asking(number))
-    assert replayed(tmp_path / FILE) == 2
-
-
 async def test_both_files_together_are_bounded_and_each_can_be_replayed(tmp_path: Path) -> None:
     async with writing(tmp_path, most_bytes=40_000, delay_s=0) as log:
         shell = Shell(log)

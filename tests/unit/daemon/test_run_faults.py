@@ -71,16 +71,6 @@ async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain, function: st
     assert chain.refused == []
 
 
-async def test_a_child_that_is_killed(chain: Chain) -> None:
-    async with chain.running():
-        before = chain.children()
-        chain.kill()
-        await another_child(chain, before)
-        asked = len(chain.calls())
-        await until("it to be asked", lambda: len(chain.calls()) > asked, PATIENCE_S)
-    assert chain.refused == []
-
-
 async def test_a_library_that_writes_nonsense_into_our_pipe(chain: Chain) -> None:
     """What was believed stays, and another process is asked next."""
     async with chain.running():

@@ -149,15 +149,6 @@ def test_the_policy_is_read_for_those_without_a_grant_only() -> None:
     assert state.policies_read == 1
 
 
-@pytest.mark.parametrize(
-    ("policy", "starts"),
-    [(IGNORING, True), (Policy.broken("bad"), False), (Policy(namespaces=NamespaceRules(allow=Globs(()))), False)],
-    ids=["ignored", "broken", "denied"],
-)
-def test_only_a_policy_that_ignores_lets_go(policy: Policy, starts: bool) -> None:
-    assert (start(make_guard(Known(policy=policy)), nri.asking("1")) == b"") is starts
-
-
 def test_the_key_is_the_one_of_now() -> None:
     """Nothing is kept of it: it may be made, or replaced, while the guard runs."""
     state = Known()

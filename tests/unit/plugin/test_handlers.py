@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.events import Event
@@ -63,13 +62,6 @@ def privileged(of: pb.PodSandbox) -> pb.Container:
 
 
 # ---- CreateContainer
-
-
-def test_a_container_that_asks_for_nothing_passes(log: Log) -> None:
-    bench = Bench()
-    of = nri.pod()
-    assert bench.plugin.create_container(nri.create(of, nri.container(of))) == b""
-    assert (bench.ledgers, log.lines) == ([], [])
 
 
 def test_a_grant_is_answered_and_committed_then_logged(log: Log) -> None:
@@ -322,49 +314,13 @@ def renumbered(bench: Bench) -> None:
     bench.node = replace(bench.node, inventory=replace(bench.node.inventory, gpus=swapped))
 
 
-def test_a_granted_containers_number_that_became_another_gpus() -> None:
-    bench = Bench()
-    of, made = bench.granted("device=1", "old")
-    bench.tell(Event.START_CONTAINER, of, made)
-    assert bench.plugin.ledger.external == {}
-    renumbered(bench)
-    late = nri.asking("device=0", "late")
-    words = "GPU 0 (GPU-0a100004-0000-4000-8000-000000000000) is held by ml/old (container main still opens its device"
-    for _ in range(2):
-        assert words in bench.refused(late)
-        bench.synchronize([of], [nri.running(made)])  # and so says a daemon that only has the runtime's list
-    first, second, *_ = bench.node.gpus
-    assert bench.plugin.taken(shared=True) == {first.uuid, second.uuid}  # by the kubelet neither
-    bench.granted("device=0;mode=shared", "sharing")
-    assert "[gpu-busy]" in bench.refused(late)
-    bench.tell(Event.STOP_CONTAINER, of, made)
-    assert bench.plugin.ledger.external == {}
-    assert bench.plugin.ledger.live.keys() == {"container-sharing-main"}
-
-
 def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
     of, made = Bench().granted("device=1", "old")
     bench = Bench()
     bench.tell(Event.START_CONTAINER, of, made)
     renumbered(bench)
     assert "is held by ml/old (container main" in bench.refused(nri.asking("device=0", "late"))
-
-
-def test_driver_files_stay_for_whoever_mounts_them_whatever_its_grant_says() -> None:
-    bench = Bench(stage_dir="/staged")
-    of, made = bench.granted("device=1")
-    assert bench.plugin.ledger.live[ContainerId(made.id)].staged == {"compute+utility"}
-    made.annotations[GRANT_KEY] = "v1;mode=exclusive;mac=00"
-    plain = nri.pod("plain")
-    other = nri.container(plain)
-    other.mounts.add(destination="/opt", type="bind", source="/staged/570.1-0a1b2c3d/compute/lib64")
-    bench.create(plain, other)
-    for _ in range(2):
-        assert {"compute+utility", "570.1-0a1b2c3d"} <= bench.plugin.ledger.generations()
-        bench.synchronize([of, plain], [nri.running(made), nri.running(other)])
-    assert bench.plugin.ledger.entries == {}
-    bench.tell(Event.STOP_CONTAINER, of, made)
-    assert bench.plugin.ledger.generations() == {"570.1-0a1b2c3d"}
+    assert bench.plugin.taken(shared=True) == {gpu.uuid for gpu in bench.node.gpus[:2]}  # by the kubelet neither
 
 
 def holders(bench: Bench) -> dict[str, set[str]]:
@@ -405,11 +361,4 @@ def test_a_completed_container_that_no_synchronize_listed_is_adopted_at_its_star
     bench = Bench(COMPLETING_ASKED)
     of.annotations["gpu.nri.io"] = "1"
     assert bench.tell(Event.START_CONTAINER, of, after) == b""
-    assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}
-
-
-def test_by_default_a_device_plugins_container_is_left_as_it_is() -> None:
-    bench = Bench()
-    of = nri.pod()
-    assert bench.create(of, with_node(of, 1)) == pb.CreateContainerResponse()
     assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}

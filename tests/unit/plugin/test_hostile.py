@@ -5,7 +5,7 @@ Asked of the whole plugin, from the runtime's bytes to ours; each list is one of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -63,46 +63,12 @@ DEVICES: Final[Mapping[str, str]] = {
     "volumes": "/var/run/nvidia-container-devices",
     "a format": "%s%n{0}{uuid}",
 }
-OTHERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "NVIDIA_DRIVER_CAPABILITIES": ("compute,evil", "ALL", "none", ",", "compute, utility", "all"),
-    "NVIDIA_REQUIRE_CUDA": (
-        *("cuda>=", "cuda==12", "cuda=>12", ">=12", "cuda>=9999", "cuda>=12.x", "bogus>=1", "brand<tesla"),
-        *("brand=tesla " * 9_000, "cuda>=12\tbrand=tesla", "cuda>=1\0", "\u2603"),
-    ),
-    "CUDA_VERSION": ("abc", "12", "12.4.1rc1", "-1.0", "1" * 10_000),
-    "NVIDIA_DISABLE_REQUIRE": ("yes", "TRUE", "1 "),
-    "NVIDIA_IMEX_CHANNELS": ("none", "all", "channelall", "-1", "1048576", "007", "channelchannel1"),
-    "NVIDIA_MIG_CONFIG_DEVICES": ("0", "all"),
-    "NVIDIA_MIG_MONITOR_DEVICES": ("0", "all"),
-    "NVIDIA_GDS": ("Enabled", "enabled", "1"),
-    "NVIDIA_MOFED": ("enabled",),
-    "NVIDIA_NVSWITCH": ("enabled",),
-    "LD_PRELOAD": ("/proc/self/cwd/x.so",),
-    "NVIDIA_CTK_LIBCUDA_DIR": ("/proc/self/cwd",),
-    "nvidia_visible_devices": ("all",),
-    "gpu.nri.io": ("all",),
-}
-ENV: Final = {
-    **{f"NVIDIA_VISIBLE_DEVICES {name}": [f"NVIDIA_VISIBLE_DEVICES={value}"] for name, value in DEVICES.items()},
-    **{f"{key} {value[:20]!a}": [f"{key}={value}"] for key, values in OTHERS.items() for value in values},
-    "twice, all last": ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=all"],
-    "twice, all first": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"],
-    "no equals sign": ["NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "=all", ""],
-}
 
 
-def answer(
-    claim: str | None,
-    env: Iterable[str] = (),
-    *,
-    bench: Bench | None = None,
-    annotations: Mapping[str, str] | None = None,
-) -> pb.CreateContainerResponse | Status | None:
+def answer(bench: Bench, annotations: Mapping[str, str]) -> pb.CreateContainerResponse | Status | None:
     """What the runtime is told; None where nothing is added."""
-    of = nri.pod(annotations=annotations or {}) if claim is None else nri.asking(claim)
-    made = nri.container(of)
-    made.env[:] = env  # no PATH either, unless given
-    reply = (bench or Bench()).plugin.create_container(nri.create(of, made))
+    of = nri.pod(annotations=annotations)
+    reply = bench.plugin.create_container(nri.create(of, nri.container(of)))
     if isinstance(reply, Status):
         assert reply.message.startswith("nri-gpu [")
         assert reply.message.isascii()
@@ -112,30 +78,12 @@ def answer(
     return None if reply == EMPTY else pb.CreateContainerResponse.FromString(reply)
 
 
-def without_env(reply: pb.CreateContainerResponse) -> pb.CreateContainerResponse:
-    reply.adjust.ClearField("env")
-    return reply
-
-
-@pytest.mark.parametrize("env", ENV.values(), ids=ENV)
-def test_the_environment_gives_nothing_and_adds_nothing(env: list[str]) -> None:
-    assert answer(None, env) is None
-    usual, got = answer("device=1"), answer("device=1", env)
-    assert isinstance(usual, pb.CreateContainerResponse)
-    if isinstance(got, Status):  # what an image requires may cost it the grant
-        assert "[requirement-not-met]" in got.message
-        assert env[0].startswith(("NVIDIA_REQUIRE_CUDA=", "CUDA_VERSION="))
-    else:
-        assert isinstance(got, pb.CreateContainerResponse)
-        assert without_env(got) == without_env(usual)
-
-
 @pytest.mark.parametrize("text", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("node", [FOUR_GPUS, MIG], ids=["whole GPUs", "MIG"])
 @pytest.mark.parametrize("form", ["device={}", "{}", "mig={}"])
 def test_as_an_annotation_it_names_gpus_of_the_node_or_is_refused(form: str, node: Path, text: str) -> None:
     bench = Bench(topology=node)
-    got = answer(form.format(text), bench=bench)
+    got = answer(bench, {"gpu.nri.io": form.format(text)})
     assert got is not None
     if isinstance(got, Status):
         assert "[bad-request]" in got.message or "[no-such-gpu]" in got.message or "[gpu-unavailable]" in got.message
@@ -154,7 +102,7 @@ GRANTED: Final = ("all", "device= 0 , 1", f"device={UUID.upper()}", f"device={UU
 
 @pytest.mark.parametrize("text", GRANTED)
 def test_what_is_understood_is_granted(text: str) -> None:
-    assert isinstance(answer(text), pb.CreateContainerResponse)
+    assert isinstance(answer(Bench(), {"gpu.nri.io": text}), pb.CreateContainerResponse)
 
 
 ANNOTATIONS: Final[Mapping[str, tuple[Mapping[str, str], bool]]] = {
@@ -196,6 +144,6 @@ ANNOTATIONS: Final[Mapping[str, tuple[Mapping[str, str], bool]]] = {
 @pytest.mark.parametrize(("annotations", "refused"), ANNOTATIONS.values(), ids=ANNOTATIONS)
 def test_annotations(annotations: Mapping[str, str], refused: bool) -> None:
     bench = Bench()
-    got = answer(None, bench=bench, annotations=annotations)
+    got = answer(bench, annotations)
     assert isinstance(got, Status) if refused else got is None
     assert not bench.plugin.ledger.entries

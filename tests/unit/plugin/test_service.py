@@ -8,20 +8,17 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu._pb import ttrpc_pb2
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri import status
 from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import MARGIN_NS, PLUGIN, PluginService
-from nri_gpu.ttrpc import PLUGIN_SERVICE, RequestReceived, ResponseSent, Status, StatusCode, StreamId
+from nri_gpu.ttrpc import RequestReceived, ResponseSent, Status, StatusCode, StreamId
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, NRI_0_12, Flavour
 from tests.support.plugin import Bench, ServedPlugin
-from tests.support.scripted_runtime import until
-from tests.unit.plugin.test_transport import frame, mux
 
 SECOND: Final = 1_000_000_000
 METHODS: Final = [method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods]
@@ -119,58 +116,6 @@ async def test_every_method_of_the_service_is_answered(folder: Path, log: Log) -
         for method in METHODS:
             if method not in ("Configure", "Synchronize"):
                 assert (await runtime.call(method)).status.ok, method
-    assert len(METHODS) == 18
-    assert log.warnings() == []
-
-
-async def test_configure_twice_and_events_too_early_are_out_of_order(folder: Path, log: Log) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        early = await runtime.call("CreateContainer", nri.create(nri.pod(), nri.container(nri.pod())))
-        assert early.status.code is StatusCode.FAILED_PRECONDITION
-        await runtime.register(NRI_0_8)
-        again = await runtime.call("Configure", nri.configure(NRI_0_8))
-        assert again.status.code is StatusCode.FAILED_PRECONDITION
-        assert "Configure came while the session was configured" in again.status.message
-        await runtime.synchronize()
-        assert served.ready == 1
-    assert [line.text for line in log.warnings()] == ["request failed", "request failed"]
-
-
-@pytest.mark.parametrize("parts", [1, 7, 100])
-async def test_synchronize_in_parts_some_of_them_empty(folder: Path, log: Log, parts: int) -> None:
-    pods = [nri.asking("1", f"pod-{number}") for number in range(3)]
-    async with ServedPlugin(folder) as served:
-        granting = await served.connected()
-        listed = []
-        for pod in pods:
-            made = nri.container(pod)
-            reply = await granting.create(pod, made)
-            assert isinstance(reply, pb.CreateContainerResponse)
-            listed.append(nri.running(nri.adjusted(made, reply)))
-        lived = {key: entry.grant for key, entry in served.plugin.ledger.entries.items()}
-        granting.close()
-        runtime = await served.listener.accept()
-        await runtime.register()
-        await runtime.synchronize(pods, listed, parts)
-        assert {key: entry.grant for key, entry in served.plugin.ledger.entries.items()} == lived
-        assert served.ready == 2
-    assert len(log.said("ledger rebuilt")) == 2
-
-
-async def test_a_synchronize_far_over_one_frame(folder: Path, log: Log) -> None:
-    """Runtimes up to NRI 0.6 send the whole node in one message; 6.2 MB were seen."""
-    pod = nri.pod()
-    big = [nri.running(nri.container(pod, f"c{number}", env=["X=" + "x" * 50_000])) for number in range(120)]
-    (payload,) = nri.synchronize([pod], big)
-    data = ttrpc_pb2.Request(service=PLUGIN, method="Synchronize", payload=payload).SerializeToString()
-    assert len(data) > 6_000_000
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        await runtime.register(NRI_0_6)
-        # The scripted runtime's sender obeys today's limit, so this frame is put together by hand.
-        await runtime.write(mux(1, frame(len(data), runtime.mux[PLUGIN_SERVICE].next_stream_id, 1, data)))
-        await until("the plugin to be ready", lambda: served.ready == 1)
     assert log.warnings() == []
 
 

@@ -82,7 +82,7 @@ def forbidden(served: ServedPlugin) -> None:
 
 
 ABSENT: Final[dict[str, tuple[Callable[[ServedPlugin], object], str, float]]] = {
-    "no socket": (lambda _: None, "no NRI socket {path}", AT_ONCE_S),
+    "no socket": (lambda _: None, "no NRI socket {path}: containerd is not running", AT_ONCE_S),
     "nobody listening": (
         left_behind,
         "nobody listens on {path}: it was left behind by a runtime that has stopped",
@@ -219,24 +219,6 @@ async def test_a_runtime_that_hangs_up_after_configure_is_asked_for_less(folder:
     assert [bool(mask & validate) for mask in masks] == [True, False, True]
 
 
-async def test_stopping_answers_what_is_in_flight(folder: Path, log: Log) -> None:
-    pod = nri.asking("1")
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected()
-        await runtime.write(runtime.request("CreateContainer", nri.create(pod, nri.container(pod))))
-        stopping = asyncio.create_task(served.supervisor.stop(5.0))
-        (answer,) = await runtime.answers(1)
-        assert answer.status.ok
-        began = time.monotonic()
-        # A runtime's next call may be right behind the answer to its last.
-        assert (await runtime.call("PostCreateContainer")).status.ok
-        await runtime.ended()
-        await stopping
-        assert time.monotonic() - began < 1.0
-        await until("the end of the supervisor", lambda: not served.alive)
-    assert log.warnings() == []
-
-
 @pytest.mark.parametrize("flavour", [NRI_0_10, NRI_0_12], ids=["nri 0.10", "nri 0.12"])
 async def test_stopping_answers_a_validation_and_leaves_by_an_event(folder: Path, flavour: Flavour) -> None:
     """A runtime that validates fails a creation whose validator is gone, and forgets one at the end of a request."""
@@ -289,20 +271,9 @@ async def test_stopping_does_not_wait_for_a_runtime_that_does_not_read(folder: P
         assert time.monotonic() - began < 1.5
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (errno.ENOENT, "containerd is not running, or listens elsewhere (see --socket)"),
-        (errno.EACCES, "has to run as root"),
-        (errno.EPERM, "has to run as root"),
-        (errno.ECONNREFUSED, "nobody listens"),
-        (errno.ENOTSOCK, "cannot connect"),
-    ],
-)
-def test_every_reason_has_its_sentence(number: int, words: str) -> None:
-    sentence = explain(OSError(number, os.strerror(number)), NRI_SOCKET, ())
-    assert words in sentence
-    assert str(NRI_SOCKET) in sentence
+@pytest.mark.parametrize(("number", "words"), [(errno.EPERM, "has to run as root"), (errno.ENOTSOCK, "cannot connect")])
+def test_every_other_reason_has_its_sentence(number: int, words: str) -> None:
+    assert words in explain(OSError(number, ""), NRI_SOCKET, ())
 
 
 def test_nri_that_is_off_is_told_from_a_runtime_that_is_not_there(tmp_path: Path) -> None:

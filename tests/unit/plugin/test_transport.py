@@ -15,7 +15,6 @@ from nri_gpu.nri import status
 from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.ttrpc import SEND_MAX, Status, StatusCode
 from nri_gpu.ttrpc.events import DISCARD_MAX, RECEIVE_MAX
-from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
@@ -59,6 +58,7 @@ FATAL: Final = {
     "http": (b"GET / HTTP/1.1\r\nHost: node\r\n\r\n", "over the limit"),
     "mux length": (mux(1, b"", RECEIVE_MAX + 11), f"message of {RECEIVE_MAX + 11} bytes is over the limit"),
     "frame length": (mux(1, frame(DISCARD_MAX + 1, 1001, 1)), f"message of {DISCARD_MAX + 1} bytes is over the limit"),
+    "a message cut off": (cut_off(RECEIVE_MAX + 1), f"message of {RECEIVE_MAX + 1} bytes is over the limit of"),
     "half a mux header": (b"\x00\x00\x00", "socket closed in the middle of a mux frame"),
     "half a mux frame": (mux(1, b"\x00" * 5, 50), "socket closed in the middle of a mux frame"),
     "half a frame": (mux(1, frame(500, 1001, 1, b"abc")), "connection closed in the middle of a frame"),
@@ -90,15 +90,6 @@ async def test_bytes_that_end_the_connection(folder: Path, log: Log, stage: Stag
         await comes_back(served, log, words)
 
 
-@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-async def test_closed_at_every_stage(folder: Path, log: Log, stage: Stage) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        await stage(runtime)
-        runtime.close()
-        await comes_back(served, log, "")
-
-
 async def test_reconnecting_is_a_matter_of_milliseconds(folder: Path) -> None:
     """Every second away is one in which containers start without us."""
     async with ServedPlugin(folder) as served:
@@ -114,24 +105,6 @@ async def test_reconnecting_is_a_matter_of_milliseconds(folder: Path) -> None:
     assert max(took) < 0.3
 
 
-async def test_bytes_one_by_one_and_many_requests_at_once(folder: Path, log: Log) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected()
-        pods = [nri.asking("1;mode=shared", f"pod-{number}") for number in range(50)]
-        creates = [runtime.request("CreateContainer", nri.create(each, nri.container(each))) for each in pods]
-        for at in range(len(creates[0])):
-            await runtime.write(creates[0][at : at + 1])
-            await asyncio.sleep(0)
-        (answer,) = await runtime.answers(1)
-        assert len(pb.CreateContainerResponse.FromString(answer.payload).adjust.linux.devices) == 1 + 3
-        await runtime.write(b"".join(creates[1:]))
-        answers = await runtime.answers(49)
-        assert [answer.stream_id for answer in answers] == sorted(answer.stream_id for answer in answers)
-        assert all(answer.status.ok for answer in answers)
-        assert len(served.plugin.ledger.entries) == 50
-    assert log.warnings() == []
-
-
 async def test_what_concerns_one_request_leaves_the_connection(folder: Path, log: Log) -> None:
     async with ServedPlugin(folder) as served:
         runtime = await served.connected()
@@ -144,14 +117,6 @@ async def test_what_concerns_one_request_leaves_the_connection(folder: Path, log
     assert [line.text for line in log.warnings()] == ["request rejected"]
     reason = log.one("request rejected").fields["reason"]
     assert reason == "INVALID_ARGUMENT: stream id 2 is even: clients choose odd ones"
-
-
-async def test_a_message_of_which_the_rest_cannot_come(folder: Path, log: Log) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected()
-        await runtime.write(cut_off(RECEIVE_MAX + 1))
-        await runtime.ended()
-        await comes_back(served, log, f"message of {RECEIVE_MAX + 1} bytes is over the limit of {RECEIVE_MAX}")
 
 
 async def test_a_payload_that_is_no_protobuf(folder: Path, log: Log) -> None:
@@ -186,17 +151,6 @@ async def test_unread_answers_have_a_limit(folder: Path, log: Log, limits: Conne
             while True:
                 await runtime.write(runtime.request("CreateContainer", request, timeout_ns=60 * 10**9))
         await comes_back(served, log, words)
-
-
-async def test_a_reply_over_one_mux_frame(folder: Path, log: Log) -> None:
-    pod, path = nri.asking("1"), "/opt/" + "x" * 100_000
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected()
-        reply = await runtime.create(pod, nri.container(pod, env=[f"LD_LIBRARY_PATH={path}"]))
-        assert isinstance(reply, pb.CreateContainerResponse)
-        assert reply.ByteSize() > FIRST_FRAME_MAX
-        assert {pair.key: pair.value for pair in reply.adjust.env}["LD_LIBRARY_PATH"].endswith(path)
-    assert log.warnings() == []
 
 
 async def test_a_reply_over_what_the_runtime_takes_is_a_refusal(folder: Path, log: Log) -> None:
@@ -254,18 +208,21 @@ async def test_a_refused_registration_with_the_socket_left_open(folder: Path, lo
         assert len(served.away) == 3
 
 
-async def test_a_registration_nobody_answers(folder: Path, log: Log) -> None:
-    async with ServedPlugin(folder, limits=ConnectionLimits(register_s=0.1)) as served:
-        runtime = await served.listener.accept()
-        await runtime.registration()
-        await runtime.ended()
-        await comes_back(served, log, "RegisterPlugin not answered within 0 s")
+# A runtime like containerd 1.7 keeps a plugin whose Synchronize failed, and never calls it.
+SILENT: Final[dict[str, tuple[ConnectionLimits, Stage, str]]] = {
+    "registration": (
+        ConnectionLimits(register_s=0.1),
+        ScriptedRuntime.registration,
+        "RegisterPlugin not answered within 0 s",
+    ),
+    "Synchronize": (ConnectionLimits(synchronize_s=0.1), ScriptedRuntime.register, "no Synchronize within 0 s"),
+}
 
 
-async def test_no_synchronize_ever(folder: Path, log: Log) -> None:
-    """A runtime like containerd 1.7 keeps a plugin whose Synchronize failed, and never calls it."""
-    async with ServedPlugin(folder, limits=ConnectionLimits(synchronize_s=0.1)) as served:
+@pytest.mark.parametrize(("limits", "stage", "words"), SILENT.values(), ids=SILENT)
+async def test_what_never_comes(folder: Path, log: Log, limits: ConnectionLimits, stage: Stage, words: str) -> None:
+    async with ServedPlugin(folder, limits=limits) as served:
         runtime = await served.listener.accept()
-        await runtime.register()
+        await stage(runtime)
         await runtime.ended()
-        await comes_back(served, log, "no Synchronize within 0 s")
+        await comes_back(served, log, words)
