@@ -21,7 +21,8 @@ on GPUs that may be another's by then. If that one runs too, both do; but nobody
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -30,27 +31,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import live, opened_uuids, seen, with_live
-from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, rebuilt
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.external import opened_uuids, seen
+from nri_gpu.allocation.grant import SignedGrant, verify_grant
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.reservations import cleared_for
-from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
-from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
+from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
-from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.domain.node import Node
+from nri_gpu.nri.session import Listed
+from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
+from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.model import ClaimDefaults, Policy
 from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.system.state import NodeState
+from nri_gpu.ttrpc import Status
 from tests.property import strategies
 from tests.support import builders as make
+from tests.support.plugin import NoRecorder
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
+PID, UID = os.getpid(), os.geteuid()  # of every container's process
 REQUEST_S: Final = 2.0  # as long as the runtime waits for the plugin, and as a grant is kept that it does not list
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
 MINORS: Final = tuple(gpu.minor_number for gpu in GPUS)
@@ -84,90 +91,92 @@ class Made:
     listed: bool = True
 
 
+def adjusted(of: Container, reply: bytes, grant: Grant) -> Container:
+    """As the runtime makes it of the answer."""
+    adjust = pb.CreateContainerResponse.FromString(reply).adjust
+    return replace(
+        of,
+        annotations=dict(adjust.annotations),
+        env={pair.key: pair.value for pair in adjust.env},
+        devices=tuple(DeviceRef(each.path, each.major, each.minor) for each in adjust.linux.devices),
+        mps_folder=grant.seat.folder if grant.seat else "",
+    )
+
+
+class Journal(NoRecorder):
+    """In memory, which outlives the daemon as /run does."""
+
+    def __init__(self) -> None:
+        self.grants: dict[ContainerId, Remembered] = {}
+
+    def granted(self, grant: Grant, signed: str, now: float) -> None:
+        self.grants[grant.container_id] = Remembered(grant, now)
+
+    def settled(self, container_id: ContainerId) -> None:
+        self.grants.pop(container_id, None)
+
+    def remembered(self, since: float) -> Iterable[Remembered]:
+        return [each for each in self.grants.values() if each.at >= since]
+
+
 class Runtime(RuleBasedStateMachine):
-    """Containers as they really are, beside the ledger as the plugin keeps it."""
+    """Containers as they really are, and a plugin that is told what a runtime tells."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[ContainerId, Made] = {}
-        self.ledger = Ledger()
         self.gpus = GPUS
-        self.node = make.node(GPUS)
-        self.policy = Policy(mps=MPS)
         self.now = 0.0
         self.number = 0
         self.away = False
         self.excused: set[ContainerId] = set()
-        self.key, self.boots = KEY, 0
-        self.journal: dict[ContainerId, tuple[Grant, float]] = {}
         self.given: dict[ContainerId, float] = {}  # when a grant was
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
+        self.journal, self.key, self.boots = Journal(), KEY, 0
+        self.state = NodeState(make.inventory(GPUS, simulated=True), policy=Policy(mps=MPS))
+        self.state.put_driver(make.driver())
+        self.start_daemon()
 
-    # The plugin's side, as plugin/handlers.py plays it.
+    def start_daemon(self) -> None:
+        """A new process: what was in memory is gone."""
+        self.state.ledger = Ledger()
+        needs = PluginDependencies(lambda: self.now, lambda _: None, self.journal)
+        self.plugin = Plugin(self.state, needs, self.key)
 
-    def with_live(self, ledger: Ledger, container: Container) -> Ledger:
-        return with_live(ledger, container, self.node.inventory)
+    @property
+    def ledger(self) -> Ledger:
+        return self.state.ledger
+
+    @property
+    def node(self) -> Node:
+        return self.state.node
 
     def on(self, gpus: Iterable[Gpu]) -> None:
         """The node looks like this from here on."""
-        self.node = make.node(tuple(gpus))
-        self.told(lambda ledger: seen(ledger, self.node.inventory))
-
-    def told(self, change: Callable[[Ledger], Ledger]) -> None:
+        self.state.put_inventory(replace(self.node.inventory, gpus=tuple(gpus)))
         if not self.away:
-            self.ledger = change(self.ledger)
+            self.plugin.observe()
 
-    def settled(self, container_id: ContainerId) -> None:
-        if not self.away:
-            self.journal.pop(container_id, None)
+    def tell(self, event: pb.Event, of: Container) -> bool:
+        """Whether it was answered with nothing: a start that is refused is not."""
+        if self.away:
+            return True
+        message = make.container_message(of, pid=PID)
+        change = pb.StateChangeEvent(event=event, pod=make.pod_message(of.pod), container=message)
+        return self.plugin.lifecycle(change.SerializeToString()) == b""
 
     def signed(self, container: Container) -> SignedGrant | None:
         text = container.annotations.get(GRANT_KEY, "")
         signed = verify_grant(text, container.pod.uid, container.id, self.key)
         return signed if isinstance(signed, SignedGrant) else None
 
-    def entry(self, made: Made, phase: GrantPhase) -> Entry | None:
-        of, signed = made.container, self.signed(made.container)
-        if signed is None:
-            return None
-        grant = make.grant(mode=signed.mode, to=of, generation=signed.generation)
-        seat = Seat.read(of.env, None, of.mps_folder) if signed.mode is Mode.MPS else None
-        return Entry(replace(grant, uuids=signed.uuids, seat=seat), phase, self.now)
-
-    def may_start(self, made: Made) -> bool:
-        container_id = made.container.id
-        ledger = self.ledger
-        if container_id in self.unseen and self.signed(made.container) is None:
-            ledger = self.ledger = ledger.released(container_id)
-        elif container_id in self.unseen:
-            ledger = self.ledger = self.with_live(ledger, made.container)
-        if container_id not in ledger.entries:
-            adopted = self.entry(made, GrantPhase.LAPSED)
-            if adopted is None:
-                return not needs_grant(made.container, self.policy)
-            ledger = self.with_live(ledger.with_entry(adopted), made.container)
-        running = ledger.started(container_id, self.now)
-        if running is None:
-            return False
-        self.settled(container_id)
-        self.ledger = running
-        return True
-
-    def relisted(self, order: list[int]) -> Ledger:
-        """What Synchronize makes of the runtime's list, which comes in any order."""
+    def relist(self, order: Sequence[int]) -> None:
+        """Synchronize: the runtime's list comes in any order."""
         listed = [made for made in self.made.values() if made.state != "exited" and made.listed]
         listed.sort(key=lambda made: order[made.number % len(order)])
-        phases = {"created": GrantPhase.CREATED, "running": GrantPhase.RUNNING}
-        entries = [entry for made in listed if (entry := self.entry(made, phases[made.state]))]
-        told = {made.container.id for made in listed}
-        remembered = [each for each in self.journal.values() if self.now - each[1] <= GRACE_S]
-        missing = [(grant, at) for grant, at in remembered if grant.container_id not in told]
-        entries += [
-            Entry(grant, GrantPhase.CREATED, at, min(at + GRACE_S, self.now + REQUEST_S)) for grant, at in missing
-        ]
-        self.unseen = {grant.container_id for grant, _ in remembered} - told
-        has = [each for made in listed if (each := live(made.container))]
-        return seen(rebuilt(entries, (), live=has), self.node.inventory)
+        self.unseen = {each.grant.container_id for each in self.journal.remembered(self.now - GRACE_S)}
+        self.unseen -= {made.container.id for made in listed}
+        self.plugin.synchronized(tuple(Listed(made.container, made.state == "created", PID) for made in listed))
 
     # What can happen on a machine.
 
@@ -184,47 +193,37 @@ class Runtime(RuleBasedStateMachine):
         self.now += wait_s
         self.number += 1
         of = make.pod(pod, claim, id=self.sandbox(pod))
-        container = make.container(of=of, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
+        container = make.container(of=of, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"), uid=UID)
         listed = "not listed" not in fate
         if self.away:
             self.made[container.id] = Made(container, self.number, listed=listed)  # the runtime fails open
             return
-        ledger = self.ledger.lapse(self.now, GRACE_S)
-        cleared = cleared_for(ledger, container)
-        decision = decide(container, self.node, cleared, self.policy)
-        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now)
-        if isinstance(decision, Inject):
-            assert decide(container, self.node, self.ledger, self.policy) == decision
-            self.check_new(decision.grant)
-            nodes = tuple(DeviceRef(each.path, each.major, each.minor) for each in decision.edits.devices.values())
-            self.ledger = self.with_live(self.ledger, replace(container, devices=nodes))
-            self.given[container.id] = self.now
-            if decision.grant.uuids:
-                self.journal[container.id] = (decision.grant, self.now)
-            if "answer lost" not in fate:
-                annotations = {GRANT_KEY: sign_grant(decision.grant, self.key)}
-                folder = decision.grant.seat.folder if decision.grant.seat else ""
-                added = {"annotations": annotations, "env": decision.edits.env, "devices": nodes}
-                container = replace(container, **added, mps_folder=folder)
-            if fate != "failed":
-                self.made[container.id] = Made(container, self.number, listed=listed)
-            if "answer lost" in fate:  # with the plugin, which is back at once
-                self.ledger = self.relisted([*range(7)])
-        else:
-            assert isinstance(decision, Refuse)
+        reply = self.plugin.create_container(make.create_payload(container))
+        if isinstance(reply, Status):
+            return
+        assert self.plugin.create_container(make.create_payload(container)) == reply
+        grant = self.ledger.entries[container.id].grant
+        self.check_new(grant)
+        self.given[container.id] = self.now
+        if "answer lost" not in fate:
+            container = adjusted(container, reply, grant)
+        if fate != "failed":
+            self.made[container.id] = Made(container, self.number, listed=listed)
+        if "answer lost" in fate:  # with the plugin, which is back at once
+            self.start_daemon()
+            self.relist(range(7))
 
     @precondition(lambda self: not self.away)
     @rule(pick=picks)
     def ask_again(self, pick: int) -> None:
+        self.plugin.lapse()
         made = self.some(pick, "created")
         entry = made and self.ledger.entries.get(made.container.id)
         if made is None or not entry or not entry.holds or not self.on_node(entry.grant):
             return
-        asking = replace(made.container, annotations={}, env={}, devices=())
-        decision = decide(asking, self.node, self.ledger, self.policy)
-        assert isinstance(decision, Inject)
-        assert decision.grant == entry.grant
-        self.ledger = self.ledger.after(decision, self.now)
+        asking = replace(made.container, annotations={}, env={}, devices=(), mps_folder="")
+        assert not isinstance(self.plugin.create_container(make.create_payload(asking)), Status)
+        assert self.ledger.entries[asking.id].grant == entry.grant
 
     def on_node(self, grant: Grant) -> bool:
         return set(grant.uuids) <= {unit.uuid for unit in self.node.inventory.units if not why_not(unit)}
@@ -246,7 +245,7 @@ class Runtime(RuleBasedStateMachine):
         places = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in self.node.inventory.units]
         for place in () if self.away else places:
             asking = make.container(f"device={place};mode=exclusive", of="stranger")
-            decision = decide(asking, self.node, self.ledger, self.policy)
+            decision = decide(asking, self.node, self.ledger, self.state.policy)
             if isinstance(decision, Inject):
                 self.check_new(decision.grant)
 
@@ -266,8 +265,10 @@ class Runtime(RuleBasedStateMachine):
         nodes = (make.held_node(self.gpus[index]), *(DeviceRef(f"/dev/cap{minor}", 510, minor) for minor in minors))
         container = make.container(of=of, name="dp", id=ContainerId(f"{pod}.dp.{self.number}"), devices=nodes)
         self.made[container.id] = Made(container, self.number)
-        assert isinstance(decide(container, self.node, self.ledger, self.policy), Pass)
-        self.told(lambda ledger: self.with_live(ledger, container))
+        if not self.away:
+            reply = self.plugin.create_container(make.create_payload(container))
+            assert not isinstance(reply, Status)
+            assert container.id not in self.ledger.entries
 
     @rule(pick=picks)
     def start(self, pick: int) -> None:
@@ -279,16 +280,14 @@ class Runtime(RuleBasedStateMachine):
             entry = self.ledger.entries.get(container_id)
             if entry is None or not entry.holds:
                 self.excused.add(container_id)
-            made.state = "running"
-        elif self.may_start(made):
+        if self.tell(pb.START_CONTAINER, made.container):
             made.state = "running"
         else:
-            made.state = "exited"
-            self.stopped(container_id)
+            self.ends(made)
 
-    def stopped(self, container_id: ContainerId) -> None:
-        self.settled(container_id)
-        self.told(lambda ledger: ledger.stopped(container_id, self.now))
+    def ends(self, made: Made) -> None:
+        made.state = "exited"
+        self.tell(pb.STOP_CONTAINER, made.container)
 
     @rule(pick=picks)
     def is_listed_by_now(self, pick: int) -> None:
@@ -303,32 +302,26 @@ class Runtime(RuleBasedStateMachine):
     @rule(pick=picks)
     def stop_what_never_started(self, pick: int) -> None:
         if made := self.some(pick, "created"):
-            self.stopped(made.container.id)
+            self.tell(pb.STOP_CONTAINER, made.container)
 
     @rule(pick=picks)
     def end(self, pick: int) -> None:
         if made := self.some(pick, "running"):
-            made.state = "exited"
-            self.stopped(made.container.id)
+            self.ends(made)
 
     @rule(pick=picks)
     def remove(self, pick: int) -> None:
         if made := self.some(pick, "created", "running", "exited"):
-            container_id = made.container.id
             if made.state != "exited":
-                self.stopped(container_id)
-            self.settled(container_id)
-            self.told(lambda ledger: ledger.released(container_id))
-            del self.made[container_id]
+                self.ends(made)
+            self.tell(pb.REMOVE_CONTAINER, made.container)
+            del self.made[made.container.id]
 
     @rule(pod=pods)
     def remove_pod(self, pod: str) -> None:
-        sandbox = self.sandbox(pod)
-        for entry in self.ledger.entries.values():
-            if entry.grant.pod_id == sandbox:
-                self.settled(entry.grant.container_id)
-        self.told(lambda ledger: ledger.pod_gone(sandbox))
-        self.made = {name: made for name, made in self.made.items() if made.container.pod.id != sandbox}
+        of = make.container(of=make.pod(pod, id=self.sandbox(pod)))
+        self.tell(pb.STOP_POD_SANDBOX, of)
+        self.made = {name: made for name, made in self.made.items() if made.container.pod.id != of.pod.id}
 
     @rule(lost=st.sets(st.integers(0, 2), max_size=1))
     def a_gpu_is_lost_or_back(self, lost: set[int]) -> None:
@@ -354,7 +347,7 @@ class Runtime(RuleBasedStateMachine):
 
     @rule(mode=strategies.modes)
     def the_policys_default_changes(self, mode: Mode) -> None:
-        self.policy = Policy(defaults=ClaimDefaults(mode=mode), mps=MPS)
+        self.state.use(Policy(defaults=ClaimDefaults(mode=mode), mps=MPS))
 
     @precondition(lambda self: not self.away)
     @rule()
@@ -364,21 +357,24 @@ class Runtime(RuleBasedStateMachine):
     @precondition(lambda self: not self.boots and len(self.given) > 1)  # it ends all that came before
     @rule()
     def the_machine_boots_again(self) -> None:
-        self.away, self.ledger, self.journal, self.boots = True, Ledger(), {}, self.boots + 1
-        self.key = self.boots.to_bytes(len(KEY))
+        self.away, self.boots = True, self.boots + 1
+        self.journal, self.key = Journal(), self.boots.to_bytes(len(KEY))
+        self.start_daemon()
         for made in self.made.values():
             made.state, made.listed = "created" if made.state == "created" else "exited", True
 
     @precondition(lambda self: self.away)
     @rule(order=st.permutations(range(7)))
     def the_plugin_comes_back(self, order: list[int]) -> None:
-        self.ledger, self.away = self.relisted(order), False
+        self.away = False
+        self.relist(order)
         self.check_stranger()
 
     @precondition(lambda self: not self.away)
     @rule(order=st.permutations(range(7)))
     def the_connection_is_made_anew(self, order: list[int]) -> None:
-        lived, self.ledger = self.ledger, self.relisted(order)
+        lived = self.ledger
+        self.relist(order)
         self.check_rebuilt(lived, self.ledger)
 
     def check_rebuilt(self, lived: Ledger, anew: Ledger) -> None:
