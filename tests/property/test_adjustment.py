@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import Extra, Profiles
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
@@ -55,18 +56,19 @@ def granted(reply: pb.CreateContainerResponse, container: Container, node: Node)
     return tuple(unit for unit in node.inventory.units if unit.uuid in signed.uuids)
 
 
-def allowed(units: Iterable[Unit], node: Node) -> Iterator[tuple[int | None, int | None]]:
-    """Numbers of nodes: the GPUs', those that all of them share, and of MIG devices their two capabilities'."""
+def own(units: Iterable[Unit], node: Node) -> Iterator[tuple[int | None, int | None]]:
+    """Numbers of the nodes without which a grant is of no use: the GPUs', and of MIG devices their capabilities'."""
     majors = node.inventory.majors
     for unit in units:
-        yield from ((majors.nvidia, minor) for minor in (whole(unit).minor_number, CTL, MODESET))
-        yield from ((majors.nvidia_uvm, minor) for minor in (0, 1))
-        if isinstance(unit, Gpu):
-            yield from ((drm.major, drm.minor) for drm in unit.drm)
+        yield majors.nvidia, whole(unit).minor_number
         if isinstance(unit, MigPart):
-            device = unit.device
-            yield majors.nvidia_caps, device.gpu_instance_minor
-            yield majors.nvidia_caps, device.compute_instance_minor
+            yield majors.nvidia_caps, unit.device.gpu_instance_minor
+            yield majors.nvidia_caps, unit.device.compute_instance_minor
+
+
+def drawn(units: Iterable[Unit]) -> Iterator[tuple[int, int]]:
+    """Numbers of the nodes that draw on whole GPUs."""
+    yield from ((drm.major, drm.minor) for unit in units if isinstance(unit, Gpu) for drm in unit.drm)
 
 
 def of_extras(node: Node) -> Iterator[tuple[int, int]]:
@@ -121,8 +123,9 @@ def every_node_is_the_grants_or_shared(reply: pb.CreateContainerResponse, contai
     units = granted(reply, container, node)
     devices = reply.adjust.linux.devices
     numbers = {(each.major, each.minor) for each in devices}
-    assert numbers <= (set(allowed(units, node)) | set(of_extras(node)) if units else shared(node))
-    assert bool(devices) >= bool(units)
+    assert set(own(units, node)) <= numbers
+    assert numbers <= {*own(units, node), *drawn(units), *(of_extras(node) if units else ()), *shared(node)}
+    assert not [unit for unit in units if why_not(unit)]
     assert all(each.type == "c" and within(each.path, "/dev") and ".." not in each.path for each in devices)
 
 

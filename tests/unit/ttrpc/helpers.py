@@ -1,9 +1,8 @@
-"""Ways to feed bytes, a connection pair joined in memory, and short hands for hex and requests."""
+"""Ways to cut and feed bytes, frames as nobody of ours sends them, and a request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from nri_gpu.ttrpc import (
     NEED_DATA,
@@ -11,11 +10,7 @@ from nri_gpu.ttrpc import (
     Connection,
     Incoming,
     Metadata,
-    Mux,
-    MuxEvent,
-    Outgoing,
     RequestSent,
-    Role,
     StreamId,
 )
 from nri_gpu.ttrpc.events import HEADER
@@ -57,21 +52,3 @@ def feed(connection: Connection, chunks: Sequence[BytesLike]) -> list[Incoming]:
         connection.receive_data(chunk)
         events += drain(connection)
     return events
-
-
-def feed_mux(mux: Mux, chunks: Sequence[BytesLike]) -> list[MuxEvent]:
-    return [event for chunk in chunks for event in mux.feed(chunk)]
-
-
-@dataclass
-class ConnectionPair:
-    """A client and a server in memory: what one sends, the other has read when `send` returns."""
-
-    client: Connection = field(default_factory=lambda: Connection(Role.CLIENT))
-    server: Connection = field(default_factory=lambda: Connection(Role.SERVER))
-
-    def send(self, role: Role, event: Outgoing) -> list[Incoming]:
-        sender, receiver = self.client, self.server
-        if role is Role.SERVER:
-            sender, receiver = receiver, sender
-        return feed(receiver, [sender.send(event)])
