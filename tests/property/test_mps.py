@@ -106,10 +106,8 @@ class Seats(RuleBasedStateMachine):
 
     def seen(self, entry: Entry) -> Seat:
         container = self.env[entry.grant.container_id]
-        return Seat.read(container.env, self.known(entry), container.mps_folder)
-
-    def known(self, entry: Entry) -> int | None:
-        return self.users[entry.grant.container_id] if entry.phase is GrantPhase.RUNNING else None
+        known = self.users[container.id] if entry.phase is GrantPhase.RUNNING else None
+        return Seat.read(container.env, known, container.mps_folder)
 
     def running(self, index: int) -> list[Entry]:
         entries = self.ledger.entries.values()
@@ -118,10 +116,9 @@ class Seats(RuleBasedStateMachine):
     @invariant()
     def modes_never_mix(self) -> None:
         assert not strategies.capacity_faults(self.ledger)
-        assert all((each.grant.seat is not None) == (each.grant.mode is Mode.MPS) for each in self._entries())
-
-    def _entries(self) -> list[Entry]:
-        return list(self.ledger.entries.values())
+        assert all(
+            (each.grant.seat is not None) == (each.grant.mode is Mode.MPS) for each in self.ledger.entries.values()
+        )
 
     @invariant()
     def shares_fit_and_one_user_runs(self) -> None:

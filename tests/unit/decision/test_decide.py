@@ -258,11 +258,6 @@ def test_requirements_are_asked_of_the_gpus_that_were_chosen() -> None:
     refused(make.container("all", env=REQUIRING), both)
 
 
-def test_whoever_gets_no_gpu_requires_nothing() -> None:
-    assert injected(make.container("none", env=REQUIRING), OLD)
-    assert isinstance(decide(make.container(env=REQUIRING), OLD, Ledger(), POLICY), Pass)
-
-
 def test_policy_says_whether_requirements_count_and_who_may_turn_them_off() -> None:
     assert injected(make.container("1", env=REQUIRING), OLD, policy=UNCHECKED)
     assert injected(make.container("1", env=SAYS_OFF), OLD)

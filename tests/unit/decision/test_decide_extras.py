@@ -44,20 +44,6 @@ def test_what_policy_does_not_list_is_refused_before_anybody_looks_for_it() -> N
     assert refused(make.container("1;extras=fabricmanager")).code is Code.NODE_NOT_READY
 
 
-def test_the_default_policy_lets_the_granted_gpus_be_drawn_on() -> None:
-    decision = injected(make.container("device=1;capabilities=graphics,compute;extras=drm,profile"), Policy())
-    assert "/dev/dri/card1" in decision.edits.devices
-    assert [mount.source for mount in decision.edits.mounts.values() if "profiles" in mount.destination] == [
-        "/p/40.conf"
-    ]
-
-
-def test_a_container_that_asks_for_none_has_none() -> None:
-    edits = injected(make.container("1")).edits
-    assert GDR.path not in edits.devices
-    assert not edits.rlimits
-
-
 def test_a_limit_of_the_containers_own_is_told_of() -> None:
     decision = injected(make.container("1;extras=rdma", rlimits=frozenset({"RLIMIT_MEMLOCK"})))
     assert "RLIMIT_MEMLOCK" in decision.note

@@ -167,8 +167,11 @@ def test_different_conditions_are_counted_over_all_variables() -> None:
     assert f"one more than the {DIFFERENT_MAX} different conditions" in found.sentence
 
 
+V100_NODE = node("560.35.03", "12.6", V100)
+
+
 def said(env: dict[str, str], facts: RequirementFacts | None = None, *, may_disable: bool = False) -> str:
-    found = unmet(env, facts or node("560.35.03", "12.6", V100), may_disable=may_disable)
+    found = unmet(env, facts or V100_NODE, may_disable=may_disable)
     assert found is not None
     return found.sentence
 
@@ -235,32 +238,43 @@ def test_sentences(value: str, expected: str) -> None:
     assert said({CUDA: value}) == expected
 
 
-def test_a_legacy_image() -> None:
-    assert said({"CUDA_VERSION": "13.0.2"}) == (
+BLIND = RequirementFacts("", "", (GpuFacts((0, 0), ""),))
+OTHERS: dict[str, tuple[dict[str, str], RequirementFacts, str]] = {
+    "a legacy image": (
+        {"CUDA_VERSION": "13.0.2"},
+        V100_NODE,
         f"CUDA_VERSION (no {CUDA} is set) needs cuda>=13.0; {HAS}: "
-        "update its driver, or use an image for CUDA 12.6 or older."
-    )
-    assert said({"CUDA_VERSION": "cu121"}) == (
+        "update its driver, or use an image for CUDA 12.6 or older.",
+    ),
+    "a legacy image that says nothing": (
+        {"CUDA_VERSION": "cu121"},
+        V100_NODE,
         f'CUDA_VERSION is "cu121", not a version such as 12.4.1: correct it, or set {CUDA} (cuda>=12.4), '
-        "which then counts instead."
-    )
-
-
-def test_too_much_text() -> None:
-    assert said({CUDA: "x" * 20_000}) == (
-        f"the NVIDIA_REQUIRE_ variables have 20019 characters, over the limit of 16384: shorten {CUDA}, the longest."
-    )
-
-
-def test_unknown_facts() -> None:
-    assert said({CUDA: "arch>=8.0"}, RequirementFacts("", "", (GpuFacts((0, 0), ""),))) == (
+        "which then counts instead.",
+    ),
+    "too much text": (
+        {CUDA: "x" * 20_000},
+        V100_NODE,
+        f"the NVIDIA_REQUIRE_ variables have 20019 characters, over the limit of 16384: shorten {CUDA}, the longest.",
+    ),
+    "unknown facts": (
+        {CUDA: "arch>=8.0"},
+        BLIND,
         f"{CUDA} needs arch>=8.0; this node has CUDA (not known), driver (not known), a GPU of arch (not known) and "
-        "brand (not known): an unknown fact meets no condition; `nri-gpu gpus` shows what the driver reports."
-    )
+        "brand (not known): an unknown fact meets no condition; `nri-gpu gpus` shows what the driver reports.",
+    ),
+    "no GPU": (
+        {CUDA: "cuda>=13"},
+        RequirementFacts("1", "12.6"),
+        f"{CUDA} needs cuda>=13; this node has CUDA 12.6, driver 1: "
+        "update its driver, or use an image for CUDA 12.6 or older.",
+    ),
+}
 
 
-def test_without_a_gpu_none_is_described() -> None:
-    assert "this node has CUDA 12.6, driver 1: " in said({CUDA: "cuda>=13"}, RequirementFacts("1", "12.6"))
+@pytest.mark.parametrize(("env", "facts", "expected"), OTHERS.values(), ids=OTHERS)
+def test_sentences_of_other_variables_and_nodes(env: dict[str, str], facts: RequirementFacts, expected: str) -> None:
+    assert said(env, facts) == expected
 
 
 def test_the_way_out() -> None:

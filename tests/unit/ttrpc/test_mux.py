@@ -89,14 +89,6 @@ def test_payload_for_an_unknown_id_is_dropped(conn_id: int) -> None:
     assert len(list(plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(1, 1))))) == 1
 
 
-def test_events_not_asked_for_stay() -> None:
-    plugin = Mux.for_plugin()
-    wire = encode_message(PLUGIN_SERVICE, raw_frame(1, 1) + raw_frame(3, 1))
-    next(plugin.feed(wire))
-    [(_, event)] = plugin.feed(b"")
-    assert event == RequestReceived(stream(3), "", "")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [HEADER.pack(1, 2**32 - 1), encode_message(RUNTIME_SERVICE, raw_frame(1, 2, length=2**31))],
