@@ -55,9 +55,6 @@ class Bench(Struct, frozen=True):
         assert refusal.value.code in ("FAILED_PRECONDITION", "PERMISSION_DENIED")
         return refusal.value.details
 
-    def env(self, container: ContainerId) -> dict[str, str]:
-        return self.node.cri.status(container).env
-
     def _logged(self, text: str) -> int:
         return self.daemon.log().count(text)
 
@@ -114,17 +111,19 @@ def test_who_may_not_ask_is_refused_or_passed_over(bench: Bench) -> None:
     assert "/dev/nvidia0" in bench.node.cri.status(granted).device_paths
 
 
-def test_disarming_makes_an_images_variable_void(bench: Bench) -> None:
-    bench.begin('schema = 1\n[environment]\ndisarm = "all"\n')
-    assert bench.env(bench.create("bystander"))["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert bench.env(bench.create("none", "none"))["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert bench.env(bench.create("granted", "device=2"))["NVIDIA_VISIBLE_DEVICES"] == UUIDS[2]
-
-
-def test_void_keeps_other_injectors_idle_and_tells_the_uuids_elsewhere(bench: Bench) -> None:
-    bench.begin('schema = 1\n[environment]\nvisible_devices = "void"\n')
-    env = bench.env(bench.create("granted", "device=1,3"))
-    assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", f"{UUIDS[1]},{UUIDS[3]}")
-    untouched = bench.env(bench.create("bystander"))
-    assert untouched["NVIDIA_VISIBLE_DEVICES"] == "all"
-    assert "NRI_GPU_UUIDS" not in untouched
+@pytest.mark.parametrize(
+    ("settings", "claim", "visible", "uuids"),
+    [
+        pytest.param('disarm = "all"', "", "void", None, id="disarmed"),
+        pytest.param('disarm = "all"', "device=2", UUIDS[2], None, id="disarmed, and granted"),
+        pytest.param('visible_devices = "void"', "device=1,3", "void", f"{UUIDS[1]},{UUIDS[3]}", id="told elsewhere"),
+        pytest.param('visible_devices = "void"', "", "all", None, id="told elsewhere, and not asked"),
+    ],
+)
+def test_what_becomes_of_an_images_variable(
+    bench: Bench, settings: str, claim: str, visible: str, uuids: str | None
+) -> None:
+    """So that other injectors stay idle."""
+    bench.begin(f"schema = 1\n[environment]\n{settings}\n")
+    env = bench.node.cri.status(bench.create("p", claim)).env
+    assert (env["NVIDIA_VISIBLE_DEVICES"], env.get("NRI_GPU_UUIDS")) == (visible, uuids)

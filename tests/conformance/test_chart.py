@@ -239,18 +239,6 @@ async def test_the_kubelets_half_through_a_rolling_update(folder: Path, node: Co
 
 
 @in_a_loop
-async def test_the_kubelet_finds_it_by_itself(folder: Path, node: Containerd, tmp_path: Path) -> None:
-    cluster = install(node, tmp_path, {"root": str(folder), "registration": "watcher"})
-    (folder / "pod-resources").mkdir()
-    async with Kubelet(folder) as kubelet:
-        await aside(cluster.start, "daemon")
-        await kubelet.wait_healthy(GPU, 4)
-        assert kubelet.clients[GPU].path.parent == folder / "plugins_registry"
-        await kubelet.restart()
-        await kubelet.wait_healthy(GPU, 4)
-
-
-@in_a_loop
 async def test_a_folder_made_anew_is_reached_by_the_containers_next_start(
     folder: Path, node: Containerd, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """A driver that is replaced while containers are created: each gets files of one generation, and none is lost."""
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec
-from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
@@ -148,39 +146,3 @@ def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
     daemon.wait_logged(f"old driver files removed generation={VERSIONS[0]}")
     staged = {path.name.partition("-")[0] for path in (daemon.launch.base / "drivers").glob("[0-9]*")}
     assert staged == {VERSIONS[1]}
-
-
-def test_so_they_do_where_its_grant_is_of_another_key(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
-    """What a container has mounted is asked of the runtime: of this one no grant tells."""
-    container = created(node, pod(node))
-    assert container
-    daemon.terminate()
-    (daemon.launch.state / "key").unlink()
-    drivers.install(VERSIONS[1])
-    daemon.start()
-    daemon.wait_ready()
-    daemon.wait_logged(f"driver files staged generation={VERSIONS[1]}")
-    daemon.wait_held({})
-    other = created(node, pod(node, 1), 1)
-    assert other
-    node.cri.remove(other)
-    time.sleep(3)  # looks, each of which removes what nobody mounts
-    assert "old driver files removed" not in daemon.log()
-    shown = node.cri.execute(container, f"{LIBRARIES}/bin/nvidia-smi")
-    assert f"SIMULATION of driver {VERSIONS[0]}" in shown.stdout
-    node.cri.remove(container)
-    daemon.wait_logged(f"old driver files removed generation={VERSIONS[0]}")
-
-
-def test_a_library_that_vanishes_takes_no_container_along(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
-    library = drivers.root / f"lib64/libcuda.so.{VERSIONS[0]}"
-    library.unlink()
-    container = created(node, pod(node))  # before the next look or after it: staged files are whole
-    assert container
-    shown = node.cri.execute(container, "/bin/ls", "-L", f"{LIBRARIES}/libnvidia-ml.so.{VERSIONS[0]}")
-    assert shown.code == 0
-    wait_for("the next look", lambda: "libcuda.so" in "".join(_missing(daemon)), 10)
-
-
-def _missing(daemon: NriGpu) -> list[str]:
-    return [line for line in daemon.log().splitlines() if "not part of this driver" in line]

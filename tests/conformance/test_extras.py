@@ -156,15 +156,6 @@ def test_all_at_once(node: Containerd) -> None:
     assert not node.cri.status(container).oci.get("hooks")
 
 
-def test_whoever_is_not_root_cannot_configure_mig(node: Containerd) -> None:
-    container = node.cri.run_asking(claim("mig-config,mig-monitor"), user=1000)
-    config, monitor = (
-        node.cri.execute(container, "/bin/sh", "-c", f"exec 3</dev/nvidia-caps/nvidia-cap{minor}") for minor in (1, 2)
-    )
-    assert "Permission denied" in config.stderr
-    assert "No such device" in monitor.stderr
-
-
 @pytest.mark.parametrize(("gpus", "mask"), [("1", 2), ("0,3", 9)])
 def test_the_profile_names_the_gpus_granted(node: Containerd, gpus: str, mask: int) -> None:
     place = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"

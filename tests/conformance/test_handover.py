@@ -92,22 +92,3 @@ def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
         fresh.rename(topology)
         wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
         node.cri.run_asking("device=0", "third")
-
-
-def test_the_next_daemon_waits_too(node: Containerd, machine: Machine) -> None:
-    first, second = node.cri.run_asking("device=0", "first"), node.cri.run_asking("device=1", "second")
-    machine.processes(1)
-    node.cri.stop(first)
-    said = "just released by default/first: 1 process still holds it"
-    wait_for("the look", lambda: machine.unavailable() == said, PATIENCE_S, machine.status)
-
-    machine.daemon.kill()
-    node.cri.stop(second)
-    machine.daemon.start()
-    machine.daemon.wait_ready()
-    machine.daemon.wait_logged("inventory changed gpus=2")
-    with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):
-        node.cri.run_asking("device=0", "third")
-    # Left while nobody listened, and nobody is on it.
-    wait_for("the look", lambda: machine.unavailable(1) == "", PATIENCE_S, machine.status)
-    node.cri.run_asking("device=1", "fourth")

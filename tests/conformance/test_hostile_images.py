@@ -269,16 +269,3 @@ def test_a_privileged_pod_with_the_driver_root(host: Host, node: Containerd) -> 
         container = run(node, spec, privileged=True)
         assert "libcuda.so.1" in node.cri.execute(container, "/bin/ls", f"{at}/lib64").stdout
     assert seal(host.folders) == before
-
-
-def test_mounts_that_ask_as_the_device_plugin_does_give_nothing(host: Host, node: Containerd) -> None:
-    base = "/var/run/nvidia-container-devices"
-    asked = ("/all", "/0", "-x/0", "/../0", "/cdi/a/b", "/cdi/nvidia.com/gpu/all", "/imex/999999999")
-    spec = ContainerSpec(
-        mounts={base + each: "/dev/null" for each in asked},
-        env={"NVIDIA_VISIBLE_DEVICES": base, "NVIDIA_GDS": "enabled"},
-    )
-    oci = node.cri.status(node.cri.run(node.cri.run_pod(), spec)).oci
-    assert nodes(oci) == ()
-    assert not any(str(host.folders[1]) in mount["source"] for mount in oci["mounts"])
-    assert host.daemon.held() == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -181,24 +180,6 @@ async def test_a_successor_takes_over_beneath_admissions(
             _, container = await aside(run, node, "train", annotations, cdi=cdi)
             check_gpus(node, container, chosen)
             assert successor.terminate() == 0
-
-
-@on_newest
-@in_a_loop
-async def test_forged_annotations_are_refused(node: Containerd, serving: NriGpu, folder: Path) -> None:
-    async with Kubelet(folder) as kubelet:
-        await kubelet.wait_healthy(GPU, 4)
-        ((key, good),) = (await kubelet.admit("train", "main", {GPU: 1})).items()
-        given = next(iter(kubelet.in_use(GPU)))
-        other = next(uuid for uuid in UUIDS if uuid != given)
-        with pytest.raises(CriError, match=re.escape("[bad-request]: gpu.nri.io/kubelet: its mac does not match")):
-            await aside(run, node, "forger", {key: good.replace(given, f"{given},{other}")})
-        thief = PodSpec(name="thief", annotations={key: good})
-        pod = await aside(node.cri.run_pod, thief)
-        with pytest.raises(CriError, match="unknown annotation"):
-            await aside(node.cri.run, pod, ContainerSpec())
-        _, container = await aside(run, node, "train", {key: good})
-        check_gpus(node, container, [given])
 
 
 @in_a_loop

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,8 +13,6 @@ from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
-
-MANY = 25
 
 
 def test_one_that_exits_by_itself_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
@@ -140,35 +137,6 @@ def test_containerd_killed_and_restarted(fresh_node: Containerd, fresh_daemon: N
         fresh_node.cri.run_asking("device=0", "late")
     fresh_node.cri.stop(survivor)
     fresh_daemon.wait_held({"next/main": [UUIDS[2]]})
-
-
-@on_newest
-def test_many_containers_eight_at_a_time(node: Containerd, daemon: NriGpu) -> None:
-    """Four of five share, the fifth asks for a GPU of its own; nobody gets what excludes another."""
-
-    def one(number: int) -> str:
-        value = "count=1; mode=shared; model=*A100*" if number % 5 else "1"
-        try:
-            node.cri.run_asking(value, f"p{number}")
-        except CriError as error:
-            assert "[gpu-busy]" in error.details
-            return "refused"
-        return "granted"
-
-    with ThreadPoolExecutor(8) as pool:
-        outcomes = list(pool.map(one, range(MANY)))
-
-    granted = outcomes.count("granted")
-    wait_for("the ledger", lambda: len(daemon.ledger()["grants"]) == granted, 20, lambda: str(daemon.ledger()))
-    modes: dict[str, list[str]] = {}
-    for grant in daemon.ledger()["grants"]:
-        for uuid in grant["gpu_uuids"]:
-            modes.setdefault(uuid, []).append(grant["mode"])
-    assert granted >= 4
-    assert all(set(held) == {"shared"} or held == ["exclusive"] for held in modes.values()), modes
-    assert outcomes.count("refused") == MANY - granted
-    node.cri.remove_all()
-    daemon.wait_held({})
 
 
 def _by_id(daemon: NriGpu) -> dict[str, object]:

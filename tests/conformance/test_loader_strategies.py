@@ -21,7 +21,7 @@ from tests.support.image import File, ImageSpec
 from tests.support.loader_images import OTHERS, specs
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import device_nodes
+from tests.support.probe import nvidia_nodes
 
 pytestmark = [
     on_newest,
@@ -229,8 +229,7 @@ def test_images_without_glibc_start_unharmed(trial: Trial, images: Mapping[str, 
     cri = trial.node.cri
     for kind in ("musl", "static"):
         container = trial.container(Case(kind))
-        nodes = {node.path for node in device_nodes(cri, container) if "nvidia" in node.path}
-        assert nodes == {f"/dev/nvidia{each}" for each in ("1", "ctl", "-uvm", "-uvm-tools")}
+        assert {*nvidia_nodes(cri, container)} == {f"/dev/nvidia{each}" for each in ("1", "ctl", "-uvm", "-uvm-tools")}
         for path, entry in images[kind].extra.items():
             assert isinstance(entry, File)
             summed = cri.execute(container, "/bin/sha256sum", path).stdout

@@ -15,7 +15,7 @@ from tests.support.image import Entry, File, ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.containerd, pytest.mark.usefixtures("shared_daemon")]
 
 V = "580.95.05"
 NAMES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
@@ -63,10 +63,10 @@ class Granted(Struct, frozen=True):
         assert done.code == 0, done.stdout + done.stderr
         return done.stdout.splitlines()
 
-    def finds(self, folder: str, *before: str) -> None:
-        """Whether every library is found in a folder by a program; `before` goes before the program's name."""
+    def finds(self, folder: str) -> None:
+        """Whether every library is found in a folder."""
         found = {name: "libcuda.so.1" if name == "libcuda.so" else name for name in NAMES}
-        assert self.run(*before, "/bin/probe", *NAMES) == [f"{name} -> {folder}/{found[name]}" for name in NAMES]
+        assert self.run("/bin/probe", *NAMES) == [f"{name} -> {folder}/{found[name]}" for name in NAMES]
 
     @property
     def library_path(self) -> str:
@@ -88,62 +88,43 @@ def grant(node: Containerd, spec: ContainerSpec) -> Granted:
     return Granted(node, node.cri.run(node.cri.asking("device=1"), spec))
 
 
-@pytest.mark.usefixtures("shared_daemon")
-class TestLoading:
-    def test_with_the_containers_environment(self, node: Containerd, images: dict[str, str]) -> None:
-        container = grant(node, ContainerSpec(image=images["plain"]))
-        container.finds(LIBRARIES)
-        assert container.library_path == LIBRARIES
-        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+def test_with_the_containers_environment(node: Containerd, images: dict[str, str]) -> None:
+    container = grant(node, ContainerSpec(image=images["plain"]))
+    container.finds(LIBRARIES)
+    assert container.library_path == LIBRARIES
+    assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
 
-    @only_x86_64
-    def test_with_an_empty_environment(self, node: Containerd, images: dict[str, str]) -> None:
-        """As after `su -`, under sudo, or in a program that cleans up before it starts another."""
-        container = grant(node, ContainerSpec(image=images["plain"]))
-        container.finds(HWCAPS_PLACES[0], "/bin/env", "-i")
-        assert container.run("/bin/env", "-i", "/usr/bin/nvidia-smi") == SMI
 
-    def test_an_image_with_a_library_path_of_its_own_keeps_it(self, node: Containerd, images: dict[str, str]) -> None:
-        container = grant(node, ContainerSpec(image=images["own path"]))
-        assert container.library_path == f"{LIBRARIES}:{OWN}"
-        container.finds(LIBRARIES)
-        assert container.run("/bin/probe", "libapp.so.1") == [f"libapp.so.1 -> {OWN}/libapp.so.1"]
+def test_an_image_with_a_library_path_of_its_own_keeps_it(node: Containerd, images: dict[str, str]) -> None:
+    container = grant(node, ContainerSpec(image=images["own path"]))
+    assert container.library_path == f"{LIBRARIES}:{OWN}"
+    container.finds(LIBRARIES)
+    assert container.run("/bin/probe", "libapp.so.1") == [f"libapp.so.1 -> {OWN}/libapp.so.1"]
 
-    def test_an_empty_library_path_gets_no_empty_element(self, node: Containerd, images: dict[str, str]) -> None:
-        """To the loader an empty element is the current directory: anybody's library, in a folder anybody may write."""
-        container = grant(node, ContainerSpec(image=images["plain"], env={"LD_LIBRARY_PATH": ""}))
-        assert container.library_path == LIBRARIES
-        container.finds(LIBRARIES)
 
-    @only_x86_64
-    def test_a_pod_that_overrides_its_images_path(self, node: Containerd, images: dict[str, str]) -> None:
-        """The runtime then lists the variable twice, and NRI's adjustment reaches only the first, which loses.
+@only_x86_64
+def test_a_pod_that_overrides_its_images_path(node: Containerd, images: dict[str, str]) -> None:
+    """The runtime then lists the variable twice, and NRI's adjustment reaches only the first, which loses.
 
-        opencontainers/runtime-tools generate (addEnv), containerd/nri pkg/runtime-tools/generate (AdjustEnv). No reply
-        gets around it; what needs no environment still finds the driver.
-        """
-        container = grant(node, ContainerSpec(image=images["own path"], env={"LD_LIBRARY_PATH": "/pod/lib"}))
-        assert container.library_path == "/pod/lib"
-        container.finds(HWCAPS_PLACES[0])
-        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+    opencontainers/runtime-tools generate (addEnv), containerd/nri pkg/runtime-tools/generate (AdjustEnv). No reply
+    gets around it; what needs no environment still finds the driver.
+    """
+    container = grant(node, ContainerSpec(image=images["own path"], env={"LD_LIBRARY_PATH": "/pod/lib"}))
+    assert container.library_path == "/pod/lib"
+    container.finds(HWCAPS_PLACES[0])
+    assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
 
-    def test_volumes_of_the_pod_in_the_usual_places_stay(
-        self, node: Containerd, images: dict[str, str], tmp_path: Path
-    ) -> None:
-        volume = tmp_path / "volume"
-        volume.mkdir()
-        (volume / "mine").write_text("precious")
-        taken = (*HWCAPS_PLACES, TREE_PLACES[0])
-        container = grant(node, ContainerSpec(image=images["plain"], mounts=dict.fromkeys(taken, str(volume))))
-        for place in taken:
-            assert container.run("/bin/cat", f"{place}/mine") == ["precious"]
-        container.finds(LAST)
-        assert container.library_path == LAST
-        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
-        container.run("/bin/touch", f"{taken[0]}/new")
-        assert sorted(each.name for each in volume.iterdir()) == ["mine", "new"]
 
-    def test_a_static_image_is_unharmed(self, node: Containerd) -> None:
-        container = grant(node, ContainerSpec())
-        assert container.run("/bin/sh", "-c", "echo $LD_LIBRARY_PATH") == [LIBRARIES]
-        assert {"libcuda.so.1", "bin"} <= {*container.run("/bin/ls", LIBRARIES)}
+def test_volumes_of_the_pod_in_the_usual_places_stay(node: Containerd, images: dict[str, str], tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "mine").write_text("precious")
+    taken = (*HWCAPS_PLACES, TREE_PLACES[0])
+    container = grant(node, ContainerSpec(image=images["plain"], mounts=dict.fromkeys(taken, str(volume))))
+    for place in taken:
+        assert container.run("/bin/cat", f"{place}/mine") == ["precious"]
+    container.finds(LAST)
+    assert container.library_path == LAST
+    assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+    container.run("/bin/touch", f"{taken[0]}/new")
+    assert sorted(each.name for each in volume.iterdir()) == ["mine", "new"]

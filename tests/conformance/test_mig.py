@@ -15,7 +15,7 @@ from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, check_opens, device_nodes, open_paths
+from tests.support.probe import Opened, check_opens, nvidia_nodes, open_paths
 
 pytestmark = on_newest
 
@@ -36,15 +36,9 @@ def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
         yield daemon
 
 
-def numbers(node: Containerd, container: ContainerId) -> dict[str, tuple[int, int]]:
-    found = [each for each in device_nodes(node.cri, container) if "nvidia" in each.path]
-    assert all(each.mode == (0o444 if "nvidia-caps" in each.path else 0o666) for each in found)
-    return {each.path: (each.major, each.minor) for each in found}
-
-
 def check_sees(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:
     """These nodes and no other; these numbers open and no other capability does, not even MIG's configuration."""
-    seen = numbers(node, container)
+    seen = nvidia_nodes(node.cri, container)
     assert set(seen.values()) == granted | SHARED
     assert all(f"nvidia-cap{minor}" in "".join(seen) for major, minor in granted if major == CAPS)
     assert set(open_paths(node.cri, container, seen).values()) == {Opened.NO_DRIVER}
@@ -91,7 +85,7 @@ def test_cdi_gives_the_same_nodes(cgroup_node: Containerd, serving: NriGpu, tmp_
         names = ("nvidia.com/gpu=1:2", f"nvidia.com/gpu={SECOND}")
         pod = cgroup_node.cri.run_pod(PodSpec(name="by-cdi"))
         by_cdi = cgroup_node.cri.run(pod, ContainerSpec(cdi_devices=names))
-    assert numbers(cgroup_node, by_cdi) == numbers(cgroup_node, by_nri)
+    assert nvidia_nodes(cgroup_node.cri, by_cdi) == nvidia_nodes(cgroup_node.cri, by_nri)
     check_sees(cgroup_node, by_cdi, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
     with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2 .* default/by-cdi \(not through nri-gpu\)"):
         cgroup_node.cri.run_asking("device=1:2", "late")

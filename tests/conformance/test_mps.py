@@ -162,13 +162,6 @@ def test_the_daemon_outlives_ours_and_ends_with_its_last_user(node: Containerd, 
     assert (tmp_path / "modes").read_text().splitlines()[-1] == f"{UUID} DEFAULT"
 
 
-def test_another_user_is_refused(node: Containerd, daemon: NriGpu) -> None:
-    run(node, "one", user=1000)
-    other = node.cri.refused(MPS, "two", user=1001)
-    assert "serves user id 1000 now, and this container runs as 1001" in other.details
-    run(node, "three", user=1000)
-
-
 def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu) -> None:
     one = run(node, "one")
     first, own = pid_of(daemon), folder_of(daemon)

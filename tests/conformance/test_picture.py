@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import UUIDS, NriGpu
@@ -10,7 +9,7 @@ from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, check_opens, device_nodes, open_number, open_paths
+from tests.support.probe import Opened, check_opens, nvidia_nodes, open_number, open_paths
 
 pytestmark = pytest.mark.containerd
 
@@ -37,22 +36,15 @@ def ask(gpus: tuple[int, ...]) -> dict[str, str]:
     return {"gpu.nri.io/container.main": f"device={','.join(map(str, gpus))}; mode=shared"}
 
 
-def nvidia_nodes(node: Containerd, container: ContainerId) -> dict[str, tuple[int, int]]:
-    return {
-        each.path: (each.major, each.minor)
-        for each in device_nodes(node.cri, container)
-        if "nvidia" in each.path and (each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0)
-    }
-
-
 def test_three_containers_share_four_gpus(node: Containerd, shared_daemon: NriGpu) -> None:
     containers = {name: run(node, name, ask(gpus)) for name, gpus in WANTS.items()}
 
     for name, gpus in WANTS.items():
         container = containers[name]
         expected = SHARED_NODES | {f"/dev/nvidia{n}": (195, n) for n in gpus}
-        assert nvidia_nodes(node, container) == expected
-        _may_open(node, container, set(expected.values()))
+        assert nvidia_nodes(node.cri, container) == expected
+        assert set(open_paths(node.cri, container, expected).values()) == {Opened.NO_DRIVER}
+        check_opens(node, container, set(expected.values()), {(195, minor) for minor in (*range(5), 254)})
         status = node.cri.status(container)
         assert status.env["NVIDIA_VISIBLE_DEVICES"] == ",".join(UUIDS[n] for n in gpus)
         assert not status.oci.get("hooks")
@@ -69,38 +61,10 @@ def test_who_asked_for_nothing_gets_nothing(node: Containerd, shared_daemon: Nri
     assert status.env["NVIDIA_VISIBLE_DEVICES"] == "all"  # untouched, and without effect
     assert status.device_paths == []
     assert not status.oci.get("hooks")
-    assert nvidia_nodes(node, container) == {}
+    assert nvidia_nodes(node.cri, container) == {}
     assert LIBRARIES not in {mount["destination"] for mount in status.oci["mounts"]}
     assert open_number(node.cri, container, 195, 2) is Opened.DENIED
     assert shared_daemon.held() == {}
-
-
-@on_newest
-def test_none_is_a_request_for_nothing(node: Containerd, shared_daemon: NriGpu) -> None:
-    container = run(node, "sidecar", {"gpu.nri.io": "all", "gpu.nri.io/container.main": "none"})
-    assert nvidia_nodes(node, container) == {}
-    assert open_number(node.cri, container, *CTL) is Opened.DENIED
-    shared_daemon.wait_held({"sidecar/main": []})
-
-
-@on_newest
-def test_utility_alone_brings_no_uvm(node: Containerd, shared_daemon: NriGpu) -> None:
-    container = run(node, "smi", {"gpu.nri.io": "device=1; capabilities=utility"})
-    assert nvidia_nodes(node, container) == {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": CTL}
-    libraries = node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
-    assert "libnvidia-ml.so.1" in libraries
-    assert "libcuda.so.1" not in libraries
-    shared_daemon.wait_held({"smi/main": [UUIDS[1]]})
-
-
-def _may_open(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:
-    """Granted numbers pass the device cgroup (and find no driver here); every other one is stopped by it."""
-    nodes = nvidia_nodes(node, container)
-    assert set(nodes.values()) <= granted
-    assert set(open_paths(node.cri, container, nodes).values()) == {Opened.NO_DRIVER}
-    check_opens(node, container, granted, {(195, minor) for minor in (*range(5), 254)})
-    if node.cgroup is Cgroup.V2:
-        assert device_programs(node.container_cgroup(container))
 
 
 def _has_driver(node: Containerd, container: ContainerId) -> None:

@@ -1,4 +1,4 @@
-"""Rules, limits and pools as a client of the runtime meets them, and what of a pod a real runtime shows to match on.
+"""Rules as a client of the runtime meets them, and what of a pod a real runtime shows to match on.
 
 On one containerd: all of it is decided before the runtime's version matters.
 """
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from tests.support import cleanup
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, Cri, CriError
+from tests.support.cri import Cri, CriError
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = on_newest
 
+ASKS = {"gpu.nri.io": "device=0"}
 POLICY = """
 schema = 1
 
@@ -46,42 +46,54 @@ def module_launch(module_launch: Launch) -> Launch:
     return module_launch.with_policy(POLICY)
 
 
-def create(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | None = None) -> ContainerId:
-    annotations = {"gpu.nri.io": value} if value else {}
-    return node.cri.run(node.cri.run_pod(replace(pod, annotations=annotations)), spec or ContainerSpec())
+def variable(value: str) -> ContainerSpec:
+    return ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": value})
 
 
-def refused(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | None = None) -> CriError:
-    with pytest.raises(CriError) as caught:
-        create(node, value, pod, spec)
-    return caught.value
-
-
-def test_a_label_decides(node: Containerd, shared_daemon: NriGpu) -> None:
-    error = refused(node, "1", PodSpec(namespace="batch", labels={"example.com/urgent": "no"}))
-    assert error.code == "PERMISSION_DENIED"
-    assert "[not-allowed]" in error.details
-    assert 'rule[0] "no-batch" in' in error.details
-    assert "(batch runs elsewhere)" in error.details
-    create(node, "device=0", PodSpec(name="urgent", namespace="batch", labels={"example.com/urgent": "yes"}))
-    shared_daemon.wait_held({"urgent/main": [UUIDS[0]]})
-
-
-def test_the_environment_asks_where_it_may(node: Containerd, shared_daemon: NriGpu) -> None:
-    legacy = ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": "1"})
-    create(node, "", PodSpec(name="old", namespace="legacy"), legacy)
-    shared_daemon.wait_held({"old/main": [UUIDS[1]]})
-    create(node, "", PodSpec(name="other", namespace="modern"), legacy)
-    every = ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": "all"})
-    error = refused(node, "", PodSpec(name="greedy", namespace="legacy"), every)
-    assert "environment.may_ask_all" in error.details
-    shared_daemon.wait_held({"old/main": [UUIDS[1]]})
-
-
-def test_a_privileged_container_is_denied(node: Containerd, shared_daemon: NriGpu) -> None:
-    error = refused(node, "1", PodSpec(privileged=True), ContainerSpec(privileged=True))
-    assert "privileged.action in the policy denies its request" in error.details
+@pytest.mark.parametrize(
+    ("pod", "spec", "words"),
+    [
+        pytest.param(
+            PodSpec(namespace="batch", labels={"example.com/urgent": "no"}, annotations=ASKS),
+            ContainerSpec(),
+            r'rule\[0\] "no-batch" in .*\(batch runs elsewhere\)',
+            id="a label",
+        ),
+        pytest.param(
+            PodSpec(privileged=True, annotations=ASKS),
+            ContainerSpec(privileged=True),
+            "privileged.action in the policy denies its request",
+            id="a privileged container",
+        ),
+        pytest.param(
+            PodSpec(namespace="legacy"), variable("all"), "environment.may_ask_all", id="all, in the environment"
+        ),
+    ],
+)
+def test_refused(node: Containerd, shared_daemon: NriGpu, pod: PodSpec, spec: ContainerSpec, words: str) -> None:
+    with pytest.raises(CriError, match=words) as refused:
+        node.cri.run(node.cri.run_pod(pod), spec)
+    assert refused.value.code == "PERMISSION_DENIED"
+    assert "[not-allowed]" in refused.value.details
     assert shared_daemon.held() == {}
+
+
+@pytest.mark.parametrize(
+    ("pod", "spec", "gpu"),
+    [
+        pytest.param(
+            PodSpec(namespace="batch", labels={"example.com/urgent": "yes"}, annotations=ASKS),
+            ContainerSpec(),
+            0,
+            id="another label",
+        ),
+        pytest.param(PodSpec(namespace="legacy"), variable("1"), 1, id="by the environment where it may ask"),
+    ],
+)
+def test_granted(node: Containerd, shared_daemon: NriGpu, pod: PodSpec, spec: ContainerSpec, gpu: int) -> None:
+    node.cri.run(node.cri.run_pod(PodSpec(name="other", namespace="modern")), variable("1"))  # which means nothing
+    node.cri.run(node.cri.run_pod(pod), spec)
+    shared_daemon.wait_held({"pod/main": [UUIDS[gpu]]})
 
 
 @pytest.fixture

@@ -40,10 +40,10 @@ LONG_PATH: Final = ImageSpec(
 HEADER: Final = """\
 containerd {version}, nri {nri}: {what}
 Recorded between a real containerd and a real `nri-gpu run --gpus config/topologies/four-gpus.toml` by a man in the
-middle (tests/support/recorder.py; NRI_GPU_RECORD=1 pytest tests/conformance/test_recordings.py makes it anew). Every
-byte is as it was captured, but for what tests/support/scrub.py replaces at the same length: container, pod and image
-ids, pod uids, pids, host name, paths of the test, the driver's generation, and the time left of a request's timeout
-(2 s). The macs of marks cover ids and were recomputed for the replaced ones; the key is bytes 00 to 1f."""
+middle (tests/support/recorder.py; NRI_GPU_RECORD=1 pytest tests/conformance/test_recordings.py makes it anew). All is
+as it was captured, but for what tests/support/scrub.py replaces: container, pod and image ids, pod uids, pids, host
+name, paths of the test, the driver's generation, and the time left of a request's timeout (2 s). The macs of signed
+grants cover ids and were recomputed for the replaced ones; the key is bytes 00 to 1f."""
 
 
 class ServedNode(Struct, frozen=True):

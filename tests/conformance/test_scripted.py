@@ -82,35 +82,6 @@ async def test_ready_is_said_only_after_synchronize(launch: Launch) -> None:
             assert daemon.has_notified("STOPPING=1")
 
 
-@in_a_loop
-async def test_sigterm_answers_calls_in_flight_first(launch: Launch) -> None:
-    async with Listener(launch.socket) as listener:
-        with NriGpu(launch) as daemon:
-            runtime = await serving(daemon, listener)
-            await granted(runtime)
-            pod = nri.asking("1", "last")
-            payload = nri.create(pod, nri.container(pod))
-            await runtime.write(b"".join(runtime.request("CreateContainer", payload) for _ in range(20)))
-            began = time.monotonic()
-            ending = asyncio.create_task(aside(daemon.terminate))
-            assert all(answer.status.ok for answer in await runtime.answers(20))
-            await runtime.ended()
-            assert await ending == Exit.OK
-            assert time.monotonic() - began < 2
-            assert "stopped" in daemon.log().splitlines()[-1]
-
-
-@in_a_loop
-async def test_two_daemons_on_one_state_folder(launch: Launch) -> None:
-    async with Listener(launch.socket) as listener:
-        with NriGpu(launch) as daemon:
-            await serving(daemon, listener)
-            command = [sys.executable, "-m", "nri_gpu", "run", *launch.arguments()]
-            done = await aside(lambda: subprocess.run(command, capture_output=True, text=True, check=False, timeout=20))
-            assert done.returncode == Exit.UNAVAILABLE
-            assert f"another nri-gpu (pid {daemon.pid}) runs with state folder {launch.state}" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("change", "environment", "words"),
     [

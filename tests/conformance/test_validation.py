@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import grpc
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.errors import Exit
 from nri_gpu.nri.events import Event
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
-from tests.support.cri_server import CriServer
 from tests.support.daemon import Launch, NriGpu
 from tests.support.errors import HarnessError
 from tests.support.guard import NriGuard
@@ -133,28 +130,3 @@ async def test_a_daemon_lost_during_a_create_fails_it(launch: Launch, flavour: F
         del runtime.plugins[INJECTOR]  # what a runtime does after the first silence
         quiet = nri.pod("quiet")
         assert await runtime.plugins[GUARD].validate(quiet, nri.container(quiet), {}) == ""
-
-
-@pytest.mark.parametrize("refused", [False, True], ids=["stopped", "refused"])
-@in_a_loop
-async def test_what_got_past_is_stopped_by_policy(launch: Launch, refused: bool) -> None:
-    of, quiet = nri.asking("1", "late"), nri.pod("quiet")
-    late, innocent = nri.container(of), nri.container(quiet)
-    marked = nri.container(of, "marked", annotations={"gpu.nri.io/grant": "v1;mode=exclusive;uuid=x;gen=;mac=00"})
-    policy, sock = launch.socket.with_name("policy.toml"), launch.socket.with_name("cri.sock")
-    policy.write_text(f'[guard]\nstop_ungranted = true\nstop_grace_s = 3\ncri_socket = "{sock}"\n')
-    refusals = {late.id: (grpc.StatusCode.UNKNOWN, "cannot be killed")} if refused else {}
-    with CriServer(sock, refusals) as server:
-        async with Listener(launch.socket) as listener:
-            with NriGuard(launch, policy) as guard:
-                runtime = await listener.accept(20)
-                await runtime.handshake(
-                    nri.NRI_0_8, [of, quiet], [nri.running(each) for each in (late, innocent, marked)]
-                )
-                if refused:
-                    line = await aside(lambda: guard.wait_logged("container not stopped"))
-                    assert 'fault="UNKNOWN: cannot be killed"' in line
-                else:
-                    await aside(lambda: guard.wait_logged("container stopped"))
-                assert server.stopped == ({} if refused else {late.id: 3})
-                assert await aside(guard.terminate) == Exit.OK

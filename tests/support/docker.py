@@ -156,10 +156,17 @@ class Docker:
         bundles = self.base.glob(f"exec/containerd/daemon/io.containerd.runtime.v2.task/*/{container}/config.json")
         return json.loads(next(bundles).read_text())
 
-    def cgroup(self, container: ContainerId, controller: str = "devices") -> Path:
-        root = Path("/sys/fs/cgroup")
-        hierarchy = root / controller if host_cgroup() is Cgroup.V1 else root
-        return hierarchy / self.base.name / container
+    @property
+    def cri(self) -> Self:
+        """For probes, which only ever call `execute`."""
+        return self
+
+    @property
+    def cgroup(self) -> Cgroup:
+        return host_cgroup()
+
+    def container_cgroup(self, container: ContainerId) -> Path:
+        return cleanup.CGROUPS / ("devices" if self.cgroup is Cgroup.V1 else "") / self.base.name / container
 
     def remove_all(self) -> None:
         if containers := self("ps", "--all", "--quiet").split():

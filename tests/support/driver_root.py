@@ -23,46 +23,31 @@ Layout = Literal["flat", "ubuntu", "debian", "rhel"]
 STUBS: Final = Path(__file__).parent / "driver_stubs"
 ELF_MACHINES: Final = {"x86_64": EM_X86_64, "aarch64": EM_AARCH64}
 
-# Library -> its SONAME; {V} is the driver's version. As the 580 driver has them, and written down a second time on
-# purpose: a mistake in the table of nri_gpu/driver is then one that a test can see.
-LIBRARIES: Final = {
-    "libcuda": "libcuda.so.1",
-    "libcudadebugger": "libcudadebugger.so.1",
-    "libnvidia-opencl": "libnvidia-opencl.so.1",
-    "libnvidia-gpucomp": "libnvidia-gpucomp.so.{V}",
-    "libnvidia-ptxjitcompiler": "libnvidia-ptxjitcompiler.so.1",
-    "libnvidia-nvvm": "libnvidia-nvvm.so.4",
-    "libnvidia-pkcs11": "libnvidia-pkcs11.so.{V}",
-    "libnvidia-pkcs11-openssl3": "libnvidia-pkcs11-openssl3.so.{V}",
-    "libnvidia-allocator": "libnvidia-allocator.so.1",
-    "libnvidia-ml": "libnvidia-ml.so.1",
-    "libnvidia-cfg": "libnvidia-cfg.so.1",
-}
+
+def _by_name(sonames: str) -> dict[str, str]:
+    """Library -> its SONAME; {V} is the driver's version."""
+    return {soname.partition(".so")[0]: soname for soname in sonames.split()}
+
+
+# As the 580 driver has them, and written down a second time on purpose: a mistake in the table of nri_gpu/driver is
+# then one that a test can see.
+LIBRARIES: Final = _by_name("""
+    libcuda.so.1 libcudadebugger.so.1 libnvidia-opencl.so.1 libnvidia-gpucomp.so.{V} libnvidia-ptxjitcompiler.so.1
+    libnvidia-nvvm.so.4 libnvidia-pkcs11.so.{V} libnvidia-pkcs11-openssl3.so.{V} libnvidia-allocator.so.1
+    libnvidia-ml.so.1 libnvidia-cfg.so.1
+""")
 # The same for the other capabilities, where a driver root has "everything".
 VIDEO: Final = {
-    "libnvcuvid": "libnvcuvid.so.1",
-    "libnvidia-encode": "libnvidia-encode.so.1",
-    "libnvidia-opticalflow": "libnvidia-opticalflow.so.1",
+    **_by_name("libnvcuvid.so.1 libnvidia-encode.so.1 libnvidia-opticalflow.so.1"),
     "vdpau/libvdpau_nvidia": "libvdpau_nvidia.so.1",
 }
-GRAPHICS: Final = {
-    "libGLX_nvidia": "libGLX_nvidia.so.0",
-    "libEGL_nvidia": "libEGL_nvidia.so.0",
-    "libGLESv2_nvidia": "libGLESv2_nvidia.so.2",
-    "libGLESv1_CM_nvidia": "libGLESv1_CM_nvidia.so.1",
-    "libnvidia-glcore": "libnvidia-glcore.so.{V}",
-    "libnvidia-eglcore": "libnvidia-eglcore.so.{V}",
-    "libnvidia-glsi": "libnvidia-glsi.so.{V}",
-    "libnvidia-tls": "libnvidia-tls.so.{V}",
-    "libnvidia-glvkspirv": "libnvidia-glvkspirv.so.{V}",
-    "libnvidia-rtcore": "libnvidia-rtcore.so.{V}",
-    "libnvoptix": "libnvoptix.so.1",
-    "libnvidia-fbc": "libnvidia-fbc.so.1",
-    "libnvidia-present": "libnvidia-present.so.{V}",
-    "libnvidia-wayland-client": "libnvidia-wayland-client.so.{V}",
-    "libnvidia-vksc-core": "libnvidia-vksc-core.so.1",
-}
-NGX: Final = {"libnvidia-ngx": "libnvidia-ngx.so.1"}
+GRAPHICS: Final = _by_name("""
+    libGLX_nvidia.so.0 libEGL_nvidia.so.0 libGLESv2_nvidia.so.2 libGLESv1_CM_nvidia.so.1 libnvidia-glcore.so.{V}
+    libnvidia-eglcore.so.{V} libnvidia-glsi.so.{V} libnvidia-tls.so.{V} libnvidia-glvkspirv.so.{V}
+    libnvidia-rtcore.so.{V} libnvoptix.so.1 libnvidia-fbc.so.1 libnvidia-present.so.{V}
+    libnvidia-wayland-client.so.{V} libnvidia-vksc-core.so.1
+""")
+NGX: Final = _by_name("libnvidia-ngx.so.1")
 # Libraries with versions of their own: name -> (SONAME, version).
 OWN_VERSIONS: Final = {
     "libnvidia-egl-gbm": ("libnvidia-egl-gbm.so.1", "1.1.2"),
@@ -163,9 +148,7 @@ def make_driver_root(
 
 def write_library(path: Path, soname: str, machine: str = "") -> Path:
     """An empty but valid 64-bit library."""
-    path.write_bytes(shared_library(soname, machine=ELF_MACHINES[machine or platform.machine()]))
-    path.chmod(0o755)
-    return path
+    return _executable(path, shared_library(soname, machine=ELF_MACHINES[machine or platform.machine()]))
 
 
 def compile_stub(source: Path, target: Path, version: str, *options: str) -> Path:
@@ -247,13 +230,15 @@ def _modules(libraries: Path, version: str) -> None:
 
 def write_32(path: Path, soname: str) -> Path:
     """A 32-bit library; one with a function where the C compiler can make it."""
-    path.write_bytes(_library_32(soname))
-    path.chmod(0o755)
-    return path
+    return _executable(path, _library_32(soname))
 
 
 def _write_plain_32(path: Path, soname: str) -> Path:
-    path.write_bytes(shared_library(soname, bits=32, machine=EM_386))
+    return _executable(path, shared_library(soname, bits=32, machine=EM_386))
+
+
+def _executable(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
     path.chmod(0o755)
     return path
 
@@ -274,15 +259,12 @@ def _library_32(soname: str) -> bytes:
 
 def _write(libraries: Path, sonames: Mapping[str, str], version: str, machine: int) -> None:
     for name, soname in sonames.items():
-        path = libraries / f"{name}.so.{version}"
-        path.write_bytes(shared_library(soname.format(V=version), machine=machine))
-        path.chmod(0o755)
+        _executable(libraries / f"{name}.so.{version}", shared_library(soname.format(V=version), machine=machine))
 
 
 def _write_program(path: Path, version: str) -> None:
     script = SMI_SCRIPT if path.name == "nvidia-smi" else OTHER_SCRIPT
-    path.write_text(script.format(name=path.name, version=version))
-    path.chmod(0o755)
+    _executable(path, script.format(name=path.name, version=version).encode())
 
 
 def _compile(libraries: Path, sonames: Mapping[str, str], version: str) -> None:

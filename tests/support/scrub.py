@@ -1,7 +1,8 @@
-"""Takes this machine and this moment out of a recorded session, byte for byte at the same length.
+"""Takes this machine and this moment out of a recorded session.
 
 Ids and uids become one digit repeated, in order of appearance; pids, timeouts and a driver's generation become fixed
-numbers; paths become what the caller names. The mac of a signed grant covers ids, so it is made anew, by the same key.
+numbers; paths become what the caller names, at the same length. The mac of a signed grant covers ids, so it is made
+anew, by the same key.
 """
 
 import re
@@ -16,6 +17,7 @@ from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.ttrpc.events import HEADER as FRAME
 from tests.support.errors import HarnessError
 from tests.support.recorder import Message
 
@@ -23,9 +25,6 @@ TIMEOUT_NS: Final = 2_000_000_000  # what requests are given; what is left of it
 GENERATION: Final = re.compile(rb"(\d+\.\d+\.\d+-)[0-9a-f]{8}")
 FAKE_GENERATION: Final = "0" * 8
 MAC_CHARACTERS: Final = 64
-TIMEOUT_TAG: Final = b"\x20"  # Request.timeout_nano
-POD_PID_TAG: Final = b"\x48"  # PodSandbox.pid
-CONTAINER_PID_TAG: Final = b"\x60"  # Container.pid
 
 
 class _Names(Struct):
@@ -60,7 +59,7 @@ class _Names(Struct):
 
     def _pid(self, pid: int) -> None:
         if pid:
-            self.pids[pid] = _like(pid)
+            self.pids[pid] = int("4242424"[: len(str(pid))])
             self.texts[b"/proc/%d/" % pid] = b"/proc/%d/" % self.pids[pid]
 
 
@@ -74,27 +73,30 @@ def scrubbed(messages: Sequence[Message], key: bytes, names: Mapping[str, str]) 
             raise HarnessError(f"{fake} is not as long as {real}")
     known = _Names({real.encode(): fake.encode() for real, fake in names.items()})
     for message in messages:
-        for pod, container in _mentioned(message):
+        for pod, container in _mentioned(message, message.body):
             known.learn(pod, container)
     macs = dict(_grants(messages, key, known))
     return [_scrub(message, known, macs) for message in messages]
 
 
 def _scrub(message: Message, known: _Names, macs: Mapping[bytes, bytes]) -> Message:
-    done = _without_timeout(_without_pids(message, known.pids))
-    data = known.apply(done.data)
+    envelope, body = message.envelope, message.body
+    for each in (each for pair in _mentioned(message, body) for each in pair if each is not None and each.pid):
+        each.pid = known.pids.get(each.pid, each.pid)  # of a pod, once for each of its containers
+    if message.from_runtime and message.is_request:
+        envelope.timeout_nano = TIMEOUT_NS
+        envelope.payload = body.SerializeToString(deterministic=True)
+    data = known.apply(envelope.SerializeToString())
     for real, fake in macs.items():
         data = data.replace(real, fake)
-    if len(data) != len(message.data):
-        raise HarnessError(f"{message.comment} changed its length")
-    return replace(message, data=data)
+    _, *rest = FRAME.unpack_from(message.data)
+    return replace(message, data=FRAME.pack(len(data), *rest) + data)
 
 
-def _mentioned(message: Message) -> Iterator[tuple[pb.PodSandbox | None, pb.Container | None]]:
-    """Pods with their containers, of a request."""
+def _mentioned(message: Message, body: Any) -> Iterator[tuple[pb.PodSandbox | None, pb.Container | None]]:  # noqa: ANN401
+    """Pods with their containers, of a request's body."""
     if not message.from_runtime or not message.is_request:
         return
-    body: Any = message.body
     match body:
         case pb.SynchronizeRequest():
             pods = {pod.id: pod for pod in body.pods}
@@ -110,7 +112,7 @@ def _grants(messages: Sequence[Message], key: bytes, known: _Names) -> Iterator[
     """Real mac -> the mac of the scrubbed grant."""
     asked: dict[int, tuple[pb.PodSandbox, pb.Container]] = {}
     for message in messages:
-        for pod, container in _mentioned(message):
+        for pod, container in _mentioned(message, message.body):
             if pod and container:
                 asked[message.stream_id] = (pod, container)
                 yield from _signed(container.annotations, pod, container, key, known)
@@ -139,39 +141,3 @@ def _signed(
         generation=known.fake(signed.generation),
     )
     yield text[-MAC_CHARACTERS:].encode(), sign_grant(grant, key)[-MAC_CHARACTERS:].encode()
-
-
-def _without_pids(message: Message, pids: Mapping[int, int]) -> Message:
-    """The pid fields made fake, and nothing else: varints are short, and might stand elsewhere by chance."""
-    for pod, container in _mentioned(message):
-        for tag, pid in ((POD_PID_TAG, pod.pid if pod else 0), (CONTAINER_PID_TAG, container.pid if container else 0)):
-            if pid:
-                changed = message.data.replace(tag + _varint(pid), tag + _varint(pids[pid]))
-                message = replace(message, data=changed)
-    return message
-
-
-def _without_timeout(message: Message) -> Message:
-    if not (message.is_request and message.from_runtime):
-        return message
-    real = TIMEOUT_TAG + _varint(message.envelope.timeout_nano)
-    head, found, tail = message.data.rpartition(real)  # it stands behind the payload
-    if not found or len(_varint(TIMEOUT_NS)) != len(real) - 1:
-        raise HarnessError(f"{message.comment} has no timeout like the others")
-    return replace(message, data=head + TIMEOUT_TAG + _varint(TIMEOUT_NS) + tail)
-
-
-def _like(pid: int) -> int:
-    """A fixed number of as many digits, and of as many bytes as a varint."""
-    digits = len(str(pid))
-    return next(
-        n for n in (int(each[:digits]) for each in ("4242424", "1242424")) if len(_varint(n)) == len(_varint(pid))
-    )
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
