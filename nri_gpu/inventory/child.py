@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +16,6 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.report import read_report
 from nri_gpu.system.line_process import LineProcess, announced, ending, python
 from nri_gpu.system.tasks import Backoff
-
-Limit = Callable[[float], AbstractAsyncContextManager[object]]  # asyncio.timeout, or a test's own clock
 
 REFRESH: Final = b'{"ask": "refresh"}\n'
 FIRST_PAUSE_S: Final = 0.1
@@ -48,7 +45,6 @@ class NvmlChild:
     """The NVML process. It is started when first needed, and again after it failed.
 
     Belongs to one event loop. wall: seconds since the epoch. clock, sleep: for the pause before a new start.
-    limit: the clock of the deadlines.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class NvmlChild:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        limit: Limit = asyncio.timeout,
     ) -> None:
         command = child_command("nri_gpu.inventory.nvml", driver_root, library_dirs, sysfs)
         self._process = NvmlProcess("the NVML process", command)
@@ -69,7 +64,6 @@ class NvmlChild:
         self._wall = wall
         self._clock = clock
         self._sleep = sleep
-        self._limit = limit
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._not_before = 0.0
         self._lock = asyncio.Lock()
@@ -119,7 +113,7 @@ class NvmlChild:
         """The answer to one request. Raises: InventoryError."""
         answered = False
         try:
-            async with self._limit(self._deadlines.refresh_s):
+            async with asyncio.timeout(self._deadlines.refresh_s):
                 answer = await self._converse()
                 if "stale" in answer:  # another driver was installed, and only a new process can load its library
                     await self._process.end(self._deadlines.end_s)
@@ -148,7 +142,7 @@ class NvmlChild:
         slow = self._process.call.partition(" ")[0] in _SLOW
         limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
         try:
-            async with self._limit(limit_s):
+            async with asyncio.timeout(limit_s):
                 line = await process.receive()
         except TimeoutError:
             raise await self._hung(limit_s, self._process.doing) from None

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.node import Inventory, KernelGpu
-from nri_gpu.inventory.child import Deadlines, Limit, NvmlChild
+from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.extras import find_extras, on_the_host
 from nri_gpu.inventory.kernel import (
     HostFolders,
@@ -50,9 +50,8 @@ class FileReader:
     are not the event loop's, which waits for its own when it ends.
     """
 
-    def __init__(self, limit_s: float, limit: Limit = asyncio.timeout) -> None:
+    def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._limit = limit
         self._running = ""
 
     async def run(self, what: str, read: Callable[[], T]) -> T:
@@ -86,7 +85,7 @@ class FileReader:
 
         threading.Thread(target=body, name="nri-gpu-files", daemon=True).start()
         try:
-            async with self._limit(self._limit_s):
+            async with asyncio.timeout(self._limit_s):
                 return await done
         except TimeoutError:
             raise InventoryError(f"{what} did not finish within {self._limit_s:g} s") from None
@@ -104,15 +103,12 @@ class NvmlSource:
         folders: HostFolders | None = None,
         deadlines: Deadlines | None = None,
         wall: Callable[[], float] = time.time,
-        limit: Limit = asyncio.timeout,
     ) -> None:
         folders = folders or HostFolders()
-        self._child = NvmlChild(
-            str(driver_root), library_dirs, sysfs=str(folders.sys), deadlines=deadlines, wall=wall, limit=limit
-        )
+        self._child = NvmlChild(str(driver_root), library_dirs, sysfs=str(folders.sys), deadlines=deadlines, wall=wall)
         self._folders = folders.with_driver(Path(driver_root), host_root)
         self._host_root = host_root
-        self._files = FileReader((deadlines or Deadlines()).files_s, limit)
+        self._files = FileReader((deadlines or Deadlines()).files_s)
         self._unusual = LogOnce()
         self._lacking: set[tuple[str, str]] = set()  # driver version and function
         self.answered: Hashable = None  # the kernel view from before the last answer

@@ -18,15 +18,8 @@ class TopologySource:
     clock: for the file's changes, whose times count from now.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = Path(path)
-        self._wall = wall
         self._clock = clock
         self._began = clock()
         self._times: tuple[float, ...] = ()
@@ -36,7 +29,7 @@ class TopologySource:
         """The file's node as it is now. Raises: TopologyError; InventoryError: its driver does not answer."""
         from nri_gpu.simulation.topology import load_scenario  # a real node does without these modules
 
-        scenario = load_scenario(self._path, wall=self._wall)
+        scenario = load_scenario(self._path)
         self._times = tuple(change.at_s for change in scenario.changes)
         return scenario.after(self._clock() - self._began)
 
