@@ -13,7 +13,7 @@ from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile, SpecFileError
 from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, SpecificationWatch, remove_old, specification_text
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError
+from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.simulation.source import ask_once, source_of
@@ -24,18 +24,9 @@ DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
 LOOKS: Final = 5  # at a driver that is changing; after that, the next event starts us again
 
 
-class CdiUsageError(NriGpuError):
-    """Wrong usage. Says which option."""
-
-
 def run(args: argparse.Namespace) -> int:
     """Print it, write it, or keep it written. Returns 69 when there is nothing to describe; a stale file is removed."""
-    try:
-        options = _options(args)
-        file = _file(args)
-    except CdiUsageError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.USAGE
+    options, file = _options(args), _file(args)
     if args.watch and file:
         logs.set_up(args.log_level)
         return asyncio.run(SpecificationWatch(options, file).run())
@@ -53,8 +44,7 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
         _withdraw(file)
         return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
     except SpecFileError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.PERMISSION
+        raise CommandError(Exit.PERMISSION, error) from None
     for sentence in (*file.conflicts(options.standard), *_removed_old(options, file, inventory)):
         print(f"nri-gpu: {sentence}", file=sys.stderr)
     return Exit.OK
@@ -96,7 +86,7 @@ def _withdraw(file: SpecFile | None) -> None:
 
 
 def _options(args: argparse.Namespace) -> SpecificationOptions:
-    """Raises: PolicyError, CdiUsageError."""
+    """Raises: PolicyError, CommandError."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     return SpecificationOptions(
         driver_root=Path(policy.driver.root),
@@ -113,17 +103,19 @@ def _options(args: argparse.Namespace) -> SpecificationOptions:
 def _capabilities(text: str) -> Capabilities:
     words = {word.strip() for word in text.split(",")}
     if unknown := sorted(words - set(Capability)):
-        raise CdiUsageError(f"--capabilities: {unknown[0]!r} is not one of {', '.join(Capability)}")
+        raise CommandError(Exit.USAGE, f"--capabilities: {unknown[0]!r} is not one of {', '.join(Capability)}")
     return frozenset(map(Capability, words))
 
 
 def _file(args: argparse.Namespace) -> SpecFile | None:
-    """Raises: CdiUsageError."""
+    """Raises: CommandError."""
     if args.output is None:
         if args.watch:
-            raise CdiUsageError("--watch needs a file to keep up to date: give --output")
+            raise CommandError(Exit.USAGE, "--watch needs a file to keep up to date: give --output")
         return None
     path = Path(args.output).absolute()
     if path.suffix not in SUFFIXES:
-        raise CdiUsageError(f"--output {args.output}: runtimes only read files that end in {' or '.join(SUFFIXES)}")
+        raise CommandError(
+            Exit.USAGE, f"--output {args.output}: runtimes only read files that end in {' or '.join(SUFFIXES)}"
+        )
     return SpecFile(path)

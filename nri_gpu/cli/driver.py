@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.domain.errors import DriverError, Exit
+from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
 from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
@@ -28,8 +27,7 @@ def run(args: argparse.Namespace) -> int:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
         packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()
     except DriverError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.UNAVAILABLE
+        raise CommandError(Exit.UNAVAILABLE, error) from None
     if args.output == "json":
         print(json.dumps({**to_json(found), "compat": _packages_json(packages, found.version)}, indent=1))
     else:

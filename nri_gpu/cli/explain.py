@@ -19,7 +19,7 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import UNLIMITED, Edits
-from nri_gpu.domain.errors import DriverError, Exit
+from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import closed_sets
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat import scan_compat
@@ -44,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         pods = tuple(read_pods(_text(args.file), args.file))
     except (ManifestError, OSError) as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.USAGE
+        raise CommandError(Exit.USAGE, error) from None
     node = node_snapshot(args.gpus, policy)
     explained = decide_all(pods, node, policy)
     print(json.dumps(to_json(explained), indent=1) if args.output == "json" else to_text(explained, node))

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -26,7 +25,7 @@ from nri_gpu.cli.render import at, gpus_json, gpus_text, matrix, transition_line
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer, TransitionsAnswer
 from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.domain.errors import Exit, InventoryError
+from nri_gpu.domain.errors import CommandError, Exit, InventoryError
 from nri_gpu.domain.health import Happened, Transition, TransitionKind
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
@@ -84,8 +83,8 @@ def _record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"nri-gpu: {path} cannot be written: {error.strerror}", file=sys.stderr)
-        return Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
+        code = Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
+        raise CommandError(code, f"{path} cannot be written: {error.strerror}") from None
     print(f"{path}: {len(inventory.gpus)} GPUs; try it with `nri-gpu gpus --gpus {path}`")
     return Exit.OK
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_gpu import __version__
-from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, InventoryError, PolicyError
 
 EXIT_HELP: Final = """exit codes:
   0 ok   1 a finding or a refusal   2 wrong usage   69 unavailable   70 a bug   77 no permission   78 configuration"""
@@ -256,6 +256,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION if getattr(args, "gpus", None) else Exit.UNAVAILABLE
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return error.code
     except BrokenPipeError:
         # The reader has enough; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

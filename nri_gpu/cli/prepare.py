@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
 from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.prepare import actor, prepare
@@ -25,14 +24,13 @@ def run(args: argparse.Namespace) -> int:
     facts = look(PLACES)
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)
-        print(f"nri-gpu: this machine has no NVIDIA display device on its PCI bus{why}", file=sys.stderr)
-        return Exit.UNAVAILABLE
+        raise CommandError(Exit.UNAVAILABLE, f"this machine has no NVIDIA display device on its PCI bus{why}")
     if args.dry_run:
         plan = make_plan(facts, graphics=args.graphics)
         return _print(args, facts, plan.actions, plan.findings, more=plan.more_may_follow)
     if os.geteuid() != 0:
-        print("nri-gpu: only root can load modules and make device nodes; anybody can use --dry-run", file=sys.stderr)
-        return Exit.PERMISSION
+        sentence = "only root can load modules and make device nodes; anybody can use --dry-run"
+        raise CommandError(Exit.PERMISSION, sentence)
     act = actor(PLACES, Path(args.driver_root or "/"))
     report = prepare(lambda: look(PLACES), act, graphics=args.graphics)
     return _print(args, report.facts, report.done, report.findings)

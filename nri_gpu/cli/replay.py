@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.decision.replay import Compared, Replay
-from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.policy.model import Policy
 
 
@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
             if not compared.same:
                 different.append(compared)
     except OSError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION
+        raise CommandError(Exit.CONFIGURATION, error) from None
     if args.output == "json":
         print(json.dumps(_to_json(decisions, unreadable, different), indent=1))
     else:

@@ -22,7 +22,7 @@ from nri_gpu.daemon import logs
 from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, PolicyFile
 from nri_gpu.daemon.state_folder import StateError, StateFolder
-from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.controller import set_up_grpc
 from nri_gpu.system.notify import Notifier
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         inherited = _inherited(launched) if launched else None
     except (ValueError, OSError) as error:
-        print(f"nri-gpu: NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}", file=sys.stderr)
-        return Exit.USAGE
+        sentence = f"NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}"
+        raise CommandError(Exit.USAGE, sentence) from None
     try:
         policy_file = PolicyFile(args.policy, _overrides(args), state.path)
         logs.set_up(args.log_level, journal=bool(launched))
@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
         return Exit.USAGE
     except StateError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.UNAVAILABLE if error.taken else Exit.PERMISSION
+        raise CommandError(Exit.UNAVAILABLE if error.taken else Exit.PERMISSION, error) from None
     if state.key_fault:
         logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
     daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from msgspec import UnsetType, convert
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.render import at, health_lines, table, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, UnitStatus
-from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.system.succession import Succession
@@ -39,11 +38,11 @@ def run(args: argparse.Namespace) -> int:
             return Exit.OK
         status = convert(answer, DaemonStatus)
     except PermissionError:
-        print(f"nri-gpu: no permission for {path}: be root, or in the policy's control.group", file=sys.stderr)
-        return Exit.PERMISSION
+        sentence = f"no permission for {path}: be root, or in the policy's control.group"
+        raise CommandError(Exit.PERMISSION, sentence) from None
     except (OSError, ValueError) as error:
-        print(f"nri-gpu: no answer from the daemon at {path}: {error}; is `nri-gpu run` running?", file=sys.stderr)
-        return Exit.UNAVAILABLE
+        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
     print(json.dumps(answer, indent=1) if args.output == "json" else to_text(status, time.time()))
     return Exit.FINDING if faults(status) else Exit.OK
 
@@ -59,11 +58,10 @@ def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     seen = read_guard_status(run_dir)
     if seen is None or (silent := status_age_s(run_dir, now)) > GUARD_REPORTS_MISSED * REPORT_EVERY_S:
         how = "none runs" if seen is None else f"it has not reported for {silent:.0f} s"
-        print(f"nri-gpu: no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?", file=sys.stderr)
-        return Exit.UNAVAILABLE
+        sentence = f"no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?"
+        raise CommandError(Exit.UNAVAILABLE, sentence)
     if not (alive or seen.connected):
-        print("nri-gpu: the guard is not connected to the runtime; its log says why", file=sys.stderr)
-        return Exit.FINDING
+        raise CommandError(Exit.FINDING, "the guard is not connected to the runtime; its log says why")
     return Exit.OK
 
 

@@ -109,3 +109,11 @@ class Exit(IntEnum):
     BUG = 70
     PERMISSION = 77
     CONFIGURATION = 78
+
+
+class CommandError(NriGpuError):
+    """A command cannot be carried out: it ends with this code, after the sentence was printed."""
+
+    def __init__(self, code: Exit, sentence: object) -> None:
+        super().__init__(f"nri-gpu: {sentence}")
+        self.code = code
