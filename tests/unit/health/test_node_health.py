@@ -146,26 +146,6 @@ def held(*units: str) -> frozenset[str]:
     return frozenset(units)
 
 
-def test_a_held_gpu_that_is_not_listed_any_more_is_lost() -> None:
-    _, changes = looked(UNSEEN, 0).after_inventory(look(()), RULES, at(10), held(UUIDS[1]))
-    assert [(change.uuid, change.place, change.now.state, change.now.why) for change in changes] == [
-        (UUIDS[1], "1", BAD, "GPU is lost: NVML does not list it any more")
-    ]
-
-
-def test_a_gpu_whose_mig_device_is_held_is_lost_too() -> None:
-    health = looked(UNSEEN, 0, with_parts(WELL, 1, 0))
-    health = health.after_inventory(look(()), RULES, at(10), held(PARTS[0]))[0]
-    assert state(health, 1) is BAD
-
-
-def test_a_held_gpu_that_was_never_seen_is_lost_too() -> None:
-    """After a start without any memory: the runtime tells who holds it."""
-    health, changes = NodeHealth().after_inventory(look(()), RULES, at(10), held(UUIDS[1], UUIDS[0]))
-    assert [(change.uuid, change.place) for change in changes] == [(UUIDS[1], "")]
-    assert health.withheld.keys() == {UUIDS[1]}
-
-
 def test_before_it_is_known_which_gpus_are_held_none_is_forgotten() -> None:
     health, changes = looked(UNSEEN, 0, with_parts(WELL, 1, 0)).after_inventory(look(()), RULES, at(10), None)
     assert (state(health, 1), changes) == (HEALTHY, ())

@@ -73,12 +73,6 @@ def test_a_pods_author_cannot_write_one() -> None:
         assert "unknown annotation" in str(node.create(thief))
 
 
-def test_the_answer_is_answered_again_after_a_reboot() -> None:
-    node = PluginNode()
-    node.restart_daemon()
-    assert node.create(from_kubelet(token(2, 1))) == (uuid(1), uuid(2))
-
-
 def test_ids_that_are_gone_are_named() -> None:
     node = PluginNode()
     node.put_gpus(gpus(2))

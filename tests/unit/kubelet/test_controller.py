@@ -26,9 +26,8 @@ from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import container, uuid
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
-from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, of_plugin, said, until
+from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, said, until
 from tests.support.log import Log
-from tests.support.podresources import PodResourcesServer
 from tests.support.waiting import wait_for
 
 
@@ -201,21 +200,6 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path) -> Non
     assert daemon.returncode == Exit.UNAVAILABLE
     assert "shows no other one made in its place" in said
     assert "Traceback" not in said
-
-
-async def test_the_controller_asks_where_policy_wants_it(folder: Path) -> None:
-    async with PodResourcesServer(folder) as server:
-        server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
-        node = ExternalNode()
-        settings = replace(INJECTING, enabled=False, podresources=str(server.socket))
-        controller = KubeletController(node.node_state, node.plugin, settings)
-        local = container("device=2", of="local")
-        assert "has just started" in str(node.create(local))
-        async with running(controller):
-            of = of_plugin(1)
-            node.sandbox_created(of)
-            await until(lambda: node.create(of) == (uuid(1),))
-            assert node.create(local) == (uuid(2),)
 
 
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:

@@ -184,17 +184,6 @@ def _held(used: tuple[GpuUuid, ...]) -> Ledger:
     return ledger(others=[other] if used else [])
 
 
-def test_what_must_be_included_draws_the_rest_to_it() -> None:
-    node = PluginNode()
-    inventory = load_topology(TOPOLOGIES / "pcie-8.toml", wall=lambda: 0.0)
-    node.node_state.put_inventory(inventory)
-    ids = [each.uuid for each in inventory.gpus]
-    kept, beside = node.devices.preferred(GPU, ids, [ids[5]], 2)
-    assert kept == ids[5]
-    (link,) = (each for each in inventory.links if {each.a, each.b} == {5, ids.index(GpuUuid(beside))})
-    assert link.pcie == "PIX"
-
-
 BETTER: Final = "ours is the better set now; theirs keeps two good pairs for later requests of the same size"
 ORDER: Final = "as good; theirs depends on the order of the list, which the kubelet's is random, ours takes the lowest"
 IMPOSSIBLE: Final = "theirs is empty: more is required than was asked for, or than is free; ours is what is required"

@@ -15,7 +15,7 @@ from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
+from nri_gpu.policy.model import EnvironmentSettings, Policy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from nri_gpu.ttrpc.events import Status
 from tests.support import builders
@@ -26,9 +26,7 @@ from tests.support.kubelet_nodes import (
     RESERVED,
     SHARING,
     ExternalNode,
-    env_of,
     from_kubelet,
-    nodes_of,
     of_plugin,
     reply_of,
     token,
@@ -109,31 +107,6 @@ def test_replicas_are_shared(node: ExternalNode) -> None:
     alone = of_plugin(2, pod="alone", claim="all;mode=shared")
     node.admitted(alone, [uuid(2)])
     assert "kubelet gave in exclusive mode" in str(node.create(alone))
-
-
-def test_annotations_shape_and_never_add(node: ExternalNode) -> None:
-    of = of_plugin(1, claim="all;capabilities=utility")
-    node.admitted(of, [uuid(1)])
-    assert "/dev/nvidia-uvm" not in nodes_of(reply_of(node, of))
-    for number, claim in enumerate(("2", "device=0", "mig=1g.5gb:1", "1;mode=shared")):
-        more = of_plugin(2, pod=f"more-{number}", claim=claim)
-        node.admitted(more, [uuid(2)])
-        assert "[bad-request]" in str(node.create(more)), claim
-        node.pod_deleted(more)
-    none = of_plugin(3, pod="none", claim="none")
-    node.admitted(none, [uuid(3)])
-    assert node.create(none) == ()
-
-
-@pytest.mark.parametrize("void", [True, False])
-def test_a_leftover_hook_is_kept_idle_as_for_every_grant(node: ExternalNode, void: bool) -> None:
-    how = VisibleDevices.VOID if void else VisibleDevices.UUIDS
-    node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(visible_devices=how))
-    of = of_plugin(1)
-    node.admitted(of, [uuid(1)])
-    env = env_of(reply_of(node, of))
-    assert env[VARIABLE] == ("void" if void else uuid(1))
-    assert env.get("NRI_GPU_UUIDS") == (uuid(1) if void else None)
 
 
 def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either(node: ExternalNode) -> None:
