@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.support.nvml import Act, happen
 from tests.support.scripted_runtime import until
 from tests.unit.daemon.chain import CUT, DRIVER, HANDLE, INIT, PARTS, PATIENCE_S, TWO, Chain
 
+WAIT = "nvmlEventSetWait_v2"
 LISTENER = "nri_gpu.health.events"
 
 
@@ -59,6 +61,14 @@ async def crashes(chain: Chain) -> None:
     chain.kill(LISTENER)
 
 
+async def babbles(chain: Chain) -> None:
+    chain.play(TWO, Act(WAIT, "babble"))
+    chain.kill(LISTENER)  # the next one does
+    await asyncio.to_thread(chain.daemon.wait_logged, f"sent a malformed line after {WAIT}")
+    chain.play(TWO)
+    await asyncio.to_thread(chain.daemon.wait_logged, "listening for errors of gpus again")
+
+
 async def is_loaded_again(chain: Chain) -> None:
     """By force: while somebody listens to all GPUs, a module does not unload by itself."""
     chain.play(TWO, Act(INIT, "fail", 9))
@@ -78,6 +88,7 @@ async def is_upgraded(chain: Chain) -> None:
 
 DEEDS = {
     "crashes": (crashes, ()),
+    "babbles": (babbles, ()),
     "is loaded again": (is_loaded_again, ("modprobe nvidia",)),
     "is upgraded": (is_upgraded, ("modprobe nvidia", DRIVER, "590.10")),
 }

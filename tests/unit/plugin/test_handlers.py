@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.events import Event
@@ -114,6 +115,16 @@ def test_refusals(log: Log, policy: Policy, claim: str, code: StatusCode, words:
     line = log.one("container refused")
     assert line.fields["decision"] == "refuse"
     assert f"[{line.fields['code']}]" in status.message
+
+
+def test_a_changed_policy_holds_at_once() -> None:
+    bench = Bench()
+    of = nri.pod()
+    armed = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])
+    assert bench.create(of, armed) == pb.CreateContainerResponse()
+    bench.state.policy = DISARMING
+    (pair,) = bench.create(of, armed).adjust.env
+    assert (pair.key, pair.value) == ("NVIDIA_VISIBLE_DEVICES", "void")
 
 
 def test_a_bug_after_the_decision_leaks_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +307,14 @@ def test_a_container_that_others_served_cannot_ask_as_well() -> None:
         assert "[held-by-others]" in Bench().refused(of, made)
 
 
+@pytest.mark.parametrize("shared", [(195, 254), (195, 255), (1510, 0), (1511, 1), (1511, 2), (10, 229)])
+def test_what_opens_no_gpu_is_in_nobodys_way(shared: tuple[int, int]) -> None:
+    bench = Bench()
+    of = nri.pod("monitor")
+    bench.create(of, allow(with_node(of, shared[1], "/dev/nvidia-something", shared[0]), shared[1], shared[0]))
+    bench.granted("4")
+
+
 def test_nodes_seen_before_the_inventory_was() -> None:
     """Synchronize comes within milliseconds of the start; NVML takes longer."""
     bench = Bench()
@@ -321,6 +340,23 @@ def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
     renumbered(bench)
     assert "is held by ml/old (container main" in bench.refused(nri.asking("device=0", "late"))
     assert bench.plugin.taken(shared=True) == {gpu.uuid for gpu in bench.node.gpus[:2]}  # by the kubelet neither
+
+
+def test_driver_files_stay_for_whoever_mounts_them_whatever_its_grant_says() -> None:
+    bench = Bench(stage_dir="/staged")
+    of, made = bench.granted("device=1")
+    assert bench.plugin.ledger.live[ContainerId(made.id)].staged == {"compute+utility"}
+    made.annotations[GRANT_KEY] = "v1;mode=exclusive;mac=00"
+    plain = nri.pod("plain")
+    other = nri.container(plain)
+    other.mounts.add(destination="/opt", type="bind", source="/staged/570.1-0a1b2c3d/compute/lib64")
+    bench.create(plain, other)
+    for _ in range(2):
+        assert {"compute+utility", "570.1-0a1b2c3d"} <= bench.plugin.ledger.generations()
+        bench.synchronize([of, plain], [nri.running(made), nri.running(other)])
+    assert bench.plugin.ledger.entries == {}
+    bench.tell(Event.STOP_CONTAINER, of, made)
+    assert bench.plugin.ledger.generations() == {"570.1-0a1b2c3d"}
 
 
 def holders(bench: Bench) -> dict[str, set[str]]:
@@ -361,4 +397,11 @@ def test_a_completed_container_that_no_synchronize_listed_is_adopted_at_its_star
     bench = Bench(COMPLETING_ASKED)
     of.annotations["gpu.nri.io"] = "1"
     assert bench.tell(Event.START_CONTAINER, of, after) == b""
+    assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}
+
+
+def test_by_default_a_device_plugins_container_is_left_as_it_is() -> None:
+    bench = Bench()
+    of = nri.pod()
+    assert bench.create(of, with_node(of, 1)) == pb.CreateContainerResponse()
     assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}

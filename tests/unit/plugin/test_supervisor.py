@@ -77,7 +77,7 @@ def left_behind(served: ServedPlugin) -> None:
 def forbidden(served: ServedPlugin) -> None:
     served.listener.open()
     served.listener.path.chmod(0o600)
-    served.listener.path.parent.chmod(0o755)
+    served.listener.path.parents[2].chmod(0o755)
     os.seteuid(65534)
 
 
@@ -89,6 +89,8 @@ ABSENT: Final[dict[str, tuple[Callable[[ServedPlugin], object], str, float]]] = 
         0.3,
     ),
     "no permission": (forbidden, "no permission to connect to {path}: nri-gpu has to run as root", 0.3),
+    # A new folder is noticed; the one within it by the next look.
+    "no folder": (lambda served: shutil.rmtree(served.listener.path.parents[1]), "no NRI socket {path}", 0.3),
     "no socket but a file": (lambda served: served.listener.path.write_text(""), "nobody listens on {path}", 0.3),
 }
 
@@ -99,19 +101,14 @@ async def test_no_runtime(
 ) -> None:
     if arrange is forbidden and os.geteuid() != 0:
         pytest.skip("another user is needed to be refused")
-    async with unreached(folder) as served:
+    inner = folder / "run" / "nri"
+    inner.mkdir(parents=True)
+    async with unreached(inner) as served:
         arrange(served)
         assert words.format(path=served.listener.path) in await absent(served, log)
         os.seteuid(0)
+        inner.mkdir(parents=True, exist_ok=True)
         assert await serve_late(served) < within_s
-
-
-async def test_no_folder_for_the_socket(folder: Path, log: Log) -> None:
-    inner = folder / "run" / "nri"
-    async with unreached(inner) as served:
-        await absent(served, log)
-        inner.mkdir(parents=True)
-        assert await serve_late(served) < 0.3  # a new folder is noticed; the one within it by the next look
 
 
 async def test_a_folder_that_goes_away_while_watched(folder: Path) -> None:
@@ -217,6 +214,24 @@ async def test_a_runtime_that_hangs_up_after_configure_is_asked_for_less(folder:
             runtime.close()
     validate = 1 << (Event.VALIDATE_CONTAINER_ADJUSTMENT - 1)
     assert [bool(mask & validate) for mask in masks] == [True, False, True]
+
+
+async def test_stopping_answers_what_is_in_flight(folder: Path, log: Log) -> None:
+    pod = nri.asking("1")
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected()
+        await runtime.write(runtime.request("CreateContainer", nri.create(pod, nri.container(pod))))
+        stopping = asyncio.create_task(served.supervisor.stop(5.0))
+        (answer,) = await runtime.answers(1)
+        assert answer.status.ok
+        began = time.monotonic()
+        # A runtime's next call may be right behind the answer to its last.
+        assert (await runtime.call("PostCreateContainer")).status.ok
+        await runtime.ended()
+        await stopping
+        assert time.monotonic() - began < 1.0
+        await until("the end of the supervisor", lambda: not served.alive)
+    assert log.warnings() == []
 
 
 @pytest.mark.parametrize("flavour", [NRI_0_10, NRI_0_12], ids=["nri 0.10", "nri 0.12"])
