@@ -112,7 +112,7 @@ def _without(additions: Additions, keys: set[Key]) -> Additions:
 
 def _edits_json(additions: Additions) -> dict[str, object]:
     nodes = [_node_json(addition) for addition in additions.values() if isinstance(addition, DeviceNode)]
-    mounts = [_mount_json(addition) for addition in additions.values() if isinstance(addition, Mount)]
+    mounts = [mount_json(addition) for addition in additions.values() if isinstance(addition, Mount)]
     env = [f"{name}={addition}" for (_, name), addition in additions.items() if isinstance(addition, str)]
     return {key: value for key, value in {"env": env, "deviceNodes": nodes, "mounts": mounts}.items() if value}
 
@@ -131,7 +131,8 @@ def _node_json(node: DeviceNode) -> dict[str, object]:
     }
 
 
-def _mount_json(mount: Mount) -> dict[str, object]:
+def mount_json(mount: Mount) -> dict[str, object]:
+    """A mount of a specification."""
     return {
         "hostPath": mount.source,
         "containerPath": mount.destination,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from nri_gpu.cli.client import daemon_status
@@ -35,11 +35,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         policy = load_policy(args.file, options)
     except PolicyError as error:
-        faults: list[dict[str, object]] = [
-            {"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults
-        ]
+        faults = [{"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults]
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
-        _print(args.output, faults, (), lines, options)
+        _print(args, lines, faults=faults, advice=(), options=options)
         return Exit.CONFIGURATION
     served = state_dir.exists()  # by nri-gpu, since this node booted
     advice = (
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f"with the running daemon's options: {shown}")
     if status and status.kubelet.enabled:
         lines.append(f"kubelet: {fail_closed(status)}")
-    _print(args.output, [], advice, [*lines, *(f"advice: {sentence}" for sentence in advice)], options)
+    _print(args, [*lines, *(f"advice: {sentence}" for sentence in advice)], faults=(), advice=advice, options=options)
     return Exit.OK
 
 
@@ -99,15 +97,6 @@ def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:
         )
 
 
-def _print(
-    output: str | None,
-    faults: list[dict[str, object]],
-    advice: tuple[str, ...],
-    lines: list[str],
-    options: Mapping[str, object],
-) -> None:
-    if output == "json":
-        document = {"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice), "options": options}
-        print(json.dumps(document, indent=1))
-    else:
-        print("\n".join(lines))
+def _print(args: argparse.Namespace, lines: list[str], **document: object) -> None:
+    as_json = args.output == "json"
+    print(json.dumps({"schema": "nri-gpu/check/v1", **document}, indent=1) if as_json else "\n".join(lines))

@@ -29,13 +29,13 @@ def run(args: argparse.Namespace) -> int:
     except DriverError as error:
         raise CommandError(Exit.UNAVAILABLE, error) from None
     if args.output == "json":
-        print(json.dumps({**to_json(found), "compat": _packages_json(packages, found.version)}, indent=1))
+        print(json.dumps(to_json(found, packages), indent=1))
     else:
         print("\n".join((*_lines(found), *_packages_lines(packages, found.version))))
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
-def to_json(found: FoundDriver) -> dict[str, object]:
+def to_json(found: FoundDriver, packages: FoundPackages) -> dict[str, object]:
     """Schema `nri-gpu/driver/v1`."""
     return {
         "schema": "nri-gpu/driver/v1",
@@ -51,6 +51,10 @@ def to_json(found: FoundDriver) -> dict[str, object]:
         },
         "left_out": to_builtins(found.left_out),
         "unknown": list(found.unknown),
+        "compat": {
+            "packages": [_package_json(each, found.version) for each in packages.packages],
+            "left_out": to_builtins(packages.left_out),
+        },
     }
 
 
@@ -90,13 +94,6 @@ def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, Drive
         for file in files:
             if capability in (file.capabilities & COMPAT_32 or file.capabilities):
                 yield kind, file
-
-
-def _packages_json(packages: FoundPackages, driver_version: str) -> dict[str, object]:
-    return {
-        "packages": [_package_json(each, driver_version) for each in packages.packages],
-        "left_out": to_builtins(packages.left_out),
-    }
 
 
 def _package_json(found: FoundCompat, driver_version: str) -> dict[str, object]:

@@ -18,10 +18,7 @@ from nri_gpu.domain.node import Inventory, KernelGpu
 
 
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
-    """The connection to the runtime. fault: why it is not ready.
-
-    list_fault: why the runtime could not list the node's containers to us again; empty when it could.
-    """
+    """The connection to the runtime. fault: why it is not ready. list_fault: why it could not list its containers."""
 
     ready: bool
     since_s: float
@@ -57,11 +54,7 @@ class PolicyStatus(Struct, frozen=True):
 
 
 class KubeletStatus(Struct, frozen=True):
-    """The device plugin, if one is wanted.
-
-    guard_alone: why a container with GPUs from the kubelet may start although we never saw it, but for the guard; empty
-    when it cannot.
-    """
+    """The device plugin. guard_alone: why a container that we never saw may start with its GPUs, but for the guard."""
 
     enabled: bool = False
     resources: tuple[ResourceStatus, ...] = ()
@@ -69,10 +62,7 @@ class KubeletStatus(Struct, frozen=True):
 
 
 class HealthStatus(Struct, frozen=True):
-    """A GPU's health, or a MIG device's, which is never better. since_s: None where it never changed.
-
-    signs: of the whole GPU.
-    """
+    """A GPU's health, or a MIG device's, which is never better. since_s: None where it never changed."""
 
     state: str = HealthState.HEALTHY
     since_s: float | None = None
@@ -146,10 +136,6 @@ class FaultStatus(Struct, frozen=True):
     since_s: float | UnsetType | None = UNSET
 
 
-class UnlistedGpu(KernelGpu, frozen=True, forbid_unknown_fields=False):
-    """A GPU that only the kernel shows."""
-
-
 class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/status/v1"):
     """The answer to `status`. gone: holders of GPUs that are gone. transitions: since the daemon began.
 
@@ -162,7 +148,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     kubelet: KubeletStatus = KubeletStatus()
     gpus: tuple[UnitStatus, ...]
     faults: tuple[FaultStatus, ...] = ()
-    unlisted: tuple[UnlistedGpu, ...]
+    unlisted: tuple[KernelGpu, ...]
     gone: tuple[HolderStatus, ...]
     transitions: History | None = None
     options: Mapping[str, object] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation, Usage
@@ -63,7 +63,7 @@ def status_of(view: View) -> answers.DaemonStatus:
             )
             for each in inventory.faults
         ),
-        unlisted=convert(inventory.unlisted, tuple[answers.UnlistedGpu, ...], from_attributes=True),
+        unlisted=inventory.unlisted,
         gone=_holders(view, lambda uuids: not known.issuperset(uuids)),
         transitions=view.history,
         options=view.options,

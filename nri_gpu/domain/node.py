@@ -30,10 +30,11 @@ class GpuFault(Recorded, frozen=True):
     pci_bus_id: str = ""
 
 
-class KernelGpu(Recorded, frozen=True, kw_only=True):
+class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A GPU that the kernel shows and NVML does not list: it is reported and never granted.
 
-    uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause.
+    uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause. No decision depends
+    on it, so what a newer version says of it may be left out.
     """
 
     pci_bus_id: PciBusId

@@ -20,7 +20,8 @@ from typing import Final
 
 from nri_gpu.allocation.grant import KEY_BYTES, signed_fields
 from nri_gpu.cdi.file import SpecFile, SpecFileError
-from nri_gpu.cdi.specification import VERSION
+from nri_gpu.cdi.specification import VERSION, mount_json
+from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.kubelet import (
     REQUIRED_DESTINATION,
     REQUIRED_KIND,
@@ -51,12 +52,7 @@ _CONTEXT: Final = b"nri-gpu kubelet token:"  # so that no other text signed with
 
 
 FILE_NAME: Final = "nri-gpu-required.json"
-_MOUNT: Final = {
-    "hostPath": REQUIRED_SOURCE,
-    "containerPath": REQUIRED_DESTINATION,
-    "type": "bind",
-    "options": ["bind", "ro"],
-}
+_MOUNT: Final = mount_json(Mount(REQUIRED_DESTINATION, REQUIRED_SOURCE, ("bind", "ro")))
 SPECIFICATION: Final = json.dumps(
     {
         "cdiVersion": VERSION,

@@ -24,7 +24,7 @@ from nri_gpu.allocation.external import GPU_NODE, nvidia_names
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.reservations import ListedDevice, Unlisted, holders, reconcile
 from nri_gpu.domain.container import Container, Pod
-from nri_gpu.domain.gpu import GpuUuid, MigPart
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import (
     GROUP,
     REPLICA,
@@ -199,8 +199,7 @@ def _units(
         names = tuple(each.removeprefix(below) for each in container.mounts if each.startswith(below))
         names = tuple(each for each in names if not each.startswith("imex/"))
     known: dict[str, GpuUuid] = {unit.uuid: unit.uuid for unit in inventory.units}
-    known |= {str(gpu.index): gpu.uuid for gpu in inventory.gpus}
-    known |= {part.place: part.uuid for part in inventory.units if isinstance(part, MigPart)}
+    known |= {unit.place: unit.uuid for unit in inventory.units}
     return (
         frozenset(known[name] for name in names if name in known),
         tuple(sorted(name for name in names if name not in known)),
