@@ -61,7 +61,8 @@ def specification(
     plans = [_additions(plan(replace(everything, gpus=(gpu,)))) for gpu in (*gpus, _no_gpu(gpus))]
     common = _in_all(plans)
     own = [_without(additions, {*common, *_conflicting(plans)}) for additions in plans[:-1]]
-    devices = [(name, additions) for gpu, additions in zip(gpus, own, strict=True) for name in _names(gpu)]
+    names = [filter(DEVICE_NAME.fullmatch, (gpu.place, gpu.uuid)) for gpu in gpus]
+    devices = [(name, additions) for each, additions in zip(names, own, strict=True) for name in each]
     devices.append((ALL, reduce(lambda one, other: {**one, **other}, own, {})))
     return {
         "cdiVersion": VERSION,
@@ -69,10 +70,6 @@ def specification(
         "containerEdits": _edits_json(common),
         "devices": [{"name": name, "containerEdits": _edits_json(additions)} for name, additions in devices],
     }
-
-
-def _names(unit: Unit) -> Iterator[str]:
-    return filter(DEVICE_NAME.fullmatch, (unit.place, unit.uuid))
 
 
 def _no_gpu(units: Iterable[Unit]) -> Gpu:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.topology import links_among
-from nri_gpu.cli.manifest import ManifestError, read_pods
+from nri_gpu.cli.manifest import read_pods
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
@@ -43,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
         pods = tuple(read_pods(_text(args.file), args.file))
-    except (ManifestError, OSError) as error:
+    except OSError as error:
         raise CommandError(Exit.USAGE, error) from None
     node = node_snapshot(args.gpus, policy)
     explained = decide_all(pods, node, policy)
-    print(json.dumps(to_json(explained), indent=1) if args.output == "json" else to_text(explained, node))
+    document = {"schema": "nri-gpu/explain/v1", "containers": [_json(each) for each in explained]}
+    print(json.dumps(document, indent=1) if args.output == "json" else to_text(explained, node))
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
 
 
@@ -104,16 +105,11 @@ def _imagined(policy: Policy, version: str) -> DriverFiles:
 
 
 def _text(file: str) -> str:
-    """Raises: ManifestError, OSError."""
+    """Raises: CommandError, OSError."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ManifestError(f"{file} is not UTF-8: {error.reason}") from None
-
-
-def to_json(explained: tuple[Explained, ...]) -> dict[str, object]:
-    """Schema `nri-gpu/explain/v1`."""
-    return {"schema": "nri-gpu/explain/v1", "containers": [_json(each) for each in explained]}
+        raise CommandError(Exit.USAGE, f"{file} is not UTF-8: {error.reason}") from None
 
 
 def _json(each: Explained) -> dict[str, object]:

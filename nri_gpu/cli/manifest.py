@@ -6,27 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import CommandError, Exit
 
 _COUNTED: Final = ("cpu", "memory")  # other resources give no class (kubernetes: pkg/apis/core/v1/helper/qos)
 
 
-class ManifestError(NriGpuError):
-    """The manifest cannot be read. Says where."""
-
-
 def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
-    """The containers of every pod or pod template in a manifest. Raises: ManifestError."""
+    """The containers of every pod or pod template in a manifest. Raises: CommandError."""
     try:
         import yaml  # an extra that only this verb needs
     except ImportError:
-        raise ManifestError("reading manifests needs PyYAML: pip install 'nri-gpu[explain]'") from None
+        raise CommandError(Exit.USAGE, "reading manifests needs PyYAML: pip install 'nri-gpu[explain]'") from None
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
-        raise ManifestError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+        raise CommandError(Exit.USAGE, f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not documents:
-        raise ManifestError(f"{file} is empty")
+        raise CommandError(Exit.USAGE, f"{file} is empty")
     for number, document in enumerate(documents, 1):
         where = f"{file}, document {number}"
         yield tuple(_containers(*_pod_of(document, where), number, where))
@@ -41,7 +37,7 @@ def _pod_of(document: object, where: str) -> tuple[object, Mapping[str, object]]
                 return rest.get("metadata"), spec
             case {"spec": {} as spec}:
                 found = spec.get("template") or spec.get("jobTemplate")
-    raise ManifestError(f"{where} holds no pod: no spec.containers, and no template with them")
+    raise CommandError(Exit.USAGE, f"{where} holds no pod: no spec.containers, and no template with them")
 
 
 def _containers(found: object, spec: Mapping[str, object], number: int, where: str) -> Iterator[Container]:
@@ -76,11 +72,13 @@ def _containers(found: object, spec: Mapping[str, object], number: int, where: s
 
 
 def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
-    """Raises: ManifestError: one is not text; Kubernetes would not take the pod."""
+    """Raises: CommandError: one is not text; Kubernetes would not take the pod."""
     annotations = {}
     for key, value in _mapping(metadata.get("annotations"), f"{where}: metadata.annotations").items():
         if not isinstance(value, str):
-            raise ManifestError(f'{where}: annotation {key} is not text; Kubernetes wants it in quotes: "{value}"')
+            raise CommandError(
+                Exit.USAGE, f'{where}: annotation {key} is not text; Kubernetes wants it in quotes: "{value}"'
+            )
         annotations[str(key)] = value
     return annotations
 
@@ -103,13 +101,13 @@ def _mounts(entries: list[object], hosts_dev: frozenset[str]) -> frozenset[str]:
 def _mapping(value: object, where: str) -> Mapping[str, object]:
     if value is None or isinstance(value, Mapping):
         return value or {}
-    raise ManifestError(f"{where} is not a mapping")
+    raise CommandError(Exit.USAGE, f"{where} is not a mapping")
 
 
 def _list(value: object, where: str) -> list[object]:
     if value is None or isinstance(value, list):
         return value or []
-    raise ManifestError(f"{where} is not a list")
+    raise CommandError(Exit.USAGE, f"{where} is not a list")
 
 
 def cgroup_of(spec: Mapping[str, object]) -> str:

@@ -49,14 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
 def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     """For a readiness probe of the guard's pod. alive: being connected does not matter."""
-    from nri_gpu.plugin.guard_status import (  # only here, since they import the policy
-        REPORT_EVERY_S,
-        read_guard_status,
-        status_age_s,
-    )
+    from nri_gpu.plugin import guard_status as guard  # only here, since it imports the policy
 
-    seen = read_guard_status(run_dir)
-    if seen is None or (silent := status_age_s(run_dir, now)) > GUARD_REPORTS_MISSED * REPORT_EVERY_S:
+    seen = guard.read_guard_status(run_dir)
+    if seen is None or (silent := guard.status_age_s(run_dir, now)) > GUARD_REPORTS_MISSED * guard.REPORT_EVERY_S:
         how = "none runs" if seen is None else f"it has not reported for {silent:.0f} s"
         sentence = f"no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence)

@@ -30,10 +30,7 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """The node. inventory_age_s: seconds since NVML last confirmed it; None if it never did.
-
-    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot.
-    """
+    """The node. inventory_age_s: seconds since NVML confirmed it. inventory_confirmed: not by an earlier daemon."""
 
     driver_version: str
     driver_generation: str

@@ -49,11 +49,22 @@ class View(Struct, frozen=True, kw_only=True):
 
 def status_of(view: View) -> answers.DaemonStatus:
     """The answer to `status`."""
-    inventory = view.node.inventory
+    node, inventory = view.node, view.node.inventory
+    inventory_fault = inventory.fault or view.inventory_fault
     usage, known = view.ledger.usage(), {unit.uuid for unit in inventory.units}
     return answers.DaemonStatus(
         runtime=view.connection,
-        node=_node(view),
+        node=answers.NodeStatus(
+            driver_version=inventory.driver_version,
+            driver_generation=node.generation,
+            driver_fault=node.driver_fault,
+            inventory_number=node.number,
+            inventory_age_s=view.inventory_age_s,
+            inventory_confirmed=view.inventory_confirmed,
+            inventory_fault=inventory_fault,
+            inventory_fault_since_s=view.history.since(_ANSWERED) if inventory_fault else None,
+            simulated=inventory.simulated,
+        ),
         policy=view.policy,
         kubelet=view.kubelet,
         gpus=tuple(_unit(unit, usage.get(unit.uuid), view) for unit in inventory.units),
@@ -67,21 +78,6 @@ def status_of(view: View) -> answers.DaemonStatus:
         gone=_holders(view, lambda uuids: not known.issuperset(uuids)),
         transitions=view.history,
         options=view.options,
-    )
-
-
-def _node(view: View) -> answers.NodeStatus:
-    inventory_fault = view.node.inventory.fault or view.inventory_fault
-    return answers.NodeStatus(
-        driver_version=view.node.inventory.driver_version,
-        driver_generation=view.node.generation,
-        driver_fault=view.node.driver_fault,
-        inventory_number=view.node.number,
-        inventory_age_s=view.inventory_age_s,
-        inventory_confirmed=view.inventory_confirmed,
-        inventory_fault=inventory_fault,
-        inventory_fault_since_s=view.history.since(_ANSWERED) if inventory_fault else None,
-        simulated=view.node.inventory.simulated,
     )
 
 

@@ -21,14 +21,7 @@ from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import with_health
 from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status import ago, to_text
-from nri_gpu.daemon.answers import (
-    DaemonStatus,
-    FaultStatus,
-    HealthStatus,
-    KubeletStatus,
-    PolicyStatus,
-    RuntimeConnection,
-)
+from nri_gpu.daemon import answers
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
@@ -103,13 +96,13 @@ def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
 def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
     added = ("transitions", "faults", "kubelet")
     done = asked({key: value for key, value in FREE.items() if key not in added})
-    assert (done.code, done.out) == (Exit.OK, to_text(convert(FREE, DaemonStatus), NOW) + "\n")
+    assert (done.code, done.out) == (Exit.OK, to_text(convert(FREE, answers.DaemonStatus), NOW) + "\n")
 
 
 AWAY = status_json(
     view(
-        connection=RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket"),
-        policy=PolicyStatus("policy.toml", "line 3"),
+        connection=answers.RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket"),
+        policy=answers.PolicyStatus("policy.toml", "line 3"),
     )
 )
 
@@ -240,13 +233,13 @@ def test_the_kubelets_resources_have_a_line_each() -> None:
         ResourceStatus("nvidia.com/gpu", True, NOW - 200, ""),
         ResourceStatus("nvidia.com/mig-1g.5gb", False, None, "no kubelet listens"),
     )
-    assert lines(kubelet=KubeletStatus(True, resources))[-3:] == [
+    assert lines(kubelet=answers.KubeletStatus(True, resources))[-3:] == [
         "kubelet: nvidia.com/gpu registered for 3m20s",
         "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
         "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
     ]
     alone = "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6"
-    assert lines(kubelet=KubeletStatus(True, resources, "NRI 0.6"))[-1] == alone
+    assert lines(kubelet=answers.KubeletStatus(True, resources, "NRI 0.6"))[-1] == alone
 
 
 def test_transitions_with_their_times() -> None:
@@ -292,7 +285,7 @@ def unhealthy(*, gpu: int | None = None, part: int | None = None, seconds: float
     return health.after_inventory(NODE, STRICT, at(seconds))[0].applied_to(NODE, STRICT)
 
 
-def answer(inventory: Inventory) -> DaemonStatus:
+def answer(inventory: Inventory) -> answers.DaemonStatus:
     return status_of(view(node=replace(make.node(), inventory=inventory)))
 
 
@@ -337,7 +330,7 @@ def test_gpus_takes_health_from_the_daemon(inventory: Inventory) -> None:
     units = with_health(NODE, answer(inventory)).units
     assert [state_of(unit) for unit in units] == [state_of(unit) for unit in inventory.units]
     status = answer(inventory)
-    newer = replace(status.gpus[0], health=HealthStatus("unheard-of"))
+    newer = replace(status.gpus[0], health=answers.HealthStatus("unheard-of"))
     assert with_health(NODE, replace(status, gpus=(newer,))) is NODE
 
 
@@ -347,5 +340,5 @@ def test_a_missing_gpu_with_since_when_and_why() -> None:
     health = health.after_inventory(shown, RULES, at(9), frozenset({PARTS[0]}))[0]
     status = answer(health.applied_to(shown, RULES))
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
-    assert status.faults == (FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
+    assert status.faults == (answers.FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
     assert f"GPU 1 cannot be described: {why}" in to_text(status, 0.0)
