@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -13,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.driver.compat import FoundPackages, folder_signature, read_note, scan_compat
-from nri_gpu.driver.controller import DriverController
 from nri_gpu.driver.elf import MalformedError
 from nri_gpu.driver.host_files import HostFile
-from nri_gpu.policy.model import CompatSettings, DriverSettings, Policy
-from nri_gpu.system.state import NodeState
 from tests.support import compat
-from tests.support.driver_root import make_driver_root, write_library
+from tests.support.driver_root import write_library
+from tests.unit.driver.host import DriverHost
 
 CUDA, V = "13.0", "580.65.06"
 LIBCUDA = f"libcuda.so.{V}"
@@ -192,40 +188,16 @@ def test_a_note_may_lack_version_and_drivers() -> None:
     assert read_note(b'{"Driver": null, "New": 1}') == ("", frozenset())
 
 
-class CompatNode:
-    """A simulated node with a driver and a folder of packages. held: the generations that containers have mounted."""
-
-    def __init__(self, base: Path, packages: Path) -> None:
-        self.stage_dir = base / "stage"
-        self.held: frozenset[str] = frozenset()
-        self.node_state = NodeState(Inventory(taken_at=1, driver_version="570.26", simulated=True), "looking")
-        driver = DriverSettings(root=str(make_driver_root(base / "root", "570.26")), stage_dir=str(self.stage_dir))
-        self.controller = DriverController(
-            Policy(driver=driver, compat=CompatSettings(dir=str(packages))),
-            base / "state",
-            self.node_state,
-            simulated=True,
-            held=lambda: self.held,
-            module_changed=lambda: None,
-        )
-
-    def look(self) -> Node:
-        asyncio.run(self.controller.look())
-        return self.node_state.node
-
-    def cudas(self) -> list[str]:
-        return [package.cuda_version for package in self.look().compat]
-
-    def staged(self) -> set[str]:
-        return {path.name for path in self.stage_dir.glob("compat*")}
-
-
 @pytest.fixture
-def node(folder: Path, tmp_path: Path) -> CompatNode:
-    return CompatNode(tmp_path, folder)
+def node(folder: Path, tmp_path: Path) -> DriverHost:
+    return DriverHost(tmp_path, simulated=True, packages=str(folder))
 
 
-def test_a_package_is_staged_once_and_whole(node: CompatNode, folder: Path) -> None:
+def cudas(node: DriverHost) -> list[str]:
+    return [package.cuda_version for package in node.look().compat]
+
+
+def test_a_package_is_staged_once_and_whole(node: DriverHost, folder: Path) -> None:
     first = node.look()
     (package,) = first.compat
     assert (package.cuda, package.drivers) == ((13, 0), frozenset({535, 550, 570}))
@@ -239,36 +211,36 @@ def test_a_package_is_staged_once_and_whole(node: CompatNode, folder: Path) -> N
     assert node.look() is first
 
 
-def test_a_look_follows_the_folder(node: CompatNode, folder: Path) -> None:
-    assert node.cudas() == [CUDA]
+def test_a_look_follows_the_folder(node: DriverHost, folder: Path) -> None:
+    assert cudas(node) == [CUDA]
     shutil.copytree(folder / CUDA, folder / "12.9", symlinks=True)
-    assert node.cudas() == [CUDA]  # its note is of another version
+    assert cudas(node) == [CUDA]  # its note is of another version
     write_library(folder / "12.9" / LIBCUDA, "libcuda.so.1")
-    assert node.cudas() == ["12.9", CUDA]
+    assert cudas(node) == ["12.9", CUDA]
     shutil.rmtree(folder / CUDA)
-    assert node.cudas() == ["12.9"]
+    assert cudas(node) == ["12.9"]
     folder.chmod(0o777)
-    assert node.cudas() == []
+    assert cudas(node) == []
     folder.chmod(0o755)
-    assert node.cudas() == ["12.9"]
+    assert cudas(node) == ["12.9"]
     shutil.rmtree(folder)
-    assert node.cudas() == []
+    assert cudas(node) == []
 
 
-def test_a_package_stays_as_long_as_a_container_has_it(node: CompatNode, folder: Path) -> None:
+def test_a_package_stays_as_long_as_a_container_has_it(node: DriverHost, folder: Path) -> None:
     (package,) = node.look().compat
     node.held = frozenset({package.generation})
     shutil.rmtree(folder / CUDA)
-    assert node.cudas() == []
-    assert node.staged() == {package.generation}
+    assert cudas(node) == []
+    assert package.generation in node.staged()
     node.held = frozenset()
     node.look()
-    assert node.staged() == set()
+    assert package.generation not in node.staged()
 
 
-def test_a_package_that_could_not_be_staged_is_tried_again(node: CompatNode) -> None:
+def test_a_package_that_could_not_be_staged_is_tried_again(node: DriverHost) -> None:
     node.stage_dir.mkdir()
     node.stage_dir.chmod(0o777)
-    assert node.cudas() == []
+    assert cudas(node) == []
     node.stage_dir.chmod(0o755)
-    assert node.cudas() == [CUDA]
+    assert cudas(node) == [CUDA]

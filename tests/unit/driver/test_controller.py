@@ -9,65 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.node import DriverFiles, Inventory, Node
-from nri_gpu.driver.controller import DriverController
-from nri_gpu.policy.model import DriverSettings, Policy
-from nri_gpu.system.state import NodeState
-from tests.support.driver_root import make_driver_root
 from tests.support.running import running
 from tests.support.scripted_runtime import until
-
-OLD, NEW = "570.26", "580.95.05"
-
-
-class DriverHost:
-    """A host with a driver, and who looks after it. module: what the kernel says; held: what the runtime does."""
-
-    def __init__(self, base: Path, *, simulated: bool = False, stage_dir: Path | None = None) -> None:
-        self.base, self.root, self.stage_dir = base, base / "root", stage_dir or base / "stage"
-        for version in (OLD, NEW):
-            if not (base / version).exists():
-                make_driver_root(base / version, version)
-        self.install(OLD)
-        self.module = OLD
-        self.held: frozenset[str] | None = frozenset()
-        self.module_changes = 0
-        self.now = 0.0
-        self.node_state = NodeState(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
-        self.controller = DriverController(
-            Policy(driver=DriverSettings(root=str(self.root), stage_dir=str(self.stage_dir))),
-            base / "state",
-            self.node_state,
-            simulated=simulated,
-            held=lambda: self.held,
-            module_changed=self._module_changed,
-            module=lambda: self.module,
-            clock=lambda: self.now,
-        )
-
-    def another(self, base: Path, *, simulated: bool = False) -> DriverHost:
-        """Another daemon on the same stage folder. base: the same is that of the same state folder."""
-        return DriverHost(base, simulated=simulated, stage_dir=self.stage_dir)
-
-    def install(self, version: str) -> None:
-        fresh = self.root.with_name("fresh")
-        fresh.symlink_to(version)
-        fresh.rename(self.root)
-
-    def look(self) -> Node:
-        asyncio.run(self.controller.look())
-        return self.node_state.node
-
-    def driver(self) -> DriverFiles:
-        driver = self.look().driver
-        assert driver is not None
-        return driver
-
-    def staged(self) -> set[str]:
-        return {path.name for path in self.stage_dir.iterdir() if not path.name.startswith(".")}
-
-    def _module_changed(self) -> None:
-        self.module_changes += 1
+from tests.unit.driver.host import NEW, OLD, DriverHost
 
 
 @pytest.fixture
@@ -109,16 +53,6 @@ def test_a_module_that_was_unloaded_is_not_one_that_never_was(tmp_path: Path) ->
     assert host.module_changes == 1
 
 
-def test_a_library_that_vanished_is_not_missed_by_containers(host: DriverHost) -> None:
-    before = host.driver()
-    (host.root / f"lib64/libnvidia-ptxjitcompiler.so.{OLD}").unlink()
-    after = host.driver()
-    assert after.generation != before.generation
-    for tree in before.trees.values():  # what was granted until this look, and lives on in who has it
-        assert all(path.stat().st_size for path in Path(tree.path).rglob("lib*"))
-    assert any("ptxjit" in name for names in after.missing.values() for name in names)
-
-
 def test_a_driver_that_is_gone_is_said_and_found_again(host: DriverHost) -> None:
     host.look()
     aside = host.root.with_name("aside")
@@ -129,14 +63,6 @@ def test_a_driver_that_is_gone_is_said_and_found_again(host: DriverHost) -> None
     assert host.look() is gone
     aside.rename(host.root)
     assert host.driver().version == OLD
-
-
-def test_two_versions_at_once_are_an_installation_under_way(host: DriverHost) -> None:
-    host.look()
-    folder = host.root / "lib64"
-    shutil.copy2(host.root.parent / NEW / f"lib64/libnvidia-ml.so.{NEW}", folder)
-    (folder / f"libnvidia-ml.so.{OLD}").unlink()
-    assert f"libcuda of {OLD} but libnvidia-ml of {NEW}" in host.look().driver_fault
 
 
 @pytest.mark.parametrize("what", ["compute/lib64/libcuda.so.1", "compute/bin/nvidia-cuda-mps-server", "compute", "."])

@@ -99,23 +99,7 @@ ACTIONS: dict[str, tuple[dict[str, object], list[str]]] = {
         {"params": params(modify=0), "entries": dev(LINK)},
         [f"link /dev/{LINK} to ../nvidia0"],
     ),
-    "the administrator's choice of mode": (
-        {"params": params(modify=0), "entries": dev(nvidia0=CharDevice(NVIDIA, 0, 0o660, 0, 44))},
-        [],
-    ),
     "an excluded GPU": ({"gpus": {address(0): information(0), address(1): information(1, excluded="Yes")}}, []),
-    "MIG instances, one of which is gone": (
-        {
-            "capabilities": CAPABILITIES,
-            "mig_minors": "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi2/access 21\n",
-        },
-        [
-            f"make /dev/nvidia-caps/nvidia-cap12: {char(CAPS, 12, '0444')}",
-            f"link /dev/char/{CAPS}:12 to ../nvidia-caps/nvidia-cap12",
-            f"make /dev/nvidia-caps/nvidia-cap13: {char(CAPS, 13, '0440')}",
-            f"link /dev/char/{CAPS}:13 to ../nvidia-caps/nvidia-cap13",
-        ],
-    ),
 }
 
 
@@ -143,15 +127,11 @@ FILE = OtherFile("a regular file")
 WITHOUT_CHAR = {path: found for path, found in READY.items() if not path.startswith("char")}
 # What lies in the way, and where; nothing is done then, and no link is made to a node that is wrong.
 IN_THE_WAY: dict[str, tuple[str, DevEntry, dict[DevPath, DevEntry]]] = {
-    "a file for a node": ("nvidia0", FILE, dev(LINK)),
     "a block device for a node": ("nvidia0", OtherFile("a block device"), dev(LINK)),
     "a folder for a node": ("nvidia0", Directory(), dev(LINK)),
-    "a link for a node": ("nvidia0", Symlink("nvidia1"), dev(LINK)),
-    "a link out of /dev for a node": ("nvidia0", Symlink("/dev/null"), dev(LINK)),
+    "a link for a node": ("nvidia0", Symlink("/dev/null"), dev(LINK)),
     "a file for a link": (LINK, FILE, dev()),
     "a file for the folder of links": ("char", FILE, WITHOUT_CHAR),
-    "a link for the folder of links": ("char", Symlink("/tmp"), WITHOUT_CHAR),
-    "a file for the folder of capabilities": ("nvidia-caps", FILE, dev()),
     "a link for the folder of capabilities": ("nvidia-caps", Symlink("/tmp"), dev()),
 }
 

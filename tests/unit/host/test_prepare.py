@@ -42,6 +42,8 @@ def strict_umask() -> object:
 
 def test_from_a_fresh_boot_to_ready(host: HostTree) -> None:
     host.mig("gpu0/gi1", 12)
+    with (host.base / "proc/driver/nvidia-caps/mig-minors").open("a") as table:
+        table.write("gpu0/gi2/access 21\n")  # of an instance that is gone
     (host.dev / "char").rmdir()
     report = prepared(host)
     assert not report.findings

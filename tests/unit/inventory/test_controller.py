@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -31,13 +31,24 @@ def fault(reason: str, *unlisted: KernelGpu) -> Inventory:
     return Inventory(taken_at=10.0, fault=reason, unlisted=unlisted)
 
 
-class Scripted:
-    """A source that answers from a list, then for ever with the last. A fault is raised."""
+class CacheRig:
+    """A cache and its source, with callbacks and pauses written down.
 
-    def __init__(self, answers: Sequence[Inventory]) -> None:
+    The source answers from a list, then for ever with the last; a fault is raised. It is cancelled once all were given.
+    """
+
+    def __init__(self, *answers: Inventory) -> None:
         self.answers = list(answers)
         self.asked = 0
         self.closed = False
+        self.published: list[Inventory] = []
+        self.faults: list[str] = []
+        self.pauses: list[float] = []
+        self.seconds = 0.0
+        self.rests: asyncio.Queue[int] = asyncio.Queue()  # how often the source was asked, at each pause
+        self.cache = InventoryCache(
+            self, self.published.append, self.faults.append, wall=lambda: 10.0, monotonic=self.elapsed, sleep=self.sleep
+        )
 
     async def refresh(self) -> Inventory:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
@@ -49,26 +60,6 @@ class Scripted:
     async def close(self) -> None:
         self.closed = True
 
-
-class CacheRig:
-    """A cache with its callbacks and pauses written down. It is cancelled once all answers were given."""
-
-    def __init__(self, *answers: Inventory) -> None:
-        self.source = Scripted(answers)
-        self.published: list[Inventory] = []
-        self.faults: list[str] = []
-        self.pauses: list[float] = []
-        self.seconds = 0.0
-        self.rests: asyncio.Queue[int] = asyncio.Queue()  # how often the source was asked, at each pause
-        self.cache = InventoryCache(
-            self.source,
-            self.published.append,
-            self.faults.append,
-            wall=lambda: 10.0,
-            monotonic=self.elapsed,
-            sleep=self.sleep,
-        )
-
     def elapsed(self) -> float:
         """A second more each time it is asked."""
         self.seconds += 1.0
@@ -76,18 +67,18 @@ class CacheRig:
 
     async def sleep(self, pause_s: float) -> None:
         self.pauses.append(pause_s)
-        self.rests.put_nowait(self.source.asked)
-        if self.source.asked >= len(self.source.answers):
+        self.rests.put_nowait(self.asked)
+        if self.asked >= len(self.answers):
             await asyncio.Event().wait()
 
     def play(self) -> None:
         async def run() -> None:
             async with asyncio.timeout(5), running(self.cache.run()):
-                for _ in self.source.answers:
+                for _ in self.answers:
                     await self.rests.get()
 
         asyncio.run(run())
-        assert self.source.closed
+        assert self.closed
 
 
 A, B = fault("a"), fault("b")
@@ -172,10 +163,10 @@ def test_a_bug_is_no_failure_of_the_source() -> None:
     async def broken() -> Inventory:
         raise KeyError("bug")
 
-    rig.source.refresh = broken  # type: ignore[method-assign]  # a source with a bug
+    rig.refresh = broken  # type: ignore[method-assign]  # a source with a bug
     with pytest.raises(KeyError):
         asyncio.run(rig.cache.run())
-    assert rig.source.closed
+    assert rig.closed
 
 
 def test_each_answer_is_passed_on_though_only_processes_changed() -> None:
