@@ -39,7 +39,11 @@ def left_out(found: FoundPackages) -> list[str]:
     return list(map(str, found.left_out))
 
 
-def test_a_package_is_what_its_files_say(folder: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True], ids=["in its folder", "a link to where it was installed"])
+def test_a_package_is_what_its_files_say(folder: Path, tmp_path: Path, linked: bool) -> None:
+    if linked:
+        (folder / CUDA).rename(tmp_path / "compat")
+        (folder / CUDA).symlink_to(tmp_path / "compat")
     found = scan_compat(folder)
     (package,) = found.packages
     assert (package.cuda, package.version, package.drivers) == ((13, 0), V, frozenset({535, 550, 570}))
@@ -76,6 +80,11 @@ def no_target(path: Path) -> None:
     path.symlink_to("gone")
 
 
+def bad_note(path: Path) -> None:
+    shutil.rmtree(path)
+    compat.make_package(path.parent, CUDA, V, '{"Driver": "all of them"}')
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no version's name": (lambda p: rename(p, "cuda13"), "cuda13 (not named for a CUDA version such as 13.0)"),
     "for another CUDA": (lambda p: rename(p, "13.1"), "13.1 (its libcuda is for CUDA 13.0, which the folder is not"),
@@ -84,6 +93,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "another library's SONAME": (lambda p: write_library(p / LIBCUDA, "libcudart.so.1"), "is not libcuda.so.1)"),
     "others can write there": (lambda p: p.chmod(0o777), "13.0 (owner 0, mode 0777: others than root can change it)"),
     "no folder": (no_folder, "13.0 (Not a directory)"),
+    "a note of another format": (bad_note, "is malformed"),
     "a link to nothing": (no_target, "13.0 (No such file or directory)"),
 }
 
@@ -96,23 +106,14 @@ def test_a_package_that_is_none_is_left_out(folder: Path, spoil: Callable[[Path]
     assert said in "\n".join(left_out(found))
 
 
-def test_a_note_that_is_not_understood_leaves_a_package_out(tmp_path: Path) -> None:
-    compat.make_package(tmp_path / "packages", CUDA, V, '{"Driver": "all of them"}')
-    assert "is malformed" in left_out(scan_compat(tmp_path / "packages"))[0]
-
-
-DEBUGGER = f"libcudadebugger.so.{V}"
+DEBUGGER, SONAME = f"libcudadebugger.so.{V}", "libcudadebugger.so.1"
+ML, NVVM = f"libnvidia-ml.so.{V}", "libnvidia-nvvm.so.570.26"
+# What is said of a file, and how it came there.
 STRAY: dict[str, Callable[[Path], object]] = {
-    f"libnvidia-ml.so.{V} (must be the driver's own)": lambda p: write_library(
-        p / f"libnvidia-ml.so.{V}", "libnvidia-ml.so.1"
-    ),
-    f"libnvidia-nvvm.so.570.26 (not of version {V}, as its libcuda is)": lambda p: write_library(
-        p / "libnvidia-nvvm.so.570.26", "libnvidia-nvvm.so.4"
-    ),
+    f"{ML} (must be the driver's own)": lambda p: write_library(p / ML, "libnvidia-ml.so.1"),
+    f"{NVVM} (not of version {V}, as its libcuda is)": lambda p: write_library(p / NVVM, "libnvidia-nvvm.so.4"),
     f"{DEBUGGER} (not a 64-bit": lambda p: (p / DEBUGGER).write_bytes(b"no ELF"),
-    f"{DEBUGGER} (not a 64-bit x86_64 library)": lambda p: write_library(
-        p / DEBUGGER, "libcudadebugger.so.1", "aarch64"
-    ),
+    f"{DEBUGGER} (not a 64-bit x86_64 library)": lambda p: write_library(p / DEBUGGER, SONAME, "aarch64"),
     f"{DEBUGGER} (owner 0, mode 0666: others than root can change it)": lambda p: (p / DEBUGGER).chmod(0o666),
     "libevil.so.1 (leads out of": lambda p: (p / "libevil.so.1").symlink_to("/etc/passwd"),
 }
@@ -120,21 +121,13 @@ STRAY: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="one case needs a library of another machine")
 @pytest.mark.parametrize(("said", "spoil"), STRAY.items(), ids=STRAY)
-def test_a_file_that_does_not_belong_is_left_out_alone(
-    folder: Path, said: str, spoil: Callable[[Path], object]
-) -> None:
+def test_a_stray_file_is_left_out_alone(folder: Path, said: str, spoil: Callable[[Path], object]) -> None:
     spoil(folder / CUDA)
     found = scan_compat(folder)
     assert [each.version for each in found.packages] == [V]
     assert any(each.startswith(f"13.0/{said}") for each in left_out(found)), left_out(found)
     names = {each.path.rpartition("/")[2] for each in found.left_out}
     assert names.isdisjoint(found.packages[0].files)
-
-
-def test_a_package_may_be_a_link_to_where_it_was_installed(folder: Path, tmp_path: Path) -> None:
-    (folder / CUDA).rename(tmp_path / "compat")
-    (folder / CUDA).symlink_to(tmp_path / "compat")
-    assert [each.version for each in scan_compat(folder).packages] == [V]
 
 
 def test_a_folder_that_cannot_be_trusted_or_read(folder: Path, tmp_path: Path) -> None:

@@ -229,11 +229,20 @@ def test_a_full_disk_leaves_nothing(found: FoundDriver, base: Path) -> None:
     assert names(base) == [".lock"]
 
 
-def test_a_host_file_that_changes_meanwhile(found: FoundDriver, base: Path) -> None:
-    path = found.libraries[0].source.path
-    write_library(path.with_name("new"), "libcuda.so.1").rename(path)
+def renamed_over(original: Path, target: Path) -> None:
+    copy(original, target)
+    write_library(original.with_name("new"), "libcuda.so.1").rename(original)
+
+
+def gone(original: Path, target: Path) -> None:
+    copy(original, target)
+    original.unlink()
+
+
+@pytest.mark.parametrize("method", [renamed_over, gone])
+def test_a_host_file_that_changes_meanwhile(found: FoundDriver, base: Path, method: CopyMethod) -> None:
     with pytest.raises(DriverError, match="changed while it was staged"):
-        stage(found, base)
+        stage(found, base, (method,))
     assert names(base) == [".lock"]
 
 
