@@ -92,17 +92,17 @@ class NodeControllers:
     def _follow(self) -> None:
         self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
         self.inventory.subscribe(self._driver.look_again, DRIVER)
-        self.inventory.subscribe(self._profiles.look_again, PROFILES)
-        self.inventory.subscribe(self._labels.look_again, LABELS)
-        self._node_state.subscribe(self._labels.look_again, Changed.POLICY)
+        self.inventory.subscribe(self._profiles.again.set, PROFILES)
+        self.inventory.subscribe(self._labels.again.set, LABELS)
+        self._node_state.subscribe(self._labels.again.set, Changed.POLICY)
         self._node_state.subscribe(self._health.changed.set, Changed.POLICY, Changed.LEDGER)
         self._node_state.subscribe(self.mps.woken.set, Changed.POLICY, Changed.LEDGER)
 
     def restore(self) -> None:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
         if not self._simulated and self._snapshots.restore(self.cache):
-            self._profiles.look_again()
-            self._labels.look_again()
+            self._profiles.again.set()
+            self._labels.again.set()
 
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
         """What has to run, each until it is cancelled."""

@@ -1,4 +1,4 @@
-"""What is added to a container: devices, mounts, environment, annotations, limits; one value with one merge."""
+"""What is added to a container: devices, mounts, environment, limits; one value with one merge."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ UNLIMITED: Final = 2**64 - 1  # RLIM_INFINITY
 class Edits(Struct, frozen=True):
     """Everything we add to one container.
 
-    Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation, kind of limit),
+    Keyed by what the runtime calls a conflict (device path, mount destination, variable, kind of limit),
     so the same key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge
     associative. cpuset_cpus, cpuset_mems: lists in the kernel's syntax, `0-15,32`; empty leaves them as they are.
     """
@@ -62,7 +62,6 @@ class Edits(Struct, frozen=True):
     devices: Mapping[str, DeviceNode] = field(default_factory=dict)
     mounts: Mapping[str, Mount] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
     rlimits: Mapping[str, Rlimit] = field(default_factory=dict)
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
@@ -74,7 +73,6 @@ class Edits(Struct, frozen=True):
         devices: tuple[DeviceNode, ...] = (),
         mounts: tuple[Mount, ...] = (),
         env: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
         rlimits: tuple[Rlimit, ...] = (),
         cpuset_cpus: str = "",
         cpuset_mems: str = "",
@@ -83,7 +81,6 @@ class Edits(Struct, frozen=True):
             devices={device.path: device for device in devices},
             mounts={mount.destination: mount for mount in mounts},
             env=env or {},
-            annotations=annotations or {},
             rlimits={limit.type: limit for limit in rlimits},
             cpuset_cpus=cpuset_cpus,
             cpuset_mems=cpuset_mems,
@@ -95,7 +92,6 @@ class Edits(Struct, frozen=True):
             devices={**self.devices, **other.devices},
             mounts={**self.mounts, **other.mounts},
             env={**self.env, **other.env},
-            annotations={**self.annotations, **other.annotations},
             rlimits={**self.rlimits, **other.rlimits},
             cpuset_cpus=other.cpuset_cpus or self.cpuset_cpus,
             cpuset_mems=other.cpuset_mems or self.cpuset_mems,

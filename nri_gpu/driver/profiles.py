@@ -73,20 +73,16 @@ RETRY_S: Final = 60.0
 
 
 class ProfileController:
-    """Writes application profiles when the GPUs change, and publishes for which GPUs they exist."""
+    """Writes application profiles when the GPUs change, and publishes for which GPUs they exist. again: set to look."""
 
     def __init__(self, stage_dir: Path, node_state: NodeState, *, retry_s: float = RETRY_S) -> None:
         self._stage_dir = stage_dir
         self._node_state = node_state
         self._retry_s = retry_s
-        self._again = asyncio.Event()
-
-    def look_again(self) -> None:
-        """The GPUs may have changed."""
-        self._again.set()
+        self.again = asyncio.Event()
 
     async def run(self) -> None:
-        await work_when_told(self._again, self.look, retry_s=self._retry_s)
+        await work_when_told(self.again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
         """Writes what is missing. Returns whether that worked."""

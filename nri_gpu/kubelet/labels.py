@@ -182,7 +182,8 @@ def _plain(profile: str) -> str:
 class LabelController:
     """Writes the label file when GPUs or its path in the policy change.
 
-    kubelet: as at the start of this process. machine: the host's product name; None: as the firmware has it.
+    kubelet: as at the start of this process. machine: the host's product name; None: as the firmware has it. again: set
+    when GPUs or policy changed.
     """
 
     def __init__(
@@ -197,15 +198,12 @@ class LabelController:
         self._kubelet = kubelet
         self._retry_s = retry_s
         self._machine = machine_name() if machine is None else machine
-        self._again = asyncio.Event()
+        self.again = asyncio.Event()
         self._written: tuple[Path, str] | None = None
         self._log = LogOnce()
 
-    def look_again(self) -> None:
-        self._again.set()
-
     async def run(self) -> None:
-        await work_when_told(self._again, self.look, retry_s=self._retry_s)
+        await work_when_told(self.again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
         """Write the file, or remove the one written before. Returns whether that succeeded."""

@@ -169,8 +169,6 @@ def reply_to_pb(edits: Edits) -> bytes:
     """CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them."""
     reply = pb.CreateContainerResponse()
     adjust = reply.adjust
-    for key, value in edits.annotations.items():
-        adjust.annotations[key] = value
     for destination, mount in edits.mounts.items():
         adjust.mounts.add(destination=destination, type="bind", source=mount.source, options=mount.options)
     for key, value in edits.env.items():

@@ -373,7 +373,6 @@ def edits(names: st.SearchStrategy[str]) -> st.SearchStrategy[Edits]:
         devices=st.lists(nodes, max_size=4).map(tuple),
         mounts=st.lists(st.builds(Mount, names, names, st.lists(names, max_size=2).map(tuple)), max_size=4).map(tuple),
         env=st.dictionaries(names, texts, max_size=3),
-        annotations=st.dictionaries(names, texts, max_size=3),
         rlimits=st.lists(st.builds(Rlimit, names, limits, limits), max_size=3).map(tuple),
         cpuset_cpus=st.sampled_from(["", "0-3", "4"]),
         cpuset_mems=st.sampled_from(["", "0", "0,1"]),

@@ -71,7 +71,6 @@ def test_a_reply_says_the_edits(whole: Edits) -> None:
         ),
         mounts=tuple(Mount(m.destination, m.source, tuple(m.options)) for m in adjust.mounts),
         env={pair.key: pair.value for pair in adjust.env},
-        annotations=dict(adjust.annotations),
         rlimits=tuple(Rlimit(limit.type, limit.hard, limit.soft) for limit in adjust.rlimits),
         cpuset_cpus=adjust.linux.resources.cpu.cpus,
         cpuset_mems=adjust.linux.resources.cpu.mems,

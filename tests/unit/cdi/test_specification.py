@@ -126,7 +126,7 @@ def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.Monke
 def test_every_part_of_edits_has_been_thought_of() -> None:
     """A new one must either be in CDI too, or be known not to be: CDI has no word for limits and cpusets."""
     other = {field.name for field in fields(Edits)} - {*MADE_BY_CDI}
-    assert other == {"annotations", "rlimits", "cpuset_cpus", "cpuset_mems"}
+    assert other == {"rlimits", "cpuset_cpus", "cpuset_mems"}
 
 
 @given(gpu_sets(), st.booleans())

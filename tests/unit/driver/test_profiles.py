@@ -100,7 +100,7 @@ async def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path: Path) -> No
     node_state = NodeState(make.inventory())
     controller = ProfileController(tmp_path, node_state, retry_s=0.01)
     async with running(controller.run()):
-        controller.look_again()
+        controller.again.set()
         await until("the fault", lambda: bool((known := node_state.node.profiles) and known.fault))
         blocker.unlink()
         await until("the files", lambda: bool((known := node_state.node.profiles) and known.minors))

@@ -252,7 +252,7 @@ def test_a_missing_folder_is_said_and_tried_again(tmp_path: Path) -> None:
         controller = LabelController(on_node(folder / "nri-gpu"), OFF, retry_s=0.01, machine="")
         assert not await controller.look()
         running = asyncio.create_task(controller.run())
-        controller.look_again()
+        controller.again.set()
         folder.mkdir()
         await until("the file", (folder / "nri-gpu").is_file)
         running.cancel()
