@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, DeviceRef
-from nri_gpu.domain.decision import Code, Inject, Pass, Reason
+from nri_gpu.domain.decision import Code, Inject, Pass
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.node import Majors, Node
 from nri_gpu.policy.forms import Globs
@@ -37,8 +36,12 @@ def completed(container: Container, node: Node = NODE, policy: Policy = ALL) -> 
     return decision
 
 
-def refused(container: Container, node: Node = NODE, policy: Policy = ASKED) -> Reason:
-    return deciding.refused(container, node, policy=policy)
+ONLY_SHAPING = ["1", "2", "count=2", "device=1", f"device={make.uuid(3)}", "device=1,3", "1; mode=shared", "arch>=8.0"]
+
+
+@pytest.mark.parametrize("claim", ONLY_SHAPING)
+def test_a_claim_within_what_it_holds_is_fine(claim: str) -> None:
+    assert completed(holding(1, 3, claim=claim), policy=ASKED).completes == (make.uuid(1), make.uuid(3))
 
 
 def test_the_annotation_shapes() -> None:
@@ -48,116 +51,95 @@ def test_the_annotation_shapes() -> None:
     assert list(drawing.edits.devices) == ["/dev/nvidiactl", "/dev/nvidia-modeset"]
 
 
-def test_who_does_not_ask_is_completed_by_all_alone() -> None:
-    assert completed(holding(0)).rule == "foreign.complete"
-    for policy in (NONE, ASKED, Policy.broken("broken")):
-        decision = decide(holding(0), NODE, Ledger(), policy)
-        assert isinstance(decision, Pass)
-        assert decision.edits == NO_EDITS
-
-
-def test_by_default_who_asks_is_refused() -> None:
-    assert refused(holding(0, claim="1"), policy=NONE).code is Code.HELD_BY_OTHERS
-    assert refused(holding(0, claim="none"), policy=ALL).code is Code.HELD_BY_OTHERS
-
-
-ONLY_SHAPING = ["1", "2", "count=2", "device=1", f"device={make.uuid(3)}", "device=1,3", "1; mode=shared", "arch>=8.0"]
-MORE = ["3", "device=0", "device=0,1", "all", "mig=1g.5gb", "model=*H100*", "1; mode=exclusive", "device=9"]
-MORE += ["2; extras=drm"]
-
-
-@pytest.mark.parametrize("claim", ONLY_SHAPING)
-def test_a_claim_within_what_it_holds_is_fine(claim: str) -> None:
-    assert completed(holding(1, 3, claim=claim), policy=ASKED).completes == (make.uuid(1), make.uuid(3))
-
-
-@pytest.mark.parametrize("claim", MORE)
-def test_a_claim_for_more_or_others_is_refused(claim: str) -> None:
-    reason = refused(holding(1, 3, claim=claim))
-    assert reason.code is Code.HELD_BY_OTHERS
-    assert "already holds /dev/nvidia6, /dev/nvidia4" in reason.sentence
-    assert "a request can only shape GPUs that another component assigned" in reason.sentence
-
-
-def test_all_is_fine_where_it_holds_all() -> None:
-    assert completed(holding(0, 1, 2, 3, claim="all"), policy=ASKED)
-
-
-def test_policy_still_says_who_may_ask() -> None:
-    closed = replace(ASKED, namespaces=NamespaceRules(deny=Globs(("ml",))))
-    assert refused(holding(0, claim="1"), policy=closed).code is Code.NOT_ALLOWED
-    assert completed(holding(0), policy=replace(closed, foreign=ALL.foreign))  # a device plugin's is not asked by us
-
-
-BROUGHT = {
-    "CDI names": {"cdi_devices": ("nvidia.com/gpu=0",)},
-    "hooks of NVIDIA's": {"nvidia_hooks": frozenset({"nvidia-cdi-hook"})},
-    "privileged": {"privileged": True},
-}
-
-
-@pytest.mark.parametrize("fields", BROUGHT.values(), ids=BROUGHT)
-def test_whom_others_serve_whole_is_left_alone(fields: dict[str, Any]) -> None:
-    decision = decide(holding(0, **fields), NODE, Ledger(), ALL)
-    assert isinstance(decision, Pass)
-    assert decision.edits == NO_EDITS
-    if "privileged" not in fields:
-        assert refused(holding(0, claim="1", **fields)).code is Code.HELD_BY_OTHERS
-
-
-def test_a_node_that_is_not_ready_completes_nobody_and_says_so() -> None:
-    starting = Node(number=1, inventory=make.inventory((), majors=Majors(), fault="just started"))
-    for container, policy in ((holding(0), ALL), (holding(0, claim="1"), ASKED)):
-        assert refused(container, starting, policy).code is Code.NODE_NOT_READY
-    assert isinstance(decide(holding(0), starting, Ledger(), ASKED), Pass)
-    unloaded = make.node(majors=Majors(nvidia=195))
-    assert "modprobe nvidia-uvm" in refused(holding(0), unloaded, ALL).sentence
-
-
+CLOSED = replace(ASKED, namespaces=NamespaceRules(deny=Globs(("ml",))))
+STARTING = Node(number=1, inventory=make.inventory((), majors=Majors(), fault="just started"))
 STRANGE = (DeviceRef("/dev/nvidia9", 195, 9),)
-
-
-def test_a_gpu_that_nobody_knows_is_not_completed() -> None:
-    strange = holding(0, more=STRANGE)
-    assert unknown_nodes(strange, NODE) == "/dev/nvidia9"
-    decision = decide(strange, NODE, Ledger(), ALL)
-    assert isinstance(decision, Pass)
-    assert "/dev/nvidia9" in decision.why
-    reason = refused(holding(0, claim="1", more=STRANGE))
-    assert (reason.code, "/dev/nvidia9" in reason.sentence) == (Code.HELD_BY_OTHERS, True)
-
-
-def test_by_default_it_is_given_no_other_either() -> None:
-    for claim in ("1", "none"):
-        reason = refused(make.container(claim, devices=STRANGE), policy=NONE)
-        assert (reason.code, "/dev/nvidia9" in reason.sentence) == (Code.HELD_BY_OTHERS, True)
-
-
 CUT = make.mig_gpu(1)
 CUT_NODE = make.node([make.gpu(0), CUT])
 
 
-def caps(*places: int) -> tuple[DeviceRef, ...]:
+def cut(*places: int, claim: str | None = None) -> Container:
+    """A container that a device plugin gave these MIG devices of GPU 1."""
     minors = [m for at in places for m in (CUT.mig[at].gpu_instance_minor, CUT.mig[at].compute_instance_minor) if m]
-    return (make.held_node(CUT), *(DeviceRef(f"/dev/nvidia-caps/nvidia-cap{minor}", 510, minor) for minor in minors))
+    caps = (DeviceRef(f"/dev/nvidia-caps/nvidia-cap{minor}", 510, minor) for minor in minors)
+    return make.container(claim, devices=(make.held_node(CUT), *caps))
 
 
-def test_a_mig_device_is_completed_by_its_own_uuid_and_gets_no_other() -> None:
-    decision = completed(make.container("1", devices=caps(1)), CUT_NODE, ASKED)
+def test_who_does_not_ask_is_completed_by_all_alone() -> None:
+    assert completed(holding(0)).rule == "foreign.complete"
+    assert completed(holding(0), policy=replace(CLOSED, foreign=ALL.foreign))  # a device plugin's is not asked by us
+    assert completed(holding(0, 1, 2, 3, claim="all"), policy=ASKED)
+
+
+def test_a_mig_device_is_completed_by_its_own_uuid() -> None:
+    decision = completed(cut(1, claim="1"), CUT_NODE, ASKED)
     assert decision.edits.env["NVIDIA_VISIBLE_DEVICES"] == make.mig_uuid(1, 1)
     assert list(decision.edits.devices) == SHARED
-    assert completed(make.container("mig=1g.5gb", devices=caps(1)), CUT_NODE, ASKED)
-    for claim in ("mig=1g.5gb:2", "device=1:0", "device=0", "all"):
-        assert refused(make.container(claim, devices=caps(1)), CUT_NODE).code is Code.HELD_BY_OTHERS
+    assert completed(cut(1, claim="mig=1g.5gb"), CUT_NODE, ASKED)
 
 
-def test_a_gpu_in_mig_mode_without_rights_is_of_no_use() -> None:
-    assert isinstance(decide(make.container(devices=caps()), CUT_NODE, Ledger(), ALL), Pass)
-    unnamed = decide(make.container(devices=(make.held_node(CUT, "/dev/gpu"),)), CUT_NODE, Ledger(), ALL)
-    assert isinstance(unnamed, Pass)
-    assert unnamed.why == "not completed: what it holds is of no GPU known here"
-    assert refused(make.container("1", devices=caps()), CUT_NODE).code is Code.HELD_BY_OTHERS
+CDI, HOOKS = {"cdi_devices": ("nvidia.com/gpu=0",)}, {"nvidia_hooks": frozenset({"nvidia-cdi-hook"})}
+LEFT_ALONE: dict[str, tuple[Container, Node, Policy, str]] = {
+    "policy completes nobody": (holding(0), NODE, NONE, ""),
+    "policy completes who asks": (holding(0), NODE, ASKED, ""),
+    "no good policy": (holding(0), NODE, Policy.broken("broken"), ""),
+    "others bring it by CDI": (holding(0, **CDI), NODE, ALL, ""),
+    "others bring it by hooks": (holding(0, **HOOKS), NODE, ALL, ""),
+    "privileged": (holding(0, privileged=True), NODE, ALL, ""),
+    "the node starts, and nobody asked": (holding(0), STARTING, ASKED, ""),
+    "a GPU that nobody knows": (holding(0, more=STRANGE), NODE, ALL, "/dev/nvidia9"),
+    "a GPU in MIG mode, without rights": (cut(), CUT_NODE, ALL, ""),
+    "the same by another name": (
+        make.container(devices=(make.held_node(CUT, "/dev/gpu"),)),
+        CUT_NODE,
+        ALL,
+        "not completed: what it holds is of no GPU known here",
+    ),
+}
 
 
-def test_what_the_image_requires_holds_for_it_too() -> None:
-    assert refused(holding(0, env={"NVIDIA_REQUIRE_CUDA": "cuda>=99"}), policy=ALL).code is Code.REQUIREMENT_NOT_MET
+@pytest.mark.parametrize(("container", "node", "policy", "why"), LEFT_ALONE.values(), ids=LEFT_ALONE)
+def test_left_alone(container: Container, node: Node, policy: Policy, why: str) -> None:
+    decision = decide(container, node, Ledger(), policy)
+    assert isinstance(decision, Pass)
+    assert decision.edits == NO_EDITS
+    assert why in decision.why
+
+
+HELD, NOT_READY = Code.HELD_BY_OTHERS, Code.NODE_NOT_READY
+SHAPES = "already holds /dev/nvidia6, /dev/nvidia4"
+MORE = ["3", "device=0", "device=0,1", "all", "mig=1g.5gb", "model=*H100*", "1; mode=exclusive", "2; extras=drm"]
+REQUIRING = {"NVIDIA_REQUIRE_CUDA": "cuda>=99"}
+REFUSED: dict[str, tuple[Container, Node, Policy, Code, str]] = {
+    "by default who asks": (holding(0, claim="1"), NODE, NONE, HELD, ""),
+    "who wants none": (holding(0, claim="none"), NODE, ALL, HELD, ""),
+    **{f"more, or others: {claim}": (holding(1, 3, claim=claim), NODE, ASKED, HELD, SHAPES) for claim in MORE},
+    "another GPU": (
+        holding(1, claim="device=9"),
+        NODE,
+        ASKED,
+        HELD,
+        "a request can only shape GPUs that another component assigned",
+    ),
+    "who may not ask": (holding(0, claim="1"), NODE, CLOSED, Code.NOT_ALLOWED, ""),
+    "others bring it by CDI": (holding(0, claim="1", **CDI), NODE, ASKED, HELD, ""),
+    "others bring it by hooks": (holding(0, claim="1", **HOOKS), NODE, ASKED, HELD, ""),
+    "the node starts": (holding(0), STARTING, ALL, NOT_READY, ""),
+    "the node starts, and it asks": (holding(0, claim="1"), STARTING, ASKED, NOT_READY, ""),
+    "no module": (holding(0), make.node(majors=Majors(nvidia=195)), ALL, NOT_READY, "modprobe nvidia-uvm"),
+    "an unknown GPU beside": (holding(0, claim="1", more=STRANGE), NODE, ASKED, HELD, "/dev/nvidia9"),
+    "an unknown GPU": (holding(claim="1", more=STRANGE), NODE, NONE, HELD, "/dev/nvidia9"),
+    "an unknown GPU, and none is wanted": (holding(claim="none", more=STRANGE), NODE, NONE, HELD, "/dev/nvidia9"),
+    "two MIG devices": (cut(1, claim="mig=1g.5gb:2"), CUT_NODE, ASKED, HELD, ""),
+    "another MIG device": (cut(1, claim="device=1:0"), CUT_NODE, ASKED, HELD, ""),
+    "a whole GPU": (cut(1, claim="device=0"), CUT_NODE, ASKED, HELD, ""),
+    "a GPU in MIG mode, without rights": (cut(claim="1"), CUT_NODE, ASKED, HELD, ""),
+    "what the image requires": (holding(0, env=REQUIRING), NODE, ALL, Code.REQUIREMENT_NOT_MET, ""),
+}
+
+
+@pytest.mark.parametrize(("container", "node", "policy", "code", "words"), REFUSED.values(), ids=REFUSED)
+def test_refused(container: Container, node: Node, policy: Policy, code: Code, words: str) -> None:
+    reason = deciding.refused(container, node, policy=policy)
+    assert reason.code is code
+    assert words in reason.sentence
