@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 from msgspec.structs import replace
 
@@ -106,103 +104,76 @@ def test_a_node_with_an_nvidia_hook_keeps_it_idle() -> None:
 
 
 STARTING = Node(number=1, inventory=make.inventory(), driver_fault="the driver's files are being looked for; try again")
-SERVER = make.node(
-    staged=make.driver(trees={some: tree for some, tree in make.trees().items() if some <= DEFAULT_CAPABILITIES})
-)
+STAGED = make.trees()
+SERVER = make.node(staged=make.driver(trees={some: STAGED[some] for some in STAGED if some <= DEFAULT_CAPABILITIES}))
 COMPATIBLE = make.node(
-    staged=make.driver(trees={some: tree for some, tree in make.trees().items() if some != {Capability.COMPAT32}})
+    staged=make.driver(trees={some: STAGED[some] for some in STAGED if some != {Capability.COMPAT32}})
 )
-HEADLESS = Policy(capabilities=CapabilityRules(allowed=frozenset(Capability) - {Capability.DISPLAY}))
-HALF_STAGED = make.node(staged=make.driver(trees={}))
-
-
-class Refused(NamedTuple):
-    container: Container
-    code: Code
-    words: str
-    node: Node = NODE
-    ledger: Ledger = Ledger()
-    policy: Policy = POLICY
-
-
-REFUSALS = {
-    "syntax": Refused(make.container("one"), Code.BAD_REQUEST, "gpu.nri.io at character 1"),
-    "syntax, even where asking is ignored": Refused(make.container("one"), Code.BAD_REQUEST, "one", policy=LENIENT),
-    "syntax, even without a policy": Refused(make.container("one"), Code.BAD_REQUEST, "one", policy=BROKEN),
-    "a signed grant of its own": Refused(
-        make.container(annotations={"gpu.nri.io/grant": "v1"}), Code.BAD_REQUEST, "only nri-gpu writes this annotation"
+MIG_ALONE = make.node([make.mig_gpu(1)], majors=Majors(nvidia=195, nvidia_uvm=511))
+TWO_VERSIONS = "libraries on this node are 580.95.05 but its loaded kernel module is"
+# The claim, the node, and what is said of it.
+NOT_READY: dict[str, tuple[str, Node, str]] = {
+    "no files of a capability": ("1;capabilities=compute,graphics,ngx", SERVER, "has no files for graphics, ngx"),
+    "no files of any": ("1", make.node(staged=make.driver(trees={})), "compute, utility"),
+    "no driver files yet": ("1", STARTING, "being looked for"),
+    "32-bit libraries of nothing": ("1;capabilities=compat32", COMPATIBLE, "name them too"),
+    "the inventory's fault": (
+        "1",
+        make.node((), fault="no driver is loaded"),
+        "cannot grant GPUs: no driver is loaded.",
     ),
-    "no good policy": Refused(make.container("1"), Code.BAD_POLICY, "plugin.index", policy=BROKEN),
-    "may not ask": Refused(make.container("1"), Code.NOT_ALLOWED, "namespaces.deny[0]", policy=CLOSED),
-    "a capability that policy denies": Refused(
-        make.container("1;capabilities=display"),
-        Code.NOT_ALLOWED,
-        "capabilities display may not be asked for",
-        policy=HEADLESS,
-    ),
-    "a capability that brings a denied one": Refused(
-        make.container("1;capabilities=video"),
-        Code.NOT_ALLOWED,
-        "capabilities compute may not be asked for (compute is brought along by another)",
-        policy=Policy(capabilities=CapabilityRules(allowed=frozenset({Capability.VIDEO}))),
-    ),
-    "a capability that the driver has no files for": Refused(
-        make.container("1;capabilities=compute,graphics,ngx"),
-        Code.NODE_NOT_READY,
-        "has no files for graphics, ngx",
-        node=SERVER,
-    ),
-    "32-bit libraries of nothing": Refused(
-        make.container("1;capabilities=compat32"), Code.NODE_NOT_READY, "name them too", node=COMPATIBLE
-    ),
-    "a volume where a node goes": Refused(
-        make.container("1", mounts=frozenset({"/dev/nvidia-uvm"})), Code.VOLUME_IN_THE_WAY, "/dev/nvidia-uvm"
-    ),
-    "the inventory's fault": Refused(
-        make.container("1"),
-        Code.NODE_NOT_READY,
-        "cannot grant GPUs: nvmlInit: driver not loaded.",
-        node=make.node((), fault="nvmlInit: driver not loaded"),
-    ),
-    "no module": Refused(
-        make.container("1"), Code.NODE_NOT_READY, "modprobe nvidia-uvm", node=make.node(majors=Majors(nvidia=195))
-    ),
-    "no module for MIG devices": Refused(
-        make.container("mig=1g.5gb"),
-        Code.NODE_NOT_READY,
-        "nvidia-caps",
-        node=make.node([make.mig_gpu(1)], majors=Majors(nvidia=195, nvidia_uvm=511)),
-    ),
-    "no driver files yet": Refused(make.container("1"), Code.NODE_NOT_READY, "being looked for", node=STARTING),
-    "no files of these capabilities": Refused(
-        make.container("1"), Code.NODE_NOT_READY, "compute, utility", node=HALF_STAGED
-    ),
-    "libraries of one version, the module of another": Refused(
-        make.container("1"),
-        Code.NODE_NOT_READY,
-        "libraries on this node are 580.95.05 but its loaded kernel module is 570.26",
-        node=replace(NODE, module_version="570.26"),
-    ),
-    "the same, as NVML says": Refused(
-        make.container("1"),
-        Code.NODE_NOT_READY,
-        "libraries on this node are 580.95.05 but its loaded kernel module is 590.44.01",
-        node=make.node(driver_version="590.44.01"),
-    ),
-    "the module unloaded": Refused(
-        make.container("1"),
-        Code.NODE_NOT_READY,
+    "no module": ("1", make.node(majors=Majors(nvidia=195)), "modprobe nvidia-uvm"),
+    "no module for MIG devices": ("mig=1g.5gb", MIG_ALONE, "nvidia-caps"),
+    "another module": ("1", replace(NODE, module_version="570.26"), f"{TWO_VERSIONS} 570.26"),
+    "another module, as NVML says": ("1", make.node(driver_version="590.44.01"), f"{TWO_VERSIONS} 590.44.01"),
+    "no module any more": (
+        "1",
+        replace(NODE, module_version=""),
         "module was unloaded, and the driver's libraries are 580.95.05",
-        node=replace(NODE, module_version=""),
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
-def test_refuses(case: Refused) -> None:
-    reason = refused(case.container, case.node, case.ledger, case.policy)
-    assert reason.code is case.code
-    assert case.words in reason.sentence
+@pytest.mark.parametrize(("claim", "node", "words"), NOT_READY.values(), ids=NOT_READY)
+def test_a_node_that_is_not_ready_says_why(claim: str, node: Node, words: str) -> None:
+    reason = refused(make.container(claim), node)
+    assert reason.code is Code.NODE_NOT_READY
+    assert words in reason.sentence
+
+
+HEADLESS = Policy(capabilities=CapabilityRules(allowed=frozenset(Capability) - {Capability.DISPLAY}))
+VIDEO = Policy(capabilities=CapabilityRules(allowed=frozenset({Capability.VIDEO})))
+FORGED = make.container(annotations={"gpu.nri.io/grant": "v1"})
+COVERED = make.container("1", mounts=frozenset({"/dev/nvidia-uvm"}))
+BROUGHT = "capabilities compute may not be asked for (compute is brought along by another)"
+REFUSALS: dict[str, tuple[Container, Policy, Code, str]] = {
+    "syntax": (make.container("one"), POLICY, Code.BAD_REQUEST, "gpu.nri.io at character 1"),
+    "syntax, even where asking is ignored": (make.container("one"), LENIENT, Code.BAD_REQUEST, "one"),
+    "syntax, even without a policy": (make.container("one"), BROKEN, Code.BAD_REQUEST, "one"),
+    "a signed grant of its own": (FORGED, POLICY, Code.BAD_REQUEST, "only nri-gpu writes this annotation"),
+    "no good policy": (make.container("1"), BROKEN, Code.BAD_POLICY, "plugin.index"),
+    "may not ask": (make.container("1"), CLOSED, Code.NOT_ALLOWED, "namespaces.deny[0]"),
+    "a capability that policy denies": (
+        make.container("1;capabilities=display"),
+        HEADLESS,
+        Code.NOT_ALLOWED,
+        "capabilities display may not be asked for",
+    ),
+    "a capability that brings a denied one": (
+        make.container("1;capabilities=video"),
+        VIDEO,
+        Code.NOT_ALLOWED,
+        BROUGHT,
+    ),
+    "a volume where a node goes": (COVERED, POLICY, Code.VOLUME_IN_THE_WAY, "/dev/nvidia-uvm"),
+}
+
+
+@pytest.mark.parametrize(("container", "policy", "code", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_refuses(container: Container, policy: Policy, code: Code, words: str) -> None:
+    reason = refused(container, policy=policy)
+    assert reason.code is code
+    assert words in reason.sentence
 
 
 VENDORS = (
