@@ -70,26 +70,26 @@ def wish(
     return ExtraRequest(extras, gpus, capabilities, of or node(), container or make.container())
 
 
-def given(asked: ExtraRequest) -> Edits:
-    parts = extra_edits(asked)
-    assert isinstance(parts, Edits), parts
-    return parts
+def profile(name: str) -> Edits:
+    return Edits.of(mounts=(Mount(PROFILE_PLACE, f"/stage/profiles/{name}.conf"),))
 
 
-def refused(asked: ExtraRequest) -> Reason:
-    reason = extra_edits(asked)
-    assert isinstance(reason, Reason), reason
-    assert reason.sentence.endswith(".")
-    return reason
-
-
+BOUND_MEMORY = make.container(rlimits=frozenset({"RLIMIT_MEMLOCK"}))
+VOLUMES_ABOVE = make.container(mounts=frozenset({"/etc", "/", "", "/etc/cufile.jso"}))
 GIVEN = {
     "nothing": (wish(), NO_EDITS),
     "nodes to draw on": (wish(Extra.DRM), Edits.of(devices=DRM_NODES)),
     "leave to pin memory": (wish(Extra.RDMA), Edits.of(devices=(UVERBS,), rlimits=(MEMLOCK,))),
+    "no leave where there is a limit": (wish(Extra.RDMA, container=BOUND_MEMORY), Edits.of(devices=(UVERBS,))),
     "files": (wish(Extra.GDS), Edits.of(devices=(FS,), mounts=(CUFILE,))),
+    "files below a volume": (wish(Extra.GDS, container=VOLUMES_ABOVE), Edits.of(devices=(FS,), mounts=(CUFILE,))),
     "the channels asked for": (wish(Extra.IMEX, channels=(0, 7)), Edits.of(devices=CHANNELS)),
     "the driver's own mode": (wish(Extra.MIG_CONFIG), Edits.of(devices=(CONFIG,))),
+    "a profile for just these GPUs": (
+        wish(Extra.PROFILE, gpus=(make.gpu(0), DRAWING), capabilities=GRAPHICS),
+        profile("a0"),  # minors 7 and 5
+    ),
+    "a profile for a MIG device's GPU": (wish(Extra.PROFILE, gpus=CUT.parts, capabilities=GRAPHICS), profile("20")),
     "several": (
         wish(Extra.RDMA, Extra.GDS),
         Edits.of(devices=(FS, UVERBS), mounts=(CUFILE,), rlimits=(MEMLOCK,)),
@@ -102,67 +102,51 @@ def test_what_an_extra_is_made_of(asked: ExtraRequest, edits: Edits) -> None:
     assert extra_edits(asked) == edits
 
 
-def test_a_limit_that_is_there_stays_and_is_told_of() -> None:
-    bound = make.container(rlimits=frozenset({"RLIMIT_MEMLOCK"}))
-    assert given(wish(Extra.RDMA, container=bound)) == Edits.of(devices=(UVERBS,))
+def test_a_limit_that_is_there_is_told_of() -> None:
     extras = Extras(frozenset({Extra.RDMA}))
-    assert "RLIMIT_MEMLOCK" in kept_limits(extras, bound)
-    assert kept_limits(NO_EXTRAS, bound) == kept_limits(extras, make.container()) == ""
+    assert "RLIMIT_MEMLOCK" in kept_limits(extras, BOUND_MEMORY)
+    assert kept_limits(NO_EXTRAS, BOUND_MEMORY) == kept_limits(extras, make.container()) == ""
 
 
-def test_a_profile_is_one_file_for_just_these_gpus() -> None:
-    parts = given(wish(Extra.PROFILE, gpus=(make.gpu(0), DRAWING), capabilities=GRAPHICS))
-    assert parts == Edits.of(mounts=(Mount(PROFILE_PLACE, "/stage/profiles/a0.conf"),))  # minors 7 and 5
-    assert "ro" in parts.mounts[PROFILE_PLACE].options
+def drawing(profiles: Profiles | None) -> ExtraRequest:
+    return wish(Extra.PROFILE, of=node(profiles=profiles), capabilities=GRAPHICS)
 
 
-def test_of_a_mig_device_the_profile_names_its_gpu() -> None:
-    parts = given(wish(Extra.PROFILE, gpus=CUT.parts, capabilities=GRAPHICS))
-    assert parts.mounts[PROFILE_PLACE].source == "/stage/profiles/20.conf"
+def covering(place: str) -> ExtraRequest:
+    """A volume in the place of a file."""
+    return wish(Extra.GDS, container=make.container(mounts=frozenset({place})))
 
 
+CANNOT = "cannot be given on this node:"
+LATER = "no file is written for these GPUs yet; try again in a moment"
+NOT_READY, BAD = Code.NODE_NOT_READY, Code.BAD_REQUEST
 REFUSED = {
-    "lacking": (wish(Extra.GDRCOPY), "extra gdrcopy cannot be given on this node: there is no /dev/gdrdrv (`modprobe"),
-    "not looked for": (wish(Extra.NVSWITCH), "extra nvswitch cannot be given on this node: the node was not searched"),
-    "channel beyond": (wish(Extra.IMEX, channels=(0, 8)), "channel 8 is not one of its 8, which count from 0"),
-    "no node to draw on": (
-        wish(Extra.DRM, gpus=(make.gpu(1),)),
-        "GPU 1 has no node below /dev/dri: load kernel module",
-    ),
-    "mig that cannot draw": (wish(Extra.DRM, gpus=(CUT.parts[0],)), "is a 1g.5gb, and only profiles with +gfx"),
-    "no profile yet": (wish(Extra.PROFILE, of=node(profiles=None), capabilities=GRAPHICS), "try again in a moment"),
-    "no profile of that GPU": (
-        wish(Extra.PROFILE, of=node(profiles=Profiles("/x", frozenset({1}))), capabilities=GRAPHICS),
-        "no file is written for these GPUs yet; try again in a moment",
-    ),
+    "lacking": (wish(Extra.GDRCOPY), NOT_READY, f"extra gdrcopy {CANNOT} there is no /dev/gdrdrv (`modprobe"),
+    "not looked for": (wish(Extra.NVSWITCH), NOT_READY, f"extra nvswitch {CANNOT} the node was not searched"),
+    "channel beyond": (wish(Extra.IMEX, channels=(0, 8)), NOT_READY, "channel 8 is not one of its 8, which count"),
+    "no node to draw on": (wish(Extra.DRM, gpus=(make.gpu(1),)), NOT_READY, "GPU 1 has no node below /dev/dri: load"),
+    "mig that cannot draw": (wish(Extra.DRM, gpus=CUT.parts[:1]), NOT_READY, "is a 1g.5gb, and only profiles with"),
+    "no profile yet": (drawing(None), NOT_READY, "its files are not written yet; try again in a moment"),
+    "no profile of that GPU": (drawing(Profiles("/x", frozenset({1}))), NOT_READY, LATER),
     "too many GPUs for profiles": (
-        wish(Extra.PROFILE, of=node(profiles=Profiles("/x", fault="it has 16 GPUs")), capabilities=GRAPHICS),
-        "extra profile cannot be given on this node: it has 16 GPUs.",
+        drawing(Profiles("/x", fault="it has 16 GPUs")),
+        NOT_READY,
+        f"extra profile {CANNOT} it has 16 GPUs.",
     ),
+    "a profile without graphics": (wish(Extra.PROFILE), BAD, "capabilities=graphics"),
+    "a volume there": (covering("/etc/cufile.json"), BAD, "/etc/cufile.json"),
+    "a volume there, in another spelling": (covering("/etc//./cufile.json/"), BAD, "/etc/cufile.json"),
+    "a volume below": (covering("/etc/cufile.json/x"), BAD, "/etc/cufile.json"),
 }
 
 
-@pytest.mark.parametrize(("asked", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_the_node_lacks_is_named(asked: ExtraRequest, words: str) -> None:
-    reason = refused(asked)
-    assert (reason.code, words in reason.sentence) == (Code.NODE_NOT_READY, True), reason.sentence
-
-
-def test_a_profile_without_graphics_is_a_mistake() -> None:
-    reason = refused(wish(Extra.PROFILE))
-    assert (reason.code, "capabilities=graphics" in reason.sentence) == (Code.BAD_REQUEST, True)
-
-
-@pytest.mark.parametrize(
-    "place", ["/etc/cufile.json", "/etc//cufile.json/", "/etc/./cufile.json", "/etc/cufile.json/x"]
-)
-def test_a_volume_of_the_containers_own_is_never_hidden(place: str) -> None:
-    reason = refused(wish(Extra.GDS, container=make.container(mounts=frozenset({place}))))
-    assert (reason.code, "/etc/cufile.json" in reason.sentence) == (Code.BAD_REQUEST, True)
-
-
-def test_a_volume_above_is_in_nobodys_way() -> None:
-    given(wish(Extra.GDS, container=make.container(mounts=frozenset({"/etc", "/", "", "/etc/cufile.jso"}))))
+@pytest.mark.parametrize(("asked", "code", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_given_is_named(asked: ExtraRequest, code: Code, words: str) -> None:
+    reason = extra_edits(asked)
+    assert isinstance(reason, Reason), reason
+    assert reason.code is code
+    assert words in reason.sentence
+    assert reason.sentence.endswith(".")
 
 
 PROFILED = {"1g.5gb": False, "1g.5gb+gfx": True, "1g.24gb+me.gfx": True, "2g.5gb+me": False, "1g.5gb-gfx": False}
