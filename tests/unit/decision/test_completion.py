@@ -78,7 +78,8 @@ def test_a_mig_device_is_completed_by_its_own_uuid() -> None:
     assert completed(cut(1, claim="mig=1g.5gb"), CUT_NODE, ASKED)
 
 
-CDI, HOOKS = {"cdi_devices": ("nvidia.com/gpu=0",)}, {"nvidia_hooks": frozenset({"nvidia-cdi-hook"})}
+CDI: dict[str, Any] = {"cdi_devices": ("nvidia.com/gpu=0",)}
+HOOKS: dict[str, Any] = {"nvidia_hooks": frozenset({"nvidia-cdi-hook"})}
 LEFT_ALONE: dict[str, tuple[Container, Node, Policy, str]] = {
     "policy completes nobody": (holding(0), NODE, NONE, ""),
     "policy completes who asks": (holding(0), NODE, ASKED, ""),
