@@ -115,24 +115,20 @@ def test_thousands_of_rules_are_read_while_containers_are_served(node: Container
         assert daemon.log().count("registered") == 1
 
 
-def half(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
 def nobody(content: bytes) -> bytes:
     """As one would edit it who wants those GPUs."""
     return content.replace(b"GPU-0a", b"GPU-3a").replace(b'"at"', b'"settled"').replace(b"exclusive", b"shared")
 
 
-def empty(content: bytes) -> bytes:
-    return content[:0]
-
-
-def noise(content: bytes) -> bytes:
-    return b"\xff\0{" * len(content)
-
-
-@pytest.mark.parametrize("spoil", [half, nobody, empty, noise])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda content: content[: len(content) // 2], id="half of it"),
+        pytest.param(nobody, id="edited by hand"),
+        pytest.param(lambda _: b"", id="empty"),
+        pytest.param(lambda content: b"\xff\0{" * len(content), id="noise"),
+    ],
+)
 def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Callable[[bytes], bytes]) -> None:
     """What runs holds what it held, and what was only created too."""
     with NriGpu(launch) as daemon:

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError, PodId
+from tests.support.cri import CriError
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -66,7 +66,7 @@ def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriG
     node.cri.run_asking("device=1", "two")
     node.cri.remove(removed)
     daemon.wait_held({"two/main": [UUIDS[1]]})
-    node.cri.remove_pod(PodId(next(pod.id for pod in node.cri.pods() if pod.metadata.name == "two")))
+    node.cri.remove_pod_named("two")
     daemon.wait_held({})
 
 
@@ -129,7 +129,7 @@ def test_containerd_killed_and_restarted(fresh_node: Containerd, fresh_daemon: N
     os.kill(pid, signal.SIGKILL)
     fresh_node.restart()
 
-    wait_for("a second session", lambda: fresh_daemon.log().count("ledger rebuilt") == 2, 20, fresh_daemon.log)
+    fresh_daemon.wait_session(2)
     fresh_daemon.wait_held({"survivor/main": UUIDS[:2]})
     assert fresh_node.cri.status(survivor).state == "RUNNING"
     fresh_node.cri.run_asking("device=2", "next")

@@ -29,7 +29,9 @@ UUID = UUIDS[0]
 POLICY = "[mps]\nenabled = true\nlinger_s = {linger_s}\nmost_threads_percent = 60\n"
 MPS: Final = "device=0;mode=mps"
 # What a container refused at its start is told: its kubelet makes it anew.
-ANEW: Final = re.compile(f"MPS daemon of {UUID} (is not up yet|that this container was created for has ended)")
+ANEW: Final = (
+    rf"nri-gpu \[node-not-ready\].*MPS daemon of {UUID} (is not up yet|that this container was created for has ended)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,26 +70,8 @@ def launch(bare: Launch) -> Iterator[Launch]:
         yield bare
 
 
-def run(node: Containerd, name: str, value: str = MPS, user: int | None = None, using: str = NAME) -> ContainerId:
-    """As a kubelet does: a container whose start is refused is made anew."""
-    pod = node.cri.asking(value, name)
-    attempts = iter(range(100))
-    running: list[ContainerId] = []
-
-    def started() -> bool:
-        container = node.cri.create(pod, ContainerSpec(image=using, attempt=next(attempts), user=user))
-        try:
-            node.cri.start(container)
-        except CriError as error:
-            assert "nri-gpu [node-not-ready]" in error.details
-            assert ANEW.search(error.details)
-            node.cri.remove(container)
-            return False
-        running.append(container)
-        return True
-
-    wait_for(f"{name} to start", started, 20)
-    return running[0]
+def run(node: Containerd, name: str, value: str = MPS, using: str = NAME) -> ContainerId:
+    return node.cri.run_persistently(node.cri.asking(value, name), ContainerSpec(image=using), ANEW, 20)
 
 
 def pid_of(daemon: NriGpu) -> int:

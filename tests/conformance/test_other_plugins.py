@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -32,7 +31,6 @@ THEIRS: Final = "nvidia.com/gpu"
 OURS: Final = "example.com/gpu"
 RESERVED: Final = "kai-resource-reservation"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
-DEADLINE_S: Final = 60.0
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
 
 
@@ -54,17 +52,8 @@ def serving(node: Containerd, launch: Launch, folder: Path) -> Iterator[NriGpu]:
         yield daemon
 
 
-def run(node: Containerd, pod: Pod, attempt: int = 0, **fields: object) -> ContainerId:
-    """As a kubelet does: what is refused for now is tried again."""
-    until = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            return node.cri.run(pod, ContainerSpec(**fields, attempt=attempt))  # type: ignore[arg-type] # a test's own
-        except CriError as error:
-            if "[node-not-ready]" not in str(error) or time.monotonic() > until:
-                raise
-        attempt += 1
-        time.sleep(0.1)
+def run(node: Containerd, pod: Pod, **fields: Any) -> ContainerId:  # noqa: ANN401 - any field of its spec
+    return node.cri.run_persistently(pod, ContainerSpec(**fields), r"\[node-not-ready\]")
 
 
 def theirs(uuids: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError, PodId
+from tests.support.cri import CriError
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
@@ -70,7 +70,7 @@ def test_gpus_change_their_minors(node: Containerd, serving: NriGpu, topology: P
         node.cri.run_asking("device=0", "later")
     assert serving.status()["gpus"][0]["opened_by"]
     for name in ("old", "sharing"):
-        node.cri.remove_pod(PodId(next(pod.id for pod in node.cri.pods() if pod.metadata.name == name)))
+        node.cri.remove_pod_named(name)
     node.cri.run_asking("device=0", "next")
 
 

@@ -88,7 +88,7 @@ def test_stopped_during_a_create(node: Containerd, serving: NriGpu, aside: Threa
     assert node.cri.status(ungranted).device_paths == []
 
     os.kill(serving.pid, signal.SIGCONT)
-    wait_for("a second session", lambda: serving.log().count("ledger rebuilt") == 2, 20, serving.log)
+    serving.wait_session(2)
 
     serving.wait_held({})  # what it decided after waking up was never heard
     with pytest.raises(CriError, match=r"\[not-granted\].*create it again"):
@@ -105,7 +105,7 @@ def test_a_grant_that_nobody_heard_of_holds_nothing(
     """Stopped during a create whose container is gone by the time it wakes up, so that no list tells of it."""
     node.cri.remove(held_up(node, serving, aside).result())
     os.kill(serving.pid, signal.SIGCONT)
-    wait_for("a second session", lambda: serving.log().count("ledger rebuilt") == 2, 20, serving.log)
+    serving.wait_session(2)
     node.cri.run(asking(node, "next"))
     serving.wait_held({"next/main": [UUID]})
 

@@ -11,10 +11,9 @@ import pytest
 from tests.gpu.conftest import driver_root, program_image, serving
 from tests.support import mps, packages
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
+from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.pods import ContainerSpec
-from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,21 +52,7 @@ def real(gpu_node: Containerd, run_folder: Path) -> Iterator[NriGpu]:
 
 def run(node: Containerd, name: str, share: str) -> ContainerId:
     pod = node.cri.asking(f"device=0;mode=mps;sharing=memory:{share}", name)
-    attempts, running = iter(range(1000)), list[ContainerId]()
-
-    def started() -> bool:
-        container = node.cri.create(pod, ContainerSpec(image=IMAGE, attempt=next(attempts)))
-        try:
-            node.cri.start(container)
-        except CriError as error:
-            assert "is not up yet" in error.details
-            node.cri.remove(container)
-            return False
-        running.append(container)
-        return True
-
-    wait_for(f"{name} to start", started, START_S)
-    return running[0]
+    return node.cri.run_persistently(pod, ContainerSpec(image=IMAGE), "is not up yet", START_S)
 
 
 def allocate(node: Containerd, container: ContainerId, gib: int) -> str:

@@ -1,6 +1,8 @@
 """A small CRI client: what a kubelet asks of the runtime, as one method a verb. Safe to share between threads."""
 
 import json
+import re
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any, Final, NewType, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu._pb.cri_pb2 import StopContainerRequest, StopContainerResponse
 from tests.support._pb import cri_tests_pb2 as pb
@@ -116,6 +119,9 @@ class Cri:
         """Remove a pod with all its containers, running or not."""
         self._call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=pod), pb.RemovePodSandboxResponse)
 
+    def remove_pod_named(self, name: str) -> None:
+        self.remove_pod(PodId(next(pod.id for pod in self.pods() if pod.metadata.name == name)))
+
     def pods(self) -> list[pb.PodSandbox]:
         return list(self._call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse).items)
 
@@ -141,6 +147,26 @@ class Cri:
     def run_asking(self, claim: str, name: str = "pod", **fields: Any) -> ContainerId:  # noqa: ANN401
         """A container of such a pod, running. fields: of its ContainerSpec."""
         return self.run(self.asking(claim, name), ContainerSpec(**fields))
+
+    def run_persistently(
+        self, pod: Pod, spec: ContainerSpec, for_now: str, timeout_s: float = CALL_TIMEOUT_S
+    ) -> ContainerId:
+        """As a kubelet does: what is refused for now (by a pattern) is made anew."""
+        until = time.monotonic() + timeout_s
+        while True:
+            container = None
+            try:
+                container = self.create(pod, spec)
+                self.start(container)
+            except CriError as error:
+                if not re.search(for_now, error.details) or time.monotonic() > until:
+                    raise
+            else:
+                return container
+            if container:
+                self.remove(container)
+            spec = replace(spec, attempt=spec.attempt + 1)
+            time.sleep(0.1)
 
     def refused(self, claim: str, name: str = "pod", **fields: Any) -> CriError:  # noqa: ANN401
         """Why there is no such container. Raises: AssertionError: there is."""

@@ -130,6 +130,10 @@ class NriGpu:
         """Until it told its service manager READY=1."""
         wait_for("nri-gpu to be ready", lambda: self.has_notified("READY=1"), timeout_s, self._explain)
 
+    def wait_session(self, number: int) -> None:
+        """Until a runtime has synchronized it so often."""
+        wait_for(f"session {number}", lambda: self.log().count("ledger rebuilt") == number, READY_S, self._explain)
+
     def wait_staged(self) -> None:
         """Until it serves, with the driver's files staged."""
         self.wait_ready()

@@ -2,11 +2,12 @@
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.node_health import Moment
 from nri_gpu.policy.health import HealthSettings, OtherXids
+from tests.support import builders as make
 
 UUIDS = tuple(GpuUuid(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 PARTS = tuple(GpuUuid(f"MIG-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
@@ -32,17 +33,7 @@ def at(seconds: float) -> Moment:
 def with_parts(inventory: Inventory, gpu: int, *places: int) -> Inventory:
     """In MIG mode, with an instance at each of these places."""
     parts = tuple(
-        MigDevice(
-            index=place,
-            uuid=PARTS[place],
-            gpu_instance_id=place + 1,
-            compute_instance_id=0,
-            profile="1g.10gb",
-            memory_bytes=1,
-            gpu_instance_minor=3,
-            compute_instance_minor=4,
-        )
-        for place in places
+        make.mig(place=place, uuid=PARTS[place], gpu_instance_id=place + 1, profile="1g.10gb") for place in places
     )
     gpus = list(inventory.gpus)
     gpus[gpu] = replace(gpus[gpu], mig_enabled=True, mig=parts)
@@ -51,17 +42,5 @@ def with_parts(inventory: Inventory, gpu: int, *places: int) -> Inventory:
 
 def look(*signs: tuple[Sign, ...], faults: tuple[GpuFault, ...] = ()) -> Inventory:
     """GPUs by their signs, from index 0."""
-    gpus = tuple(
-        Gpu(
-            index=index,
-            minor_number=index,
-            uuid=UUIDS[index],
-            pci_bus_id=PciBusId(f"0000:{index + 16:02x}:00.0"),
-            model="NVIDIA H100",
-            memory_bytes=1,
-            arch=(9, 0),
-            signs=each,
-        )
-        for index, each in enumerate(signs)
-    )
+    gpus = tuple(make.gpu(index, uuid=UUIDS[index], signs=each) for index, each in enumerate(signs))
     return Inventory(taken_at=1.0, gpus=gpus, faults=faults)
