@@ -35,15 +35,12 @@ DRIVER: Final = "580.95.05"
 PATIENCE_S: Final = 20.0
 PROMPT_S: Final = 1.0  # what a create may take on a busy machine; the shortest deadline of a call is longer
 INIT, HANDLE, NAME = "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"
-# A hang of the driver is to be noticed within the patience of a test, and a PCI device of this machine may stand for a
-# GPU in the kernel's own messages; everything else is as it is shipped.
+# A hang of the driver is to be noticed within the patience of a test; everything else is as it is shipped.
 PROGRAM: Final = """
 import sys
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.source import NvmlSource
 NvmlSource.__init__.__kwdefaults__["deadlines"] = Deadlines(call_s=1.5, slow_call_s=2.0, files_s=2.0)
-from nri_gpu.inventory import node_watch
-node_watch.NVIDIA_VENDOR = sys.argv.pop(1)
 from nri_gpu.cli.main import main
 sys.exit(main())
 """
@@ -73,12 +70,10 @@ CUT: Final = [TWO[0], replace(TWO[1], mig=(1, 1), parts=PARTS)]
 
 
 class Daemon(NriGpuOnNvidia):
-    """With shorter deadlines. vendor: of GPUs in the kernel's messages."""
-
-    vendor = "10DE:"
+    """With shorter deadlines."""
 
     def words(self) -> list[str]:
-        return [sys.executable, "-c", PROGRAM, self.vendor]
+        return [sys.executable, "-c", PROGRAM]
 
 
 class Chain:

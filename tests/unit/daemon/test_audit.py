@@ -17,6 +17,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.log import Log
+from tests.support.running import running
 
 NODE = make.node()
 MIB = 2**20
@@ -47,11 +48,9 @@ def asking(number: int, claim: str = "1") -> Container:
 async def writing(folder: Path, most_bytes: int = MIB, delay_s: float = 0.25) -> AsyncIterator[AuditLog]:
     """A log that has written all it was told once this ends."""
     log = AuditLog(folder, most_bytes, wall=lambda: 1_800_000_000.0, delay_s=delay_s)
-    task = asyncio.create_task(log.run())
-    await asyncio.sleep(0)
-    yield log
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(log.run()):
+        await asyncio.sleep(0)
+        yield log
 
 
 def records(file: Path) -> list[Any]:

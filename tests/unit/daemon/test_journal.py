@@ -17,7 +17,6 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
-from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
@@ -174,10 +173,10 @@ class Lives:
         self.folder, self.clock = folder, Clock()
         self.now = Daemon(folder, self.clock)
 
-    def restart(self, *listed: Listed) -> Daemon:
-        """The next one, to which the runtime lists these."""
+    def restart(self) -> Daemon:
+        """The next one, to which the runtime lists nothing."""
         self.now = Daemon(self.folder, self.clock)
-        self.now.plugin.synchronized(listed)
+        self.now.plugin.synchronized(())
         return self.now
 
 
@@ -236,11 +235,6 @@ def test_what_is_settled_is_the_runtimes_to_tell(lives: Lives, event: Event) -> 
     assert lives.restart().phases() == {}
 
 
-def test_what_the_runtime_lists_is_there_once(lives: Lives) -> None:
-    made = lives.now.granted(GPU_0)
-    assert lives.restart(Listed(made, created=False)).phases() == RUNNING
-
-
 def test_a_grant_of_nothing_is_not_worth_a_line(lives: Lives) -> None:
     assert lives.now.create(make.container("none"))
     assert not (lives.folder / "journal").exists()
@@ -260,15 +254,6 @@ def test_a_time_to_come_does_not_put_off_the_end_of_the_grace(lives: Lives) -> N
     after = lives.restart()
     assert after.phases() == WAITING
     lives.clock.now += GRACE_S + 1
-    assert after.create(OTHER)
-
-
-def test_a_grant_whose_answer_was_lost_does_not_start_what_never_got_it(lives: Lives) -> None:
-    """The daemon died between its journal and its answer, and the runtime listed the container too late."""
-    assert lives.now.create(GPU_0)
-    after = lives.restart()
-    assert "[not-granted]" in after.event(Event.START_CONTAINER, GPU_0)
-    assert after.phases() == {}
     assert after.create(OTHER)
 
 

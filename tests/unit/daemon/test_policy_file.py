@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -31,6 +30,7 @@ from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.system.state import NodeState
 from tests.support.configmap import ConfigMapFolder
 from tests.support.log import Log
+from tests.support.running import running
 from tests.support.scripted_runtime import until
 
 BAD = "[plugin]\nindex = 5\n"
@@ -155,28 +155,18 @@ def test_a_file_others_may_write_is_warned_of(tmp_path: Path, mode: int, warned:
     assert bool(file_advice(path)) is warned
 
 
-LONG_S = 60.0
-
-
-class Watch:
-    """A running watch, and how often it called."""
+class Watch(PolicyWatch):
+    """It remembers how often it called."""
 
     def __init__(self, file: Path, look_s: float) -> None:
+        super().__init__(file, self._called, look_s=look_s, settle_s=0.001)
         self.calls = 0
-        self._task = asyncio.create_task(PolicyWatch(file, self._called, look_s=look_s, settle_s=0.001).run())
 
     def _called(self) -> None:
         self.calls += 1
 
     async def saw(self, calls: int) -> None:
         await until(f"{calls} calls", lambda: self.calls == calls)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
 
 
 def watching() -> bool:
@@ -187,7 +177,8 @@ def watching() -> bool:
 
 async def test_a_config_map_that_is_swapped_wakes_at_once(tmp_path: Path) -> None:
     mounted = ConfigMapFolder(tmp_path / "etc", {"policy.toml": "a"})
-    async with Watch(mounted.folder / "policy.toml", LONG_S) as seen:
+    seen = Watch(mounted.folder / "policy.toml", look_s=60.0)
+    async with running(seen.run()):
         for calls in (1, 2):
             await until("a watch", watching)
             mounted.swap({"policy.toml": "another" * calls})
@@ -197,7 +188,8 @@ async def test_a_config_map_that_is_swapped_wakes_at_once(tmp_path: Path) -> Non
 async def test_a_file_written_in_place_is_seen_by_looking(tmp_path: Path) -> None:
     """And one that stays the same is not told of."""
     file = written(tmp_path, "a")
-    async with Watch(file, 0.001) as seen:
+    seen = Watch(file, look_s=0.001)
+    async with running(seen.run()):
         for _ in range(20):
             await asyncio.sleep(0.001)
             (tmp_path / "neighbour").touch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Mapping
@@ -227,39 +226,8 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
         assert await chain.ask("device=0") == ""
 
 
-# --- news of the kernel's ---------------------------------------------------------------------------------------------
-
-NULL = Path("/sys/class/mem/null/uevent")
-DEVICE = next(iter(sorted(Path("/sys/bus/pci/devices").glob("*/uevent"))), NULL)
-
-
-def announce(device: Path) -> None:
-    """The kernel says of it that it changed."""
-    device.write_text("change")
-
-
-@pytest.fixture
-def vendor() -> str:
-    """Of a PCI device of this machine, as the kernel's messages have it."""
-    return DEVICE.with_name("vendor").read_text().strip().removeprefix("0x").upper() + ":"
-
-
-async def test_a_message_of_the_kernel_is_a_look_at_once(folder: Path, vendor: str) -> None:
-    """A real one, through a real netlink socket: of a device that is none of ours, then of one that counts as a GPU."""
-    chain = Chain(folder, TWO, refresh_s=3600)
-    chain.daemon.vendor = vendor
-    async with chain.running():
-        looks = await chain.at_rest()
-        announce(NULL)
-        await asyncio.sleep(0.5)
-        assert chain.looks() == looks
-        announce(DEVICE)
-        await until("a look", lambda: chain.looks() > looks, PATIENCE_S)
-    assert chain.refused == []
-
-
 async def test_a_module_that_comes_and_goes_is_a_look_at_once(folder: Path) -> None:
-    """Its message cannot be made without the module: what the kernel shows is looked at each second beside it."""
+    """What the kernel shows is looked at each second, beside its messages."""
     chain = Chain(folder, TWO, refresh_s=3600)
     async with chain.running():
         looks = await chain.at_rest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
 from tests.support.plugin import KEY, Bench, ServedPlugin, listed
+from tests.support.running import running
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 
 US: Final = "10-nri-gpu"
@@ -69,14 +69,12 @@ async def guarding(folder: Path, flavour: Flavour) -> AsyncIterator[ScriptedRunt
             SessionFollowers(lambda _: None, lambda: None, lambda _: None),
             Sizes(lambda: REQUEST_BYTES, lambda action: action(), counts=False),
         )
-        serving = asyncio.create_task(supervisor.run(listener.path))
-        runtime = await listener.accept()
-        registered = await runtime.handshake(flavour)
-        assert registered.events == sum(1 << (event - 1) for event in guard.events) & flavour.known_mask
-        yield runtime
-        await supervisor.stop(0.0)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        async with running(supervisor.run(listener.path)):
+            runtime = await listener.accept()
+            registered = await runtime.handshake(flavour)
+            assert registered.events == sum(1 << (event - 1) for event in guard.events) & flavour.known_mask
+            yield runtime
+            await supervisor.stop(0.0)
 
 
 @each_version

@@ -241,14 +241,6 @@ def test_a_signed_grant_is_adopted_at_start() -> None:
     assert bench.plugin.ledger.usage() == first.plugin.ledger.usage()
 
 
-def test_an_adopted_container_whose_gpus_are_taken_does_not_start() -> None:
-    of, made = Bench().granted("device=0")
-    bench = Bench()
-    bench.granted("device=0", "other")
-    assert "[gpu-busy]" in bench.not_started(of, made)
-    assert made.id not in bench.plugin.ledger.entries
-
-
 def forged(made: pb.Container) -> None:
     made.annotations[GRANT_KEY] = made.annotations[GRANT_KEY].replace("exclusive", "shared")
 
