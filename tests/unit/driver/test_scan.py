@@ -84,12 +84,14 @@ def test_leftovers_of_an_old_driver_are_passed_over(root: Path) -> None:
     assert all(V in name for name in names(found))
 
 
-def test_the_first_folder_wins(root: Path) -> None:
-    later = root / f"lib/{MACHINE}-linux-gnu"
-    later.mkdir(parents=True)
-    shutil.copy2(root / f"lib64/libcuda.so.{V}", later)
-    found = scan(root)
-    assert next(iter(found.libraries)).source.relative == f"lib64/libcuda.so.{V}"
+def test_the_first_folder_wins_but_a_32_bit_copy_hides_none(root: Path) -> None:
+    name = f"libcuda.so.{V}"
+    earlier, later = root / "usr/lib64", root / f"lib/{MACHINE}-linux-gnu"
+    for folder in (earlier, later):
+        folder.mkdir(parents=True)
+        shutil.copy2(root / "lib64" / name, folder)
+    (earlier / name).write_bytes(shared_library("libcuda.so.1", bits=32, machine=EM_386))
+    assert next(iter(scan(root).libraries)).source.relative == f"lib64/{name}"
 
 
 # -- what is not given to containers
@@ -104,15 +106,6 @@ def test_what_cannot_be_used_is_left_out(root: Path) -> None:
     assert [str(each) for each in found.left_out] == [f"{path} ({reason})" for path, reason in reasons.items()]
     assert {library.name, "nvidia-smi"}.isdisjoint({*names(found), *(file.name for file in found.binaries)})
     assert found.missing[Capability.UTILITY] == ("libnvidia-cfg.so",)
-
-
-def test_a_32_bit_copy_in_an_earlier_folder_does_not_hide_the_right_one(root: Path) -> None:
-    earlier = root / "usr/lib64"
-    earlier.mkdir(parents=True)
-    name = f"libcuda.so.{V}"
-    (earlier / name).write_bytes(shared_library("libcuda.so.1", bits=32, machine=EM_386))
-    (earlier / name).chmod(0o755)
-    assert next(iter(scan(root).libraries)).source.relative == f"lib64/{name}"
 
 
 def test_a_folder_that_is_another_by_a_link_is_looked_at_once(tmp_path: Path) -> None:
