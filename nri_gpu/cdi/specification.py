@@ -129,7 +129,6 @@ def _node_json(node: DeviceNode) -> dict[str, object]:
 
 
 def mount_json(mount: Mount) -> dict[str, object]:
-    """A mount of a specification."""
     return {
         "hostPath": mount.source,
         "containerPath": mount.destination,

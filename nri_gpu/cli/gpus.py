@@ -119,7 +119,6 @@ class Printer:
         self.tell(inventory, [Happened.at(now, each) for each in changes(self._last, inventory)])
 
     def show(self, inventory: Inventory) -> None:
-        """Print an inventory whole."""
         self._last = inventory
         self._say(self._document(inventory, ()) if self._as_json else gpus_text(inventory))
 

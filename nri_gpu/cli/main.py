@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ EXIT_HELP: Final = """exit codes:
 
 
 # Spellings of an option, or the bare name of a positional argument; and what argparse has to know of it.
-Option = tuple[tuple[str, ...], Mapping[str, Any]]
+Option = tuple[tuple[str, ...], Mapping[str, object]]
 
 
 class Verb(Struct, frozen=True):
@@ -299,6 +299,7 @@ def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(module=verb.module)
+        add: Callable[..., object] = sub.add_argument
         for flags, settings in verb.options:
-            sub.add_argument(*flags, **settings)
+            add(*flags, **settings)
     return parser

@@ -69,7 +69,6 @@ class HealthStatus(Struct, frozen=True):
 
     @classmethod
     def of(cls, unit: Unit) -> HealthStatus:
-        """A unit's health now."""
         health = health_of(unit)
         return cls(health.state, health.since or None, health.why, health.changes, whole(unit).signs)
 

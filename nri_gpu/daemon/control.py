@@ -77,7 +77,6 @@ class ControlSocket:
             path.chmod(alone if group is None else together)
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._listener is None:
             return
         asyncio.get_running_loop().remove_reader(self._listener)
@@ -211,7 +210,6 @@ class Reporter:
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
 
     def configured(self, configured: Configured) -> None:
-        """The runtime introduced itself."""
         self._connection = replace(
             self._connection,
             name=configured.runtime,
@@ -220,7 +218,6 @@ class Reporter:
         )
 
     def ready(self) -> None:
-        """The runtime is synchronized."""
         self._connection = replace(self._connection, ready=True, since_s=time.time(), fault="")
 
     def away(self, why: str) -> None:
@@ -229,7 +226,6 @@ class Reporter:
         self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
 
     def view(self) -> View:
-        """The daemon now."""
         state, cache, resources = self._node_state, self._cache, self._kubelet.report()
         return View(
             node=state.node,

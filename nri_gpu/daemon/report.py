@@ -48,7 +48,6 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 def status_of(view: View) -> answers.DaemonStatus:
-    """The answer to `status`."""
     node, inventory = view.node, view.node.inventory
     inventory_fault = inventory.fault or view.inventory_fault
     usage, known = view.ledger.usage(), {unit.uuid for unit in inventory.units}

@@ -36,8 +36,6 @@ class Mode(StrEnum):
 
 
 class Operator(StrEnum):
-    """Comparison in a selector."""
-
     AT_LEAST = ">="
     AT_MOST = "<="
     ABOVE = ">"

@@ -214,27 +214,22 @@ class MigPart(Struct, frozen=True):
 
     @property
     def uuid(self) -> GpuUuid:
-        """The MIG device's own."""
         return self.device.uuid
 
     @property
     def model(self) -> str:
-        """The whole GPU's."""
         return self.gpu.model
 
     @property
     def memory_bytes(self) -> int:
-        """The MIG device's own."""
         return self.device.memory_bytes
 
     @property
     def arch(self) -> tuple[int, int]:
-        """The whole GPU's."""
         return self.gpu.arch
 
     @property
     def processes(self) -> int | None:
-        """The MIG device's own."""
         return self.device.processes
 
     @property

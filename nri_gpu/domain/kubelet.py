@@ -101,7 +101,6 @@ class PodDevices(Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[AllocatedDevice, ...]:
-        """The devices of all its containers."""
         return tuple(device for each in self.containers for device in each.devices)
 
 

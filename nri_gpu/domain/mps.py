@@ -84,5 +84,4 @@ class MpsFolders(Recorded, frozen=True):
         return self.later.get(uuid, self.first)
 
     def folder(self, uuid: str) -> str:
-        """The folder of that start."""
         return f"{self.base}/{uuid}.{self.generation(uuid)}"

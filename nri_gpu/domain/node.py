@@ -182,7 +182,6 @@ class Node(Recorded, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs in NVML order."""
         return self.inventory.gpus
 
 

@@ -63,7 +63,6 @@ class EventReport(Struct, tag="event"):
 
     @property
     def event(self) -> GpuEvent:
-        """The same for the health controller."""
         return GpuEvent(self.uuid, self.kind, self.xid, self.gi, self.ci)
 
 
@@ -120,8 +119,6 @@ class EventSink(Struct, frozen=True):
 
 
 class EventListener(Protocol):
-    """Waits for events of GPUs."""
-
     def listen(self, bus_ids: frozenset[str]) -> None:
         """Listen to these GPUs from now on."""
 
@@ -161,7 +158,6 @@ class EventChild:
 
     @property
     def attempts(self) -> int:
-        """Processes started."""
         return self._process.starts
 
     def listen(self, bus_ids: frozenset[str]) -> None:

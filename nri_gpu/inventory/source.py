@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Describes a node's GPUs."""
-
     async def refresh(self) -> Inventory:
         """The node as it is now. Raises: InventoryError."""
 

@@ -30,7 +30,6 @@ class Notifier:
         self._send(f"STATUS={_one_line(status)}")
 
     def alive(self) -> None:
-        """Feed the watchdog once."""
         self._send("WATCHDOG=1")
 
     def feed_watchdog(self) -> None:

@@ -38,7 +38,7 @@ def test_help_of_each_verb(capsys: pytest.CaptureFixture[str], verb: str) -> Non
     text = helped(capsys, verb)
     declared = next(each for each in cli.VERBS if each.name == verb)
     for flags, settings in declared.options:
-        assert settings["help"] in " ".join(text.split()) or len(settings["help"]) > 60
+        assert str(settings["help"]) in " ".join(text.split()) or len(str(settings["help"])) > 60
         assert flags[0] in text or str(settings.get("metavar", "")) in text
     assert all(line in text for line in declared.teach.splitlines())
     assert "exit codes" in text
