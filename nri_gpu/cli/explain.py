@@ -58,13 +58,10 @@ def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Poli
     for container in (container for pod in pods for container in pod):
         decision = decide(container, node, ledger, policy)
         ledger = ledger.after(decision, 0.0)
-        explained.append(Explained(container, decision, _links(decision, node)))
+        uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
+        units = [unit for unit in node.inventory.units if unit.uuid in uuids]
+        explained.append(Explained(container, decision, links_among(units, node.inventory)))
     return tuple(explained)
-
-
-def _links(decision: Decision, node: Node) -> Mapping[str, int]:
-    uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
-    return links_among([unit for unit in node.inventory.units if unit.uuid in uuids], node.inventory)
 
 
 def node_snapshot(topology: str | None, policy: Policy) -> Node:

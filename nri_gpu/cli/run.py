@@ -109,7 +109,7 @@ def _inherited(number: str) -> int:
     return connection.detach()
 
 
-def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
+def _overrides(args: argparse.Namespace) -> Mapping[str, str | bool]:
     wanted = {
         "plugin.socket": args.socket,
         "plugin.index": args.index,

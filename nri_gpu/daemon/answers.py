@@ -103,8 +103,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     """A GPU or a MIG device, as `kind` says.
 
     place: NVML's index, `1`, of a MIG device `1:0`. unavailable: why a container of another pod could not have it
-    exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods that other components gave
-    it to.
+    exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods of other components.
     """
 
     place: str
@@ -147,7 +146,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     unlisted: tuple[KernelGpu, ...]
     gone: tuple[HolderStatus, ...]
     transitions: History | None = None
-    options: Mapping[str, object] = {}
+    options: Mapping[str, str | bool | int | float] = {}
 
 
 class TransitionsAnswer(History, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/transitions/v1"):

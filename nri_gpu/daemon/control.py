@@ -163,7 +163,7 @@ class Reporter:
         kubelet: KubeletController,
         *,
         list_fault: Callable[[], str],
-        options: Mapping[str, object],
+        options: Mapping[str, str | bool],
     ) -> None:
         self._path = path
         self._node_state = node_state

@@ -155,7 +155,7 @@ def _fault(path: Path, message: str) -> PolicyError:
 class PolicyFile:
     """One policy file with the command line's options over it. path: None for the default file."""
 
-    def __init__(self, path: str | None, options: Mapping[str, object], state_dir: Path) -> None:
+    def __init__(self, path: str | None, options: Mapping[str, str | bool], state_dir: Path) -> None:
         """Raises: PolicyError: an option is wrong."""
         self._path = path
         self.options = options

@@ -40,7 +40,7 @@ class View(Struct, frozen=True, kw_only=True):
     inventory_confirmed: bool = True
     history: History = NO_HISTORY
     kubelet: answers.KubeletStatus = answers.KubeletStatus()
-    options: Mapping[str, object] = {}
+    options: Mapping[str, str | bool] = {}
 
     def wall_of(self, monotonic: float) -> float | None:
         """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""

@@ -5,11 +5,11 @@ import math
 from typing import Any
 
 import pytest
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
-from nri_gpu.daemon.answers import KubeletStatus, PolicyStatus, RuntimeConnection
+from nri_gpu.daemon.answers import DaemonStatus, KubeletStatus, PolicyStatus, RuntimeConnection
 from nri_gpu.daemon.report import View, status_of
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
@@ -38,7 +38,9 @@ def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) 
 
 
 def status_json(seen: View) -> Any:  # noqa: ANN401 - JSON values
-    return json.loads(json.dumps(to_builtins(status_of(seen))))
+    sent = json.loads(json.dumps(to_builtins(status_of(seen))))
+    assert convert(sent, DaemonStatus) == status_of(seen)  # as a client reads it
+    return sent
 
 
 def gpu(index: int, ledger: Ledger | None = None, node: Node | None = None) -> dict[str, Any]:
