@@ -221,9 +221,13 @@ class Runtime(RuleBasedStateMachine):
         entry = made and self.ledger.entries.get(made.container.id)
         if made is None or not entry or not entry.holds or not self.on_node(entry.grant):
             return
+        if self.state.policy.defaults.mode is Mode.MPS and entry.grant.mode is not Mode.MPS:
+            return  # mode=mps takes claims for one GPU only, and is asked before what is held
         asking = replace(made.container, annotations={}, env={}, devices=(), mps_folder="")
-        assert not isinstance(self.plugin.create_container(make.create_payload(asking)), Status)
+        reply = self.plugin.create_container(make.create_payload(asking))
+        assert not isinstance(reply, Status)
         assert self.ledger.entries[asking.id].grant == entry.grant
+        made.container = adjusted(asking, reply, entry.grant)
 
     def on_node(self, grant: Grant) -> bool:
         return set(grant.uuids) <= {unit.uuid for unit in self.node.inventory.units if not why_not(unit)}

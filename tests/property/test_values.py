@@ -91,3 +91,8 @@ def test_a_driver_whose_trees_are_none(trees: object) -> None:
         decode(
             Node, encode(make.node()) | {"driver": {"version": "1", "generation": "1", "missing": {}, "trees": trees}}
         )
+
+
+def test_what_cannot_be_read_back_is_not_written() -> None:
+    with pytest.raises(TypeError):
+        encode(object())

@@ -10,6 +10,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
 from nri_gpu.domain.node import Majors, Node, NumaNode
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
@@ -174,6 +175,24 @@ def test_refuses(container: Container, policy: Policy, code: Code, words: str) -
     reason = refused(container, policy=policy)
     assert reason.code is code
     assert words in reason.sentence
+
+
+# What an annotation may not ask for beside one GPU of the kubelet's.
+BEYOND = {
+    "2": "asks for 2 GPUs and the kubelet gave 1: ask for as many in resources.limits",
+    "device=0": "names GPUs, but here the kubelet chooses them: write all, which means those that it gave",
+    "1;mode=shared": "asks for mode=shared, and the kubelet gave in exclusive mode: ask for another resource",
+}
+
+
+@pytest.mark.parametrize(("claim", "words"), BEYOND.items())
+def test_an_annotation_only_shapes_what_the_kubelet_allocated(claim: str, words: str) -> None:
+    allocated = Allocated((AllocatedDevice("nvidia.com/gpu", make.uuid(2)),))
+    reason = refused(make.container(claim, kubelet=allocated))
+    assert reason.code is Code.BAD_REQUEST
+    assert words in reason.sentence
+    assert injected(make.container("all", kubelet=allocated)).grant.uuids == (make.uuid(2),)
+    assert injected(make.container("none", kubelet=allocated)).grant.uuids == ()
 
 
 VENDORS = (

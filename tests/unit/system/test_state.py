@@ -47,3 +47,10 @@ def test_a_broken_policy_leaves_the_fallbacks_settings() -> None:
     assert state.settings.plugin.index == "10"
     state.use(Policy.broken("line 3"))
     assert (state.policy.fault, state.settings) == ("line 3", fallback)
+
+
+def test_the_ledger_is_the_runtimes_once_it_is_synchronized() -> None:
+    state = NodeState(Inventory(taken_at=0))
+    assert state.synchronized_ledger is None
+    state.synchronized = True
+    assert state.synchronized_ledger is state.ledger
