@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu.allocation.reservations import OPEN_S
@@ -95,22 +94,6 @@ async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
                 node.clock.now += 100  # the grace is over, and the next look is the clock's
                 node.controller.changed()
             await kubelet.wait_healthy(GPU, 4)
-
-
-async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_lost(folder: Path) -> None:
-    async with served(folder) as (kubelet, node):
-        of = await admitted(kubelet)
-        held = node.create(of)
-        node.start(of)
-        node.put_gpus([replace(each, unavailable="lost" * (each.uuid in held)) for each in gpus()])
-        await kubelet.restart()
-        await kubelet.wait_healthy(GPU, 3)
-        with pytest.raises(AdmissionError, match="no longer healthy"):
-            await kubelet.admit("train", "main", {GPU: 1})
-        assert node.plugin.ledger.entries[of.id].holds  # it runs on
-        node.put_gpus(gpus())
-        await kubelet.wait_healthy(GPU, 4)
-        assert await kubelet.admit("train", "main", {GPU: 1}) == of.annotations
 
 
 async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
