@@ -151,15 +151,6 @@ class EventChild:
         self._down = False
         self._logged: set[str] = set()
 
-    @property
-    def pid(self) -> int | None:
-        """The process id while one runs."""
-        return self._process.pid
-
-    @property
-    def attempts(self) -> int:
-        return self._process.starts
-
     def listen(self, bus_ids: frozenset[str]) -> None:
         """Listen to these GPUs from now on; an empty set ends the process."""
         if bus_ids != self._wanted:

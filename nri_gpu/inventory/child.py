@@ -172,7 +172,7 @@ class NvmlChild:
 class NvmlProcess:
     """At most one process of an NVML program. No other is started while an old one cannot be killed.
 
-    name: in messages. call: the call that it announced last. starts: processes started.
+    name: in messages. call: the call that it announced last.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -181,7 +181,6 @@ class NvmlProcess:
         self._running: LineProcess | None = None
         self._ending: LineProcess | None = None  # told to exit, and not yet reaped
         self.call = ""
-        self.starts = 0
 
     @property
     def pid(self) -> int | None:
@@ -208,7 +207,6 @@ class NvmlProcess:
                     "started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
                 )
             self.call = "start"
-            self.starts += 1
             try:
                 self._running = await LineProcess.start(self._command)
             except OSError as error:

@@ -17,7 +17,7 @@ from nri_gpu.plugin.guard import DaemonState, Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import EnvironmentSettings, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
@@ -28,7 +28,6 @@ from tests.support.running import running
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 
 US: Final = "10-nri-gpu"
-IGNORING: Final = Policy(namespaces=NamespaceRules(allow=Globs(("web",)), otherwise=Otherwise.IGNORE))
 each_version = pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS.keys())
 each_validating = pytest.mark.parametrize("flavour", [NRI_0_10, NRI_0_12], ids=["nri 0.10", "nri 0.12"])
 
