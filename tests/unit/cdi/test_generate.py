@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.cdi.file import SpecFile
@@ -41,26 +40,14 @@ V: Final = "580.95.05"
 WAIT_S: Final = 10.0
 
 
-class Place(Struct, frozen=True):
+class Place:
     """Folders of one test, and the command line that stays within them."""
 
-    base: Path
-
-    @property
-    def driver(self) -> Path:
-        return self.base / "driver"
-
-    @property
-    def stage(self) -> Path:
-        return self.base / "stage"
-
-    @property
-    def file(self) -> Path:
-        return self.base / "cdi" / "nri-gpu.json"
-
-    @property
-    def topology(self) -> Path:
-        return self.base / "node.toml"
+    def __init__(self, base: Path) -> None:
+        self.base, self.driver, self.stage = base, base / "driver", base / "stage"
+        self.file, self.topology = base / "cdi/nri-gpu.json", base / "node.toml"
+        own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]
+        self.command = ["cdi", "generate", *own]
 
     def options(self, **fields: Any) -> SpecificationOptions:  # noqa: ANN401 - any field of a SpecificationOptions
         every = DEFAULT_CAPABILITIES
@@ -68,11 +55,6 @@ class Place(Struct, frozen=True):
             SpecificationOptions(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), 0.02, ()),
             **fields,
         )
-
-    @property
-    def command(self) -> list[str]:
-        own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]
-        return ["cdi", "generate", *own]
 
     def generate(self, *arguments: str) -> int:
         return main([*self.command, *arguments])
@@ -307,7 +289,7 @@ BOOT: Final = 1_000_000.0
 MINUTE_S: Final = 60.0  # clocks are set while a machine runs
 
 
-class Old(Place, frozen=True):
+class Old(Place):
     """A staging folder, a specification beside it, and a folder where runtimes look too."""
 
     def write(self, inventory: Inventory = REAL) -> tuple[str, ...]:

@@ -69,12 +69,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_elf(tmp_path)
 
 
-@given(st.binary(max_size=400))
-def test_garbage_behind_a_good_beginning_is_an_elf_or_none(data: bytes) -> None:
-    result = parsed(CUDA[:20] + data)
-    assert result is None or result.bits == 64
-
-
 @given(st.lists(st.tuples(st.integers(0, len(CUDA) - 1), st.integers(0, 255)), max_size=8))
 def test_a_damaged_library_is_an_elf_or_none(damage: list[tuple[int, int]]) -> None:
     data = bytearray(CUDA)

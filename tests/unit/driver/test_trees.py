@@ -100,26 +100,23 @@ def staged(host: Host, folder: Path) -> Trees:
     found = scan(host.root, "x86_64", host.library_dirs)
     assert (found.version, found.left_out) == (V, ())
     files = stage(found, folder)
-    read = Reader({})
-    return {some: read.tree(Path(files.trees[some].path)) | dict(files.trees[some].files) for some in SETS}
+    known: dict[int, str] = {}
+    return {some: contents(Path(files.trees[some].path), known) | dict(files.trees[some].files) for some in SETS}
 
 
-class Reader(Struct, frozen=True):
-    """What is behind each name; a file that many trees share is read once."""
-
-    known: dict[int, str]
-
-    def tree(self, tree: Path) -> dict[str, str]:
-        return {str(path.relative_to(tree)): self.what(path) for path in tree.rglob("*") if not path.is_dir()}
-
-    def what(self, path: Path) -> str:
+def contents(tree: Path, known: dict[int, str]) -> dict[str, str]:
+    """What is behind each name; a file that many trees share is read once. known: files that were read, by inode."""
+    found: dict[str, str] = {}
+    for path in tree.rglob("*"):
         if path.is_symlink():
-            return os.fspath(path.readlink())
-        inode = path.stat().st_ino
-        if inode not in self.known:
-            elf = read_elf(path)
-            self.known[inode] = f"{elf.bits} {elf.soname}" if elf else path.read_text()
-        return self.known[inode]
+            found[str(path.relative_to(tree))] = os.fspath(path.readlink())
+        elif path.is_file():
+            inode = path.stat().st_ino
+            if inode not in known:
+                elf = read_elf(path)
+                known[inode] = f"{elf.bits} {elf.soname}" if elf else path.read_text()
+            found[str(path.relative_to(tree))] = known[inode]
+    return found
 
 
 @pytest.fixture(scope="module")
