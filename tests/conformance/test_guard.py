@@ -101,16 +101,6 @@ def test_created_and_started_while_the_daemon_is_away(site: Site, daemon: NriGpu
 
 
 @on_newest
-def test_a_grant_is_started_although_the_daemon_died_since(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
-    container = site.create("train", ASKS)
-    daemon.kill()
-    site.node.cri.start(container)
-    wait_for("it to run", lambda: site.ran("train"), 20)
-    assert "/dev/nvidia0" in site.node.cri.status(container).device_paths
-    assert "start refused" not in guard.log()
-
-
-@on_newest
 def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu) -> None:
     """The token says only what the kubelet allocated; that GPUs were injected, the signed grant says."""
     key = token_key("nvidia.com/gpu")
@@ -124,20 +114,6 @@ def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daem
         with pytest.raises(CriError, match=rf"\[not-granted\]: {key} asks for GPUs, but nri-gpu granted it none"):
             site.node.cri.start(site.create("late", given=token))
     assert not site.ran("late")
-
-
-@on_newest
-def test_what_policy_ignores_starts(site: Site, launch: Launch) -> None:
-    """The guard reads the policy that the daemon took up, not one of its own."""
-    ruled = launch.with_policy('[namespaces]\nallow = ["ml"]\notherwise = "ignore"\n')
-    with NriGpu(ruled) as daemon, NriGuard(launch) as guard:
-        daemon.wait_ready()
-        guard.wait_ready()
-        site.run("ignored", ASKS, "web")
-        daemon.kill()
-        site.run("ignored-too", ASKS, "web")
-        with pytest.raises(CriError, match=REFUSED):
-            site.node.cri.start(site.create("meant", ASKS, "ml"))
 
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["reported", "stopped"])

@@ -112,7 +112,7 @@ def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, 
     bystander = node.cri.create(node.cri.run_pod(PodSpec(name="q")))
     daemon.start()
     daemon.wait_ready()
-    with pytest.raises(CriError, match=r"\[not-granted\].*create it again"):
+    with pytest.raises(CriError, match=r"\[not-granted\].*created while nri-gpu was not connected.*create it again"):
         node.cri.start(ungranted)
     node.cri.start(bystander)
     daemon.wait_logged("created without nri-gpu")

@@ -95,6 +95,14 @@ def test_the_variable_by_itself(node: Containerd, told: PodResourcesServer, serv
         node.cri.run(unknown, ContainerSpec(env=theirs([UUIDS[1]])))
 
 
+@on_newest
+def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> None:
+    pod = node.cri.run_pod(PodSpec(name="train"))
+    with pytest.raises(CriError, match=r"\[node-not-ready\].*the kubelet has not said yet"):
+        node.cri.run(pod, ContainerSpec(env=theirs([UUIDS[1]])))
+    check_gpus(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
+
+
 def test_an_image_that_sets_the_variable_too(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     """As every CUDA image does. The runtime puts the kubelet's behind it, and that one is read."""
     node.import_image(CUDA_LIKE)

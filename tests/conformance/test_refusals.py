@@ -25,6 +25,7 @@ IMAGE = {"NVIDIA_REQUIRE_CUDA": "cuda>=99.1 brand=tesla,driver>=580"}
         pytest.param(
             "device=9", {}, "[no-such-gpu]: this node has no GPU '9'; it has GPUs 0, 1, 2, 3", id="unknown GPU"
         ),
+        pytest.param("model=*H100*", {}, "[no-such-gpu]: no GPU of this node fits", id="no match"),
         pytest.param("none", {"annotations": FORGED}, "[bad-request]: gpu.nri.io/grant", id="a grant of its own"),
         pytest.param(
             "1",
