@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import sys
 from pathlib import Path
 
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.guard import GuardProcess, daemon_state, guard_settings
-from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
@@ -23,8 +22,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         fallback = override(Policy.default(), options)
     except PolicyError as error:
-        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
-        return Exit.USAGE
+        raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
     logs.set_up(args.log_level)
     state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
     settings = guard_settings(state_dir, path, options) or fallback

@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
         _open(state, succession if args.stand_by else None, kubelet=args.kubelet is not False)
         key = state.key()
     except PolicyError as error:
-        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
-        return Exit.USAGE
+        raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
     except StateError as error:
         raise CommandError(Exit.UNAVAILABLE if error.taken else Exit.PERMISSION, error) from None
     if state.key_fault:

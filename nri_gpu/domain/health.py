@@ -132,8 +132,7 @@ class Transition(Struct, frozen=True, kw_only=True):
 class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"uuid": "gpu_uuid"}):
     """A transition at its time, as it is published.
 
-    number: 1 for the first; left out where they are not counted. at_s: seconds since the epoch. kind: a
-    `TransitionKind`, or another of a newer daemon.
+    number: 1 for the first, 0 where nobody counts. at_s: seconds since the epoch. kind: a newer daemon may have others.
     """
 
     number: int = 0
