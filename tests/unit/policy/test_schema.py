@@ -87,6 +87,7 @@ def test_the_example_in_the_docs_is_a_policy() -> None:
 def test_where_a_policy_came_from_is_no_part_of_what_it_is() -> None:
     assert Policy.default().source == BUILT_IN
     assert replace(Policy.default(), source="/x") == Policy.default()
+    assert Policy.default() != object()
 
 
 def test_every_setting_and_table_explains_itself() -> None:
