@@ -272,11 +272,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _imported(module: str) -> Callable[[argparse.Namespace], int]:
-    """The verb. The garbage collector need not look through what is imported: that was a tenth of a start."""
+    """The verb, which logs warnings alone until it asks for more.
+
+    The garbage collector need not look through what is imported: that was a tenth of a start.
+    """
     gc.disable()
     run: Callable[[argparse.Namespace], int] = importlib.import_module(module).run
+    from nri_gpu.daemon.logs import set_up_command  # not for --help, which needs no log
+
     gc.freeze()
     gc.enable()
+    set_up_command()
     return run
 
 

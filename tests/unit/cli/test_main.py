@@ -14,6 +14,7 @@ from nri_gpu.cli import check, gpus
 from nri_gpu.cli import main as cli
 from nri_gpu.domain.errors import Exit
 from tests.support.daemon import FOUR_GPUS
+from tests.support.nvml import FakeGpu, build_fake_nvml
 
 VERBS = [verb.name for verb in cli.VERBS]
 
@@ -108,6 +109,14 @@ def test_nobody_pays_for_what_it_does_not_use(statement: str, modules: tuple[str
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     parts = {each for each in done.stdout.split() for name in modules if f"{each}.".startswith(f"{name}.")}
     assert not parts
+
+
+def test_a_command_logs_warnings_alone(tmp_path: Path) -> None:
+    """A driver whose NVML lacks a function is worth a line in the daemon's log, not on a terminal."""
+    root = build_fake_nvml(tmp_path, [FakeGpu()], without=["nvmlDeviceGetPciInfo_v3"])
+    command = [sys.executable, "-m", "nri_gpu", "gpus", "--driver-root", str(root), "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
 
 
 @pytest.mark.parametrize("lines", [0, 1])
