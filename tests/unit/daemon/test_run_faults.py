@@ -220,9 +220,9 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
         assert "another version of one of the kernel modules" in chain.daemon.wait_logged("does not hold")
         assert "the driver has not answered yet" in await chain.ask("device=1")
     chain.daemon.module("nvidia_uvm", DRIVER)
-    chain.play(TWO[:1])
+    chain.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
     async with chain.connected():
-        await chain.until("NVML's word", "device=1", "it has GPUs 0.")
+        await chain.until("NVML's word", "device=1", "(15)")
         assert await chain.ask("device=0") == ""
 
 
