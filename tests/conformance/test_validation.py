@@ -104,6 +104,18 @@ async def test_both_agree_on_what_one_granted(launch: Launch, flavour: Flavour) 
 
 
 @each_validating
+@in_a_loop
+async def test_a_gpu_that_another_plugin_adds_is_rejected(launch: Launch, flavour: Flavour) -> None:
+    gpu = pb.LinuxContainerAdjustment(devices=[pb.LinuxDevice(path="/dev/nvidia3", type="c", major=195, minor=3)])
+    other = {"20-other": pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(linux=gpu))}
+    async with both(launch, flavour) as (runtime, _, guard):
+        assert await created(runtime, nri.asking("1")) == ""
+        for pod in (nri.asking("1", "again"), nri.pod("quiet")):
+            assert "NRI plugin 20-other added /dev/nvidia3" in await runtime.create(pod, nri.container(pod), other)
+        await aside(lambda: guard.wait_logged("container rejected"))
+
+
+@each_validating
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
 @in_a_loop
 async def test_a_daemon_lost_during_a_create_fails_it(launch: Launch, flavour: Flavour, number: signal.Signals) -> None:
