@@ -98,9 +98,13 @@ def read_ledger(file: Path, now: float) -> Ledger:
     except FileNotFoundError:
         return Ledger()
     try:
-        document = msgspec.json.decode(text, type=LedgerDocument)
+        return _ledger_of(msgspec.json.decode(text, type=LedgerDocument), now)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not what nri-gpu writes: {error}") from error
+
+
+def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
+    """Raises: ValueError: an unknown mode."""
     entries: dict[ContainerId, Entry] = {}
     reservations = {}
     for line in document.grants:

@@ -154,7 +154,7 @@ NO_LEDGER = {name: json.dumps(wrong) for name, wrong in WRONG.items()} | {
 def test_a_file_that_is_no_ledger(tmp_path: Path, text: str) -> None:
     file = tmp_path / LEDGER
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"it is not what nri-gpu writes: |is not a valid Mode"):
+    with pytest.raises(ValueError, match="it is not what nri-gpu writes: "):
         read_ledger(file, 100.0)
 
 
