@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import subprocess
@@ -56,6 +57,7 @@ def test_only_what_is_ours_alone_is_read(tmp_path: Path, make: Callable[[Path], 
     file.chmod(0o600)
     assert read_private(file, 3) == b"sec"
     make(file)
+    gc.collect()  # closes what earlier tests have left
     opened = descriptors()
     with pytest.raises(NotPrivateError) as caught:
         read_private(file, 3)
