@@ -3,8 +3,8 @@
     logger.bind(gpu_uuid=uuid, rule=rule.name).info("gpu granted")
 
 The runtime waits for our answer and starts containers without us when it is late, so a log that blocks would harm the
-whole node. A line is written only when the write cannot block. When the reader of stderr stalls, some lines are kept,
-the others are dropped and counted.
+whole node. A line is written only when the write cannot block. When its reader stalls, some lines are kept, the others
+are dropped and counted.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import atexit
 import logging
 import os
 import select
-import socket
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from loguru import logger
+from msgspec import Struct
+
+from nri_gpu.daemon.journald import JOURNAL_SOCKET, STDERR, JournalSocket, entry, stderr_is_journal
 
 if TYPE_CHECKING:
     from loguru import Message, Record
@@ -38,17 +40,20 @@ FIELDS: Final = (
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes
-STDERR: Final = 2
-JOURNAL_SOCKET: Final = Path("/run/systemd/journal/socket")
+FULL_S: Final = 0.01  # between two attempts to write to a full journal, at the end
 # Of syslog(3), by loguru's names.
 _PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"'}
 _handlers: Final = [0]  # loguru's ids of what `_use` added; it starts with a handler 0 of its own
 
 
-def set_up(level: str, *, journal: bool = False) -> None:
-    """Log from this level on, for a process that serves. journal: to its socket, because nobody reads stderr."""
-    sink = _Sink(_JournalSocket() if journal and JOURNAL_SOCKET.exists() else _Stderr())
+def set_up(level: str, *, journal: bool = False, journal_socket: Path = JOURNAL_SOCKET) -> None:
+    """Log from this level on, for a process that serves: to the journal's socket where stderr ends in the journal too.
+
+    journal: to that socket in any case, because nobody reads stderr.
+    """
+    native = stderr_is_journal() or (journal and journal_socket.exists())
+    sink = _Sink(_Journal(journal_socket) if native else _Stderr())
     _use(sink.take, level)
     logging.basicConfig(handlers=[_FromLogging()], level=logging.WARNING, force=True)
     atexit.register(sink.close)
@@ -81,21 +86,34 @@ class _FromLogging(logging.Handler):
         bound.log(level, f"{record.name} logged a message")
 
 
+class _Line(Struct, frozen=True):
+    """One line on its way. text: without the time. fields: by the journal's names, one for each value."""
+
+    text: str
+    priority: int = _PRIORITIES["WARNING"]
+    clock: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, record: Record) -> _Line:
+        clock = record["time"].strftime("%H:%M:%S.%f ")
+        return cls(line_of(record), _PRIORITIES.get(record["level"].name, 6), clock, tuple(_journal_fields(record)))
+
+
 class _Sink:
     """Writes lines that can be written now, keeps some that cannot, and never waits.
 
     No thread: one that wakes for every line competes with the event loop for the interpreter just when a reply is due.
     """
 
-    def __init__(self, channel: _Stderr | _JournalSocket) -> None:
+    def __init__(self, channel: _Stderr | _Journal) -> None:
         self._channel = channel
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[_Line] = deque()
         self._dropped = 0
 
     def take(self, message: Message) -> None:
-        data = self._channel.encode(line_of(message.record), message.record)
         if len(self._waiting) < WAITING_LINES:
-            self._waiting.append(data)
+            self._waiting.append(_Line.of(message.record))
         else:
             self._dropped += 1
         self._write()
@@ -103,24 +121,22 @@ class _Sink:
     def close(self) -> None:
         """Write what is kept, for a second at most."""
         deadline = time.monotonic() + 1
-        while self._waiting and (left := deadline - time.monotonic()) > 0 and self._channel.writable(left):
+        while self._waiting and (left := deadline - time.monotonic()) > 0:
+            self._channel.wait(left)
             self._write()
 
     def _write(self) -> None:
         try:
-            while self._waiting and self._channel.writable(0):
-                rest = self._waiting[0][self._channel.write(self._waiting[0]) :]
-                if rest:
-                    self._waiting[0] = rest
-                else:
-                    self._waiting.popleft()
-                    self._report_dropped()
+            while self._waiting and self._channel.write(self._waiting[0]):
+                self._waiting.popleft()
+                self._report_dropped()
         except OSError:  # nobody reads any more, and there is nowhere to report that
             self._waiting.clear()
 
     def _report_dropped(self) -> None:
         if self._dropped and not self._waiting:
-            self._waiting.append(self._channel.encode_plain(f"WARNING log lines lost dropped={self._dropped}\n"))
+            fields = (("DROPPED", str(self._dropped)),)
+            self._waiting.append(_Line(f"WARNING log lines lost dropped={self._dropped}\n", fields=fields))
             self._dropped = 0
 
 
@@ -128,48 +144,45 @@ class _Stderr:
     """The descriptor itself: sys.stderr has locks and buffers of its own. `write` raises OSError."""
 
     def __init__(self) -> None:
-        # journald adds the time itself and announces itself by this variable (systemd.exec(5)).
-        self._timed = "JOURNAL_STREAM" not in os.environ
+        self._timed = not stderr_is_journal()  # journald adds the time itself
         self._poll = select.poll()
         self._poll.register(STDERR, select.POLLOUT)
+        self.rest = b""  # of a line of which a part is written
 
-    def encode(self, text: str, record: Record) -> bytes:
-        return self.encode_plain(f"{record['time'].strftime('%H:%M:%S.%f')} {text}" if self._timed else text)
+    def write(self, line: _Line) -> bool:
+        """Write as much as is taken at once. Returns whether that is the whole line, or the rest of it."""
+        text = line.clock + line.text if self._timed else line.text
+        self.rest = self.rest or text.encode(errors="backslashreplace")
+        while self.rest and self.wait(0):
+            # What poll calls writable takes this much at once, pipes and stream sockets alike (pipe(7), unix(7)).
+            self.rest = self.rest[os.write(STDERR, self.rest[:PIPE_BUF]) :]
+        return not self.rest
 
-    def encode_plain(self, text: str) -> bytes:
-        return text.encode(errors="backslashreplace")
-
-    def writable(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         return bool(self._poll.poll(timeout_s * 1000))
 
-    def write(self, data: bytes) -> int:
-        # What poll calls writable takes this much at once, pipes and stream sockets alike (pipe(7), unix(7)).
-        return os.write(STDERR, data[:PIPE_BUF])
 
+class _Journal:
+    """The journal's socket, and stderr while nobody has that socket. `write` raises OSError: nobody has either."""
 
-class _JournalSocket:
-    """The journal's native protocol: one datagram of NAME=value lines (systemd.journal-fields(7))."""
+    def __init__(self, path: Path) -> None:
+        self._socket = JournalSocket(path)
+        self._stderr = _Stderr()
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-
-    def encode(self, text: str, record: Record) -> bytes:
-        return self.encode_plain(text, _PRIORITIES.get(record["level"].name, 6))
-
-    def encode_plain(self, text: str, priority: int = _PRIORITIES["WARNING"]) -> bytes:
-        body = text.rstrip("\n").replace("\n", " | ")
-        return f"PRIORITY={priority}\nSYSLOG_IDENTIFIER=nri-gpu\nMESSAGE={body}\n".encode(errors="backslashreplace")
-
-    def writable(self, timeout_s: float) -> bool:
-        del timeout_s  # a datagram is taken or lost at once
+    def write(self, line: _Line) -> bool:
+        """Write it if it is taken at once. Returns whether it was."""
+        if self._stderr.rest:
+            return self._stderr.write(line)
+        try:
+            self._socket.send(entry(line.priority, line.text, line.fields))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return self._stderr.write(line)
         return True
 
-    def write(self, data: bytes) -> int:
-        try:
-            self._socket.sendto(data, socket.MSG_DONTWAIT, os.fspath(JOURNAL_SOCKET))
-        except OSError:
-            return len(data)  # the journal is full or away; the next line may reach it again
-        return len(data)
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(min(timeout_s, FULL_S))
 
 
 def line_of(record: Record) -> str:
@@ -181,8 +194,20 @@ def line_of(record: Record) -> str:
     return line + "".join(traceback.format_exception(*raised)) if raised else line
 
 
+def _journal_fields(record: Record) -> Iterator[tuple[str, str]]:
+    """Those of a line, without quotes. A GPU of several has a field of its own, so that `GPU_UUID=` finds each."""
+    known = record["extra"]
+    for name in (name for name in FIELDS if name in known):
+        value = _plain(known[name])
+        yield from ((name.upper(), part) for part in (value.split(",") if name == "gpu_uuid" else [value]))
+
+
+def _plain(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
 def _quoted(value: object) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    text = _plain(value)
     if text and text.isprintable() and not any(c in ' "=\\' for c in text):
         return text
     return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text) + '"'

@@ -6,7 +6,6 @@ import ast
 import logging
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -120,9 +119,6 @@ def test_lines_on_stderr_carry_the_time() -> None:
     clock, rest = error.decode().split(" ", 1)
     assert len(clock) == len("12:34:56.123456")
     assert rest == "INFO    hello pid=1\n"
-    environment = {**os.environ, "JOURNAL_STREAM": "8:1"}  # journald adds the time itself
-    process = speak('logger.info("hello")', stderr=subprocess.PIPE, env=environment)
-    assert process.communicate(timeout=20)[1] == b"INFO    hello\n"
 
 
 def test_a_reader_that_stalls_never_blocks_a_line_and_learns_what_it_missed() -> None:
@@ -165,18 +161,3 @@ def test_what_asyncio_says_comes_as_a_line_of_ours() -> None:
     _, error = speak(body, stderr=subprocess.PIPE).communicate(timeout=20)
     assert b'WARNING asyncio logged a message fault="socket.send() raised exception"\n' in error
     assert logging.getLogger("asyncio").handlers == []
-
-
-def test_the_journal_when_stderr_is_lost(tmp_path: Path) -> None:
-    """A runtime that launches its plugins gives them /dev/null."""
-    address = tmp_path / "journal"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
-        journal.bind(str(address))
-        journal.settimeout(20)
-        body = 'logger.bind(fault="a\\nPRIORITY=0").warning("said")'
-        prepared = f"from pathlib import Path; logs.JOURNAL_SOCKET = Path({str(address)!r})"
-        script = PROGRAM.format(options=", journal=True", body=body).replace("logs.set_up", f"{prepared}; logs.set_up")
-        process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
-        assert process.communicate(timeout=20)[1] == b""
-        lines = journal.recv(65536).decode().splitlines()
-        assert lines == ["PRIORITY=4", "SYSLOG_IDENTIFIER=nri-gpu", 'MESSAGE=WARNING said fault="a\\nPRIORITY=0"']
