@@ -154,6 +154,20 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "verify",
+        "nri_gpu.cli.verify",
+        "prove that each container has the GPUs it was granted, and no others",
+        "Compares every running container's OCI spec, mounts, environment and the kernel's device rules with its\n"
+        "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen.",
+        (
+            _option("--watch", help="keep looking, and print what changes", action="store_true"),
+            _option("--containerd-state", help="containerd's state folder (default: the usual ones)", metavar="DIR"),
+            POLICY,
+            STATE_DIR,
+            OUTPUT,
+        ),
+    ),
+    Verb(
         "driver",
         "nri_gpu.cli.driver",
         "show which files of the NVIDIA driver containers can get, and which are missing",

@@ -27,7 +27,9 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [*("run", "guard", "gpus", "status", "driver", "check", "cdi", "explain", "replay", "prepare")] == VERBS
+    assert [
+        *("run", "guard", "gpus", "status", "verify", "driver", "check", "cdi", "explain", "replay", "prepare")
+    ] == VERBS
     text = helped(capsys)
     assert all(verb.help in " ".join(text.split()) for verb in cli.VERBS)
     assert 'gpu.nri.io: "2"' in text

@@ -1,0 +1,201 @@
+"""`nri-gpu verify`: proof of grant. Runtime and kernel are asked; the daemon only says which numbers a GPU has now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import to_builtins
+
+from nri_gpu.allocation.grant import KEY_BYTES
+from nri_gpu.cli.client import ask, daemon_status
+from nri_gpu.cli.render import at, table
+from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
+from nri_gpu.daemon.policy_file import load_last_good, load_policy
+from nri_gpu.daemon.snapshot import SnapshotError, read_snapshot
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.node import Inventory
+from nri_gpu.system.storage import read_private
+from nri_gpu.verify.bundles import STATES, read_bundles
+from nri_gpu.verify.kernel import Kernel, UnseenError
+from nri_gpu.verify.report import SCHEMA, ContainerReport, Evidence, Report, Verdict, changed, ended, verify
+
+WATCH_S: Final = 5.0  # between two looks
+HEADS: Final = ("POD", "CONTAINER", "GPUS", "MODE", "VERDICT")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it. Returns 1 for a difference, 69 or 77 when something could not be seen."""
+    if args.watch:
+        return _watch(args)
+    report, inventory = _look(args)
+    print(json.dumps(to_builtins(report), indent=1) if args.output == "json" else to_text(report, inventory))
+    return code_of(report)
+
+
+def code_of(report: Report) -> Exit:
+    """A difference counts more than what could not be seen."""
+    if any(each.differences for each in report.containers):
+        return Exit.FINDING
+    if report.unseen or any(each.unseen for each in report.containers):
+        return Exit.PERMISSION if report.denied else Exit.UNAVAILABLE
+    return Exit.OK
+
+
+def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
+    """Raises: CommandError: nothing could be seen."""
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    key, status = _key(state_dir), daemon_status(state_dir)
+    states = [args.containerd_state] if args.containerd_state else STATES
+    inventory, stage_dir, origin = _numbers(args, state_dir, key, status)
+    try:
+        evidence = Evidence(
+            kernel=Kernel(),
+            key=key,
+            inventory=inventory,
+            stage_dir=stage_dir,
+            holders=_holders(status),
+            numbers_from=origin,
+        )
+        return verify(read_bundles(map(Path, states)), evidence), inventory
+    except UnseenError as error:
+        raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, error) from None
+
+
+def _key(state_dir: Path) -> bytes:
+    """What grants are signed with. Raises: CommandError."""
+    path = state_dir / "key"
+    try:
+        key = read_private(path, KEY_BYTES + 1)
+    except FileNotFoundError:
+        sentence = f"no key {path} to check grants with: `nri-gpu run` makes it; --state-dir names another state folder"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    except OSError as error:
+        code = Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
+        raise CommandError(code, f"key {path} cannot be used: {error.strerror}; be root") from None
+    if len(key) != KEY_BYTES:
+        raise CommandError(Exit.UNAVAILABLE, f"key {path} is not {KEY_BYTES} bytes long: start `nri-gpu run` again")
+    return key
+
+
+def _numbers(
+    args: argparse.Namespace, state_dir: Path, key: bytes, status: DaemonStatus | None
+) -> tuple[Inventory, Path, str]:
+    """The inventory, the stage folder, and who says so. Raises: CommandError."""
+    try:
+        inventory = ask(state_dir / CONTROL_SOCKET, "inventory", InventoryAnswer).inventory
+        return inventory, _stage_dir(args.policy, state_dir, status), "daemon"
+    except (OSError, ValueError) as error:
+        fault = str(error)
+    try:
+        last = read_snapshot(state_dir, key)
+        why = "there is none"
+    except SnapshotError as error:
+        last, why = None, str(error)
+    if last is None:
+        sentence = (
+            f"which device numbers the GPUs have is not known: no answer from the daemon at {state_dir} ({fault})"
+        )
+        raise CommandError(Exit.UNAVAILABLE, f"{sentence}, and of its last snapshot: {why}; is `nri-gpu run` running?")
+    return last.inventory, Path(last.evidence.settings[1]).resolve(), "snapshot"
+
+
+def _stage_dir(file: str | None, state_dir: Path, status: DaemonStatus | None) -> Path:
+    """Where the daemon stages drivers. Raises: PolicyError."""
+    options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
+    try:
+        policy = load_policy(file, options)
+    except PolicyError:
+        last = load_last_good(state_dir, options)  # which the daemon runs on, too
+        if last is None:
+            raise
+        policy = last
+    return Path(policy.driver.stage_dir).resolve()
+
+
+def _holders(status: DaemonStatus | None) -> Mapping[str, str]:
+    holders = (holder for gpu in (status.gpus if status else ()) for holder in gpu.holders if holder.running)
+    return {each.container_id: f"{each.namespace}/{each.pod}" for each in holders}
+
+
+def to_text(report: Report, inventory: Inventory) -> str:
+    """A line for each container, and below them the differences and what could not be seen."""
+    shown = report.containers
+    counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    lines = [f"{len(shown)} containers{f': {told}' if told else ''}"]
+    if report.numbers_from == "snapshot":
+        lines[0] += "; no daemon runs: device numbers are from its last snapshot"
+    if shown:
+        lines += table(HEADS, [_row(each, inventory) for each in shown])
+    for each in shown:
+        lines += _sentences(each)
+    return "\n".join([*lines, *(f"not seen: {sentence}" for sentence in report.unseen)])
+
+
+def _row(each: ContainerReport, inventory: Inventory) -> tuple[str, ...]:
+    places: dict[str, str] = {unit.uuid: unit.place for unit in inventory.units}
+    gpus = ",".join(places.get(uuid, uuid) for uuid in each.gpu_uuids)
+    return each.pod, each.container, gpus or "-", each.mode or "-", each.verdict
+
+
+def _sentences(each: ContainerReport) -> Iterator[str]:
+    name = f"{each.pod} {each.container}"
+    yield from (f"{name}: {clause}" for clause in each.differences)
+    if each.unseen:
+        yield f"{name} not seen: {each.unseen}"
+
+
+def _watch(args: argparse.Namespace) -> int:
+    """Look again and again until SIGINT or SIGTERM. Returns the code of the last look."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    tell = _as_json if args.output == "json" else _as_text
+    before, fault = None, ""
+    while True:
+        try:
+            report, inventory = _look(args)
+        except CommandError as error:
+            code, news = error.code, str(error)
+            lines = tell(before, news) if news != fault else ()
+            fault = news
+        else:
+            code, fault = code_of(report), ""
+            lines = tell(before, (report, inventory)) if report != before else ()
+            before = report
+        for line in lines:
+            print(line, flush=True)
+        if stop.wait(WATCH_S):
+            return code
+
+
+def _as_json(_: Report | None, news: tuple[Report, Inventory] | str) -> Iterator[str]:
+    """A whole report on a line, or why there is none."""
+    document = {"schema": SCHEMA, "error": news} if isinstance(news, str) else to_builtins(news[0])
+    yield json.dumps(document | {"at_s": time.time()})
+
+
+def _as_text(before: Report | None, news: tuple[Report, Inventory] | str) -> Iterator[str]:
+    """The first report whole, and then a line for what became of each container."""
+    if isinstance(news, str):
+        yield f"{at(time.time())} {news}"
+        return
+    report, inventory = news
+    if before is None:
+        yield to_text(report, inventory)
+        return
+    now = at(time.time())
+    for each in ended(before, report):
+        yield f"{now} {each.pod} {each.container}: ended"
+    for each in changed(before, report):
+        yield f"{now} {each.pod} {each.container}: {each.verdict}"
+        yield from (f"{now} {sentence}" for sentence in _sentences(each))
+    yield from (f"{now} not seen: {sentence}" for sentence in report.unseen if sentence not in before.unseen)

@@ -1,0 +1,87 @@
+"""bpf(2), by ctypes: which programs filter the devices of a cgroup, and their instructions. Source: linux/bpf.h."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+# enum bpf_cmd, enum bpf_attach_type, and a flag of BPF_PROG_QUERY.
+_PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY = 13, 15, 16
+_CGROUP_DEVICE: Final = 6
+_QUERY_EFFECTIVE: Final = 1
+_NUMBERS: Final = {"x86_64": 321, "aarch64": 280, "ppc64le": 361}  # of the system call, asm/unistd.h
+_ATTR_BYTES: Final = 64
+_INFO: Final = struct.Struct("<4I 2I 2Q")  # struct bpf_prog_info: type, id, tag, 2 lengths, 2 addresses
+_PROGRAMS_MAX: Final = 256  # the kernel attaches at most 64 to one cgroup
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def effective_programs(cgroup: Path) -> tuple[int, ...]:
+    """Ids of all programs that a device has to pass: the cgroup's own and, as they were attached, its ancestors'.
+
+    Raises: OSError: no permission, no such cgroup, or a kernel without them.
+    """
+    descriptor = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        ids = (ctypes.c_uint32 * _PROGRAMS_MAX)()
+        head = struct.pack("<4I", descriptor, _CGROUP_DEVICE, _QUERY_EFFECTIVE, 0)
+        answer = _bpf(_PROG_QUERY, head + struct.pack("<QI", ctypes.addressof(ids), _PROGRAMS_MAX))
+    finally:
+        os.close(descriptor)
+    (count,) = struct.unpack_from("<I", answer, 24)
+    return tuple(ids[:count])
+
+
+def instructions(program: int) -> bytes:
+    """A loaded program as the kernel's verifier left it; empty where the kernel hides it. Raises: OSError."""
+    with _opened(program) as descriptor:
+        length = _info(descriptor, 0, 0)[0]
+        if not length:
+            return b""
+        code = ctypes.create_string_buffer(length)
+        length, address = _info(descriptor, length, ctypes.addressof(code))
+        return code.raw[:length] if address else b""
+
+
+@contextmanager
+def _opened(program: int) -> Iterator[int]:
+    answer = _call(_PROG_GET_FD_BY_ID, bytearray(struct.pack("<I", program).ljust(_ATTR_BYTES, b"\0")))
+    try:
+        yield answer
+    finally:
+        os.close(answer)
+
+
+def _info(descriptor: int, length: int, address: int) -> tuple[int, int]:
+    """Bytes of the program's instructions, and the address that they were written to."""
+    info = ctypes.create_string_buffer(_INFO.pack(0, 0, 0, 0, 0, length, 0, address), _INFO.size)
+    _bpf(_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", descriptor, _INFO.size, ctypes.addressof(info)))
+    fields = _INFO.unpack(info.raw)
+    return fields[5], fields[7]
+
+
+def _bpf(command: int, attributes: bytes) -> bytes:
+    """One command; returns its attributes, in which the kernel has written. Raises: OSError."""
+    buffer = bytearray(attributes.ljust(_ATTR_BYTES, b"\0"))
+    _call(command, buffer)
+    return bytes(buffer)
+
+
+def _call(command: int, attributes: bytearray) -> int:
+    """Raises: OSError."""
+    number = _NUMBERS.get(platform.machine())
+    if number is None:
+        raise OSError(f"nri-gpu does not know bpf(2) on {platform.machine()}")
+    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
+    result = int(_libc.syscall(number, command, buffer, len(attributes)))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result

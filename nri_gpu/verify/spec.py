@@ -1,0 +1,108 @@
+"""What is read of a container's OCI runtime spec. Source: opencontainers/runtime-spec config.md, config-linux.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import DeviceNumber
+
+
+class SpecDevice(Struct, frozen=True):
+    """A device node."""
+
+    path: str
+    type: str = ""
+    major: int = -1
+    minor: int = -1
+
+
+class SpecRule(Struct, frozen=True):
+    """A rule for devices. type empty: every kind. major, minor None or negative: every number."""
+
+    allow: bool = False
+    type: str = ""
+    major: int | None = None
+    minor: int | None = None
+    access: str = ""
+
+    def fits(self, major: int, minor: int) -> bool:
+        """Whether it is about opening this character device."""
+        return (
+            self.type in ("", "a", "c")
+            and _any(self.major) in (-1, major)
+            and _any(self.minor) in (-1, minor)
+            and not {*"rw"}.isdisjoint(self.access)
+        )
+
+    @property
+    def everything(self) -> bool:
+        """Whether it is the rule of a privileged container."""
+        return self.allow and self.type in ("", "a") and _any(self.major) == _any(self.minor) == -1
+
+
+class SpecMount(Struct, frozen=True):
+    """A mount."""
+
+    destination: str
+    source: str = ""
+
+
+class SpecProcess(Struct, frozen=True):
+    """The first process."""
+
+    env: tuple[str, ...] | None = None
+
+
+class SpecResources(Struct, frozen=True):
+    """The limits."""
+
+    devices: tuple[SpecRule, ...] | None = None
+
+
+class SpecLinux(Struct, frozen=True):
+    """What is Linux's own."""
+
+    devices: tuple[SpecDevice, ...] | None = None
+    resources: SpecResources | None = None
+
+
+class Spec(Struct, frozen=True):
+    """The spec. A list that is left out may also be null."""
+
+    annotations: Mapping[str, str] | None = None
+    process: SpecProcess | None = None
+    mounts: tuple[SpecMount, ...] | None = None
+    linux: SpecLinux | None = None
+
+    @property
+    def nodes(self) -> tuple[SpecDevice, ...]:
+        """Its character devices."""
+        devices = self.linux.devices if self.linux else None
+        return tuple(each for each in devices or () if each.type in ("c", "u"))
+
+    @property
+    def rules(self) -> tuple[SpecRule, ...]:
+        """Rules for devices."""
+        resources = self.linux.resources if self.linux else None
+        return (resources.devices if resources else None) or ()
+
+    def opens(self, number: DeviceNumber) -> bool:
+        """Whether its rules open a character device: the last that fits holds."""
+        return next((rule.allow for rule in reversed(self.rules) if rule.fits(*number)), False)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment; the last of a name holds."""
+        pairs = (each.partition("=") for each in (self.process.env if self.process else None) or ())
+        return {name: value for name, equals, value in pairs if equals}
+
+    @property
+    def privileged(self) -> bool:
+        """Whether it may use every device of the host."""
+        return any(rule.everything for rule in self.rules)
+
+
+def _any(number: int | None) -> int:
+    return -1 if number is None or number < 0 else number

@@ -1,0 +1,175 @@
+"""`nri-gpu verify` without a container: what it prints of a report, and what it says where it cannot see."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec import to_builtins
+
+from nri_gpu.allocation.grant import KEY_BYTES
+from nri_gpu.cli.verify import code_of, to_text
+from nri_gpu.daemon.answers import InventoryAnswer
+from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
+from nri_gpu.domain.errors import Exit
+from nri_gpu.verify.bundles import TASKS
+from nri_gpu.verify.report import ContainerReport, Report, Verdict, changed, ended
+from tests.support import builders as make
+from tests.unit.cli.conftest import NriGpuCall
+from tests.unit.cli.test_status import FREE
+
+KEY = bytes(KEY_BYTES)
+GOOD = ContainerReport(
+    id="a", pod="ml/train", container="main", verdict=Verdict.OK, mode="exclusive", gpu_uuids=(make.uuid(1),)
+)
+BAD = ContainerReport(id="b", pod="ml/web", container="main", verdict=Verdict.DIFFERS, differences=("can open x",))
+HIDDEN = ContainerReport(id="c", pod="ml/vm", container="main", verdict=Verdict.UNSEEN, unseen="it is a VM")
+
+
+def report(*containers: ContainerReport, **fields: object) -> Report:
+    return Report(**{"numbers_from": "daemon", "containers": containers, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state folder with a key, beside a containerd without containers."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "ctrd" / TASKS).mkdir(parents=True)
+    key = tmp_path / "state" / "key"
+    key.touch(0o600)
+    key.write_bytes(KEY)
+    return tmp_path / "state"
+
+
+@contextmanager
+def daemon(state: Path, answers: Mapping[str, object]) -> Iterator[None]:
+    """Something that answers these questions, each once."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(state / "control.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            for _ in answers:
+                connection, _address = listener.accept()
+                with connection:
+                    connection.sendall(json.dumps(answers[connection.recv(100).decode().strip()]).encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+def options(state: Path) -> list[object]:
+    return ["--state-dir", state, "--containerd-state", state.parent / "ctrd"]
+
+
+INVENTORY = to_builtins(InventoryAnswer(make.inventory()))
+
+
+def test_a_line_for_each_container_and_the_sentences_below() -> None:
+    lines = to_text(report(GOOD, BAD, HIDDEN, unseen=("ml/x is missing",)), make.inventory()).splitlines()
+    assert lines[0] == "3 containers: 1 ok, 1 differs, 1 not seen"
+    assert lines[1].split() == ["POD", "CONTAINER", "GPUS", "MODE", "VERDICT"]
+    assert [line.split() for line in lines[2:5]] == [
+        ["ml/train", "main", "1", "exclusive", "ok"],
+        ["ml/web", "main", "-", "-", "differs"],
+        ["ml/vm", "main", "-", "-", "not", "seen"],
+    ]
+    assert lines[5:] == ["ml/web main: can open x", "ml/vm main not seen: it is a VM", "not seen: ml/x is missing"]
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (report(), Exit.OK),
+        (report(GOOD), Exit.OK),
+        (report(GOOD, BAD, HIDDEN), Exit.FINDING),
+        (report(HIDDEN), Exit.UNAVAILABLE),
+        (report(HIDDEN, denied=True), Exit.PERMISSION),
+        (report(GOOD, unseen=("one is missing",)), Exit.UNAVAILABLE),
+    ],
+)
+def test_exit_codes(found: Report, code: Exit) -> None:
+    assert code_of(found) is code
+
+
+def test_what_changed_between_two_looks() -> None:
+    before, now = report(GOOD, BAD), report(GOOD, HIDDEN)
+    assert (changed(before, now), ended(before, now)) == ((HIDDEN,), (BAD,))
+
+
+def test_a_node_without_containers(nri_gpu: NriGpuCall, state: Path) -> None:
+    with daemon(state, {"status": FREE, "inventory": INVENTORY}):
+        done = nri_gpu("verify", *options(state), "-o", "json")
+    assert (done.code, done.err) == (Exit.OK, "")
+    assert done.document == {
+        "schema": "nri-gpu/verify/v1",
+        **{"numbers_from": "daemon", "containers": [], "unseen": [], "denied": False},
+    }
+
+
+def test_a_holder_that_no_runtime_shows(nri_gpu: NriGpuCall, state: Path) -> None:
+    holder = {"container_id": "0a1b", "namespace": "ml", "pod": "train", "running": True, "since_s": None}
+    rest = {
+        "container": "main",
+        "pod_uid": "u",
+        "mode": "exclusive",
+        "phase": "running",
+        "gpu_uuids": [],
+        "driver_generation": "-",
+    }
+    first, *others = FREE["gpus"]
+    status = FREE | {"gpus": [first | {"holders": [holder | rest]}, *others]}
+    with daemon(state, {"status": status, "inventory": INVENTORY}):
+        done = nri_gpu("verify", *options(state))
+    assert done.code == Exit.UNAVAILABLE
+    assert "not seen: ml/train has GPUs, and its container 0a1b is not among" in done.out
+
+
+def test_without_a_daemon_its_snapshot_says_the_numbers(nri_gpu: NriGpuCall, state: Path) -> None:
+    evidence = Evidence(
+        boot_id="b", program="p", module_version="m", settings=("/", "/stage"), host=(), staged=(), sight=""
+    )
+    snapshot = Snapshot(evidence=evidence, inventory=make.inventory(), driver=make.driver())
+    (state / SNAPSHOT_FILE).write_bytes(to_bytes(snapshot, KEY))
+    done = nri_gpu("verify", *options(state))
+    assert (done.code, done.out) == (
+        Exit.OK,
+        "0 containers; no daemon runs: device numbers are from its last snapshot\n",
+    )
+    (state / SNAPSHOT_FILE).write_bytes(b"edited")
+    done = nri_gpu("verify", *options(state))
+    assert done.code == Exit.UNAVAILABLE
+    assert "it was not written by a daemon with this state folder's key" in done.err
+
+
+def test_neither_daemon_nor_snapshot(nri_gpu: NriGpuCall, state: Path) -> None:
+    done = nri_gpu("verify", *options(state))
+    assert done.code == Exit.UNAVAILABLE
+    assert "which device numbers the GPUs have is not known" in done.err
+    assert "is `nri-gpu run` running?" in done.err
+
+
+def test_keys(nri_gpu: NriGpuCall, state: Path) -> None:
+    key = state / "key"
+    key.write_bytes(b"short")
+    done = nri_gpu("verify", *options(state))
+    assert (done.code, "is not 32 bytes long" in done.err) == (Exit.UNAVAILABLE, True)
+    key.chmod(0o644)
+    done = nri_gpu("verify", *options(state))
+    assert (done.code, "lets others than root use it" in done.err) == (Exit.PERMISSION, True)
+    key.unlink()
+    done = nri_gpu("verify", *options(state))
+    assert (done.code, "no key " in done.err) == (Exit.UNAVAILABLE, True)
+
+
+def test_no_containerd(nri_gpu: NriGpuCall, state: Path) -> None:
+    with daemon(state, {"status": FREE, "inventory": INVENTORY}):
+        done = nri_gpu("verify", "--state-dir", state, "--containerd-state", state)
+    assert (done.code, "no containerd keeps containers below" in done.err) == (Exit.UNAVAILABLE, True)
