@@ -26,6 +26,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
 
+IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
 COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
     Operator.AT_LEAST: ge,
     Operator.AT_MOST: le,
@@ -49,7 +50,7 @@ def why_not(unit: Unit) -> str:
     """Why a GPU or a MIG device cannot be granted to any container; empty if it can."""
     if isinstance(unit, MigPart):
         return _why_not_part(unit)
-    return unit.unavailable or ("it is in MIG mode" if unit.mig_enabled else "")
+    return unit.unavailable or (IN_MIG_MODE if unit.mig_enabled else "")
 
 
 def _why_not_part(part: MigPart) -> str:

@@ -21,9 +21,10 @@ from msgspec import convert, to_builtins
 
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.cli.client import ask, daemon_status, with_health
-from nri_gpu.cli.render import at, gpus_json, gpus_text, matrix, transition_lines
+from nri_gpu.cli.page import Tone
+from nri_gpu.cli.render import at, gpus_json, gpus_page, gpus_text, lines, matrix, show, transition_lines
 from nri_gpu.daemon import logs
-from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer, TransitionsAnswer
+from nri_gpu.daemon.answers import InventoryAnswer, TransitionsAnswer
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError
 from nri_gpu.domain.health import Happened, Transition, TransitionKind
@@ -60,7 +61,13 @@ def run(args: argparse.Namespace) -> int:
         return _record(inventory, Path(args.record), scrub=args.scrub)
     status = daemon_status(state_dir) if state_dir else None
     inventory = with_health(inventory, status) if status else inventory
-    print(_shown(inventory, status, args))
+    history = status.transitions if status else None
+    if args.output == "json":
+        print(json.dumps(gpus_json(inventory, status) | {"transitions": to_builtins(history)}, indent=1))
+    elif args.topology:
+        show(matrix(inventory))
+    else:
+        show([*gpus_page(inventory, status), *lines(transition_lines(history), Tone.FAINT)])
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
@@ -87,16 +94,6 @@ def _record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
         raise CommandError(code, f"{path} cannot be written: {error.strerror}") from None
     print(f"{path}: {len(inventory.gpus)} GPUs; try it with `nri-gpu gpus --gpus {path}`")
     return Exit.OK
-
-
-def _shown(inventory: Inventory, status: DaemonStatus | None, args: argparse.Namespace) -> str:
-    """status: the running daemon's; None without one."""
-    history = status.transitions if status else None
-    if args.output == "json":
-        return json.dumps(gpus_json(inventory, status) | {"transitions": to_builtins(history)}, indent=1)
-    if args.topology:
-        return matrix(inventory)
-    return "\n".join([gpus_text(inventory, status), *transition_lines(history)])
 
 
 class Printer:

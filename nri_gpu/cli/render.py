@@ -1,14 +1,17 @@
-"""Prints GPUs, their health and their topology: as tables, and as JSON."""
+"""Prints pages; and GPUs, their health and their topology, as pages and as JSON."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import convert, to_builtins
 
-from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.messages import IN_MIG_MODE, why_not
+from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
+from nri_gpu.cli.page import table as table  # for verbs that print one
 from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus, NodeStatus
 from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
@@ -16,6 +19,16 @@ from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.node import Inventory, KernelGpu, Link
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
+
+
+def show(page: Page) -> None:
+    """Print the page. Only a terminal pays for rich."""
+    if not sys.stdout.isatty():
+        print(plain(page))
+        return
+    from nri_gpu.cli import terminal
+
+    terminal.show(page)
 
 
 def gpus_json(inventory: Inventory, status: DaemonStatus | None = None) -> dict[str, object]:
@@ -62,28 +75,60 @@ def _state_json(unit: Unit) -> dict[str, object]:
     return {"unavailable": why_not(unit), "health": to_builtins(HealthStatus.of(unit))}
 
 
-def gpus_text(inventory: Inventory, status: DaemonStatus | None = None) -> str:
+def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Table]:
     """A table, with the faults below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
-    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")]
-    if inventory.gpus:
-        rows = [_row(unit) for unit in inventory.units]
-        lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
-    lines += health_lines({unit.place: HealthStatus.of(unit) for unit in inventory.units})
-    lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
-    lines += unlisted_lines(inventory.unlisted, inventory.fault)
+    headline = f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")
+    table = Table(GPU_COLUMNS, tuple(_row(unit) for unit in inventory.units))
+    here = [extra for extra, offer in inventory.extras.items() if not offer.lacking]
+    lacking = [extra for extra in inventory.extras if extra not in here]
+    extras = [f"extras: {', '.join(here)}"] if here else []
+    extras += [f"extras not here: {', '.join(lacking)} (`-o json` says why)"] if lacking else []
+    return [
+        Line(headline, Tone.HEAD),
+        *([table] if inventory.gpus else []),
+        *lines(health_lines({unit.place: HealthStatus.of(unit) for unit in inventory.units}), Tone.WARN),
+        *lines(_gpus_faults(inventory), Tone.BAD),
+        *lines(extras, Tone.FAINT),
+        *lines([inventory.fault] if inventory.fault else [], Tone.BAD),
+    ]
+
+
+def _gpus_faults(inventory: Inventory) -> Iterator[str]:
+    """What cannot be granted at all, each a sentence."""
+    yield from (f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults)
+    yield from unlisted_lines(inventory.unlisted, inventory.fault)
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
         if major is None and not inventory.fault:
-            lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
+            yield f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})"
     if inventory.parts and inventory.majors.nvidia_caps is None:
-        lines.append("nvidia-caps has no major: no MIG device can be granted")
-    here = [extra for extra, offer in inventory.extras.items() if not offer.lacking]
-    if here:
-        lines.append(f"extras: {', '.join(here)}")
-    if lacking := [extra for extra in inventory.extras if extra not in here]:
-        lines.append(f"extras not here: {', '.join(lacking)} (`-o json` says why)")
-    return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
+        yield "nvidia-caps has no major: no MIG device can be granted"
+
+
+def gpus_text(inventory: Inventory, status: DaemonStatus | None = None) -> str:
+    return plain(gpus_page(inventory, status))
+
+
+def lines(sentences: Iterable[str], tone: Tone) -> Iterator[Line]:
+    return (Line(each, tone) for each in sentences)
+
+
+def of_state(state: str) -> Tone:
+    """Of what `state_of` says."""
+    return Tone.GOOD if state == "ok" else Tone.WARN if state.startswith("ok,") else of_trouble(state)
+
+
+def of_trouble(why: str) -> Tone:
+    """Of why a GPU is unavailable."""
+    return Tone.PLAIN if why == IN_MIG_MODE else Tone.BAD
+
+
+GPU_COLUMNS: Final = (
+    *map(Column, ("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE")),
+    Column("STATE", of_state, prose=True),
+    Column("UUID", lambda _: Tone.FAINT),
+)
 
 
 def _snapshot(node: NodeStatus) -> str:
@@ -118,14 +163,6 @@ def _row(unit: Unit) -> tuple[str, ...]:
         state_of(unit),
         unit.uuid,
     )
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns are as wide as their widest cell."""
-    lines = [tuple(heads), *map(tuple, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return ["  ".join(line).rstrip() for line in padded]
 
 
 SHOWN: Final = 10  # transitions; `-o json` has more
@@ -194,11 +231,19 @@ LEGEND: Final = (
 )
 
 
-def matrix(inventory: Inventory) -> str:
+def of_link(cell: str) -> Tone:
+    """From NVLink, the fastest, to what crosses NUMA nodes."""
+    if cell.startswith("NV"):
+        return Tone.GOOD
+    return {"PIX": Tone.LINK, "PXB": Tone.LINK, "PHB": Tone.WARN, "NODE": Tone.WARN, "SYS": Tone.BAD}.get(
+        cell, Tone.FAINT
+    )
+
+
+def matrix(inventory: Inventory) -> list[Line | Table]:
     """A line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
     links = {(link.a, link.b): link for link in inventory.links}
     cpus = {node.number: node.cpus for node in inventory.numa}
-    heads = ("", *(f"GPU{gpu.index}" for gpu in inventory.gpus), "CPU Affinity", "NUMA Affinity")
     rows = [
         (
             f"GPU{gpu.index}",
@@ -208,8 +253,13 @@ def matrix(inventory: Inventory) -> str:
         )
         for gpu in inventory.gpus
     ]
-    legend = [f"  {word.ljust(4)} = {meaning}" for word, meaning in LEGEND]
-    return "\n".join([*table(heads, rows), "", "Legend:", *legend])
+    columns = (
+        Column(""),
+        *(Column(f"GPU{gpu.index}", of_link) for gpu in inventory.gpus),
+        *map(Column, ("CPU Affinity", "NUMA Affinity")),
+    )
+    legend = [Line(f"  {word.ljust(4)} = {meaning}", of_link(word)) for word, meaning in LEGEND]
+    return [Table(columns, tuple(rows)), Line(""), Line("Legend:"), *legend]
 
 
 def _cell(one: Gpu, other: Gpu, links: dict[tuple[int, int], Link]) -> str:

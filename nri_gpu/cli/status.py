@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,23 @@ from typing import Final
 from msgspec import UnsetType, convert
 
 from nri_gpu.cli.client import ask
-from nri_gpu.cli.render import at, health_lines, table, transition_lines, unlisted_lines
+from nri_gpu.cli.page import Column, Line, Table, Tone, plain
+from nri_gpu.cli.render import at, health_lines, lines, of_trouble, show, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, UnitStatus
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.system.succession import Succession
 
 GUARD_REPORTS_MISSED: Final = 4  # before a guard counts as gone
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILABLE")
+MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.GOOD}  # nobody holds a free GPU; others share it
+COLUMNS: Final = (
+    Column("GPU", lambda _: Tone.HEAD),
+    Column("MODEL"),
+    Column("MODE", lambda mode: MODES.get(mode, Tone.LINK)),
+    *map(Column, ("HELD BY", "CONTAINER", "FOR")),
+    Column("UNAVAILABLE", of_trouble, prose=True),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
-    print(json.dumps(answer, indent=1) if args.output == "json" else to_text(status, time.time()))
+    if args.output == "json":
+        print(json.dumps(answer, indent=1))
+    else:
+        show(status_page(status, time.time(), glance=sys.stdout.isatty()))
     return Exit.FINDING if faults(status) else Exit.OK
 
 
@@ -80,32 +91,52 @@ def _inventory_fault(node: NodeStatus) -> str:
 
 
 def to_text(status: DaemonStatus, now: float) -> str:
-    """A headline, a table with a line for each GPU and holder, and faults below it."""
+    return plain(status_page(status, now))
+
+
+def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Table]:
+    """A headline, a table with a line for each GPU and holder, and faults below it.
+
+    glance: for a terminal, where a count of the GPUs and the faults come first.
+    """
     runtime, node = status.runtime, status.node
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
-    lines = [f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"]
-    if status.gpus:
-        lines += table(HEADS, [row for gpu in status.gpus for row in _rows(gpu, now)])
-    else:
-        lines.append("no GPUs")
-    lines += unlisted_lines(status.unlisted, node.inventory_fault)
+    headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
+    wrong = [*lines(faults(status), Tone.BAD)]
+    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, now))
+    return [
+        Line(headline, Tone.HEAD),
+        *([Line(counted(status)), *wrong] if glance else []),
+        Table(COLUMNS, rows) if rows else Line("no GPUs"),
+        *lines(_notes(status), Tone.WARN),
+        *lines(_of_kubelet(status, now), Tone.PLAIN),
+        *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
+        *([] if glance else wrong),
+        *lines(transition_lines(status.transitions), Tone.FAINT),
+    ]
+
+
+def counted(status: DaemonStatus) -> str:
+    """`8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
+    with_parts = {gpu.place.partition(":")[0] for gpu in status.gpus if gpu.kind == "mig"}
+    units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
+    held = sum(bool(gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
+    free = sum(not gpu.unavailable and not (gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
+    kind = "GPUs and MIG devices" if with_parts else "GPUs"
+    return f"{len(units)} {kind}: {held} held, {free} free, {len(units) - held - free} unavailable"
+
+
+def _notes(status: DaemonStatus) -> Iterator[str]:
+    """What is odd about the node's GPUs and who holds them, each a sentence."""
+    node = status.node
+    yield from unlisted_lines(status.unlisted, node.inventory_fault)
     if not node.inventory_confirmed:
-        lines.append(f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet")
-    lines += [f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone]
-    lines += [
-        f"{_pod(holder)}, container {holder.container}: {holder.restart}"
-        for gpu in status.gpus
-        for holder in gpu.holders
-        if holder.restart
-    ]
-    lines += [
-        f"GPU {each.index} cannot be described{_since_when(each.since_s)}: {each.reason}" for each in status.faults
-    ]
-    lines += [_of_kubelet(each, now) for each in status.kubelet.resources]
-    if status.kubelet.enabled:
-        lines.append(f"kubelet: {fail_closed(status)}")
-    lines += health_lines({gpu.place: gpu.health for gpu in status.gpus})
-    return "\n".join([*lines, *faults(status), *transition_lines(status.transitions)])
+        yield f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet"
+    yield from (f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone)
+    for gpu in status.gpus:
+        yield from (f"{_pod(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart)
+    for fault in status.faults:
+        yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
 
 
 def _since_when(seconds: float | UnsetType | None) -> str:
@@ -124,11 +155,15 @@ def _rows(gpu: UnitStatus, now: float) -> Iterator[tuple[str, ...]]:
         yield ("", "", "", *holder, "")
 
 
-def _of_kubelet(each: ResourceStatus, now: float) -> str:
-    """`kubelet: nvidia.com/gpu registered for 3m`."""
-    if each.since_s is not None:
-        return f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
-    return f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
+def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
+    """`kubelet: nvidia.com/gpu registered for 3m` for each resource; nothing without a device plugin."""
+    for each in status.kubelet.resources:
+        if each.since_s is not None:
+            yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
+        else:
+            yield f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
+    if status.kubelet.enabled:
+        yield f"kubelet: {fail_closed(status)}"
 
 
 def fail_closed(status: DaemonStatus) -> str:

@@ -95,17 +95,20 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["gpus"]) == 130
 
 
-FOREIGN = ("yaml", "pynvml", "grpc", "ctypes")
+FOREIGN = ("yaml", "pynvml", "grpc", "ctypes", "rich")
 # A bug in what decides must not be a bug of the guard's, nor its memory the guard's.
 DECIDING = ("decision.decide", "injection", "inventory", "driver", "host", "allocation.placement")
 NOT_LOADED = {
     "from nri_gpu.cli import main; main._parser()": ("nri_gpu.daemon", "nri_gpu.cli.run", *FOREIGN),
     "import nri_gpu.cli.run": ("nri_gpu.cli.explain", "nri_gpu.inventory.nvml", *FOREIGN),
     "import nri_gpu.daemon.guard": (*(f"nri_gpu.{name}" for name in DECIDING), *FOREIGN),
+    f"from nri_gpu.cli.main import main; main(['gpus', '--gpus', '{FOUR_GPUS}'])": FOREIGN,
 }
 
 
-@pytest.mark.parametrize(("statement", "modules"), NOT_LOADED.items(), ids=["every verb", "daemon", "guard"])
+@pytest.mark.parametrize(
+    ("statement", "modules"), NOT_LOADED.items(), ids=["every verb", "daemon", "guard", "a verb in a pipe"]
+)
 def test_nobody_pays_for_what_it_does_not_use(statement: str, modules: tuple[str, ...]) -> None:
     script = f"{statement}; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,0 +1,69 @@
+"""What a verb prints: lines and tables, plain into a pipe, and fit to the width and in colour on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Tone(StrEnum):
+    """How a text looks on a terminal, as a style of rich."""
+
+    PLAIN = "none"
+    HEAD = "bold"
+    GOOD = "green"
+    LINK = "cyan"
+    WARN = "yellow"
+    BAD = "bold red"
+    FAINT = "dim"
+
+
+Toning = Callable[[str], Tone]  # of a cell
+
+
+def untoned(cell: str) -> Tone:
+    del cell
+    return Tone.PLAIN
+
+
+class Line(Struct, frozen=True):
+    """A line of its own; one too long for a terminal goes on below, indented."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+class Column(Struct, frozen=True):
+    """A column. prose: sentences, which a narrow terminal may wrap."""
+
+    head: str
+    tone: Toning = untoned
+    prose: bool = False
+
+
+class Table(Struct, frozen=True):
+    """A table. Its first column names the rows; a row in which it is empty goes on with the row above."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+Page = Sequence[Line | Table]
+
+
+def plain(page: Page) -> str:
+    """The page as text, each column as wide as its widest cell."""
+    lines: list[str] = []
+    for part in page:
+        lines += table([each.head for each in part.columns], part.rows) if isinstance(part, Table) else [part.text]
+    return "\n".join(lines)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns are as wide as their widest cell."""
+    lines = [tuple(heads), *map(tuple, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return ["  ".join(line).rstrip() for line in padded]

@@ -1,0 +1,82 @@
+"""Pages on a terminal, by rich, which nothing else imports: in colour, and readable at any width."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.console import Console, Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from nri_gpu.cli.page import Column, Page, Table
+
+GAP: Final = 2  # blanks between columns
+PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read
+NOTHING: Final = ("", "-")  # cells that say nothing
+
+
+def show(page: Page, console: Console | None = None) -> None:
+    console = console or Console(highlight=False)
+    console.print(drawn(page, console.width))
+
+
+def drawn(page: Page, width: int) -> Group:
+    """The page for a terminal of that many columns."""
+    parts: list[Text | RichTable] = []
+    for part in page:
+        if isinstance(part, Table):
+            for number, block in enumerate(_blocks(part, width)):
+                parts += [Text(""), block] if number else [block]
+        else:
+            parts.append(Text(_wrapped(_safe(part.text), width), part.tone, no_wrap=True))
+    return Group(*parts)
+
+
+def _wrapped(text: str, width: int) -> str:
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _blocks(table: Table, width: int) -> Iterator[RichTable]:
+    """The table, in as many tables below each other as the width needs; each has the first column.
+
+    Rows about which one has nothing to say are left out of it; the first names every row that has a name.
+    """
+    rows = [tuple(map(_safe, row)) for row in table.rows]
+    widths = [max(len(line[at]) for line in (_heads(table), *rows)) for at in range(len(table.columns))]
+    for number, chosen in enumerate(_fitting(table.columns, widths, width)):
+        told = chosen[1:] if number else chosen
+        kept = [row for row in rows if any(row[at] not in NOTHING for at in told)]
+        if not kept:
+            continue
+        made = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+        for at in chosen:
+            wraps = table.columns[at].prose or widths[0] + GAP + widths[at] > width
+            made.add_column(Text(table.columns[at].head), no_wrap=not wraps, overflow="fold")
+        for row in kept:
+            made.add_row(*(Text(row[at], table.columns[at].tone(row[at])) for at in chosen))
+        yield made
+
+
+def _heads(table: Table) -> tuple[str, ...]:
+    return tuple(column.head for column in table.columns)
+
+
+def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Which columns stand beside each other: the first, and as many others as there is room for."""
+    chosen, room = [0], width - widths[0]
+    for at in range(1, len(columns)):
+        needed = GAP + (min(widths[at], PROSE_MIN) if columns[at].prose else widths[at])
+        if needed > room and len(chosen) > 1:
+            yield chosen
+            chosen, room = [0], width - widths[0]
+        chosen.append(at)
+        room -= GAP + widths[at]
+    yield chosen
+
+
+def _safe(text: str) -> str:
+    """The text without what a terminal would take as a command: others named the pods."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

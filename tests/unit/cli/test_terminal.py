@@ -1,0 +1,171 @@
+"""What a terminal shows: pages at every width against goldens, and real commands on a pty.
+
+`python -m tests.unit.cli.test_terminal` writes the goldens again.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from nri_gpu.cli import terminal
+from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
+from nri_gpu.cli.render import gpus_page, matrix, of_link, of_state, of_trouble
+from nri_gpu.cli.status import counted, status_page
+from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.daemon.report import status_of
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.health import Happened, Health, HealthState, History
+from nri_gpu.simulation.topology import load_topology
+from tests.support import builders as make
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.terminal import STYLE, on_terminal
+from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
+
+GOLDENS = Path(__file__).parent / "goldens"
+MIG = TOPOLOGIES / "mig-a100.toml"
+PCIE = TOPOLOGIES / "pcie-8.toml"
+WHY = "XID 79: the GPU has fallen off the bus"
+
+
+@cache
+def node_in_trouble() -> DaemonStatus:
+    """Held, shared and free GPUs, and one that fell off the bus; the runtime is away."""
+    bad = make.gpu(2, unavailable=f"bad since then because of {WHY}", health=Health(HealthState.BAD, NOW - 60, WHY, 1))
+    node = make.node([make.gpu(0), make.gpu(1), bad, make.gpu(3)], driver_version="580.95.05")
+    shared = [make.entry(1, to=each, mode=Mode.SHARED, since=CLOCK - 70) for each in (TRAIN, OTHER)]
+    alone = make.entry(0, to=make.container(of="alone"), since=CLOCK - 7500)
+    lost = Happened(number=1, at_s=NOW - 60, kind="health", uuid=bad.uuid, index=2, worse=True, what=f"GPU 2: {WHY}")
+    return status_of(
+        view(
+            make.ledger(alone, *shared),
+            node,
+            connection=RuntimeConnection(
+                ready=False, since_s=NOW - 5, name="containerd", version="2.1.9", fault="gone"
+            ),
+            history=History(NOW - 9000, 1, {"health": 1}, (lost,)),
+        )
+    )
+
+
+def pages(*, piped: bool = False) -> dict[str, Page]:
+    return {
+        "status": status_page(node_in_trouble(), NOW, glance=not piped),
+        "gpus": gpus_page(load_topology(MIG)),
+        "topology": matrix(load_topology(PCIE)),
+    }
+
+
+def drawn(page: Page, width: int) -> str:
+    written = io.StringIO()
+    terminal.show(page, Console(file=written, width=width, force_terminal=True, color_system="standard"))
+    return written.getvalue()
+
+
+def unstyled(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in STYLE.sub("", text).splitlines())
+
+
+CASES = [(name, width) for name in pages() for width in (80, 200)]
+
+
+@pytest.mark.parametrize(("name", "width"), CASES)
+def test_pages_against_goldens(name: str, width: int) -> None:
+    assert unstyled(drawn(pages()[name], width)) == (GOLDENS / f"{name}-{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", pages())
+def test_a_pipe_gets_the_page_unfolded(name: str) -> None:
+    assert plain(pages(piped=True)[name]) + "\n" == (GOLDENS / f"{name}-piped.txt").read_text()
+
+
+@pytest.mark.parametrize("name", pages())
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_no_width_loses_a_word_or_breaks_a_line(name: str, width: int) -> None:
+    page = pages()[name]
+    shown = unstyled(drawn(page, width))
+    assert all(len(line) <= width for line in shown.splitlines())
+    joined = "".join(shown.split())
+    for part in page:
+        words = part.text.split() if isinstance(part, Line) else [cell for row in part.rows for cell in row]
+        for word in words:
+            # A cell that was folded stands in pieces between other cells; its beginning is whole.
+            assert "".join(word.split())[: 8 if width < 60 else None] in joined or word == "-"
+
+
+def test_what_a_terminal_would_obey_is_shown_as_a_question_mark() -> None:
+    evil = "\x1b]0;owned\x07\x1b[2Jpod"
+    shown = drawn([Table((Column("POD"), Column("WHY")), ((evil, "[bold]x[/]"),)), Line(evil)], 80)
+    assert "\x1b]" not in shown
+    assert "\x1b[2J" not in shown
+    assert shown.count("?]0;owned??[2Jpod") == 2
+    assert "[bold]x[/]" in shown
+
+
+def test_colour_tells_links_and_troubles_apart() -> None:
+    links = {cell: of_link(cell) for cell in ("NV12", "PIX", "PXB", "PHB", "NODE", "SYS", "X", "?")}
+    assert list(dict.fromkeys(links.values())) == [Tone.GOOD, Tone.LINK, Tone.WARN, Tone.BAD, Tone.FAINT]
+    assert links["X"] == links["?"] == Tone.FAINT
+    states = [of_state(state) for state in ("ok", "ok, suspect, thermal", "it is in MIG mode", WHY)]
+    assert states == [Tone.GOOD, Tone.WARN, Tone.PLAIN, Tone.BAD]
+    assert of_trouble(WHY) == Tone.BAD
+    assert "\x1b[32mNV" in drawn(matrix(load_topology(FOUR_GPUS)), 80)
+
+
+def test_the_glance_counts_each_gpu_once() -> None:
+    assert counted(node_in_trouble()) == "4 GPUs: 2 held, 1 free, 1 unavailable"
+    mig = status_of(view(node=make.node([make.mig_gpu(0), make.gpu(1)])))
+    assert counted(mig) == "3 GPUs and MIG devices: 0 held, 3 free, 0 unavailable"
+    away = replace(node_in_trouble(), gpus=())
+    assert plain(status_page(away, NOW, glance=True)).splitlines()[1:4] == [
+        "0 GPUs: 0 held, 0 free, 0 unavailable",
+        "not connected to the runtime: gone",
+        "no GPUs",
+    ]
+
+
+# --- real commands ----------------------------------------------------------------------------------------------------
+
+GPUS = ("gpus", "--gpus", FOUR_GPUS)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_real_terminal(columns: int) -> None:
+    """No locale either."""
+    screen = on_terminal(*GPUS, columns=columns, environment={"LC_ALL": "C"})
+    assert (screen.code, max(map(len, screen.lines)) <= columns) == (Exit.OK, True)
+    assert "\x1b[32m" in screen.colours
+    assert screen.lines[0].startswith("4 GPUs, driver 580.95.05")
+    assert len(on_terminal(*GPUS, "--topology", columns=columns).colours) > 3
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_colour_is_not_wanted(environment: dict[str, str]) -> None:
+    screen = on_terminal(*GPUS, environment=environment)
+    assert not screen.colours - {"\x1b[0m", "\x1b[1m", "\x1b[2m"}  # bold and dim are no colours
+    assert screen.lines[0].startswith("4 GPUs")
+
+
+def test_json_is_the_same_on_a_terminal() -> None:
+    screen = on_terminal(*GPUS, "-o", "json")
+    assert not screen.colours
+    assert screen.lines[0] == "{"
+
+
+def write_goldens() -> None:
+    GOLDENS.mkdir(exist_ok=True)
+    for name, page in pages(piped=True).items():
+        (GOLDENS / f"{name}-piped.txt").write_text(plain(page) + "\n")
+    for name, page in pages().items():
+        for width in (80, 200):
+            (GOLDENS / f"{name}-{width}.txt").write_text(unstyled(drawn(page, width)))
+
+
+if __name__ == "__main__":
+    write_goldens()
