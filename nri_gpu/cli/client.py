@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -19,20 +20,38 @@ from nri_gpu.domain.node import Inventory
 
 TIMEOUT_S: Final = 5.0
 READ_BYTES: Final = 1 << 16
+ANSWER_MAX: Final = 64 << 20  # bytes; a full node has some 200 kB
 T = TypeVar("T")
 G = TypeVar("G", Gpu, MigDevice)
 
 
-def ask(path: Path, question: str, kind: type[T]) -> T:
-    """The daemon's answer to one question. Raises: OSError; ValueError: it is no such answer."""
+def ask(path: Path, question: str, kind: type[T], timeout_s: float = TIMEOUT_S) -> T:
+    """The daemon's answer to one question. Raises: OSError; ValueError: it is no such answer.
+
+    timeout_s: for each part of it, and twice that for all.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(TIMEOUT_S)
+        connection.settimeout(timeout_s)
         connection.connect(str(path))
         connection.sendall(f"{question}\n".encode())
-        answer = json.loads(b"".join(iter(lambda: connection.recv(READ_BYTES), b"")))
+        answer = json.loads(_read(connection, time.monotonic() + 2 * timeout_s))
     if not isinstance(answer, dict) or "error" in answer:
         raise ValueError(answer.get("error") if isinstance(answer, dict) else "not a JSON object")
     return convert(answer, kind)
+
+
+def _read(connection: socket.socket, until_s: float) -> bytes:
+    """All that is sent. Raises: OSError; ValueError: it is more than a daemon ever sends."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    while part := connection.recv(READ_BYTES):
+        parts.append(part)
+        size_bytes += len(part)
+        if size_bytes > ANSWER_MAX:
+            raise ValueError(f"an answer of more than {ANSWER_MAX >> 20} MiB")
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"no whole answer; {size_bytes} bytes came")
+    return b"".join(parts)
 
 
 def daemon_status(state_dir: Path) -> DaemonStatus | None:

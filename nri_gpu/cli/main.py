@@ -189,6 +189,20 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "doctor",
+        "nri_gpu.cli.doctor",
+        "show what is wrong on this node, from the kernel to the container, and how to fix it",
+        "Changes nothing, and takes a second or two. Works without daemon, driver or root, and says what it could not\n"
+        "see. Exits 1 when a finding is an error.",
+        (
+            POLICY,
+            STATE_DIR,
+            _option("--run-dir", help="the guard's --run-dir (default /run/nri-gpu-guard)", metavar="DIR"),
+            _option("--root", help="root folder of the host's files, in a pod that mounts them", metavar="DIR"),
+            OUTPUT,
+        ),
+    ),
+    Verb(
         "cdi",
         "nri_gpu.cli.cdi",
         "write a CDI specification of the GPUs, without hooks, for Docker, podman and others",

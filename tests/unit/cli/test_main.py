@@ -28,7 +28,7 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     assert [
-        *("run", "guard", "gpus", "status", "verify", "driver", "check", "cdi", "explain", "replay", "prepare")
+        *("run", "guard", "gpus", "status", "verify", "driver", "check", "doctor", "cdi", "explain", "replay", "prepare")
     ] == VERBS
     text = helped(capsys)
     assert all(verb.help in " ".join(text.split()) for verb in cli.VERBS)

@@ -1,0 +1,75 @@
+"""`nri-gpu doctor`: what is wrong on this node, from the kernel to the container, and how to fix it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.cli.client import ask
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.policy_file import load_policy
+from nri_gpu.doctor.examine import examine, to_json, to_text
+from nri_gpu.doctor.finding import Examined, Level
+from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
+from nri_gpu.policy.model import Policy
+
+PATIENCE_S: Final = 1.0  # for the daemon's answer
+PIPED_COLUMNS: Final = 80
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings. Returns 1 when one is an error."""
+    found = examine(_examined(args))
+    print(to_json(found) if args.output == "json" else to_text(found, _columns()))
+    return Exit.FINDING if found.count(Level.ERROR) else Exit.OK
+
+
+def _examined(args: argparse.Namespace) -> Examined:
+    """The node, with its daemon's status and the policy that the daemon would read."""
+    root = Path(args.root or "/")
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    status: DaemonStatus | None = None
+    silence: OSError | ValueError | None = None
+    try:
+        status = ask(_below(root, state_dir) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
+    except (OSError, ValueError) as error:
+        silence = error
+    options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
+    policy, policy_error = Policy.default(), None
+    try:
+        policy = load_policy(_policy_file(root, args.policy), options)
+    except PolicyError as error:
+        policy_error = error
+    return Examined(
+        root=root,
+        policy=policy,
+        policy_error=policy_error,
+        status=status,
+        silence=silence,
+        state_dir=state_dir,
+        guard_dir=Path(args.run_dir or DEFAULT_RUN_DIR),
+    )
+
+
+def _policy_file(root: Path, named: str | None) -> Path | None:
+    """None for the default file of this machine, which may be missing."""
+    if named or root == Path("/"):
+        return Path(named) if named else None
+    path = root / "etc/nri-gpu/policy.toml"
+    try:
+        return path if path.exists() else None
+    except OSError:
+        return path  # reading it says why
+
+
+def _below(root: Path, path: Path) -> Path:
+    return root / str(path).lstrip("/")
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_COLUMNS

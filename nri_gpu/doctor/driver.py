@@ -1,0 +1,243 @@
+"""The driver: its modules, its files, its device nodes, and the services beside it. NVML is never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, unseen, warning
+from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
+from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, make_plan
+from nri_gpu.inventory.kernel import DRIVER, PciGpu, gpus_on_the_bus
+from nri_gpu.system.kernel_modules import PROC, majors_by_name, module_version, module_versions
+from nri_gpu.system.storage import text_of
+
+_PREPARE: Final = "nri-gpu prepare"
+_RELOAD: Final = (
+    "# reboot, or stop what uses the GPUs and load the modules again:",
+    "modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && nri-gpu prepare",
+)
+_OURS: Final = ("nvidia", "nvidia-uvm", "nvidia-caps")
+_MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
+
+
+def driver_findings(seen: Examined) -> Iterator[DoctorFinding]:
+    """From the PCI bus to the device nodes."""
+    if seen.simulated:
+        yield ok("driver", "the daemon simulates its GPUs (--gpus), so the node's driver does not matter")
+        return
+    gpus = tuple(gpus_on_the_bus(seen.at("/sys")))
+    module = is_loaded(seen.at("/sys"), KernelModule.NVIDIA)
+    yield _on_the_bus(seen, gpus, module=module)
+    if not gpus and not module:
+        return
+    yield from _bound_elsewhere(gpus)
+    yield from _modules(seen, gpus, module=module)
+    found, fault = _user_space(seen)
+    yield from _versions(seen, found, fault)
+    if module:
+        yield from _nodes(seen)
+        yield _persistence(seen)
+    yield from _fabric_manager(seen)
+
+
+def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> DoctorFinding:
+    if gpus:
+        return ok("GPUs", f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)} on the PCI bus")
+    if not seen.at("/sys/bus/pci/devices").is_dir():
+        return unseen("GPUs", "the PCI bus cannot be seen here: /sys/bus/pci/devices is missing")
+    if module:
+        return ok("GPUs", "no NVIDIA GPU on the PCI bus, but module nvidia is loaded")
+    return warning(
+        "GPUs",
+        "no NVIDIA GPU on the PCI bus: on this node nri-gpu has nothing to grant, and refuses who asks",
+        "lspci -d 10de:    # still nothing where there is a GPU: see its power, slot, firmware or virtual machine",
+    )
+
+
+def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[DoctorFinding]:
+    """GPUs that another driver has. One that a virtual machine has is meant to be there."""
+    for gpu in gpus:
+        if gpu.driver == "nouveau":
+            yield error(
+                "GPU driver",
+                f"GPU {gpu.bus_id} is bound to nouveau, the kernel's own driver, so NVIDIA's cannot have it",
+                "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nri-gpu-nouveau.conf",
+                "update-initramfs -u || dracut --force; reboot",
+            )
+        elif gpu.driver.startswith("vfio"):
+            yield ok("GPU driver", f"GPU {gpu.bus_id} is bound to {gpu.driver}, for a virtual machine")
+        elif gpu.driver not in ("", DRIVER):
+            yield warning(
+                "GPU driver",
+                f"GPU {gpu.bus_id} is bound to {gpu.driver}, so no container can get it",
+                f"echo {gpu.bus_id} > /sys/bus/pci/drivers/{gpu.driver}/unbind",
+                f"echo {gpu.bus_id} > /sys/bus/pci/drivers/nvidia/bind",
+            )
+
+
+def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterator[DoctorFinding]:
+    subject = "driver modules"
+    if not module:
+        yield _not_loaded(seen, subject)
+        return
+    if not is_loaded(seen.at("/sys"), KernelModule.UVM):
+        yield error(subject, "module nvidia-uvm is not loaded: every CUDA program fails in its first call", _PREPARE)
+    elif unbound := [gpu.bus_id for gpu in gpus if not gpu.driver]:
+        yield error(
+            subject,
+            f"module nvidia is loaded, and does not take GPU {listed(unbound)}: no container can get it",
+            "dmesg | grep -e NVRM -e nvidia    # says why; often a driver too old or too new for this GPU",
+        )
+    else:
+        yield ok(subject, "nvidia and nvidia-uvm are loaded")
+
+
+def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
+    """Why there is no module nvidia: not built for this kernel, or not loaded."""
+    release = (text_of(seen.at("/proc/sys/kernel/osrelease")) or "").strip()
+    known = text_of(seen.at(f"/lib/modules/{release}/modules.dep"), _MODULES_MAX, "utf-8") if release else None
+    if known is not None and "nvidia" not in known:
+        return error(
+            subject,
+            f"module nvidia is not installed for the running kernel {release}: no GPU can be granted",
+            f"apt install linux-headers-{release} && dkms autoinstall -k {release}    # Debian, Ubuntu",
+            f"dnf install kernel-devel-{release} && dkms autoinstall -k {release}     # RHEL, Fedora",
+            _PREPARE,
+        )
+    return error(
+        subject,
+        "module nvidia is not loaded: no GPU can be granted",
+        _PREPARE,
+        "dmesg | grep -e NVRM -e nvidia    # if it does not load: says why (Secure Boot, another driver)",
+    )
+
+
+def _user_space(seen: Examined) -> tuple[FoundDriver | None, str]:
+    """The driver's files, or why there are none."""
+    settings = seen.policy.driver
+    try:
+        return scan(seen.at(settings.root), library_dirs=settings.library_dirs), ""
+    except DriverError as fault:
+        return None, str(fault)
+
+
+def _versions(seen: Examined, found: FoundDriver | None, fault: str) -> Iterator[DoctorFinding]:
+    subject, where = "driver versions", seen.policy.driver.root
+    kernel = module_version(seen.at("/sys"), seen.at(PROC))
+    others = {name: each for name, each in module_versions(seen.at("/sys")).items() if each and kernel}
+    odd = [f"{name} {each}" for name, each in sorted(others.items()) if each != kernel]
+    if found is None:
+        yield error(
+            subject,
+            f"the driver's libraries are not usable: {fault}. No container can be given a driver",
+            "# install the driver's libraries (nvidia-utils, or NVIDIA's .run file), or set driver.root and "
+            "driver.library_dirs in /etc/nri-gpu/policy.toml to where they are",
+        )
+        return
+    if kernel and found.version != kernel:
+        yield error(
+            subject,
+            f"module nvidia is {kernel} and the libraries below {where} are {found.version}: NVML and CUDA fail "
+            "(Driver/library version mismatch), so nri-gpu refuses who asks",
+            *_RELOAD,
+        )
+    elif odd:
+        yield error(subject, f"module nvidia is {kernel}, but {listed(odd)}: CUDA fails", *_RELOAD)
+    elif kernel:
+        yield ok(subject, f"modules and libraries are {kernel}")
+    else:
+        yield ok(subject, f"the libraries below {where} are {found.version}; no module to compare them with")
+    if found.left_out:
+        yield warning(
+            "driver files",
+            f"{len(found.left_out)} files of the driver are given to no container, such as "
+            f"{found.left_out[0].path}: {found.left_out[0].reason}",
+            "nri-gpu driver    # lists each with its reason",
+        )
+
+
+def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
+    """What `nri-gpu prepare` would do about nodes and links."""
+    facts = look(HostPaths(seen.at("/dev"), seen.at("/proc"), seen.at("/sys")))
+    if not facts.devices:
+        return
+    plan = make_plan(facts)
+    for finding in plan.findings:
+        yield error("device nodes", f"{finding}", f"{_PREPARE} --dry-run    # once fixed: nothing left to do")
+    wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
+    nodes = [action for action in wrong if not isinstance(action, FixNode)]
+    caps = [action for action in nodes if "nvidia-caps" in action.subject]
+    yield from _undone(
+        "device nodes",
+        [action for action in nodes if action not in caps],
+        "device nodes are missing or have an old number",
+        "a container that needs them does not start, or its CUDA fails",
+    )
+    yield from _undone(
+        "MIG nodes",
+        caps,
+        "capability nodes of MIG devices are missing or have an old number",
+        "a container with such a MIG device fails to open it",
+    )
+    if fixes := [action for action in wrong if isinstance(action, FixNode)]:
+        yield warning(
+            "device nodes",
+            f"{listed(map(str, fixes), 2)}: programs of users other than root may fail to open it",
+            _PREPARE,
+        )
+    if not (wrong or plan.findings):
+        majors = majors_by_name(text_of(seen.at("/proc/devices")) or "")
+        shown = (f"{name} {','.join(map(str, sorted(majors[name])))}" for name in _OURS if name in majors)
+        yield ok("device nodes", f"all are there, with the majors of /proc/devices: {', '.join(shown)}")
+    links = [action for action in plan.actions if isinstance(action, MakeLink)]
+    if links:
+        yield warning(
+            "/dev/char links",
+            f"{len(links)} links by number are missing or wrong, such as {links[0].subject}: with runc 1.1.3 to 1.1.6 "
+            "or systemd before 240, containers lose their GPUs at the next `systemctl daemon-reload`",
+            _PREPARE,
+        )
+
+
+def _undone(subject: str, actions: Sequence[Action], what: str, meaning: str) -> Iterator[DoctorFinding]:
+    if actions:
+        paths = listed(action.subject for action in actions)
+        yield error(
+            subject, f"{what} ({paths}): {meaning}", _PREPARE, "systemctl enable nri-gpu-prepare    # each boot"
+        )
+
+
+def _persistence(seen: Examined) -> DoctorFinding:
+    subject = "persistence"
+    socket = socket_state(seen.at("/run/nvidia-persistenced/socket"))
+    alive = any(running(seen.at("/proc"), {"nvidia-persiste"}))
+    if alive or socket in (SocketState.LIVE, SocketState.CLOSED):
+        return ok(subject, "nvidia-persistenced keeps the GPUs initialized")
+    return warning(
+        subject,
+        "nvidia-persistenced does not run: with no program on a GPU the driver shuts it down, so the next container "
+        "waits seconds for it, and settings such as power limits are lost",
+        "systemctl enable --now nvidia-persistenced",
+    )
+
+
+def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
+    subject = "fabric manager"
+    try:
+        switches = len(list(seen.at("/proc/driver/nvidia-nvswitch/devices").iterdir()))
+    except OSError:
+        return  # no NVSwitch
+    if any(running(seen.at("/proc"), {"nv-fabricmanage"})):
+        yield ok(subject, f"runs, for {switches} NVSwitches")
+    elif switches:
+        yield error(
+            subject,
+            f"this node has {switches} NVSwitches and no fabric manager runs: CUDA fails in every container with error "
+            "802, system not yet initialized",
+            "systemctl enable --now nvidia-fabricmanager    # of the driver's exact version",
+        )

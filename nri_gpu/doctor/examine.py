@@ -1,0 +1,137 @@
+"""All findings of a node, in the order in which a GPU comes to a container."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from msgspec import Struct, to_builtins
+
+from nri_gpu.doctor.daemon import daemon_findings
+from nri_gpu.doctor.driver import driver_findings
+from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
+from nri_gpu.doctor.runtime import ContainerRuntime, container_runtime, runtime_findings
+
+SCHEMA: Final = "nri-gpu/doctor/v1"
+WIDTH_MIN: Final = 40
+_INDENT: Final = " " * 10
+_SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARNING", Level.ERROR: "ERROR", Level.UNSEEN: "not seen"}
+
+
+class Section(Struct, frozen=True):
+    """The findings about one part of the node."""
+
+    name: str
+    findings: tuple[DoctorFinding, ...]
+
+
+class Examination(Struct, frozen=True):
+    """Everything that was found."""
+
+    sections: tuple[Section, ...]
+
+    @property
+    def findings(self) -> Iterator[DoctorFinding]:
+        return (finding for section in self.sections for finding in section.findings)
+
+    def count(self, level: Level) -> int:
+        return Counter(finding.level for finding in self.findings)[level]
+
+
+Part = Callable[[Examined, ContainerRuntime | None], Iterator[DoctorFinding]]
+PARTS: Final[tuple[tuple[str, Part], ...]] = (
+    ("driver", lambda seen, _: driver_findings(seen)),
+    ("container runtime", runtime_findings),
+    ("nri-gpu", lambda seen, _: daemon_findings(seen)),
+)
+
+
+def examine(seen: Examined) -> Examination:
+    """Looks at everything once. A part that fails is a finding, and the others are there all the same."""
+    try:
+        runtime = container_runtime(seen)
+    except OSError:
+        runtime = None
+    return Examination(tuple(_section(name, part, seen, runtime) for name, part in PARTS))
+
+
+def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | None) -> Section:
+    findings: list[DoctorFinding] = []
+    try:
+        findings.extend(part(seen, runtime))
+    except OSError as error:
+        findings.append(unseen(name, f"the rest of this part cannot be looked at: {error}", "sudo nri-gpu doctor"))
+    return Section(name, tuple(findings))
+
+
+def to_json(found: Examination) -> str:
+    """Schema `nri-gpu/doctor/v1`."""
+    counts = {level.value: found.count(level) for level in Level}
+    return json.dumps({"schema": SCHEMA, "counts": counts, "sections": to_builtins(found.sections)}, indent=1)
+
+
+def to_text(found: Examination, width: int) -> str:
+    """Sections with a paragraph for each finding, and a summary. width: columns; a line to copy is never broken."""
+    lines: list[str] = []
+    for section in found.sections:
+        lines += [
+            section.name,
+            *(line for each in section.findings for line in _lines(each, max(width, WIDTH_MIN))),
+            "",
+        ]
+    return "\n".join([*lines, *textwrap.wrap(summary(found), max(width, WIDTH_MIN))])
+
+
+def _lines(finding: DoctorFinding, width: int) -> Iterator[str]:
+    start = f"{_SIGNS[finding.level]:<10}"
+    yield from textwrap.wrap(
+        f"{finding.subject}: {finding.meaning}",
+        width,
+        initial_indent=f"  {start}",
+        subsequent_indent=f"  {_INDENT}",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for each in finding.fix:
+        yield from _fix_lines(each, width)
+
+
+def _fix_lines(line: str, width: int) -> Iterator[str]:
+    """A line to copy is whole; what is said about it goes above it, wrapped, where both do not fit."""
+    command, _, comment = line.partition("    # ")
+    whole = f"  {_INDENT}{line}"
+    if len(whole) <= width:
+        yield whole
+        return
+    if not command.startswith("# "):
+        yield from _comment_lines(comment, width)
+        yield f"  {_INDENT}{command.rstrip()}"
+    else:
+        yield from _comment_lines(line.removeprefix("# "), width)
+
+
+def _comment_lines(text: str, width: int) -> list[str]:
+    indent = f"  {_INDENT}# "
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def summary(found: Examination) -> str:
+    """`2 errors, 1 warning, 9 ok.` and how to see the rest."""
+    errors, warnings, unseens = (found.count(level) for level in (Level.ERROR, Level.WARNING, Level.UNSEEN))
+    parts = [_number(errors, "error"), _number(warnings, "warning"), f"{found.count(Level.OK)} ok"]
+    sentence = ", ".join(parts)
+    return f"{sentence}, {unseens} could not be seen." if unseens else f"{sentence}."
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

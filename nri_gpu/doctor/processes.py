@@ -1,0 +1,42 @@
+"""The node's processes by name, from /proc."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from nri_gpu.system.storage import text_of
+
+_ARGUMENTS_MAX = 1 << 16  # bytes
+
+
+class RunningProgram(Struct, frozen=True):
+    """A process. name: of its program, as the kernel cuts it to 15 characters. arguments: its command line."""
+
+    pid: int
+    name: str
+    arguments: tuple[str, ...]
+
+    def option(self, *flags: str) -> str:
+        """The value of an option, as Go's flag packages read them; empty where it is not given."""
+        for index, each in enumerate(self.arguments[1:], 1):
+            flag, equals, value = each.partition("=")
+            if flag in flags:
+                return value if equals else "".join(self.arguments[index + 1 : index + 2])
+        return ""
+
+
+def running(proc: Path, names: Collection[str]) -> Iterator[RunningProgram]:
+    """The processes whose program has one of these names, the oldest pid first."""
+    try:
+        pids = sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal())
+    except OSError:
+        return
+    for pid in pids:
+        folder = proc / str(pid)
+        name = (text_of(folder / "comm") or "").strip()
+        if name in names:
+            words = (text_of(folder / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").rstrip("\0").split("\0")
+            yield RunningProgram(pid, name, tuple(words))

@@ -1,0 +1,3 @@
+"""The node is every test's here."""
+
+from tests.unit.doctor.node import node as node

@@ -1,0 +1,130 @@
+"""A healthy node below a folder, real files and real sockets, which tests break in one place each."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.report import status_of
+from nri_gpu.doctor.examine import Examination, examine
+from nri_gpu.doctor.finding import DoctorFinding, Examined, Level
+from nri_gpu.domain.node import Majors
+from nri_gpu.host.plan import MakeLink, MakeNode, make_plan
+from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.model import NamespaceRules, Policy
+from tests.support import builders as make
+from tests.support.driver_root import make_driver_root
+from tests.unit.daemon.test_report import view
+from tests.unit.host.host_tree import HostTree, address, host_below
+
+VERSION: Final = "580.95.05"
+RELEASE: Final = "6.1.0-44-amd64"
+CONTAINERD: Final = "#!/bin/sh\necho containerd github.com/containerd/containerd {version} deadbeef\n"
+CONFIG: Final = 'version = 3\n[plugins."io.containerd.nri.v1.nri"]\n  disable = false\n'
+HEALTHY_POLICY: Final = Policy(namespaces=NamespaceRules(allow=Globs(("ml",))))
+HEALTHY_GUARD: Final = GuardStatus(
+    pid=os.getpid(), started=process_started(os.getpid()), connected=True, runtime="containerd", validates=True
+)
+
+
+class DoctorNode:
+    """Two GPUs, their driver, containerd 2.1, the daemon and its guard."""
+
+    def __init__(self, tree: HostTree, sockets: ExitStack) -> None:
+        self.tree, self.root, self._sockets = tree.loaded(), tree.base, sockets
+        (self.root / "run").mkdir()
+        (self.root / "var").mkdir()
+        (self.root / "var/run").symlink_to("../run")
+        self._driver()
+        self.process(700, "containerd", "/usr/bin/containerd")
+        self.program("2.1.9")
+        self.write("etc/containerd/config.toml", CONFIG)
+        self.listen("run/nri/nri.sock")
+        self.guard(HEALTHY_GUARD)
+        self.seen = Examined(root=self.root, policy=HEALTHY_POLICY, status=self.status())
+
+    def _driver(self) -> None:
+        for minor in self.tree.minors:
+            self.bind(minor, "nvidia")
+        for module in ("nvidia", "nvidia_uvm"):
+            self.write(f"sys/module/{module}/version", f"{VERSION}\n")
+        make_driver_root(self.root, VERSION, "debian")
+        self.make_nodes()
+        self.write("proc/sys/kernel/osrelease", f"{RELEASE}\n")
+        self.write(f"lib/modules/{RELEASE}/modules.dep", "updates/dkms/nvidia.ko:\n")
+        self.listen("run/nvidia-persistenced/socket")
+
+    def bind(self, minor: int, driver: str) -> None:
+        """Bind a GPU to a driver; to none where that is empty."""
+        link = self.root / f"sys/bus/pci/devices/{address(minor)}/driver"
+        link.unlink(missing_ok=True)
+        if driver:
+            link.symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+    def make_nodes(self) -> None:
+        """What `nri-gpu prepare` would do."""
+        for action in make_plan(self.tree.look()).actions:
+            if isinstance(action, MakeNode):
+                node = action.node
+                self.tree.node(str(action.path), node.major, node.minor, node.mode)
+            elif isinstance(action, MakeLink):
+                (self.tree.dev / action.path).symlink_to(action.target)
+
+    def write(self, path: str, text: str) -> Path:
+        return self.tree.write(path, text)
+
+    def remove(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def process(self, pid: int, name: str, *arguments: str) -> None:
+        self.write(f"proc/{pid}/comm", f"{name[:15]}\n")
+        self.write(f"proc/{pid}/cmdline", "\0".join(arguments) + "\0")
+
+    def program(self, version: str, pid: int = 700) -> None:
+        self.write(f"proc/{pid}/exe", CONTAINERD.format(version=version)).chmod(0o755)
+
+    def listen(self, path: str) -> socket.socket:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        listener = self._sockets.enter_context(closing(socket.socket(socket.AF_UNIX)))
+        listener.bind(str(target))
+        listener.listen()
+        return listener
+
+    def dead_socket(self, path: str) -> None:
+        """The file that a process leaves behind."""
+        (self.root / path).unlink(missing_ok=True)
+        self.listen(path).close()
+
+    def guard(self, status: GuardStatus) -> None:
+        write_guard_status(self.root / "run/nri-gpu-guard", status)
+
+    def status(self, **fields: Any) -> DaemonStatus:  # noqa: ANN401 - of a View
+        return status_of(view(node=make.node(driver_version=VERSION, majors=Majors(1510, 1511, 1512)), **fields))
+
+    def examine(self, **changes: Any) -> Examination:  # noqa: ANN401 - of Examined
+        return examine(replace(self.seen, **changes))
+
+    def found(self, **changes: Any) -> dict[str, DoctorFinding]:  # noqa: ANN401 - of Examined
+        """What is not ok, by subject."""
+        return {each.subject: each for each in self.examine(**changes).findings if each.level is not Level.OK}
+
+    def only(self, **changes: Any) -> DoctorFinding:  # noqa: ANN401 - of Examined
+        """The one finding that is not ok."""
+        (finding,) = self.found(**changes).values()
+        return finding
+
+
+@pytest.fixture
+def node(folder: Path) -> Iterator[DoctorNode]:
+    with ExitStack() as sockets:
+        yield DoctorNode(host_below(folder), sockets)

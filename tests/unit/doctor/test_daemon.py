@@ -1,0 +1,84 @@
+"""The daemon, its guard and its policy: one fault a test."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection
+from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.errors import Fault, PolicyError
+from tests.unit.doctor.node import HEALTHY_GUARD, DoctorNode
+
+SILENCE: dict[str, tuple[OSError | ValueError, Level, str, str]] = {
+    "none": (FileNotFoundError(), Level.ERROR, "no nri-gpu runs", "systemctl enable --now nri-gpu"),
+    "ended": (ConnectionRefusedError(), Level.ERROR, "has ended", "systemctl enable --now nri-gpu"),
+    "hangs": (TimeoutError(), Level.ERROR, "does not answer", "systemctl restart nri-gpu"),
+    "closed to us": (PermissionError(), Level.UNSEEN, "only root may ask", "sudo nri-gpu doctor"),
+    "another program": (ValueError("not a JSON object"), Level.ERROR, "not a JSON object", "nri-gpu --version"),
+}
+
+
+@pytest.mark.parametrize(("silence", "level", "words", "fix"), SILENCE.values(), ids=SILENCE)
+def test_a_daemon_that_does_not_answer(
+    node: DoctorNode, silence: OSError | ValueError, level: Level, words: str, fix: str
+) -> None:
+    finding = node.only(status=None, silence=silence)
+    assert (finding.level, finding.subject, words in finding.meaning) == (level, "daemon", True)
+    assert any(fix in line for line in finding.fix)
+
+
+def away(**fields: Any) -> RuntimeConnection:  # noqa: ANN401 - of a RuntimeConnection
+    return RuntimeConnection(**{"ready": True, "since_s": 0.0, "name": "containerd", "version": "2.1.9", **fields})
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "not connected": (
+        {"connection": away(ready=False, fault="registration failed")},
+        "registration",
+        "registration failed",
+    ),
+    "a list that is too long": ({"connection": away(list_fault="too large")}, "registration", "too large"),
+    "no inventory": ({"inventory_fault": "NVML hangs"}, "inventory", "NVML hangs"),
+    "no policy": ({"policy": PolicyStatus("a.toml", "line 3")}, "policy in force", "line 3"),
+}
+
+
+@pytest.mark.parametrize(("fields", "subject", "words"), FAULTS.values(), ids=FAULTS)
+def test_what_keeps_it_from_granting(node: DoctorNode, fields: dict[str, Any], subject: str, words: str) -> None:
+    finding = node.only(status=node.status(**fields))
+    assert (finding.level, finding.subject, words in finding.meaning) == (Level.ERROR, subject, True)
+    assert finding.fix
+
+
+def test_faults_of_the_policy(node: DoctorNode) -> None:
+    finding = node.only(policy_error=PolicyError((Fault("policy.toml", "plugin.index", "must be a string", 3),)))
+    assert "policy.toml:3: plugin.index: must be a string" in finding.meaning
+    assert finding.fix == ("nri-gpu check",)
+    secret = PolicyError((Fault("policy.toml", "", "user 7 may not read it"),))
+    assert node.only(policy_error=secret).level is Level.UNSEEN
+
+
+def test_no_guard(node: DoctorNode) -> None:
+    node.remove("run/nri-gpu-guard/guard.json")
+    finding = node.only()
+    assert (finding.level, finding.fix) == (Level.WARNING, ("systemctl enable --now nri-gpu-guard",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"connected": False, "fault": "no NRI socket"}, "no NRI socket"), ({"ungranted": 3}, "3 containers ran without")],
+)
+def test_a_guard_with_a_fault(node: DoctorNode, fields: dict[str, Any], words: str) -> None:
+    node.guard(replace(HEALTHY_GUARD, **fields))
+    finding = node.only()
+    assert (finding.level, finding.subject, words in finding.meaning) == (Level.ERROR, "guard", True)
+    assert "nri-gpu-guard" in finding.fix[0]
+
+
+def test_the_guard_of_an_earlier_process(node: DoctorNode) -> None:
+    node.guard(replace(HEALTHY_GUARD, pid=os.getpid(), started="1"))
+    assert "no guard runs" in node.only().meaning

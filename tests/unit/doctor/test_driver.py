@@ -1,0 +1,182 @@
+"""One broken driver a test: it is found, with its fix, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from shutil import rmtree
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.doctor.finding import Level
+from nri_gpu.policy.model import DriverSettings, Policy
+from tests.unit.doctor.node import RELEASE, DoctorNode
+from tests.unit.host.host_tree import NVIDIA, OLD_UVM, address
+
+Break = Callable[[DoctorNode], object]
+
+
+def test_a_healthy_node_has_no_findings(node: DoctorNode) -> None:
+    assert node.found() == {}
+    assert node.examine().count(Level.OK) >= 10
+
+
+def old_uvm(node: DoctorNode) -> None:
+    """A node from before the module was loaded again."""
+    node.remove("dev/nvidia-uvm")
+    node.tree.node("nvidia-uvm", OLD_UVM, 0)
+
+
+def no_modules(node: DoctorNode) -> None:
+    for module in ("nvidia", "nvidia_uvm"):
+        rmtree(node.root / "sys/module" / module)
+
+
+def not_built(node: DoctorNode) -> None:
+    no_modules(node)
+    node.write(f"lib/modules/{RELEASE}/modules.dep", "kernel/drivers/net/tun.ko:\n")
+
+
+def nouveau(node: DoctorNode) -> None:
+    node.bind(1, "nouveau")
+
+
+def switches(node: DoctorNode) -> None:
+    node.write("proc/driver/nvidia-nvswitch/devices/0000:01:00.0", "")
+
+
+def mig(node: DoctorNode) -> None:
+    node.tree.mig("gpu0/gi1", 12)
+
+
+def no_persistence(node: DoctorNode) -> None:
+    node.dead_socket("run/nvidia-persistenced/socket")
+
+
+BROKEN: dict[str, tuple[Break, Level, str, str, str]] = {
+    "module not loaded": (no_modules, Level.ERROR, "driver modules", "nvidia is not loaded", "nri-gpu prepare"),
+    "not built for this kernel": (
+        not_built,
+        Level.ERROR,
+        "driver modules",
+        f"not installed for the running kernel {RELEASE}",
+        f"dkms autoinstall -k {RELEASE}",
+    ),
+    "no uvm": (
+        lambda node: rmtree(node.root / "sys/module/nvidia_uvm"),
+        Level.ERROR,
+        "driver modules",
+        "nvidia-uvm is not loaded",
+        "nri-gpu prepare",
+    ),
+    "a GPU that the module does not take": (
+        lambda node: node.bind(1, ""),
+        Level.ERROR,
+        "driver modules",
+        address(1),
+        "dmesg",
+    ),
+    "nouveau": (nouveau, Level.ERROR, "GPU driver", "nouveau", "blacklist nouveau"),
+    "another driver": (lambda node: node.bind(1, "xdma"), Level.WARNING, "GPU driver", "bound to xdma", "/unbind"),
+    "libraries of another version": (
+        lambda node: [node.write(f"sys/module/{each}/version", "570.26\n") for each in ("nvidia", "nvidia_uvm")],
+        Level.ERROR,
+        "driver versions",
+        "module nvidia is 570.26 and the libraries below / are 580.95.05",
+        "modprobe -r nvidia_uvm",
+    ),
+    "modules of two versions": (
+        lambda node: node.write("sys/module/nvidia_uvm/version", "570.26\n"),
+        Level.ERROR,
+        "driver versions",
+        "nvidia_uvm 570.26",
+        "modprobe -r nvidia_uvm",
+    ),
+    "no libraries": (
+        lambda node: rmtree(node.root / "usr"),
+        Level.ERROR,
+        "driver versions",
+        "libraries are not usable",
+        "driver.root",
+    ),
+    "no node": (
+        lambda node: node.remove("dev/nvidia1"),
+        Level.ERROR,
+        "device nodes",
+        "/dev/nvidia1",
+        "nri-gpu prepare",
+    ),
+    "an old major": (old_uvm, Level.ERROR, "device nodes", "/dev/nvidia-uvm", "nri-gpu prepare"),
+    "a mode for root alone": (
+        lambda node: (node.tree.dev / "nvidia0").chmod(0o600),
+        Level.WARNING,
+        "device nodes",
+        "was mode 0600",
+        "nri-gpu prepare",
+    ),
+    "no link by number": (
+        lambda node: node.remove(f"dev/char/{NVIDIA}:0"),
+        Level.WARNING,
+        "/dev/char links",
+        f"/dev/char/{NVIDIA}:0",
+        "nri-gpu prepare",
+    ),
+    "no capability node": (mig, Level.ERROR, "MIG nodes", "/dev/nvidia-caps/nvidia-cap12", "nri-gpu prepare"),
+    "no persistence daemon": (no_persistence, Level.WARNING, "persistence", "does not run", "nvidia-persistenced"),
+    "no fabric manager": (switches, Level.ERROR, "fabric manager", "1 NVSwitch", "nvidia-fabricmanager"),
+}
+
+
+@pytest.mark.parametrize(("broken", "level", "subject", "words", "fix"), BROKEN.values(), ids=BROKEN)
+def test_each_fault_is_found_with_its_fix(
+    node: DoctorNode, broken: Break, level: Level, subject: str, words: str, fix: str
+) -> None:
+    broken(node)
+    found = node.found()
+    assert found.keys() <= {subject, "/dev/char links"}
+    finding = found[subject]
+    assert (finding.level, words in finding.meaning) == (level, True), finding
+    assert any(fix in line for line in finding.fix)
+
+
+def test_a_fabric_manager_that_runs(node: DoctorNode) -> None:
+    switches(node)
+    node.process(800, "nv-fabricmanager", "/usr/bin/nv-fabricmanager")
+    assert node.found() == {}
+
+
+def test_a_persistence_daemon_seen_by_its_process(node: DoctorNode) -> None:
+    node.remove("run/nvidia-persistenced/socket")
+    node.process(800, "nvidia-persistenced", "/usr/bin/nvidia-persistenced")
+    assert node.found() == {}
+
+
+def test_a_node_without_a_gpu(node: DoctorNode) -> None:
+    no_modules(node)
+    rmtree(node.root / "sys/bus/pci/devices")
+    (node.root / "sys/bus/pci/devices").mkdir()
+    finding = node.only()
+    assert (finding.level, finding.subject) == (Level.WARNING, "GPUs")
+
+
+def test_a_pci_bus_that_is_not_shown(node: DoctorNode) -> None:
+    no_modules(node)
+    rmtree(node.root / "sys/bus")
+    assert node.only().level is Level.UNSEEN
+
+
+def test_a_gpu_of_a_virtual_machine_is_meant_to_be_there(node: DoctorNode) -> None:
+    node.bind(1, "vfio-pci")
+    assert node.found() == {}
+
+
+def test_a_simulated_node_needs_no_driver(node: DoctorNode) -> None:
+    no_modules(node)
+    status = node.status()
+    assert node.found(status=replace(status, node=replace(status.node, simulated=True))) == {}
+
+
+def test_a_driver_root_of_its_own(node: DoctorNode) -> None:
+    (node.root / "usr").rename(node.root / "opt")
+    assert "driver versions" in node.found()
+    assert "driver versions" not in node.found(policy=Policy(driver=DriverSettings(root="/opt")))

@@ -1,0 +1,90 @@
+"""The report: readable at any width, one section for each part, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nri_gpu.doctor.examine import Examination, Section, summary, to_json, to_text
+from nri_gpu.doctor.finding import error, ok, unseen, warning
+from nri_gpu.doctor.sockets import SocketState, socket_state
+from tests.unit.cli.shapes import TEXT, array, check_shape, fields, mapping, schema
+from tests.unit.doctor.node import DoctorNode
+
+SHAPE = fields(
+    schema=schema("doctor"),
+    counts=mapping({"type": "integer"}),
+    sections=array(
+        fields(
+            texts="name",
+            findings=array(
+                fields(texts="subject meaning", level={"enum": ["ok", "warning", "error", "unseen"]}, fix=array(TEXT))
+            ),
+        )
+    ),
+)
+LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
+REPORT = Examination(
+    (
+        Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
+        Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
+    )
+)
+AT_80 = """\
+driver
+  ok        modules: are loaded
+  ERROR     nodes: are missing are missing are missing are missing are missing
+            are missing are missing are missing are missing are missing are
+            missing are missing
+            nri-gpu prepare
+            # because it is to be copied
+            nri-gpu something --with=a-very-long-option-that-is-never-broken --and another
+
+nri-gpu
+  WARNING   guard: is away
+            # in a file:
+            a = 1
+  not seen  daemon: root only
+
+1 error, 1 warning, 1 ok, 1 could not be seen."""
+
+
+def test_the_text_at_80_columns() -> None:
+    assert to_text(REPORT, 80) == AT_80
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_only_a_line_to_copy_is_wider(node: DoctorNode, width: int) -> None:
+    node.remove("dev/nvidia1")
+    found = node.examine(status=None, silence=FileNotFoundError())
+    commands = {line.partition("    # ")[0].rstrip() for each in found.findings for line in each.fix}
+    for line in to_text(found, width).splitlines():
+        assert len(line) <= width or line.strip() in commands, line
+
+
+def test_the_json(node: DoctorNode) -> None:
+    document = json.loads(to_json(node.examine()))
+    check_shape(document, SHAPE)
+    assert [each["name"] for each in document["sections"]][:2] == ["driver", "container runtime"]
+    assert document["counts"]["error"] == 0
+
+
+def test_the_summary_of_a_healthy_node(node: DoctorNode) -> None:
+    found = node.examine()
+    assert summary(found) == f"0 errors, 0 warnings, {len(list(found.findings))} ok."
+
+
+def test_sockets(node: DoctorNode) -> None:
+    node.dead_socket("run/dead.sock")
+    node.write("run/file.sock", "")
+    states = {name: socket_state(node.root / f"run/{name}.sock") for name in ("nri/nri", "dead", "none", "file")}
+    assert list(states.values()) == [SocketState.LIVE, SocketState.DEAD, SocketState.MISSING, SocketState.OTHER]
+
+
+def test_a_look_at_a_socket_is_not_heard(node: DoctorNode) -> None:
+    listener = node.listen("run/other.sock")
+    listener.setblocking(False)
+    assert socket_state(node.root / "run/other.sock") is SocketState.LIVE
+    with pytest.raises(BlockingIOError):
+        listener.accept()
