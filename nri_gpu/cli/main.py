@@ -92,6 +92,8 @@ VERBS: Final = (
                 action="store_true",
             ),
             _option("--labels", help="write the node's labels to this file for Node Feature Discovery", metavar="FILE"),
+            _option("--metrics", help="serve metrics for Prometheus at this address or socket", metavar="ADDRESS"),
+            _option("--metrics-public", help="also where other machines reach it", action="store_true", default=None),
             _option(
                 "--watch-policy",
                 help="reload the policy whenever its file changes, such as a ConfigMap's",

@@ -118,5 +118,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, str | bool]:
         "kubelet.enabled": args.kubelet,
         "kubelet.registration": args.kubelet_registration,
         "labels.file": args.labels,
+        "metrics.listen": args.metrics,
+        "metrics.public": args.metrics_public,
     }
     return {key: value for key, value in wanted.items() if value is not None}

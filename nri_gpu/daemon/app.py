@@ -22,8 +22,11 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.kubelet.controller import KubeletController
+from nri_gpu.metrics.controller import MetricsController
+from nri_gpu.metrics.reading import Reading
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.guard_status import guard_connected
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.releasing import Rechecks
 from nri_gpu.plugin.request_sizes import Sizes
@@ -84,6 +87,7 @@ class Daemon:
             list_fault=lambda: self._sizes.fault,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
+        self._metrics = MetricsController(fixed.metrics, self._reading)
         self._follow()
         self._recall(folder.path / LEDGER)
 
@@ -135,7 +139,7 @@ class Daemon:
         last = [asyncio.create_task(self._serve(inherited))]
         if self._audit:
             last.append(asyncio.create_task(self._audit.run()))
-        rest = [asyncio.create_task(each) for each in (*self._node.runs(), self._reporter.run())]
+        rest = [asyncio.create_task(each) for each in (*self._node.runs(), self._reporter.run(), self._metrics.run())]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))
         stopping = asyncio.create_task(self._stop.wait())
@@ -192,7 +196,9 @@ class Daemon:
 
     def _warn_of_fixed(self, policy: Policy) -> None:
         if restart_only(policy) != restart_only(self._fixed):
-            logger.warning("socket, folders, audit log, refresh interval and [kubelet] change with a restart only")
+            logger.warning(
+                "socket, folders, audit log, refresh interval, [kubelet] and [metrics] change with a restart only"
+            )
 
     def _configured(self, configured: Configured) -> None:
         self._reporter.configured(configured)
@@ -214,6 +220,23 @@ class Daemon:
         self._kubelet.connected(False)
         self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
+
+    def _reading(self) -> Reading:
+        """For the metrics."""
+        state = self._state
+        return Reading(
+            node=state.node,
+            ledger=state.ledger,
+            policy=state.policy,
+            settings=state.settings,
+            counts=self._plugin.counts,
+            connected=self._reporter.connected,
+            ungranted=len(self._plugin.ungranted),
+            guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)),
+            inventory_age_s=self._node.cache.age_s(),
+            restarts=self._node.restarts(),
+            health_transitions=self._node.health_transitions,
+        )
 
     def _note_policy(self) -> None:
         assert self._audit

@@ -26,16 +26,14 @@ from nri_gpu.daemon.report import View, status_of
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
+from nri_gpu.system.acceptor import Acceptor
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import LogOnce, cancelled
 
 Answer = Callable[[], object]  # what JSON is made of
 QUESTION_MAX: Final = 64  # bytes
 OPEN_MAX: Final = 8
 PATIENCE_S: Final = 5.0
 BACKLOG: Final = 100
-ACCEPT_AGAIN_S: Final = 1.0  # after there was no file descriptor for a connection
-CALM_S: Final = 5.0  # so long without that fault, and it is over
 
 
 class ControlSocket:
@@ -45,12 +43,7 @@ class ControlSocket:
         self._path = path
         self._table = table
         self._patience_s = patience_s
-        self._listener: socket.socket | None = None
-        self._faults = LogOnce()
-        self._refused = 0  # connections without a descriptor
-        self._pause: asyncio.TimerHandle | None = None
-        self._calm: asyncio.TimerHandle | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._acceptor: Acceptor | None = None
 
     async def open(self) -> None:
         """Listen, for root alone. Raises: OSError."""
@@ -64,9 +57,7 @@ class ControlSocket:
         except OSError:
             listener.close()
             raise
-        listener.setblocking(False)
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+        self._acceptor = Acceptor("control socket", str(self._path), listener, self._serve)
 
     def admit(self, group: int | None) -> None:
         """Let this group connect, too; it may enter the folder, not list it. None: root alone. Raises: OSError."""
@@ -77,39 +68,11 @@ class ControlSocket:
             path.chmod(alone if group is None else together)
 
     async def close(self) -> None:
-        if self._listener is None:
+        if self._acceptor is None:
             return
-        asyncio.get_running_loop().remove_reader(self._listener)
-        for timer in (self._pause, self._calm):
-            if timer:
-                timer.cancel()
-        self._listener.close()
-        self._listener = None
-        await cancelled(self._serving)
+        await self._acceptor.close()
+        self._acceptor = None
         self._path.unlink(missing_ok=True)
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection. asyncio's own server logs a hundred tracebacks a second when descriptors run out."""
-        loop = asyncio.get_running_loop()
-        try:
-            connection, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            fault = f"{error.strerror}; trying again each second"
-            self._faults.warning("control socket accepts no connections", fault, path=str(self._path))
-            self._refused += 1
-            if self._calm:
-                self._calm.cancel()
-                self._calm = None
-            loop.remove_reader(listener)
-            self._pause = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
-            return
-        if self._refused and self._calm is None:
-            self._calm = loop.call_later(CALM_S, self._over)
-        task = loop.create_task(self._serve(connection))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         """Answer the one question of a connection; one that asks none, or does not read the answer, is closed."""
@@ -126,7 +89,7 @@ class ControlSocket:
 
     async def _answer(self, reader: asyncio.StreamReader) -> object:
         """Raises: EOFError: there is no question."""
-        if len(self._serving) > OPEN_MAX:
+        if self._acceptor and self._acceptor.serving > OPEN_MAX:
             return {"error": "too many connections at once; try again"}
         try:
             question = (await reader.readuntil()).decode(errors="replace").strip()
@@ -140,11 +103,6 @@ class ControlSocket:
         except Exception:  # a client must not be able to end the daemon
             logger.bind(method=question).opt(exception=True).error("bug in an answer")
             return {"error": "a bug of nri-gpu; its log has the traceback"}
-
-    def _over(self) -> None:
-        logger.bind(path=str(self._path), attempt=self._refused).info("control socket accepts connections again")
-        self._faults.clear()
-        self._refused, self._calm = 0, None
 
 
 class Reporter:
@@ -208,6 +166,11 @@ class Reporter:
         except OSError as error:
             fault = f"control.group: {error}; in a systemd unit set Group= to it, in a drop-in"
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
+
+    @property
+    def connected(self) -> bool:
+        """Whether the runtime is synchronized."""
+        return self._connection.ready
 
     def configured(self, configured: Configured) -> None:
         self._connection = replace(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.health import HealthState
 from nri_gpu.driver.controller import DriverController
 from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.health.controller import HealthController
@@ -27,7 +28,7 @@ def restart_only(policy: Policy) -> tuple[object, ...]:
     """The settings that hold for the life of the process; a reload that changes one logs that it needs a restart."""
     driver = policy.driver
     folders = (driver.root, driver.host_root, driver.library_dirs, driver.stage_dir, policy.compat.dir)
-    return (policy.plugin.socket, folders, policy.inventory.refresh_s, policy.audit, policy.kubelet)
+    return (policy.plugin.socket, folders, policy.inventory.refresh_s, policy.audit, policy.kubelet, policy.metrics)
 
 
 class NodeControllers:
@@ -113,6 +114,16 @@ class NodeControllers:
         """Ask the driver for its GPUs, and look for its files, now."""
         self.cache.poke()
         self._driver.look_again()
+
+    @property
+    def health_transitions(self) -> Mapping[HealthState, int]:
+        """How often a GPU came into each state of health."""
+        return self._health.transitions
+
+    def restarts(self) -> Mapping[str, int]:
+        """Child -> how often it was started after the first time."""
+        starts = {"nvml": self._source.starts, "events": self._health.listeners}
+        return {child: max(0, started - 1) for child, started in starts.items()}
 
     def close(self) -> None:
         """Release the stage folder; after all that runs has ended, and no thread is left."""

@@ -34,7 +34,7 @@ class HealthController:
     refresh soon. simulated: events come from the topology file. moment: now, on a clock that goes on from one start to
     the next until a reboot. listener: made once with where events go. stops: made once with what calls for a retry.
     refreshes_apart_s: of refreshes because of events, which can come by the thousand. changed: set when policy, ledger
-    or the GPUs' health are other ones.
+    or the GPUs' health are other ones. transitions: how often a GPU came into each state.
     """
 
     def __init__(
@@ -65,11 +65,17 @@ class HealthController:
         self._shown: frozenset[str] = NO_UNITS  # GPUs and MIG devices of the last inventory
         self._held_at_refresh: frozenset[str] | None = None
         self.changed = asyncio.Event()
+        self.transitions: Counter[HealthState] = Counter()
         self._stops = stops(self.changed.set)
         self._refreshing = False
         if listener is None and not simulated:
             listener = partial(EventChild, driver.root, driver.library_dirs)
         self._listener = listener(EventSink(self.take_event, self._refresh_soon)) if listener else None
+
+    @property
+    def listeners(self) -> int:
+        """Event processes started."""
+        return self._listener.starts if self._listener else 0
 
     async def run(self) -> None:
         if self._settings.containers is OnBad.STOP:
@@ -113,6 +119,7 @@ class HealthController:
     def _take(self, health: NodeHealth, changes: tuple[HealthChange, ...]) -> None:
         moved, self._health = health.places != self._health.places, health
         for change in changes:
+            self.transitions[change.now.state] += 1
             _log(change)
         if changes or moved:
             self.changed.set()

@@ -119,6 +119,10 @@ class EventSink(Struct, frozen=True):
 
 
 class EventListener(Protocol):
+    @property
+    def starts(self) -> int:
+        """Processes started."""
+
     def listen(self, bus_ids: frozenset[str]) -> None:
         """Listen to these GPUs from now on."""
 
@@ -150,6 +154,11 @@ class EventChild:
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._down = False
         self._logged: set[str] = set()
+
+    @property
+    def starts(self) -> int:
+        """Processes started."""
+        return self._process.starts
 
     def listen(self, bus_ids: frozenset[str]) -> None:
         """Listen to these GPUs from now on; an empty set ends the process."""

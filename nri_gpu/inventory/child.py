@@ -74,6 +74,11 @@ class NvmlChild:
         """The process id while one runs."""
         return self._process.pid
 
+    @property
+    def starts(self) -> int:
+        """Processes started."""
+        return self._process.starts
+
     async def refresh(self) -> Inventory:
         """NVML's description of the node, without majors.
 
@@ -172,7 +177,7 @@ class NvmlChild:
 class NvmlProcess:
     """At most one process of an NVML program. No other is started while an old one cannot be killed.
 
-    name: in messages. call: the call that it announced last.
+    name: in messages. call: the call that it announced last. starts: processes started.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -181,6 +186,7 @@ class NvmlProcess:
         self._running: LineProcess | None = None
         self._ending: LineProcess | None = None  # told to exit, and not yet reaped
         self.call = ""
+        self.starts = 0
 
     @property
     def pid(self) -> int | None:
@@ -207,6 +213,7 @@ class NvmlProcess:
                     "started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
                 )
             self.call = "start"
+            self.starts += 1
             try:
                 self._running = await LineProcess.start(self._command)
             except OSError as error:

@@ -130,6 +130,11 @@ class NvmlSource:
         """What the kernel shows without the driver: another value means that the node may have changed."""
         return kernel_view(self._folders)
 
+    @property
+    def starts(self) -> int:
+        """NVML processes started."""
+        return self._child.starts
+
     async def close(self) -> None:
         """Ends the NVML process."""
         await self._child.close()

@@ -27,6 +27,7 @@ from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.counts import Counts
 from nri_gpu.system.storage import Signature, read_private, signature
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
@@ -100,6 +101,7 @@ class Guard:
 
     def __init__(self, state: GuardState, later: Callable[[Callable[[], None]], object]) -> None:
         self.found = Found()
+        self.counts = Counts()
         self.runtime = ""
         self._state = state
         self._later = later

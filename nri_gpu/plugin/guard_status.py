@@ -54,6 +54,19 @@ def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
     return status if status.started == process_started(status.pid) else None
 
 
+def guard_connected(folder: Path) -> bool | None:
+    """Whether a guard runs and is connected; None in a pod, which sees no other pod's guard."""
+    if in_pod():
+        return None
+    status = read_guard_status(folder)
+    return status is not None and status.connected
+
+
+def in_pod() -> bool:
+    """Whether this process is in a pod of Kubernetes."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ
+
+
 def status_age_s(folder: Path, now: float) -> float:
     """Seconds since the guard wrote its status. now: since the epoch. Raises: OSError: there is none."""
     return now - (folder / STATUS_FILE).stat().st_mtime
@@ -68,7 +81,7 @@ def process_started(pid: int) -> str:
 def guard_advice(policy: Policy, *, served: bool, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
     """What to change about the guard, a sentence each. served: by nri-gpu since this node booted."""
     # In a pod, another pod's guard cannot be seen: its readiness reports what is reported here.
-    seen_here = served and "KUBERNETES_SERVICE_HOST" not in os.environ
+    seen_here = served and not in_pod()
     return (*_settings_advice(policy), *(_node_advice(run_dir) if seen_here else ()))
 
 

@@ -38,6 +38,7 @@ from nri_gpu.plugin.releasing import ReleasedGpus
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.policy.model import Policy, Stale
+from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.state import NodeState
 
 # The events we subscribe to: each is a round trip for every container of the node, so no more than these.
@@ -59,18 +60,19 @@ LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 class Plugin:
     """Decides for one runtime. Lives as long as the daemon, across connections.
 
-    ungranted: containers that ran without what they asked for when the runtime last listed them.
+    ungranted: containers that ran without what they asked for when the runtime last listed them, and still run.
     """
 
     def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes) -> None:
         self.state = state
         self.ungranted: frozenset[ContainerId] = frozenset()
+        self.counts = Counts()
         self.kubelet = KubeletAllocations()
         self.external = ExternalAllocations(state, self.kubelet)
         self.stage_dir = needs.stage_dir
         self._needs = needs
         self._key = key
-        self._granted = GrantedContainers(state, needs, key, self.kubelet)
+        self._granted = GrantedContainers(state, needs, key, self.kubelet, self.counts)
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
             Event.RUN_POD_SANDBOX: self._pod_came,
             Event.START_CONTAINER: self._granted.start,
@@ -138,6 +140,7 @@ class Plugin:
                 return reply + LET_START if self.kubelet.required(container) else reply, signed
 
     def _record(self, container: Container, decision: Decision, signed: str, node: Node, now: float) -> None:
+        self.counts.decided(decision)
         self._needs.recorder.decided(container, decision, node, now)
         if isinstance(decision, Inject) and decision.grant.uuids:
             self._needs.recorder.granted(decision.grant, signed, now)
@@ -158,6 +161,7 @@ class Plugin:
         # What others give to containers that are not ours is the guard's business, where an operator wants it.
         reason = validate_adjusted(adjusted, self._key, self.policy, ungranted=False)
         if reason:
+            self.counts.refused(reason.code, Outcome.REJECTED)
             fields = container_fields(adjusted.container)
             self._needs.later(lambda: log_refusal(fields, reason, "container rejected"))
         return validation.verdict_to_pb(reason)
@@ -298,6 +302,7 @@ class Plugin:
 
     def _ended(self, change: Lifecycle, after: Ledger, now: float) -> Reply:
         self._needs.recorder.settled(change.container_id)
+        self.ungranted -= {change.container_id}
         ended = self.kubelet.ended(self.ledger, after, change.container_id, now)
         self.state.commit(self._released.vacated(ended, (change.container_id,), now))
         return EMPTY

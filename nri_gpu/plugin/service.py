@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, Protocol
@@ -17,11 +18,13 @@ from nri_gpu.nri.list_size import event_of
 from nri_gpu.nri.session import Listed, Phase, Session, Step
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.system.counts import Counts, Failure, Outcome
 from nri_gpu.ttrpc.events import RequestReceived, ResponseSent, Status
 
 Handler = Callable[[bytes], Reply]
 
 PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
+CREATE: Final = "CreateContainer"
 # Our deadline is this much before the runtime's: a late answer is worse than a refusal, because the runtime then drops
 # us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
@@ -52,6 +55,7 @@ class NriHandlers(Protocol):
     """
 
     stage_dir: str
+    counts: Counts
 
     @property
     def events(self) -> Collection[Event]:
@@ -93,6 +97,7 @@ class PluginService:
         self._sizes = sizes
         self._subscription = subscription or Subscription()
         self._plugin = plugin
+        self._counts = plugin.counts
         self._configured = configured
         self._ready = ready
         self._parts = self._payload_bytes = 0  # of Synchronize so far
@@ -102,7 +107,7 @@ class PluginService:
             **{method: partial(self._event, event=event) for method, event in EVENT_METHODS.items()},
             "Configure": self._configure,
             "Synchronize": self._synchronize,
-            "CreateContainer": self._create,
+            CREATE: self._create,
             "ValidateContainerAdjustment": self._validate,
             "StateChange": self._event,
             "Shutdown": self._shutdown,
@@ -110,7 +115,10 @@ class PluginService:
 
     def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
         """Answer one request. waited_ns: how long ago its bytes were read. Never raises."""
+        began_ns = time.perf_counter_ns()
         outcome = self._outcome(request, waited_ns)
+        if request.method == CREATE:
+            self._counts.create.add(waited_ns + time.perf_counter_ns() - began_ns)
         if isinstance(outcome, Status):
             return ResponseSent(request.stream_id, status=outcome)
         return ResponseSent(request.stream_id, outcome)
@@ -120,23 +128,31 @@ class PluginService:
         if handler is None:
             return status.unknown_method(request.service, request.method, PLUGIN)
         if _late(request.timeout_ns or self._request_timeout_ns, waited_ns):
-            return _failed(request, status.LATE)
+            return self._failed(request, Failure.LATE, status.LATE)
         try:
             return handler(request.payload)
         except DecodeError:
-            return _failed(request, status.MALFORMED)
+            return self._failed(request, Failure.MALFORMED, status.MALFORMED)
         except TooManyEntriesError as error:
-            return _failed(request, status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
+            return self._failed(request, Failure.TOO_LARGE, status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
         except RemoteProtocolError as error:
-            return _failed(request, status.out_of_order(str(error)))
+            return self._failed(request, Failure.OUT_OF_ORDER, status.out_of_order(str(error)))
         except Exception:  # for every handler: without an answer, the runtime would start containers without us
+            self._counts.failures[Failure.BUG] += 1
             bound = logger.bind(method=request.method, stream_id=request.stream_id)
             bound.opt(exception=True).error("bug in a handler")
             return status.INTERNAL
 
+    def _failed(self, request: RequestReceived, why: Failure, outcome: Status) -> Status:
+        self._counts.failures[why] += 1
+        bound = logger.bind(method=request.method, stream_id=request.stream_id)
+        bound.bind(deadline_ms=request.timeout_ns / 1e6, reason=outcome.message).warning("request failed")
+        return outcome
+
     def _create(self, payload: bytes) -> Reply:
         self.session.step(Step.EVENT)
         if reason := self._sizes.refusal(payload):
+            self._counts.refused(reason.code)
             return status_of(reason)
         reply = self._plugin.create_container(payload)
         if isinstance(reply, bytes):
@@ -146,12 +162,18 @@ class PluginService:
     def _validate(self, payload: bytes) -> Reply:
         self.session.step(Step.EVENT)
         reason = self._sizes.start_refusal(payload)
-        return validation.verdict_to_pb(reason) if reason else self._plugin.validate(payload)
+        if reason is None:
+            return self._plugin.validate(payload)
+        self._counts.refused(reason.code, Outcome.REJECTED)
+        return validation.verdict_to_pb(reason)
 
     def _event(self, payload: bytes, event: int = 0) -> Reply:
         self.session.step(Step.EVENT)
         reason = self._measured(event or event_of(payload), payload)
-        return status_of(reason) if reason else self._plugin.lifecycle(payload, event)
+        if reason is None:
+            return self._plugin.lifecycle(payload, event)
+        self._counts.refused(reason.code, Outcome.START_REFUSED)
+        return status_of(reason)
 
     def _measured(self, event: int, payload: bytes) -> Reason | None:
         """Count what an event adds to the runtime's list or removes; a refusal where that is too much."""
@@ -197,7 +219,7 @@ class PluginService:
 
     def unsent(self, request: RequestReceived) -> None:
         """Nothing of the answer to a request was sent: the connection had ended."""
-        if request.method == "CreateContainer":
+        if request.method == CREATE:
             self._plugin.unanswered(request.payload)
 
     def ended(self) -> None:
@@ -208,9 +230,3 @@ class PluginService:
 def _late(timeout_ns: int, waited_ns: int) -> bool:
     """Whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
     return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))
-
-
-def _failed(request: RequestReceived, outcome: Status) -> Status:
-    bound = logger.bind(method=request.method, stream_id=request.stream_id)
-    bound.bind(deadline_ms=request.timeout_ns / 1e6, reason=outcome.message).warning("request failed")
-    return outcome

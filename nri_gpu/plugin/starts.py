@@ -23,6 +23,7 @@ from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
 
@@ -44,12 +45,15 @@ class GrantedContainers:
     unseen: granted by a daemon that may have ended before its answer was sent; not yet seen with their grant.
     """
 
-    def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes, kubelet: KubeletAllocations) -> None:
+    def __init__(
+        self, state: NodeState, needs: PluginDependencies, key: bytes, kubelet: KubeletAllocations, counts: Counts
+    ) -> None:
         self.unseen: frozenset[ContainerId] = frozenset()
         self._state = state
         self._needs = needs
         self._key = key
         self._kubelet = kubelet
+        self._counts = counts
 
     def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
         """The grant that is written on a container; None where there is none."""
@@ -128,5 +132,6 @@ class GrantedContainers:
         return self._refuse(container, reason)
 
     def _refuse(self, container: Container, reason: Reason) -> Reply:
+        self._counts.refused(reason.code, Outcome.START_REFUSED)
         self._needs.later(lambda: log_refusal(container_fields(container), reason, "start refused"))
         return status_of(reason)

@@ -140,6 +140,7 @@ class Supervisor:
         reason = await transport.closed
         service.ended()
         self._transport = None
+        self._plugin.counts.reconnects += not self._stopping
         if service.session.cut_short and not (self._stopping or self._inherited):
             self._cut_short += 1
             if self._cut_short > 1:

@@ -28,6 +28,7 @@ from nri_gpu.policy.forms import (
 from nri_gpu.policy.forms import Otherwise as Otherwise
 from nri_gpu.policy.health import HealthSettings
 from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.metrics import MetricsSettings
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.policy.rules import NO_LIMITS, Limits, PoolList, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
@@ -350,6 +351,7 @@ class Policy(Value, frozen=True, kw_only=True):
     audit: AuditSettings = AuditSettings()
     labels: LabelSettings = LabelSettings()
     guard: GuardSettings = GuardSettings()
+    metrics: MetricsSettings = MetricsSettings()
     kubelet: KubeletSettings = KubeletSettings()
     rule: RuleList = RuleList()
     pool: PoolList = PoolList()

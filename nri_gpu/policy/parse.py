@@ -20,6 +20,7 @@ from nri_gpu.policy.forms import given
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
+from nri_gpu.policy.metrics import metrics_faults
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
 from nri_gpu.policy.schema import LISTS, SECTIONS, faults, file_type, known_words, setting
@@ -103,6 +104,7 @@ def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
     if policy.kubelet.pool:
         yield from _unknown_pool("kubelet.pool", policy.kubelet.pool, names)
     yield from health_faults(policy.health)
+    yield from metrics_faults(policy.metrics)
     yield from _external_faults(policy.kubelet)
 
 

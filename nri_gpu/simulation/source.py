@@ -23,6 +23,7 @@ class TopologySource:
         self._clock = clock
         self._began = clock()
         self._times: tuple[float, ...] = ()
+        self.starts = 0  # it needs no process
         self.answered: Hashable = None  # a simulated node has no kernel view to compare with
 
     async def refresh(self) -> Inventory:

@@ -35,6 +35,8 @@ RETRY_S = 0.01
 class Listening:
     """Who waits for events, as far as the controller tells."""
 
+    starts = 0
+
     def __init__(self) -> None:
         self.told: list[list[str]] = []
         self.news = asyncio.Event()

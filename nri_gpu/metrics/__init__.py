@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: what they are is in docs/metrics.md."""

@@ -1,0 +1,120 @@
+"""The metric families, made from a reading when Prometheus asks. Alone here and in `exposition.py` is its library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from nri_gpu import __version__
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.domain.decision import Code
+from nri_gpu.domain.gpu import MigPart, Unit
+from nri_gpu.domain.health import HealthState
+from nri_gpu.metrics.reading import Reading
+from nri_gpu.system.counts import BOUNDS_S, REFUSALS, Failure, Outcome
+
+CHILDREN: Final = ("nvml", "events")
+# Every outcome with every code it may have: each series is there from the start, so that its first increase counts.
+DECISIONS: Final = (
+    *((outcome, None) for outcome in Outcome if outcome not in REFUSALS),
+    *((outcome, code) for outcome in REFUSALS for code in Code),
+)
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """All but who holds which GPU, each made when it is asked for."""
+    yield _gauge("nri_gpu_build_info", "1 for the version that runs.", [((__version__,), 1)], "version")
+    yield from _runtime(reading)
+    yield from _decisions(reading)
+    yield from _node(reading)
+    yield from _gpus(reading)
+
+
+def _runtime(reading: Reading) -> Iterator[Metric]:
+    counts = reading.counts
+    yield _gauge("nri_gpu_connected", "1 while the container runtime is connected.", reading.connected)
+    yield _counter("nri_gpu_reconnects", "Connections to the runtime that ended.", counts.reconnects)
+    failures = [((each,), counts.failures[each]) for each in Failure]
+    yield _counter("nri_gpu_requests_failed", "Requests answered with an error, by reason.", failures, "reason")
+    yield _gauge(
+        "nri_gpu_ungranted_containers",
+        "Running containers that asked for GPUs and were created without nri-gpu.",
+        reading.ungranted,
+    )
+    guard = [] if reading.guard_connected is None else [((), reading.guard_connected)]
+    yield _gauge("nri_gpu_guard_connected", "1 while the guard is connected to the runtime.", guard)
+
+
+def _decisions(reading: Reading) -> Iterator[Metric]:
+    counts = reading.counts
+    decided = [((outcome, code or ""), counts.decisions[outcome, code]) for outcome, code in DECISIONS]
+    yield _counter("nri_gpu_decisions", "Containers decided, by outcome and code.", decided, "outcome", "code")
+    bounds = (*map(str, BOUNDS_S), "+Inf")
+    yield HistogramMetricFamily(
+        "nri_gpu_create_container_seconds",
+        "Time from the request CreateContainer to its answer.",
+        buckets=list(zip(bounds, accumulate(counts.create.buckets), strict=True)),
+        sum_value=counts.create.total_ns / 1e9,
+    )
+
+
+def _node(reading: Reading) -> Iterator[Metric]:
+    inventory = reading.node.inventory
+    ready = not (inventory.fault or reading.node.driver_fault)
+    yield _gauge("nri_gpu_node_ready", "1 while the driver answers and its files are staged.", ready)
+    yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(reading.policy.fault))
+    age = [] if reading.inventory_age_s is None else [((), reading.inventory_age_s)]
+    yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)
+    yield _gauge(
+        "nri_gpu_inventory_stale_after_seconds",
+        "The policy's inventory.stale_after_s.",
+        reading.settings.inventory.stale_after_s,
+    )
+    restarts = [((child,), reading.restarts.get(child, 0)) for child in CHILDREN]
+    yield _counter("nri_gpu_child_restarts", "Starts of a child process after its first.", restarts, "child")
+
+
+def _gpus(reading: Reading) -> Iterator[Metric]:
+    moved = [((state,), reading.health_transitions.get(state, 0)) for state in HealthState]
+    yield _counter("nri_gpu_health_transitions", "Times that a GPU came into a state.", moved, "state")
+    inventory = reading.node.inventory
+    units = [((unit.uuid, unit.place, _model(unit)), not _withheld(unit)) for unit in inventory.units]
+    yield _gauge("nri_gpu_gpu_available", "1 unless the GPU is withheld from all.", units, "uuid", "index", "model")
+    undescribed = len(inventory.faults) + len(inventory.unlisted)
+    yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
+    holding = sum(entry.holds and bool(entry.grant.uuids) for entry in reading.ledger.entries.values())
+    yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)
+
+
+def _model(unit: Unit) -> str:
+    return unit.device.profile if isinstance(unit, MigPart) else unit.model
+
+
+def _withheld(unit: Unit) -> str:
+    """Why nobody gets it. A GPU in MIG mode is not withheld: its MIG devices are granted."""
+    return why_not(unit) if isinstance(unit, MigPart) else unit.unavailable
+
+
+Samples = Sequence[tuple[Iterable[str], float]]
+
+
+def _gauge(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=labels)
+    for values, value in _several(samples):
+        family.add_metric(tuple(values), value)
+    return family
+
+
+def _counter(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
+    """The name is without `_total`, which the library adds."""
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for values, value in _several(samples):
+        family.add_metric(tuple(values), value)
+    return family
+
+
+def _several(samples: float | Samples) -> Samples:
+    return [((), samples)] if isinstance(samples, (int, float)) else samples

@@ -1,0 +1,35 @@
+"""The daemon at one moment, as the metrics tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.domain.health import HealthState
+from nri_gpu.domain.node import Node
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.counts import Counts
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What the metrics are made of.
+
+    connected: the runtime has listed its containers and is being answered. ungranted: running containers that asked
+    and were created without us. guard_connected: None where no guard can be seen from here, as in a pod.
+    inventory_age_s: None before the driver's first answer. restarts: child -> how often it was started again.
+    health_transitions: how often a GPU came into each state.
+    """
+
+    node: Node
+    ledger: Ledger
+    policy: Policy
+    settings: Policy
+    counts: Counts
+    connected: bool
+    ungranted: int
+    guard_connected: bool | None
+    inventory_age_s: float | None
+    restarts: Mapping[str, int]
+    health_transitions: Mapping[HealthState, int]

@@ -1,0 +1,66 @@
+"""Settings of the metrics for Prometheus."""
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Annotated, Final
+
+from msgspec import Struct
+
+from nri_gpu.policy.forms import FOLDER, SOCKET_PATH_MAX, about, text
+
+PORT_MAX: Final = 65535
+# An address and a port, or a path; `address_of` tells which numbers are an address.
+_LISTEN: Final = text(
+    r"(?:[0-9.]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}|(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+|",
+    "empty, an address and port such as 127.0.0.1:9464, or an absolute path to a socket",
+    SOCKET_PATH_MAX,
+)
+
+
+class MetricsSettings(Struct, frozen=True, kw_only=True):
+    """Metrics of this node for Prometheus (docs/metrics.md). Needs the metrics extra (prometheus-client)."""
+
+    listen: Annotated[
+        str,
+        _LISTEN,
+        about(
+            "Where they are served by HTTP, at /metrics: an address and port such as 127.0.0.1:9464, or the path of a "
+            "Unix socket. Empty: nowhere.",
+            flag="--metrics",
+        ),
+    ] = ""
+    public: Annotated[
+        bool,
+        about(
+            "Whether that address may be one that other machines reach: they can read the names of all pods with GPUs.",
+            flag="--metrics-public",
+        ),
+    ] = False
+    guard_dir: Annotated[
+        str, FOLDER, about("The guard's --run-dir, where it reports about itself. In a pod it is not looked at.")
+    ] = "/run/nri-gpu-guard"
+
+
+def address_of(listen: str) -> tuple[str, int] | None:
+    """The address and port; None for the path of a socket. Raises: ValueError: it is no address."""
+    if not listen or listen.startswith("/"):
+        return None
+    host, _, port = listen.rpartition(":")
+    if int(port) > PORT_MAX:
+        raise ValueError(f"port {port} is over {PORT_MAX}")
+    return str(ip_address(host.strip("[]"))), int(port)
+
+
+def metrics_faults(settings: MetricsSettings) -> Iterator[tuple[str, str]]:
+    """Faults between keys: key path and sentence of each."""
+    try:
+        address = address_of(settings.listen)
+    except ValueError as error:
+        yield "metrics.listen", f"{error}: write an address and port such as 127.0.0.1:9464"
+        return
+    if address and not settings.public and not ip_address(address[0]).is_loopback:
+        yield (
+            "metrics.listen",
+            f"{address[0]} is not this machine's loopback, so others could read the names of pods there: write "
+            "127.0.0.1, or set metrics.public = true",
+        )

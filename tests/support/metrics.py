@@ -1,0 +1,89 @@
+"""Readings of a daemon that was never started, and the text of metrics as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.metrics.reading import Reading
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.counts import Counts
+from tests.support.plugin import node
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Scraped(Struct, frozen=True):
+    """What a scrape returned. types: of each family. samples: name and labels -> value."""
+
+    types: Mapping[str, str]
+    samples: Mapping[tuple[str, Labels], float]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Of one series."""
+        return self.samples[name, frozenset(labels.items())]
+
+    def series(self, name: str) -> list[dict[str, str]]:
+        """The labels of each series of that name."""
+        return [dict(labels) for other, labels in self.samples if other == name]
+
+
+def scraped(text: str) -> Scraped:
+    """The text as Prometheus' own library reads it. A series that comes twice is a fault."""
+    families = list(text_string_to_metric_families(text))
+    named = [
+        (sample.name, frozenset(sample.labels.items()), sample.value) for each in families for sample in each.samples
+    ]
+    samples = {(name, labels): value for name, labels, value in named}
+    assert len(samples) == len(named), "a series comes twice"
+    assert len({each.name for each in families}) == len(families), "a family comes twice"
+    return Scraped({each.name: each.type for each in families}, samples)
+
+
+def entry(number: int, uuids: Iterable[str], mode: Mode = Mode.SHARED, pod: str = "") -> Entry:
+    """A running container of a pod of its own."""
+    grant = Grant(
+        container_id=ContainerId(f"container-{number}"),
+        container_name="main",
+        pod_id=PodId(f"pod-{number}"),
+        pod_uid=PodUid(f"uid-{number}"),
+        pod_name=pod or f"train-{number}",
+        namespace="ml",
+        uuids=tuple(map(GpuUuid, uuids)),
+        mode=mode,
+        generation="580.95.05-test",
+    )
+    return Entry(grant, GrantPhase.RUNNING, 0.0)
+
+
+def ledger(entries: Iterable[Entry]) -> Ledger:
+    return Ledger({each.grant.container_id: each for each in entries})
+
+
+READING: Final = Reading(
+    node=node(),
+    ledger=Ledger(),
+    policy=Policy(),
+    settings=Policy(),
+    counts=Counts(),
+    connected=True,
+    ungranted=0,
+    guard_connected=True,
+    inventory_age_s=1.0,
+    restarts={},
+    health_transitions={},
+)
+
+
+def reading(**changed: object) -> Reading:
+    """A healthy node with four GPUs, but for these. Its counts are its own."""
+    return replace(READING, **{"counts": Counts(), **changed})
