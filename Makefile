@@ -42,6 +42,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 	$(BIN)/python api/generate.py --check
 	$(BIN)/python config/generate.py --check
+	$(BIN)/python docs/messages.py --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python -m tests.support.manifests --check
 
@@ -52,8 +53,9 @@ format: $(READY) ## mend what a machine can mend
 proto: $(READY) ## api/*.proto -> generated modules
 	$(BIN)/python api/generate.py
 
-schema: $(READY) ## the policy's declarations -> JSON Schema
+schema: $(READY) ## the policy's declarations -> JSON Schema; causes and fixes -> docs/messages.md
 	$(BIN)/python config/generate.py
+	$(BIN)/python docs/messages.py
 
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests

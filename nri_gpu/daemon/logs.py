@@ -82,8 +82,10 @@ class _FromLogging(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Log one line for one of theirs."""
         level = record.levelname if record.levelname in _PRIORITIES else "WARNING"
-        bound = logger.opt(exception=record.exc_info[1] if record.exc_info else None).bind(fault=record.getMessage())
-        bound.log(level, f"{record.name} logged a message")
+        bound = logger.opt(exception=record.exc_info[1] if record.exc_info else None).bind(
+            name=record.name, fault=record.getMessage()
+        )
+        bound.log(level, "a library logged a message")
 
 
 class _Line(Struct, frozen=True):

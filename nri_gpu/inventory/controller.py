@@ -226,6 +226,7 @@ def _log(transition: Transition) -> None:
         bound = bound.bind(index=transition.index)
     if transition.uuid:
         bound = bound.bind(gpu_uuid=transition.uuid)
-    undescribed = transition.kind is TransitionKind.DESCRIPTION and transition.worse
-    field, message = ("fault", "gpu cannot be described") if undescribed else ("reason", "node changed")
-    bound.bind(**{field: transition.what}).log("WARNING" if transition.worse else "INFO", message)
+    if transition.kind is TransitionKind.DESCRIPTION and transition.worse:
+        bound.bind(fault=transition.what).warning("gpu cannot be described")
+    else:
+        bound.bind(reason=transition.what).log("WARNING" if transition.worse else "INFO", "node changed")

@@ -63,7 +63,7 @@ class Acceptor:
             return
         except OSError as error:
             fault = f"{error.strerror}; trying again each second"
-            self._faults.warning(f"{self._name} accepts no connections", fault, path=self._path)
+            self._faults.warning("socket accepts no connections", fault, name=self._name, path=self._path)
             self._refused += 1
             if self._calm:
                 self._calm.cancel()
@@ -78,6 +78,7 @@ class Acceptor:
         task.add_done_callback(self._serving.discard)
 
     def _over(self) -> None:
-        logger.bind(path=self._path, attempt=self._refused).info(f"{self._name} accepts connections again")
+        bound = logger.bind(name=self._name, path=self._path, attempt=self._refused)
+        bound.info("socket accepts connections again")
         self._faults.clear()
         self._refused, self._calm = 0, None

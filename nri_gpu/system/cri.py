@@ -28,13 +28,13 @@ def warn_without_grpc(setting: str) -> None:
     """Log that a setting has no effect, where grpcio is not installed."""
     if find_spec("grpc") is None:
         fault = "grpcio is not installed: pip install 'nri-gpu[cri]'"
-        logger.bind(fault=fault).error(f"{setting} has no effect")
+        logger.bind(name=setting, fault=fault).error("setting has no effect")
 
 
 async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why: str) -> frozenset[str]:
     """Stop containers; returns the ids of those that are stopped. Raises: OSError, TimeoutError.
 
-    names: container id -> the pod, for the log. why: ends the phrase "container stopped: ".
+    names: container id -> the pod, for the log. why: for the log, too.
     """
     arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
     pipe = asyncio.subprocess.PIPE
@@ -53,7 +53,7 @@ async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why
         bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
         if outcome == DONE:
             stopped.add(container)
-            bound.warning(f"container stopped: {why}")
+            bound.bind(reason=why).warning("container stopped")
         else:
             bound.bind(fault=outcome).error("container not stopped")
     if child.returncode and not output:

@@ -35,7 +35,7 @@ def test_it_shows_what_becomes_of_containers_when_gpus_fail() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = [" ".join(line.split()) for line in done.stdout.splitlines()]
     for line in (
-        "log WARNING container stopped: its GPU is bad: GPU is lost",
+        'log WARNING container stopped reason="its GPU is bad: GPU is lost',
         "pod patient runs, and has /dev/nvidia",
         "libcuda.so libcuda.so.1 libcuda.so.590.10",
         "crw-rw-rw- 1 root root 1520, 1",

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.containerd
 UUIDS = tuple(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(4))
 CHANGED = "gpu health changed"
 BAD = "XID 79, GPU has fallen off the bus"
-STOPPED = "container stopped: its GPU is bad: "
+STOPPED = 'container stopped reason="its GPU is bad: '
 LOST = "nvmlDeviceGetHandleByIndex: GPU is lost (15)"
 
 

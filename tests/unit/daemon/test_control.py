@@ -144,12 +144,12 @@ def test_without_descriptors_it_says_so_once_and_goes_on_when_there_are_some(tmp
         for each in asking:
             each.connect(str(path))
             each.sendall(b"status\n")
-        daemon.wait_logged("control socket accepts no connections")
+        daemon.wait_logged("socket accepts no connections")
         time.sleep(2.5)
         assert daemon.log().count("\n") < known + 20  # what else a daemon says in its first seconds
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
         for each in asking:
             each.settimeout(10)
             assert each.recv(1)
-        assert "attempt=" in daemon.wait_logged("control socket accepts connections again")
-        assert daemon.log().count("control socket accepts") == 2
+        assert "attempt=" in daemon.wait_logged("socket accepts connections again")
+        assert daemon.log().count("socket accepts") == 2

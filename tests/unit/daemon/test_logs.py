@@ -159,5 +159,5 @@ def test_a_reader_does_not_keep_us_from_ending(stalls: bool) -> None:
 def test_what_asyncio_says_comes_as_a_line_of_ours() -> None:
     body = 'import logging; logging.getLogger("asyncio").warning("socket.send() raised exception")'
     _, error = speak(body, stderr=subprocess.PIPE).communicate(timeout=20)
-    assert b'WARNING asyncio logged a message fault="socket.send() raised exception"\n' in error
+    assert b'WARNING a library logged a message fault="socket.send() raised exception" name=asyncio\n' in error
     assert logging.getLogger("asyncio").handlers == []
