@@ -15,7 +15,8 @@ from msgspec import to_builtins
 
 from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.cli.client import ask, daemon_status
-from nri_gpu.cli.render import at, table
+from nri_gpu.cli.page import Column, Line, Table, Tone, plain
+from nri_gpu.cli.render import at, lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.daemon.policy_file import load_last_good, load_policy
 from nri_gpu.daemon.snapshot import SnapshotError, read_snapshot
@@ -27,8 +28,8 @@ from nri_gpu.verify.bundles import STATES, read_bundles
 from nri_gpu.verify.kernel import Kernel, UnseenError
 from nri_gpu.verify.report import SCHEMA, ContainerReport, Evidence, Report, Verdict, changed, ended, verify
 
-WATCH_S: Final = 5.0  # between two looks
-HEADS: Final = ("POD", "CONTAINER", "GPUS", "MODE", "VERDICT")
+LOOK_MIN_S: Final = 0.1
+LOOK_MAX_S: Final = 86400.0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     if args.watch:
         return _watch(args)
     report, inventory = _look(args)
-    print(json.dumps(to_builtins(report), indent=1) if args.output == "json" else to_text(report, inventory))
+    if args.output == "json":
+        print(json.dumps(to_builtins(report), indent=1))
+    else:
+        show(verify_page(report, inventory))
     return code_of(report)
 
 
@@ -52,19 +56,21 @@ def code_of(report: Report) -> Exit:
 def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
     """Raises: CommandError: nothing could be seen."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
-    key, status = _key(state_dir), daemon_status(state_dir)
-    states = [args.containerd_state] if args.containerd_state else STATES
-    inventory, stage_dir, origin = _numbers(args, state_dir, key, status)
+    states = [Path(each) for each in ([args.containerd_state] if args.containerd_state else STATES)]
+    key = _key(state_dir)
+    inventory, stage_dir, origin = _numbers(args, state_dir, key)
+    if inventory.fault and not inventory.gpus:
+        raise CommandError(Exit.UNAVAILABLE, f"the GPUs of this node are not known: {inventory.fault}")
     try:
         evidence = Evidence(
             kernel=Kernel(),
             key=key,
             inventory=inventory,
             stage_dir=stage_dir,
-            holders=_holders(status),
             numbers_from=origin,
+            holders=lambda: _holders(daemon_status(state_dir)),
         )
-        return verify(read_bundles(map(Path, states)), evidence), inventory
+        return verify(lambda: read_bundles(states), evidence), inventory
     except UnseenError as error:
         raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, error) from None
 
@@ -85,30 +91,28 @@ def _key(state_dir: Path) -> bytes:
     return key
 
 
-def _numbers(
-    args: argparse.Namespace, state_dir: Path, key: bytes, status: DaemonStatus | None
-) -> tuple[Inventory, Path, str]:
-    """The inventory, the stage folder, and who says so. Raises: CommandError."""
+def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inventory, Path, str]:
+    """The inventory, the stage folder, and who says so. Raises: CommandError, PolicyError."""
     try:
-        inventory = ask(state_dir / CONTROL_SOCKET, "inventory", InventoryAnswer).inventory
-        return inventory, _stage_dir(args.policy, state_dir, status), "daemon"
+        answer = ask(state_dir / CONTROL_SOCKET, "inventory", InventoryAnswer)
     except (OSError, ValueError) as error:
-        fault = str(error)
+        silence = f"the daemon at {state_dir} does not say ({error})"
+    else:
+        return answer.inventory, _stage_dir(args.policy, state_dir), "daemon"
     try:
         last = read_snapshot(state_dir, key)
         why = "there is none"
     except SnapshotError as error:
         last, why = None, str(error)
     if last is None:
-        sentence = (
-            f"which device numbers the GPUs have is not known: no answer from the daemon at {state_dir} ({fault})"
-        )
-        raise CommandError(Exit.UNAVAILABLE, f"{sentence}, and of its last snapshot: {why}; is `nri-gpu run` running?")
+        sentence = f"which device numbers the GPUs have is not known: {silence}, nor does its last snapshot ({why})"
+        raise CommandError(Exit.UNAVAILABLE, f"{sentence}; is `nri-gpu run` running?")
     return last.inventory, Path(last.evidence.settings[1]).resolve(), "snapshot"
 
 
-def _stage_dir(file: str | None, state_dir: Path, status: DaemonStatus | None) -> Path:
+def _stage_dir(file: str | None, state_dir: Path) -> Path:
     """Where the daemon stages drivers. Raises: PolicyError."""
+    status = daemon_status(state_dir)
     options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
     try:
         policy = load_policy(file, options)
@@ -120,24 +124,42 @@ def _stage_dir(file: str | None, state_dir: Path, status: DaemonStatus | None) -
     return Path(policy.driver.stage_dir).resolve()
 
 
-def _holders(status: DaemonStatus | None) -> Mapping[str, str]:
-    holders = (holder for gpu in (status.gpus if status else ()) for holder in gpu.holders if holder.running)
+def _holders(status: DaemonStatus | None) -> Mapping[str, str] | None:
+    if status is None:
+        return None
+    holders = (holder for gpu in status.gpus for holder in gpu.holders if holder.running)
     return {each.container_id: f"{each.namespace}/{each.pod}" for each in holders}
 
 
-def to_text(report: Report, inventory: Inventory) -> str:
+def verify_page(report: Report, inventory: Inventory) -> list[Line | Table]:
     """A line for each container, and below them the differences and what could not be seen."""
     shown = report.containers
     counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    lines = [f"{len(shown)} containers{f': {told}' if told else ''}"]
+    headline = f"{len(shown)} containers{f': {told}' if told else ''}"
     if report.numbers_from == "snapshot":
-        lines[0] += "; no daemon runs: device numbers are from its last snapshot"
-    if shown:
-        lines += table(HEADS, [_row(each, inventory) for each in shown])
-    for each in shown:
-        lines += _sentences(each)
-    return "\n".join([*lines, *(f"not seen: {sentence}" for sentence in report.unseen)])
+        headline += "; no daemon runs: device numbers are from its last snapshot"
+    rows = tuple(_row(each, inventory) for each in shown)
+    return [
+        Line(headline, Tone.HEAD),
+        *([Table(COLUMNS, rows)] if rows else []),
+        *lines((sentence for each in shown for sentence in _sentences(each)), Tone.BAD),
+        *lines((f"not seen: {sentence}" for sentence in report.unseen), Tone.WARN),
+    ]
+
+
+def _tone(verdict: str) -> Tone:
+    return TONES[Verdict(verdict)]
+
+
+TONES: Final = {
+    Verdict.OK: Tone.GOOD,
+    Verdict.NO_GPU: Tone.FAINT,
+    Verdict.PRIVILEGED: Tone.WARN,
+    Verdict.DIFFERS: Tone.BAD,
+    Verdict.UNSEEN: Tone.WARN,
+}
+COLUMNS: Final = (*map(Column, ("POD", "CONTAINER", "GPUS", "MODE")), Column("VERDICT", _tone))
 
 
 def _row(each: ContainerReport, inventory: Inventory) -> tuple[str, ...]:
@@ -158,6 +180,7 @@ def _watch(args: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    every_s = min(max(LOOK_MIN_S, args.every), LOOK_MAX_S)
     tell = _as_json if args.output == "json" else _as_text
     before, fault = None, ""
     while True:
@@ -165,15 +188,15 @@ def _watch(args: argparse.Namespace) -> int:
             report, inventory = _look(args)
         except CommandError as error:
             code, news = error.code, str(error)
-            lines = tell(before, news) if news != fault else ()
+            told = tell(before, news) if news != fault else ()
             fault = news
         else:
             code, fault = code_of(report), ""
-            lines = tell(before, (report, inventory)) if report != before else ()
+            told = tell(before, (report, inventory)) if report != before else ()
             before = report
-        for line in lines:
+        for line in told:
             print(line, flush=True)
-        if stop.wait(WATCH_S):
+        if stop.wait(every_s):
             return code
 
 
@@ -190,7 +213,7 @@ def _as_text(before: Report | None, news: tuple[Report, Inventory] | str) -> Ite
         return
     report, inventory = news
     if before is None:
-        yield to_text(report, inventory)
+        yield plain(verify_page(report, inventory))
         return
     now = at(time.time())
     for each in ended(before, report):

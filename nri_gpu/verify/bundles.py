@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.text import shown
 from nri_gpu.verify.kernel import UnseenError
 from nri_gpu.verify.spec import Spec
 
@@ -28,6 +29,7 @@ STATES: Final = (
     "/run/docker/containerd/daemon",
 )
 STARTING_S: Final = 10.0  # so long after its bundle was written a container may have no process yet
+NAME_MAX: Final = 253  # characters of a Kubernetes name
 _CRI: Final = "io.kubernetes.cri."  # containerd: internal/cri/annotations
 
 
@@ -54,12 +56,12 @@ class Bundle(Struct, frozen=True):
     def pod(self) -> str:
         """`namespace/name`; of a container without a pod, containerd's namespace for it: `moby`."""
         name = self._cri("sandbox-name")
-        return f"{self._cri('sandbox-namespace')}/{name}" if name else self.namespace
+        return shown(f"{self._cri('sandbox-namespace')}/{name}" if name else self.namespace, NAME_MAX)
 
     @property
     def name(self) -> str:
         """In its pod; without one the short id."""
-        return "(sandbox)" if self.sandbox else self._cri("container-name") or self.id[:12]
+        return "(sandbox)" if self.sandbox else shown(self._cri("container-name") or self.id[:12], NAME_MAX)
 
     def _cri(self, key: str) -> str:
         return (self.spec.annotations or {}).get(f"{_CRI}{key}", "")

@@ -36,13 +36,14 @@ class Seen(Struct, frozen=True, kw_only=True):
     """One container.
 
     opens: numbers that the kernel lets it open. staged: entries of the stage folder that are mounted in it, by the
-    kernel's word.
+    kernel's word. simulated: a topology file's node grants capabilities that its driver has no files for.
     """
 
     spec: Spec
     grant: SignedGrant | InvalidGrant | None
     opens: Set[DeviceNumber]
     staged: frozenset[str]
+    simulated: bool = False
 
 
 def differences(seen: Seen, numbers: Mapping[DeviceNumber, Owner], stage_dir: str) -> Iterator[str]:
@@ -103,7 +104,7 @@ def _of_mounts(seen: Seen, stage_dir: str) -> Iterator[str]:
     if other := sorted(staged - wanted - NO_GENERATIONS):
         told = f"its grant is of {generation}" if wanted else "it has no grant"
         yield f"mounts driver files of generation {_listed(other)}, and {told}"
-    if missing := sorted(wanted - staged) if _granted(seen) else ():
+    if _granted(seen) and not seen.simulated and (missing := sorted(wanted - staged)):
         yield f"its grant is of driver generation {_listed(missing)}, and its spec mounts nothing of it"
     if more := sorted(seen.staged - staged):
         yield f"the kernel shows {_listed(more)} of the stage folder mounted in it, and its spec does not"

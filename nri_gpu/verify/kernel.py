@@ -45,15 +45,14 @@ class Mounted(Struct, frozen=True):
     def parse(cls, line: str) -> Self:
         """One line. Source: proc_pid_mountinfo(5)."""
         head, _, tail = line.partition(" - ")
-        _, _, device, root, place, *_ = head.split()
-        kind, _, options = tail.split()
+        _, _, device, root, place, *_ = head.split(" ")
+        kind, *_, options = tail.split(" ")  # the source between them may be empty
         return cls(device, _plain(root), _plain(place), kind, frozenset(options.split(",")))
 
 
 def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
     """All mounts that a process sees. Raises: UnseenError."""
-    text = _read(proc / str(pid) / "mountinfo")
-    return tuple(Mounted.parse(line) for line in text.splitlines())
+    return tuple(map(Mounted.parse, _lines(proc / str(pid) / "mountinfo")))
 
 
 class Rule(Struct, frozen=True):
@@ -119,7 +118,7 @@ class Kernel:
 
     def device_filter(self, pid: int, container: str) -> DeviceFilter:
         """What a container's first process may open. Raises: UnseenError: also where it is not in that container."""
-        cgroups = dict(_cgroups(_read(self.proc / str(pid) / "cgroup")))
+        cgroups = dict(_cgroups(_lines(self.proc / str(pid) / "cgroup")))
         if not any(container in path for path in cgroups.values()):
             raise UnseenError(f"process {pid}, which its runtime names, is in no cgroup of this container")
         legacy, unified = cgroups.get(_DEVICES), cgroups.get("")
@@ -134,7 +133,7 @@ class Kernel:
         where = self._place("cgroup", _DEVICES)
         if where is None:
             raise UnseenError("the devices controller of cgroup v1 is not mounted here")
-        return tuple(Rule.parse(line) for line in _read(_below(where, path) / "devices.list").splitlines())
+        return tuple(Rule.parse(line) for line in _lines(_below(where, path) / "devices.list"))
 
     def _read_programs(self, cgroup: Path) -> Iterator[Program]:
         try:
@@ -167,9 +166,9 @@ def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[
     return frozenset(root.removeprefix(folder).partition("/")[0] for root in below)
 
 
-def _cgroups(text: str) -> Iterator[tuple[str, str]]:
+def _cgroups(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Controller and path of each line of /proc/PID/cgroup; no controller's name is cgroup v2's."""
-    for line in text.splitlines():
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             yield controller, path
@@ -181,9 +180,10 @@ def _below(where: Path, path: str) -> Path:
     return where / path.lstrip("/")
 
 
-def _read(path: Path) -> str:
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of the kernel's. Names in it may hold any character but a line break."""
     try:
-        return path.read_text(errors="surrogateescape")
+        return [line for line in path.read_text(errors="surrogateescape").split("\n") if line]
     except OSError as error:
         denied = isinstance(error, PermissionError)
         raise UnseenError(f"{path} cannot be read: {error.strerror}", denied=denied) from error

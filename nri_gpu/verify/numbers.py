@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.injection.devices import (
@@ -50,7 +51,9 @@ def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
     if majors.nvidia_uvm is not None:
         found[majors.nvidia_uvm, UVM_MINOR] = Owner(UVM, shared=True)
         found[majors.nvidia_uvm, UVM_TOOLS_MINOR] = Owner(UVM_TOOLS, shared=True)
-    for each in inventory.extras.values():
+    for extra, each in inventory.extras.items():
+        if extra is Extra.RDMA:
+            continue  # adapters are not NVIDIA's GPUs, and other components give them to containers
         found.update({(node.major, node.minor): Owner(node.path, shared=True) for node in each.nodes})
         if channels := each.channels:
             for minor in range(min(channels.count, CHANNELS_LOOKED_AT)):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
+from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, DeviceNumber, PodUid
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory
@@ -72,39 +74,54 @@ class Report(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
 class Evidence(Struct, frozen=True, kw_only=True):
     """What containers are held against.
 
-    stage_dir: without symlinks. holders: containers that run, by the daemon's word, id -> `namespace/pod`.
-    numbers_from: as in `Report`.
+    stage_dir: without symlinks. numbers_from: as in `Report`. holders: asks the daemon which containers run with GPUs,
+    id -> `namespace/pod`; None where it cannot say.
     """
 
     kernel: Kernel
     key: bytes
     inventory: Inventory
     stage_dir: Path
-    holders: Mapping[str, str]
     numbers_from: str
+    holders: Callable[[], Mapping[str, str] | None]
 
 
-def verify(bundles: Iterable[Bundle], by: Evidence) -> Report:
-    """The report on these containers."""
+def verify(bundles: Callable[[], Iterable[Bundle]], by: Evidence) -> Report:
+    """The report on these containers. A pod's sandbox is no container to users: it is there if something is wrong."""
     numbers, found, denied = device_numbers(by.inventory), list[ContainerReport](), False
-    known = set()
-    for bundle in bundles:
-        known.add(bundle.id)
+    pods, holders = dict[str, str](), by.holders()
+    for bundle in bundles():
+        pods[bundle.id] = bundle.pod_uid
         try:
-            found.append(_compared(bundle, numbers, by))
+            each = _compared(bundle, numbers, by)
+            if each.differences or not bundle.sandbox:
+                found.append(each)
         except UnseenError as error:
             if not bundle.fault and process_of(bundle.pid) is None:
                 continue  # it ended meanwhile
             denied |= error.denied
             found.append(_unseen(bundle, str(error)))
-    missing = tuple(
-        f"{pod} has GPUs, and its container {id_} is not among those of the runtimes that were looked at: name the "
-        "state folder of its containerd with --containerd-state"
-        for id_, pod in by.holders.items()
-        if id_ not in known
-    )
+    found = [_held_twice(each, found, pods) for each in found]
     found.sort(key=lambda each: (each.pod, each.container, each.id))
-    return Report(numbers_from=by.numbers_from, containers=tuple(found), unseen=missing, denied=denied)
+    return Report(
+        numbers_from=by.numbers_from, containers=tuple(found), unseen=tuple(_missing(by, holders, pods)), denied=denied
+    )
+
+
+def _missing(by: Evidence, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
+    """Why what was found is not all."""
+    if holders is None:
+        if by.numbers_from == "daemon":
+            yield "which containers have GPUs by the daemon's word: it is of another version, start it again"
+        return
+    missing = {id_: pod for id_, pod in holders.items() if id_ not in pods}
+    still = by.holders() or {} if missing else {}  # one may have ended meanwhile
+    for id_, pod in missing.items():
+        if id_ in still:
+            yield (
+                f"container {id_} of {pod}, which has GPUs: it is of none of the containerds that were looked at, so "
+                "name the state folder of its own with --containerd-state"
+            )
 
 
 def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Evidence) -> ContainerReport:
@@ -115,7 +132,7 @@ def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Evidenc
     opens = {number: owner for number, owner in numbers.items() if filtered.opens(number)}
     staged = staged_by_mounts(by.stage_dir, by.kernel.mounts, mounts_of(bundle.pid, by.kernel.proc))
     grant = _grant(bundle, by.key)
-    seen = Seen(spec=bundle.spec, grant=grant, opens=opens.keys(), staged=staged)
+    seen = Seen(spec=bundle.spec, grant=grant, opens=opens.keys(), staged=staged, simulated=by.inventory.simulated)
     found = tuple(differences(seen, numbers, str(by.stage_dir)))
     signed = grant if isinstance(grant, SignedGrant) else None
     return ContainerReport(
@@ -131,6 +148,22 @@ def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Evidenc
         opens=tuple(OpenNumber(owner.path, *number) for number, owner in opens.items()),
         differences=found,
     )
+
+
+def _held_twice(each: ContainerReport, found: Iterable[ContainerReport], pods: Mapping[str, str]) -> ContainerReport:
+    """The report with other pods that have a valid grant of the same GPU, where either is exclusive."""
+    others = [
+        other
+        for other in found
+        if pods[other.id] != pods[each.id]
+        and Mode.EXCLUSIVE in (each.mode, other.mode)
+        and not {*each.gpu_uuids}.isdisjoint(other.gpu_uuids)
+    ]
+    if not others:
+        return each
+    names = ", ".join(sorted({f"{other.pod} ({other.mode})" for other in others}))
+    clause = f"was granted a GPU in {each.mode} mode that {names} was granted, too: stop one of them"
+    return replace(each, differences=(*each.differences, clause), verdict=Verdict.DIFFERS)
 
 
 def _verdict(found: tuple[str, ...], signed: SignedGrant | None, *, privileged: bool) -> Verdict:

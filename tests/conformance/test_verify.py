@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
+from nri_gpu.verify.bundles import TASKS
 from tests.conformance.conftest import launch_on
-from tests.support import packages
+from tests.support import cdi, packages
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import UUIDS, NriGpu
+from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, UUIDS, NriGpu
+from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, open_numbers
+from tests.support.probe import Number, Opened, open_numbers
 
 pytestmark = pytest.mark.containerd
 
@@ -37,17 +40,15 @@ def verified(node: Containerd, daemon: NriGpu, *options: str) -> subprocess.Comp
     return daemon.verb("verify", "--containerd-state", str(node.base / "state"), *options)
 
 
-def reported(node: Containerd, daemon: NriGpu, code: int) -> dict[ContainerId, Any]:
+def reported(node: Containerd, daemon: NriGpu, code: int, numbers: Sequence[Number] = EVERY) -> dict[ContainerId, Any]:
     """What it says of each container, whose NVIDIA numbers are opened from inside at once."""
     done = verified(node, daemon, "-o", "json")
     assert done.returncode == code, done
     found = {ContainerId(each["id"]): each for each in json.loads(done.stdout)["containers"]}
     for container, each in found.items():
-        if each["container"] == "(sandbox)":
-            continue
         said = {(number["major"], number["minor"]) for number in each["opens"]}
-        opened = open_numbers(node.cri, container, EVERY)
-        assert {number for number, answer in opened.items() if answer is not Opened.DENIED} == said & {*EVERY}, each
+        opened = open_numbers(node.cri, container, numbers)
+        assert {number for number, answer in opened.items() if answer is not Opened.DENIED} == said & {*numbers}, each
     return found
 
 
@@ -103,3 +104,103 @@ def test_widened_rules_and_a_privileged_pod_are_named(cgroup_node: Containerd, s
         assert f"/dev/nvidia2 (195:2, GPU 2, {UUIDS[2]})" in said
         assert "its device rules were widened after it was created" in said
     assert found[agent]["verdict"] == "privileged"
+
+
+@on_newest
+def test_rules_that_were_taken_away(cgroup_node: Containerd, serving: NriGpu) -> None:
+    """As systemd's daemon-reload does; on v2 by a program of an ancestor, which has to agree too."""
+    granted = cgroup_node.cri.run_asking("device=1", "train")
+    bystander = cgroup_node.cri.run(cgroup_node.cri.run_pod(PodSpec(name="web")), ContainerSpec())
+    cgroup = cgroup_node.container_cgroup(granted)
+    if cgroup_node.cgroup is Cgroup.V1:
+        (cgroup / "devices.deny").write_text("c 195:1 rw")
+        found = reported(cgroup_node, serving, 1)
+    else:
+        [narrow] = device_programs(cgroup_node.container_cgroup(bystander))
+        bpftool(cgroup.parent, "attach", narrow, "multi")
+        try:
+            found = reported(cgroup_node, serving, 1)
+        finally:
+            bpftool(cgroup.parent, "detach", narrow)
+    assert found[granted]["verdict"] == "differs"
+    said = next(each for each in found[granted]["differences"] if "/dev/nvidia1" in each)
+    assert said.startswith(f"cannot open /dev/nvidia1 (195:1, GPU 1, {UUIDS[1]}) any more")
+    assert found[bystander]["verdict"] == "no GPU"
+
+
+@on_newest
+def test_an_external_allocation_and_a_mount_that_is_gone(
+    cgroup_node: Containerd, serving: NriGpu, tmp_path: Path
+) -> None:
+    granted = cgroup_node.cri.run_asking("device=1", "train")
+    with cdi.specification(cgroup_node.layout.cdi, make_driver_root(tmp_path / "cdi"), tmp_path / "stage"):
+        by_cdi = cgroup_node.cri.run(
+            cgroup_node.cri.run_pod(PodSpec(name="by-cdi")), ContainerSpec(cdi_devices=["nvidia.com/gpu=0"])
+        )
+    pid = str(cgroup_node.cri.status(granted).pid)
+    folder = next(each for each in cgroup_node.cri.status(granted).oci["mounts"] if each["source"].endswith("lib64"))
+    subprocess.run(["nsenter", "-t", pid, "-m", "umount", "-l", folder["destination"]], check=True)
+
+    found = reported(cgroup_node, serving, 1)
+    assert [found[each]["verdict"] for each in (granted, by_cdi)] == ["ok", "differs"]  # mounted at a second place
+    assert "an external allocation" in found[by_cdi]["differences"][0]
+    for each in cgroup_node.cri.status(granted).oci["mounts"]:
+        if str(serving.launch.base) in each["source"] and each != folder:
+            subprocess.run(["nsenter", "-t", pid, "-m", "umount", "-l", each["destination"]], check=True)
+    [said] = reported(cgroup_node, serving, 1)[granted]["differences"]
+    assert said.endswith("the kernel does not show it: it was unmounted")
+
+
+@on_newest
+def test_mig_devices_and_void(cgroup_node: Containerd, tmp_path: Path) -> None:
+    """Where another runtime is installed the variable is void, and a list of our own names the devices."""
+    launch = launch_on(cgroup_node, tmp_path).with_policy('schema = 1\n[environment]\nvisible_devices = "void"\n')
+    with NriGpu(replace(launch, topology=TOPOLOGIES / "mig-a100.toml")) as daemon:
+        daemon.wait_staged()
+        shared = [cgroup_node.cri.run_asking("mig=1g.10gb; mode=shared", name) for name in ("a", "b")]
+        alone = cgroup_node.cri.run_asking("mig=3g.40gb", "c")
+        seen = daemon.gpus()
+        caps = {
+            (seen["majors"]["nvidia_caps"], part[minor])
+            for gpu in seen["gpus"]
+            for part in gpu["mig"]
+            for minor in ("gpu_instance_minor", "compute_instance_minor")
+        }
+        found = reported(cgroup_node, daemon, 0, [*EVERY, *caps])
+    assert {found[each]["verdict"] for each in (*shared, alone)} == {"ok"}
+    assert all(each.startswith("MIG-") for each in found[alone]["gpu_uuids"])
+
+
+@on_newest
+def test_watching(cgroup_node: Containerd, serving: NriGpu) -> None:
+    command = [*serving.words(), "verify", "--watch", "--every", "0.1", "--state-dir", str(serving.launch.state)]
+    command += ["--containerd-state", str(cgroup_node.base / "state")]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, cwd="/") as watching:
+        assert watching.stdout
+
+        def until(text: str) -> str:
+            return next(line for line in watching.stdout or () if text in line)
+
+        until("0 containers")
+        container = cgroup_node.cri.run_asking("device=1", "train")
+        until("default/train main: ok")
+        pod = cgroup_node.cri.run_pod(PodSpec(name="agent", privileged=True))
+        widen(cgroup_node, container, cgroup_node.cri.run(pod, ContainerSpec(privileged=True)))
+        assert "UTC default/train main: can open" in until("/dev/nvidia2 ")
+        cgroup_node.cri.stop(container)
+        until("default/train main: ended")
+        watching.terminate()
+        assert watching.wait(20) == 0
+
+
+@on_newest
+def test_what_cannot_be_seen(node: Containerd, daemon: NriGpu) -> None:
+    elsewhere = daemon.verb("verify", "--containerd-state", "/nowhere")
+    assert (elsewhere.returncode, "no containerd keeps containers below /nowhere" in elsewhere.stderr) == (69, True)
+    container = node.cri.run_asking("device=1", "train")
+    (node.base / "other" / TASKS).mkdir(parents=True)
+    hidden = daemon.verb("verify", "--containerd-state", str(node.base / "other"))
+    assert (hidden.returncode, f"container {container} of default/train" in hidden.stdout) == (69, True)
+    daemon.kill()
+    numberless = verified(node, daemon)
+    assert (numberless.returncode, "is `nri-gpu run` running?" in numberless.stderr) == (69, True)

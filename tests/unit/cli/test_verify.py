@@ -6,14 +6,15 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from msgspec import to_builtins
 
 from nri_gpu.allocation.grant import KEY_BYTES
-from nri_gpu.cli.verify import code_of, to_text
+from nri_gpu.cli.page import plain
+from nri_gpu.cli.verify import code_of, verify_page
 from nri_gpu.daemon.answers import InventoryAnswer
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.domain.errors import Exit
@@ -48,21 +49,24 @@ def state(tmp_path: Path) -> Path:
 
 @contextmanager
 def daemon(state: Path, answers: Mapping[str, object]) -> Iterator[None]:
-    """Something that answers these questions, each once."""
+    """Something that answers these questions until it is left."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(state / "control.sock"))
         listener.listen()
 
         def serve() -> None:
-            for _ in answers:
-                connection, _address = listener.accept()
-                with connection:
-                    connection.sendall(json.dumps(answers[connection.recv(100).decode().strip()]).encode())
+            with suppress(OSError):  # shut down
+                while True:
+                    connection, _address = listener.accept()
+                    with connection:
+                        connection.sendall(json.dumps(answers[connection.recv(100).decode().strip()]).encode())
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield
+        listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+    (state / "control.sock").unlink()
 
 
 def options(state: Path) -> list[object]:
@@ -73,7 +77,8 @@ INVENTORY = to_builtins(InventoryAnswer(make.inventory()))
 
 
 def test_a_line_for_each_container_and_the_sentences_below() -> None:
-    lines = to_text(report(GOOD, BAD, HIDDEN, unseen=("ml/x is missing",)), make.inventory()).splitlines()
+    page = verify_page(report(GOOD, BAD, HIDDEN, unseen=("ml/x is missing",)), make.inventory())
+    lines = plain(page).splitlines()
     assert lines[0] == "3 containers: 1 ok, 1 differs, 1 not seen"
     assert lines[1].split() == ["POD", "CONTAINER", "GPUS", "MODE", "VERDICT"]
     assert [line.split() for line in lines[2:5]] == [
@@ -129,7 +134,20 @@ def test_a_holder_that_no_runtime_shows(nri_gpu: NriGpuCall, state: Path) -> Non
     with daemon(state, {"status": status, "inventory": INVENTORY}):
         done = nri_gpu("verify", *options(state))
     assert done.code == Exit.UNAVAILABLE
-    assert "not seen: ml/train has GPUs, and its container 0a1b is not among" in done.out
+    assert "not seen: container 0a1b of ml/train, which has GPUs: it is of none of the containerds" in done.out
+
+
+def test_a_daemon_that_does_not_know_its_gpus(nri_gpu: NriGpuCall, state: Path) -> None:
+    blind = to_builtins(InventoryAnswer(make.inventory((), fault="the driver does not answer")))
+    with daemon(state, {"status": FREE, "inventory": blind}):
+        done = nri_gpu("verify", *options(state))
+    assert (done.code, "are not known: the driver does not answer" in done.err) == (Exit.UNAVAILABLE, True)
+
+
+def test_a_daemon_of_another_version(nri_gpu: NriGpuCall, state: Path) -> None:
+    with daemon(state, {"status": {"schema": "nri-gpu/status/v2"}, "inventory": INVENTORY}):
+        done = nri_gpu("verify", *options(state))
+    assert (done.code, "not seen: which containers have GPUs by the daemon" in done.out) == (Exit.UNAVAILABLE, True)
 
 
 def test_without_a_daemon_its_snapshot_says_the_numbers(nri_gpu: NriGpuCall, state: Path) -> None:

@@ -137,6 +137,14 @@ def test_mountinfo_is_read_with_its_blanks() -> None:
     assert found == Mounted("98:0", "/mnt1", "/a place", "ext4", frozenset({"rw", "errors=continue"}))
 
 
+def test_a_hostile_name_in_mountinfo_is_one_line(tmp_path: Path) -> None:
+    """The kernel escapes blanks and line breaks alone; to Python there are more characters that end a line."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "mountinfo").write_text("36 35 98:0 / /a\x0b\u2028\x1cb rw - tmpfs  rw\n")
+    [found] = mounts_of(7, tmp_path)
+    assert (found.place, found.kind) == ("/a\x0b\u2028\x1cb", "tmpfs")
+
+
 STAGE = Path("/var/lib/nri-gpu/drivers")
 ROOT = Mounted("8:1", "/", "/", "ext4", frozenset())
 VAR = Mounted("8:2", "/@var", "/var", "btrfs", frozenset())
