@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.driver.owner import owner_of
+from nri_gpu.driver.owner import stage_advice
 from nri_gpu.host.advice import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
-from nri_gpu.mps.folders import clients, mount_fault
+from nri_gpu.mps.folders import mps_advice
 from nri_gpu.plugin.guard_status import guard_advice
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
@@ -44,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
         *file_advice(Path(args.file or DEFAULT_PATH)),
         *advise(policy),
         *_of_gpus(policy, args.gpus),
-        *_of_stage(policy, state_dir),
+        *stage_advice(policy.driver.stage_dir, state_dir),
         *node_advice(policy),
         *kubelet_advice(policy),
         *guard_advice(policy, served=served),
-        *(_of_mps(policy, state_dir) if served else ()),
+        *(mps_advice(state_dir, enabled=policy.mps.enabled) if served else ()),
         *(_of_daemon(status.runtime) if status else ()),
     )
     lines = [f"{policy.source}: ok"]
@@ -80,21 +79,6 @@ def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:
         yield f"nri-gpu is not connected to the runtime: {runtime.fault or 'connecting'}"
     if runtime.list_fault:
         yield runtime.list_fault
-
-
-def _of_mps(policy: Policy, state_dir: Path) -> Iterator[str]:
-    """Why mode=mps is refused although policy allows it. The state folder is root's, and others cannot look into it."""
-    if policy.mps.enabled and os.access(state_dir, os.X_OK) and (fault := mount_fault(clients(state_dir))):
-        yield f"every container that asks with mode=mps is refused: {fault}"
-
-
-def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:
-    owner = owner_of(Path(policy.driver.stage_dir))
-    if owner not in ("", str(state_dir.resolve())):
-        yield (
-            f"driver.stage_dir {policy.driver.stage_dir} belongs to the nri-gpu with state folder {owner}, so one with "
-            f"state folder {state_dir} refuses every container that asks: give it a stage folder of its own"
-        )
 
 
 def _print(args: argparse.Namespace, lines: list[str], **document: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,7 @@ def _examined(args: argparse.Namespace) -> Examined:
         silence=silence,
         state_dir=state_dir,
         guard_dir=Path(args.run_dir or DEFAULT_RUN_DIR),
+        now_s=time.time(),
     )
 
 

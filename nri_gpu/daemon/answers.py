@@ -17,8 +17,25 @@ from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Inventory, KernelGpu
 
 
+class SynchronizeStatus(Struct, frozen=True, kw_only=True):
+    """The runtime's last list of its pods and containers (objects). size_bytes: of its messages (parts).
+
+    whole: false where it was cut off. duration_s: to our answer, or to the end of the connection.
+    """
+
+    at_s: float
+    duration_s: float
+    parts: int
+    size_bytes: int
+    objects: int
+    whole: bool
+
+
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
-    """The connection to the runtime. fault: why it is not ready. list_fault: why it could not list its containers."""
+    """The connection to the runtime. fault: why it is not ready. list_fault: why it could not list its containers.
+
+    answered_s: when we last answered one of its requests.
+    """
 
     ready: bool
     since_s: float
@@ -27,6 +44,8 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     nri_version: str = ""
     fault: str = ""
     list_fault: str = ""
+    answered_s: float | None = None
+    synchronize: SynchronizeStatus | None = None
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):

@@ -85,6 +85,7 @@ class Daemon:
             self._node.inventory,
             self._kubelet,
             list_fault=lambda: self._sizes.fault,
+            session=lambda: self._supervisor.facts,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._metrics = MetricsController(fixed.metrics, self._reading)

@@ -21,11 +21,19 @@ from loguru import logger
 from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
-from nri_gpu.daemon.answers import InventoryAnswer, KubeletStatus, PolicyStatus, RuntimeConnection, TransitionsAnswer
+from nri_gpu.daemon.answers import (
+    InventoryAnswer,
+    KubeletStatus,
+    PolicyStatus,
+    RuntimeConnection,
+    SynchronizeStatus,
+    TransitionsAnswer,
+)
 from nri_gpu.daemon.report import View, status_of
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.system.acceptor import Acceptor
 from nri_gpu.system.state import NodeState
 
@@ -109,7 +117,7 @@ class Reporter:
     """Answers on the control socket. It keeps the state of the connection to the runtime itself.
 
     list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
-    command line, by their key in the policy, and `topology`, the simulated node's file.
+    command line, by their key in the policy, and `topology`, the simulated node's file. session: of the supervisor.
     """
 
     def __init__(
@@ -122,8 +130,10 @@ class Reporter:
         *,
         list_fault: Callable[[], str],
         options: Mapping[str, str | bool],
+        session: Callable[[], SessionFacts] = SessionFacts,
     ) -> None:
         self._path = path
+        self._session = session
         self._node_state = node_state
         self._cache = cache
         self._inventory = inventory
@@ -193,7 +203,7 @@ class Reporter:
         return View(
             node=state.node,
             ledger=state.ledger,
-            connection=replace(self._connection, list_fault=self._list_fault()),
+            connection=self._runtime(time.time() - time.monotonic()),
             wall=time.time(),
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),
@@ -203,6 +213,25 @@ class Reporter:
             history=self._inventory.history,
             kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
             options=self._options,
+        )
+
+    def _runtime(self, epoch_s: float) -> RuntimeConnection:
+        """The connection now. epoch_s: what to add to the monotonic clock for seconds since the epoch."""
+        facts = self._session()
+        seen = facts.synchronize
+        return replace(
+            self._connection,
+            list_fault=self._list_fault(),
+            answered_s=facts.answered and facts.answered + epoch_s,
+            synchronize=seen
+            and SynchronizeStatus(
+                at_s=seen.began + epoch_s,
+                duration_s=seen.took_s,
+                parts=seen.parts,
+                size_bytes=seen.size_bytes,
+                objects=seen.objects,
+                whole=seen.whole,
+            ),
         )
 
     def _group(self) -> int | None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
-from nri_gpu.plugin.guard_status import read_guard_status
+from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
+from nri_gpu.driver.owner import stage_advice
+from nri_gpu.mps.folders import mps_advice
+from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
+from nri_gpu.policy.advice import advise
 
 _START: Final = ("systemctl enable --now nri-gpu", "journalctl -u nri-gpu -e    # if it does not stay up")
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
 FAULTS_SHOWN: Final = 10
+SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
 
 
 def daemon_findings(seen: Examined) -> Iterator[DoctorFinding]:
@@ -19,7 +24,8 @@ def daemon_findings(seen: Examined) -> Iterator[DoctorFinding]:
     yield from _policy(seen)
     yield _answers(seen)
     if seen.status:
-        yield from _registered(seen.status)
+        yield from _registered(seen.status.runtime, seen.now_s)
+        yield from _synchronize(seen.status.runtime)
         yield from _able(seen.status)
     yield _guard(seen)
 
@@ -35,6 +41,25 @@ def _policy(seen: Examined) -> Iterator[DoctorFinding]:
                 )
     else:
         yield ok("policy", f"no faults in {seen.policy.source}")
+        for sentence in _advice(seen):
+            yield warning("policy advice", sentence, *policy_lines(sentence))
+
+
+def _advice(seen: Examined) -> Iterator[str]:
+    """What `check` advises about the policy itself."""
+    policy, state_dir = seen.policy, seen.at(seen.state_dir)
+    yield from advise(policy)
+    yield from guard_advice(policy, served=False)
+    yield from stage_advice(str(seen.at(policy.driver.stage_dir)), state_dir)
+    if _served(state_dir):
+        yield from mps_advice(state_dir, enabled=policy.mps.enabled)
+
+
+def _served(state_dir: Path) -> bool:
+    try:
+        return state_dir.exists()
+    except OSError:
+        return False
 
 
 def _answers(seen: Examined) -> DoctorFinding:
@@ -65,12 +90,14 @@ def _answers(seen: Examined) -> DoctorFinding:
             )
 
 
-def _registered(status: DaemonStatus) -> Iterator[DoctorFinding]:
-    subject, runtime = "registration", status.runtime
+def _registered(runtime: RuntimeConnection, now_s: float) -> Iterator[DoctorFinding]:
+    subject = "registration"
     name = f"{runtime.name or 'the runtime'} {runtime.version}".strip()
     if runtime.ready:
         nri = f" (NRI {runtime.nri_version})" if runtime.nri_version else ""
-        yield ok(subject, f"registered with {name}{nri}")
+        answered = runtime.answered_s
+        last = "" if answered is None else f"; its last request was answered {max(0.0, now_s - answered):.0f} s ago"
+        yield ok(subject, f"registered with {name}{nri}{last}")
     else:
         yield error(
             subject,
@@ -80,6 +107,31 @@ def _registered(status: DaemonStatus) -> Iterator[DoctorFinding]:
         )
     if runtime.list_fault:
         yield error(subject, runtime.list_fault, "crictl pods    # remove or shrink the pods that are named")
+
+
+def _synchronize(runtime: RuntimeConnection) -> Iterator[DoctorFinding]:
+    """How the runtime's last list of containers came through."""
+    subject, last = "Synchronize", runtime.synchronize
+    if last is None:
+        return
+    size = f"{last.objects} pods and containers, {last.size_bytes / 1024:.0f} KiB in {last.parts} messages"
+    if not last.whole:
+        yield error(
+            subject,
+            f"the runtime's list of its containers was cut off after {size} and {last.duration_s:.1f} s: until it "
+            "comes through, nri-gpu serves nobody",
+            "crictl pods    # remove the pods with the largest environments and annotations",
+            "journalctl -u containerd -e | grep -i -e nri -e synchroni",
+        )
+    elif last.duration_s > SLOW_S:
+        yield warning(
+            subject,
+            f"the runtime's last list ({size}) took {last.duration_s:.1f} s; at its request timeout, 2 s unless set, "
+            "it would drop nri-gpu",
+            "# raise plugin_request_timeout in the runtime's NRI settings, or run fewer containers here",
+        )
+    else:
+        yield ok(subject, f"{size}, in {last.duration_s:.2f} s")
 
 
 def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:

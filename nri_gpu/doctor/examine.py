@@ -12,7 +12,10 @@ from msgspec import Struct, to_builtins
 
 from nri_gpu.doctor.daemon import daemon_findings
 from nri_gpu.doctor.driver import driver_findings
+from nri_gpu.doctor.files import files_findings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
+from nri_gpu.doctor.host import host_findings
+from nri_gpu.doctor.others import other_findings
 from nri_gpu.doctor.runtime import ContainerRuntime, container_runtime, runtime_findings
 
 SCHEMA: Final = "nri-gpu/doctor/v1"
@@ -44,8 +47,11 @@ class Examination(Struct, frozen=True):
 Part = Callable[[Examined, ContainerRuntime | None], Iterator[DoctorFinding]]
 PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("driver", lambda seen, _: driver_findings(seen)),
+    ("host", host_findings),
     ("container runtime", runtime_findings),
     ("nri-gpu", lambda seen, _: daemon_findings(seen)),
+    ("nri-gpu's files", lambda seen, _: files_findings(seen)),
+    ("other components", other_findings),
 )
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.policy_file import DEFAULT_PATH
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.clock import clock_state
+
+_SETTING: Final = re.compile(r"""\bset ([a-z_]+)\.([a-z_]+) = ("[^"]*"|\[[^\]]*\]|[a-z0-9_]+)""")
 
 
 class Level(StrEnum):
@@ -53,7 +60,8 @@ class Examined(Struct, frozen=True, kw_only=True):
     """The node. root: the folder that is its `/`; all paths of policy and state are below it.
 
     policy: in force, or the defaults where it has faults (policy_error). status: of the running daemon; None where it
-    could not be asked, and silence says why (an OSError, or a ValueError for an answer that is none).
+    could not be asked, and silence says why (an OSError, or a ValueError for an answer that is none). now_s: since the
+    epoch. clock, statvfs: the kernel's answers.
     """
 
     root: Path = Path("/")
@@ -63,6 +71,9 @@ class Examined(Struct, frozen=True, kw_only=True):
     silence: OSError | ValueError | None = None
     state_dir: Path = DEFAULT_STATE
     guard_dir: Path = DEFAULT_RUN_DIR
+    now_s: float = 0.0
+    clock: Callable[[], int] = clock_state
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
 
     def at(self, path: str | Path) -> Path:
         """Where a path of the node is for us."""
@@ -71,6 +82,12 @@ class Examined(Struct, frozen=True, kw_only=True):
     @property
     def simulated(self) -> bool:
         return self.status is not None and self.status.node.simulated
+
+
+def policy_lines(sentence: str) -> tuple[str, ...]:
+    """What to write into the policy where a sentence advises `set a.b = value`; else where to read all advice."""
+    lines = tuple(f"{key} = {value}    # below [{table}]" for table, key, value in _SETTING.findall(sentence))
+    return (f"# in {DEFAULT_PATH}{':' if lines else '; then:'}", *lines, "nri-gpu check && systemctl reload nri-gpu")
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:

@@ -81,6 +81,17 @@ class StageOwner:
         return StageTakenError(f"{whose}, whose containers may have its files mounted: {remedy}; {gone}")
 
 
+def stage_advice(stage_dir: str, state_dir: Path) -> tuple[str, ...]:
+    """Why a daemon with that state folder could not use a folder of staged drivers."""
+    owner = owner_of(Path(stage_dir))
+    if owner in ("", str(state_dir.resolve())):
+        return ()
+    return (
+        f"driver.stage_dir {stage_dir} belongs to the nri-gpu with state folder {owner}, so one with state folder "
+        f"{state_dir} refuses every container that asks: give it a stage folder of its own",
+    )
+
+
 def owner_of(base: Path) -> str:
     """The state folder of the daemon that owned the folder since boot; empty: none, or it cannot be read."""
     boot, _, rest = (text_of(base / OWNER_FILE, encoding="utf-8") or "").partition("\n")

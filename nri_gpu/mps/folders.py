@@ -104,6 +104,13 @@ def mount_fault(base: Path) -> str:
     )
 
 
+def mps_advice(state: Path, *, enabled: bool) -> tuple[str, ...]:
+    """Why mode=mps is refused although policy allows it. The state folder is root's, and others cannot look into it."""
+    if enabled and os.access(state, os.X_OK) and (fault := mount_fault(clients(state))):
+        return (f"every container that asks with mode=mps is refused: {fault}",)
+    return ()
+
+
 def noted_folders(state: Path) -> tuple[DaemonFolder, ...]:
     """Folders whose daemon was noted, alive or not."""
     return tuple(_noted_folder(state, note) for note in sorted((state / "mps").glob(f"*/{NOTE}")))

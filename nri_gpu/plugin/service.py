@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RemoteProtocolError, TooManyEntriesError
@@ -46,6 +47,17 @@ EVENT_METHODS: Final = {
 ENDS: Final = frozenset({Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.REMOVE_POD_SANDBOX})
 # Requests that we do not subscribe to, and answer all the same: an error would fail a container or an update.
 UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
+
+
+class SynchronizeFacts(Struct, frozen=True):
+    """One Synchronize. began: of the monotonic clock. objects: pods and containers. whole: received to its end."""
+
+    began: float
+    took_s: float
+    parts: int
+    size_bytes: int
+    objects: int
+    whole: bool
 
 
 class NriHandlers(Protocol):
@@ -101,6 +113,7 @@ class PluginService:
         self._configured = configured
         self._ready = ready
         self._parts = self._payload_bytes = 0  # of Synchronize so far
+        self._began = 0.0
         self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: none
         self._handlers: dict[str, Handler] = {
             **dict.fromkeys(UNUSED_METHODS, lambda _: EMPTY),
@@ -199,6 +212,7 @@ class PluginService:
         return convert.configured_to_pb(asked)
 
     def _synchronize(self, payload: bytes) -> bytes:
+        self._began = self._began or time.monotonic()
         listed = self.session.synchronize(payload)
         self._parts += 1
         self._payload_bytes += len(payload)
@@ -210,6 +224,19 @@ class PluginService:
         self._plugin.synchronized(listed, self._request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S)
         self._ready()
         return convert.synchronize_to_pb(more=False)
+
+    def synchronize_facts(self) -> SynchronizeFacts | None:
+        """Its Synchronize so far; None before the first part."""
+        if not self._began:
+            return None
+        return SynchronizeFacts(
+            began=self._began,
+            took_s=time.monotonic() - self._began,
+            parts=self._parts,
+            size_bytes=self._payload_bytes,
+            objects=len(self.session.listing),
+            whole=self.session.phase is Phase.READY,
+        )
 
     def _shutdown(self, payload: bytes) -> Reply:
         """In the protocol, though no released runtime calls it; only the end of the connection counts."""

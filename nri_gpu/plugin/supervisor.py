@@ -11,13 +11,14 @@ from typing import Final
 
 from loguru import logger
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.events import Subscription
 from nri_gpu.nri.list_size import ListSize
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService
+from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits, RuntimeCallError, Transport
 from nri_gpu.system.tasks import Backoff, LogOnce
 
@@ -39,6 +40,13 @@ class Identity(Struct, frozen=True):
 
     name: str
     index: str
+
+
+class SessionFacts(Struct, frozen=True):
+    """What `status` shows of our connections. answered: when the runtime was last answered, of the monotonic clock."""
+
+    answered: float | None = None
+    synchronize: SynchronizeFacts | None = None
 
 
 class SessionFollowers(Struct, frozen=True):
@@ -73,6 +81,7 @@ class Supervisor:
         self._backoff = Backoff(FIRST_WAIT_S, WAIT_MAX_S, jitter=JITTER)
         self._was_ready = False
         self._subscription = Subscription()
+        self._facts = SessionFacts()
 
     async def run(self, path: Path) -> None:
         """Serve the socket at a path until stopped, whatever happens to it."""
@@ -105,6 +114,12 @@ class Supervisor:
         """Whether the runtime asks us before it creates a container (NRI 0.10)."""
         return self._subscription.validates
 
+    @property
+    def facts(self) -> SessionFacts:
+        """Of this connection, or of the last one."""
+        answered = self._transport.answered if self._transport else None
+        return replace(self._facts, answered=answered) if answered else self._facts
+
     async def _session(self, path: str | None = None, sock: socket.socket | None = None) -> float:
         """One connection from register to close; the seconds to wait before the next, 0 for the usual.
 
@@ -116,6 +131,7 @@ class Supervisor:
         def on_ready() -> None:
             self._was_ready, self._cut_short = True, 0
             self._faults.clear()
+            self._facts = replace(self._facts, synchronize=service.synchronize_facts())
             self._followers.ready()
             ready.set_result(None)
 
@@ -139,6 +155,10 @@ class Supervisor:
             transport.abort(RemoteProtocolError(f"registration failed: {error}"))
         reason = await transport.closed
         service.ended()
+        synchronize = service.synchronize_facts()
+        self._facts = (
+            self.facts if synchronize is None or synchronize.whole else SessionFacts(transport.answered, synchronize)
+        )
         self._transport = None
         self._plugin.counts.reconnects += not self._stopping
         if service.session.cut_short and not (self._stopping or self._inherited):

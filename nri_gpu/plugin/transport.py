@@ -78,6 +78,11 @@ class Transport(asyncio.Protocol):
         self._last_request = 0.0
         self._leaves_by: Collection[str] = ()
 
+    @property
+    def answered(self) -> float | None:
+        """When the last request was answered, of the loop's clock; None before the first."""
+        return self._last_request or None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
         assert isinstance(transport, asyncio.Transport)

@@ -12,6 +12,8 @@ def test_status_names_the_holder(node: Containerd, daemon: NriGpu) -> None:
     said = daemon.status()
     assert said["runtime"]["ready"]
     assert said["runtime"]["name"] == "containerd"
+    assert said["runtime"]["synchronize"]["whole"]
+    assert said["runtime"]["since_s"] - 60 < said["runtime"]["answered_s"]
     held = {gpu["place"]: [each["container_id"] for each in gpu["holders"]] for gpu in said["gpus"]}
     assert held == {"0": [], "1": [container], "2": [], "3": []}
     table = daemon.verb("status")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -36,6 +37,13 @@ HEALTHY_GUARD: Final = GuardStatus(
 )
 
 
+def free(size_bytes: int, inodes: int = 1 << 20, flags: int = 0) -> os.statvfs_result:
+    """What statvfs(3) answers of a file system with that much free."""
+    block = 4096
+    blocks = size_bytes // block
+    return os.statvfs_result((block, block, 1 << 24, blocks, blocks, 1 << 24, inodes, inodes, flags, 255))
+
+
 class DoctorNode:
     """Two GPUs, their driver, containerd 2.1, the daemon and its guard."""
 
@@ -50,7 +58,18 @@ class DoctorNode:
         self.write("etc/containerd/config.toml", CONFIG)
         self.listen("run/nri/nri.sock")
         self.guard(HEALTHY_GUARD)
-        self.seen = Examined(root=self.root, policy=HEALTHY_POLICY, status=self.status())
+        self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+        (self.root / "run/nri-gpu").mkdir(mode=0o700)
+        for name in ("key", "ledger.json"):
+            self.write(f"run/nri-gpu/{name}", "").chmod(0o600)
+        self.seen = Examined(
+            root=self.root,
+            policy=HEALTHY_POLICY,
+            status=self.status(),
+            now_s=time.time(),
+            clock=lambda: 0,
+            statvfs=lambda _: free(8 << 30),
+        )
 
     def _driver(self) -> None:
         for minor in self.tree.minors:

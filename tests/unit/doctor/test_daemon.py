@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection
+from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, SynchronizeStatus
 from nri_gpu.doctor.finding import Level
 from nri_gpu.domain.errors import Fault, PolicyError
-from tests.unit.doctor.node import HEALTHY_GUARD, DoctorNode
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.mps import MpsSettings
+from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode
 
 SILENCE: dict[str, tuple[OSError | ValueError, Level, str, str]] = {
     "none": (FileNotFoundError(), Level.ERROR, "no nri-gpu runs", "systemctl enable --now nri-gpu"),
@@ -35,6 +37,7 @@ def away(**fields: Any) -> RuntimeConnection:  # noqa: ANN401 - of a RuntimeConn
     return RuntimeConnection(**{"ready": True, "since_s": 0.0, "name": "containerd", "version": "2.1.9", **fields})
 
 
+LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)
 FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "not connected": (
         {"connection": away(ready=False, fault="registration failed")},
@@ -42,6 +45,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
         "registration failed",
     ),
     "a list that is too long": ({"connection": away(list_fault="too large")}, "registration", "too large"),
+    "a list that was cut off": (
+        {"connection": away(synchronize=replace(LISTED, whole=False))},
+        "Synchronize",
+        "cut off after 12 pods and containers, 4 KiB in 1 messages",
+    ),
     "no inventory": ({"inventory_fault": "NVML hangs"}, "inventory", "NVML hangs"),
     "no policy": ({"policy": PolicyStatus("a.toml", "line 3")}, "policy in force", "line 3"),
 }
@@ -54,12 +62,33 @@ def test_what_keeps_it_from_granting(node: DoctorNode, fields: dict[str, Any], s
     assert finding.fix
 
 
+def test_a_list_that_comes_through(node: DoctorNode) -> None:
+    runtime = away(synchronize=LISTED, answered_s=100.0)
+    found = [each.meaning for each in node.examine(status=node.status(connection=runtime), now_s=107.0).findings]
+    assert "12 pods and containers, 4 KiB in 1 messages, in 0.10 s" in found
+    assert "registered with containerd 2.1.9; its last request was answered 7 s ago" in found
+    slow = node.only(status=node.status(connection=away(synchronize=replace(LISTED, duration_s=1.5))))
+    assert (slow.level, slow.subject) == (Level.WARNING, "Synchronize")
+
+
 def test_faults_of_the_policy(node: DoctorNode) -> None:
     finding = node.only(policy_error=PolicyError((Fault("policy.toml", "plugin.index", "must be a string", 3),)))
     assert "policy.toml:3: plugin.index: must be a string" in finding.meaning
     assert finding.fix == ("nri-gpu check",)
     secret = PolicyError((Fault("policy.toml", "", "user 7 may not read it"),))
     assert node.only(policy_error=secret).level is Level.UNSEEN
+
+
+def test_advice_on_the_policy_says_what_to_write(node: DoctorNode) -> None:
+    finding = node.only(policy=Policy())
+    assert (finding.level, finding.subject) == (Level.WARNING, "policy advice")
+    assert "namespaces.allow" in finding.meaning
+    assert finding.fix[-1] == "nri-gpu check && systemctl reload nri-gpu"
+
+
+def test_mps_without_a_mount_for_its_clients(node: DoctorNode) -> None:
+    finding = node.only(policy=replace(HEALTHY_POLICY, mps=MpsSettings(enabled=True)))
+    assert "every container that asks with mode=mps is refused" in finding.meaning
 
 
 def test_no_guard(node: DoctorNode) -> None:

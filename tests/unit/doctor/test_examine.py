@@ -66,7 +66,7 @@ def test_only_a_line_to_copy_is_wider(node: DoctorNode, width: int) -> None:
 def test_the_json(node: DoctorNode) -> None:
     document = json.loads(to_json(node.examine()))
     check_shape(document, SHAPE)
-    assert [each["name"] for each in document["sections"]][:2] == ["driver", "container runtime"]
+    assert [each["name"] for each in document["sections"]][:3] == ["driver", "host", "container runtime"]
     assert document["counts"]["error"] == 0
 
 

@@ -19,7 +19,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.handlers import EVENTS
-from nri_gpu.plugin.supervisor import Identity, explain
+from nri_gpu.plugin.supervisor import Identity, SessionFacts, explain
 from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.system import inotify as watch
 from tests.support import nri_messages as nri
@@ -182,6 +182,28 @@ async def test_restart_of_the_runtime(folder: Path, log: Log) -> None:
         assert (registered.name, registered.index) == ("other", "90")
         assert (served.plugin.ledger.entries, served.ready) == ({}, 2)
     assert [line.text for line in log.warnings()] == ["connection ended, reconnecting", NOT_REACHED]
+
+
+async def test_the_facts_of_the_last_connection(folder: Path) -> None:
+    async with ServedPlugin(folder) as served:
+        assert served.supervisor.facts == SessionFacts()
+        runtime = await served.connected()
+        facts = served.supervisor.facts
+        assert facts.synchronize is not None
+        assert (facts.synchronize.whole, facts.synchronize.parts) == (True, 1)
+        assert facts.answered is not None
+        assert max(facts.synchronize.began, facts.answered) <= time.monotonic()
+        runtime.close()
+        again = await served.listener.accept()
+        assert served.supervisor.facts == facts  # until there is more to tell
+        await again.register()
+        part = pb.SynchronizeRequest(more=True).SerializeToString()
+        assert (await again.call("Synchronize", part)).status.ok
+        again.close()
+        await served.listener.accept()
+        cut = served.supervisor.facts.synchronize
+        assert cut is not None
+        assert (cut.whole, cut.parts, cut.size_bytes) == (False, 1, len(part))
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS)

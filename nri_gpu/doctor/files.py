@@ -1,0 +1,99 @@
+"""Whether nri-gpu's own files are its alone: whoever can write them can give GPUs away, or read the key."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import nri_gpu
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, unseen
+from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.policy.model import BUILT_IN
+from nri_gpu.system.storage import why_untrusted
+
+_SUBJECT: Final = "our files"
+_SHARED: Final = ("mps",)  # in the state folder: clients of MPS daemons write below it
+_UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.service", "nri-gpu-cdi.service")
+_UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system")
+
+
+def files_findings(seen: Examined) -> Iterator[DoctorFinding]:
+    """Files that others can read, where that is a secret, and files that others can write."""
+    faults = tuple(_faults(seen))
+    denied = tuple(path for path, why in faults if not why)
+    wrong = [(path, why) for path, why in faults if why]
+    for path, why in wrong:
+        yield error(
+            _SUBJECT, f"{path}: {why}", f"chown root {path} && chmod go-{'w' if 'change' in why else 'rwx'} {path}"
+        )
+    if denied:
+        yield unseen(_SUBJECT, f"only root can look at {listed(denied)}", "sudo nri-gpu doctor")
+    elif not wrong:
+        yield ok(_SUBJECT, "only root can change them, and read what is secret")
+
+
+def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
+    """Each path with what is wrong with it; with nothing where this user cannot look."""
+    yield from _secret(seen)
+    policy = seen.policy.source
+    stage = seen.policy.driver.stage_dir
+    trusted = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in _UNIT_FOLDERS for unit in _UNITS)]
+    if policy != BUILT_IN:
+        yield from _untrusted(Path(policy), policy)
+        yield from _untrusted(Path(policy).parent, str(Path(policy).parent))
+    for each in trusted:
+        yield from _untrusted(seen.at(each), each)
+    for path in _entries(seen.at(stage)):
+        yield from _untrusted(path, f"{stage}/{path.name}")
+    if seen.root == Path("/"):
+        yield from _untrusted(Path(nri_gpu.__file__).parent, str(Path(nri_gpu.__file__).parent))
+
+
+def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
+    """The state folder: the key, and what was decided about whom."""
+    folder, shown = seen.at(seen.state_dir), str(seen.state_dir)
+    group = bool(seen.policy.control.group)
+    try:
+        found = folder.stat()
+    except OSError:
+        return  # the daemon's own finding says so
+    if why := why_untrusted(found):
+        yield shown, why
+    elif stat.S_IMODE(found.st_mode) & (0o067 if group else 0o077):
+        yield shown, f"mode {stat.S_IMODE(found.st_mode):04o}: others can look into it"
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        yield shown, ""
+        return
+    for path in entries:
+        if path.name in _SHARED:
+            continue
+        status = path.lstat()
+        mode = stat.S_IMODE(status.st_mode)
+        if why := why_untrusted(status) if not (group and path.name == CONTROL_SOCKET) else "":
+            yield f"{shown}/{path.name}", why
+        elif path.name != CONTROL_SOCKET and mode & 0o077:
+            yield f"{shown}/{path.name}", f"mode {mode:04o}: others can read it"
+
+
+def _untrusted(path: Path, shown: str) -> Iterator[tuple[str, str]]:
+    try:
+        why = why_untrusted(path.stat())
+    except PermissionError:
+        yield shown, ""
+    except OSError:
+        return  # not there
+    else:
+        if why:
+            yield shown, why
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder / name for name in os.listdir(folder))  # noqa: PTH208 - the names are enough
+    except OSError:
+        return []

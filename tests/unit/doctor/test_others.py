@@ -1,0 +1,84 @@
+"""Other injectors, and images that name GPUs by themselves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.doctor.finding import Level, policy_lines
+from nri_gpu.policy.model import Disarm, EnvironmentSettings, VisibleDevices
+from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode
+
+IDLE = replace(HEALTHY_POLICY, environment=EnvironmentSettings(visible_devices=VisibleDevices.VOID, disarm=Disarm.ALL))
+DEFAULT = CONFIG + (
+    '[plugins."io.containerd.cri.v1.runtime".containerd]\n  default_runtime_name = "nvidia"\n'
+    '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "io.containerd.runc.v2"\n'
+)
+BLOBS = "var/lib/containerd/io.containerd.content.v1.content/blobs/sha256"
+
+
+def image(node: DoctorNode, name: str, *variables: str) -> None:
+    node.write(f"{BLOBS}/{name * 64}", json.dumps({"architecture": "amd64", "config": {"Env": [*variables, "A=b"]}}))
+
+
+def installed(node: DoctorNode) -> None:
+    node.write("usr/bin/nvidia-container-runtime", "")
+
+
+def test_nvidia_as_the_default_runtime(node: DoctorNode) -> None:
+    node.write("etc/containerd/config.toml", DEFAULT)
+    node.write(f"{BLOBS}/x", "")
+    found = node.found()
+    assert (found["default runtime"].level, found["default runtime"].fix[1]) == (
+        Level.ERROR,
+        'default_runtime_name = "runc"',
+    )
+    assert "default runtime" not in node.found(policy=IDLE)
+
+
+def test_an_installed_runtime_and_what_to_write_into_the_policy(node: DoctorNode) -> None:
+    installed(node)
+    node.write(f"{BLOBS}/x", "")
+    advice = [each for each in node.examine().findings if each.subject == "other injectors"]
+    assert [each.level for each in advice] == [Level.WARNING] * 2
+    assert advice[0].fix[1] == 'visible_devices = "void"    # below [environment]'
+    assert node.found(policy=IDLE).keys() <= {"policy advice"}
+
+
+def test_images_that_ask_by_themselves(node: DoctorNode) -> None:
+    installed(node)
+    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
+    image(node, "b", "NVIDIA_VISIBLE_DEVICES=void")
+    image(node, "c", "PATH=/bin")
+    node.write(f"{BLOBS}/{'d' * 64}", "NVIDIA_VISIBLE_DEVICES=all, in some layer")
+    finding = node.found()["images"]
+    assert finding.level is Level.WARNING
+    assert "1 images set NVIDIA_VISIBLE_DEVICES" in finding.meaning
+    assert "sha256:aaaaaaaaaaaa" in finding.meaning
+    assert 'disarm = "all"    # below [environment]' in finding.fix
+
+
+def test_nobody_obeys_them(node: DoctorNode) -> None:
+    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
+    assert node.found() == {}
+
+
+def test_a_store_that_is_not_there(node: DoctorNode) -> None:
+    installed(node)
+    assert node.found()["images"].level is Level.UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("sentence", "lines"),
+    [
+        ("and so on: set driver.root to that", ()),
+        ('set kubelet.inject_for = ["a/b"] or not', ('inject_for = ["a/b"]    # below [kubelet]',)),
+    ],
+)
+def test_the_lines_of_an_advice(sentence: str, lines: tuple[str, ...]) -> None:
+    head, *middle, last = policy_lines(sentence)
+    assert tuple(middle) == lines
+    assert head.startswith("# in /etc/nri-gpu/policy.toml")
+    assert last == "nri-gpu check && systemctl reload nri-gpu"
