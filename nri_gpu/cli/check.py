@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nri_gpu.cli.client import daemon_status
-from nri_gpu.cli.status import fail_closed
+from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError

@@ -129,11 +129,7 @@ VERBS: Final = (
             DRIVER_ROOT,
             STATE_DIR,
             OUTPUT,
-            _option(
-                "--watch",
-                help="keep printing changes, of the running daemon if there is one",
-                action="store_true",
-            ),
+            _option("--watch", help=argparse.SUPPRESS, action="store_true"),  # says what to use instead
             _option(
                 "--topology", help="how the GPUs are connected, as `nvidia-smi topo -m` shows it", action="store_true"
             ),
@@ -149,6 +145,11 @@ VERBS: Final = (
         "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
         (
             STATE_DIR,
+            _option(
+                "--watch",
+                help="stay, live on a terminal; into a pipe, print a line for each change",
+                action="store_true",
+            ),
             _option("--alive", help="print nothing; exit 0 if the daemon answers at all", action="store_true"),
             _option("--probe", help="exit 0 also while a successor stands by", action="store_true"),
             _option("--guard", help="ask about the guard with this --run-dir instead", metavar="DIR"),

@@ -6,56 +6,60 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from msgspec import UnsetType, convert
+from msgspec import convert
 
 from nri_gpu.cli.client import ask
-from nri_gpu.cli.page import Column, Line, Table, Tone, plain
-from nri_gpu.cli.render import at, health_lines, lines, of_trouble, show, transition_lines, unlisted_lines
-from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, UnitStatus
+from nri_gpu.cli.render import show
+from nri_gpu.cli.status_page import faults, status_page
+from nri_gpu.cli.watch import watch
+from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.system.succession import Succession
 
 GUARD_REPORTS_MISSED: Final = 4  # before a guard counts as gone
-UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.GOOD}  # nobody holds a free GPU; others share it
-COLUMNS: Final = (
-    Column("GPU", lambda _: Tone.HEAD),
-    Column("MODEL"),
-    Column("MODE", lambda mode: MODES.get(mode, Tone.LINK)),
-    *map(Column, ("HELD BY", "CONTAINER", "FOR")),
-    Column("UNAVAILABLE", of_trouble, prose=True),
-)
+T = TypeVar("T")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print it. Returns 1 when the daemon is not ready to grant, 69 when it cannot be asked, 77 without permission."""
+    if args.watch and (args.alive or args.probe or args.guard):
+        raise CommandError(Exit.USAGE, "--watch follows the daemon: leave out --alive, --probe and --guard")
     if args.guard:
         return guard_exit(Path(args.guard), alive=args.alive, now=time.time())
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     if args.probe and Succession(state_dir).awaited():
         return Exit.OK  # the next pod has to be ready before this one is told to stop
+    if args.watch:
+        return watch(partial(_asked, state_dir, DaemonStatus), as_json=args.output == "json")
+    if args.alive:
+        _asked(state_dir, dict)
+        return Exit.OK
+    answer, status = _asked(state_dir, DaemonStatus)
+    if args.output == "json":
+        print(json.dumps(answer, indent=1))
+    else:
+        show(status_page(status, time.time(), glance=sys.stdout.isatty()))
+    return Exit.FINDING if faults(status) else Exit.OK
+
+
+def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:
+    """The daemon's answer, as it is and as what it shall be. Raises: CommandError."""
     path = state_dir / CONTROL_SOCKET
     try:
         answer = ask(path, "status", dict)
-        if args.alive:
-            return Exit.OK
-        status = convert(answer, DaemonStatus)
+        return answer, convert(answer, kind)
     except PermissionError:
         sentence = f"no permission for {path}: be root, or in the policy's control.group"
         raise CommandError(Exit.PERMISSION, sentence) from None
     except (OSError, ValueError) as error:
         sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
-    if args.output == "json":
-        print(json.dumps(answer, indent=1))
-    else:
-        show(status_page(status, time.time(), glance=sys.stdout.isatty()))
-    return Exit.FINDING if faults(status) else Exit.OK
 
 
 def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
@@ -70,126 +74,3 @@ def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     if not (alive or seen.connected):
         raise CommandError(Exit.FINDING, "the guard is not connected to the runtime; its log says why")
     return Exit.OK
-
-
-def faults(status: DaemonStatus) -> list[str]:
-    """What keeps the daemon from granting, each as a sentence."""
-    runtime, fault = status.runtime, status.policy.fault
-    found = [] if runtime.ready else [f"not connected to the runtime: {runtime.fault or 'connecting'}"]
-    found += filter(None, (runtime.list_fault, _inventory_fault(status.node), status.node.driver_fault))
-    return found + ([f"policy not usable: {fault}"] if fault else [])
-
-
-def _inventory_fault(node: NodeStatus) -> str:
-    """The inventory's fault, with its age."""
-    if not node.inventory_fault:
-        return ""
-    sentence = node.inventory_fault + _since_when(node.inventory_fault_since_s)
-    if node.inventory_age_s is None or not node.inventory_confirmed:
-        return sentence
-    return f"{sentence} (its GPUs were last confirmed {ago(node.inventory_age_s)} ago)"
-
-
-def to_text(status: DaemonStatus, now: float) -> str:
-    return plain(status_page(status, now))
-
-
-def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Table]:
-    """A headline, a table with a line for each GPU and holder, and faults below it.
-
-    glance: for a terminal, where a count of the GPUs and the faults come first.
-    """
-    runtime, node = status.runtime, status.node
-    name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
-    headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
-    wrong = [*lines(faults(status), Tone.BAD)]
-    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, now))
-    return [
-        Line(headline, Tone.HEAD),
-        *([Line(counted(status)), *wrong] if glance else []),
-        Table(COLUMNS, rows) if rows else Line("no GPUs"),
-        *lines(_notes(status), Tone.WARN),
-        *lines(_of_kubelet(status, now), Tone.PLAIN),
-        *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
-        *([] if glance else wrong),
-        *lines(transition_lines(status.transitions), Tone.FAINT),
-    ]
-
-
-def counted(status: DaemonStatus) -> str:
-    """`8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
-    with_parts = {gpu.place.partition(":")[0] for gpu in status.gpus if gpu.kind == "mig"}
-    units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
-    held = sum(bool(gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
-    free = sum(not gpu.unavailable and not (gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
-    kind = "GPUs and MIG devices" if with_parts else "GPUs"
-    return f"{len(units)} {kind}: {held} held, {free} free, {len(units) - held - free} unavailable"
-
-
-def _notes(status: DaemonStatus) -> Iterator[str]:
-    """What is odd about the node's GPUs and who holds them, each a sentence."""
-    node = status.node
-    yield from unlisted_lines(status.unlisted, node.inventory_fault)
-    if not node.inventory_confirmed:
-        yield f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet"
-    yield from (f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone)
-    for gpu in status.gpus:
-        yield from (f"{_pod(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart)
-    for fault in status.faults:
-        yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
-
-
-def _since_when(seconds: float | UnsetType | None) -> str:
-    return f" since {at(seconds)}" if isinstance(seconds, float) else ""
-
-
-def _rows(gpu: UnitStatus, now: float) -> Iterator[tuple[str, ...]]:
-    """One row for each holder; the first has the GPU too."""
-    first = (f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", gpu.model, gpu.mode or "-")
-    holders = [(_pod(each), each.container, _since(each, now)) for each in gpu.holders]
-    holders += [(pod, "-", "-") for pod in gpu.foreign]
-    holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
-    why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
-    yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
-    for holder in holders[1:]:
-        yield ("", "", "", *holder, "")
-
-
-def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
-    """`kubelet: nvidia.com/gpu registered for 3m` for each resource; nothing without a device plugin."""
-    for each in status.kubelet.resources:
-        if each.since_s is not None:
-            yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
-        else:
-            yield f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
-    if status.kubelet.enabled:
-        yield f"kubelet: {fail_closed(status)}"
-
-
-def fail_closed(status: DaemonStatus) -> str:
-    """What keeps a container with kubelet-allocated GPUs from starting without them."""
-    if why := status.kubelet.guard_alone:
-        return f"only the guard stops containers that start without their GPUs: {why}"
-    return "containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not"
-
-
-def _pod(holder: HolderStatus) -> str:
-    return f"{holder.namespace}/{holder.pod}"
-
-
-def _since(holder: HolderStatus, now: float) -> str:
-    phase = "" if holder.running else f" ({'reserved' if holder.reserved else holder.phase})"
-    return ("?" if holder.since_s is None else ago(now - holder.since_s)) + phase
-
-
-def ago(seconds: float) -> str:
-    """A duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
-    left = max(0, int(seconds))
-    words: list[str] = []
-    for unit, size in UNITS_S:
-        if left >= size and len(words) < 2:
-            words.append(f"{left // size}{unit}")
-            left %= size
-        elif words:
-            break
-    return "".join(words) or "0s"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.console import Console, Group
+from rich.live import Live
+from rich.segment import SegmentLines
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from nri_gpu.cli.page import Column, Page, Table
+from nri_gpu.cli.page import Column, Page, Table, Tone
 
 GAP: Final = 2  # blanks between columns
 PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read
@@ -20,6 +22,24 @@ NOTHING: Final = ("", "-")  # cells that say nothing
 def show(page: Page, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(drawn(page, console.width))
+
+
+def show_each(pages: Iterable[Page], console: Console | None = None) -> None:
+    """Draw one page after the other on a screen of its own, which goes away in the end."""
+    console = console or Console(highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for page in pages:
+            live.update(_cut(page, console), refresh=True)
+
+
+def _cut(page: Page, console: Console) -> SegmentLines:
+    """What of the page fits the screen, and how much does not."""
+    lines = console.render_lines(drawn(page, console.width), pad=False)
+    if len(lines) > console.height:
+        more = len(lines) - console.height + 1
+        last = Text(f"{more} more lines: make the window taller", Tone.WARN, no_wrap=True)
+        lines = [*lines[: console.height - 1], *console.render_lines(last, pad=False)]
+    return SegmentLines(lines, new_lines=True)
 
 
 def drawn(page: Page, width: int) -> Group:

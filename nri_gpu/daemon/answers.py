@@ -168,13 +168,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     options: Mapping[str, str | bool | int | float] = {}
 
 
-class TransitionsAnswer(History, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/transitions/v1"):
-    """The answer to `transitions`: short, for a client that asks each second."""
-
-    inventory_number: int
-
-
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):
-    """The answer to `inventory`, for `gpus --watch` of the same version."""
+    """The answer to `inventory`, for `nri-gpu verify` of the same version."""
 
     inventory: Inventory

@@ -19,7 +19,7 @@ from typing import Final
 
 from loguru import logger
 from msgspec import to_builtins
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import (
     InventoryAnswer,
@@ -27,7 +27,6 @@ from nri_gpu.daemon.answers import (
     PolicyStatus,
     RuntimeConnection,
     SynchronizeStatus,
-    TransitionsAnswer,
 )
 from nri_gpu.daemon.report import View, status_of
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
@@ -143,9 +142,6 @@ class Reporter:
         self._connection = RuntimeConnection(ready=False, since_s=time.time())
         questions: Mapping[str, Answer] = {
             "status": lambda: status_of(self.view()),
-            "transitions": lambda: TransitionsAnswer(
-                **asdict(inventory.history), inventory_number=node_state.node.number
-            ),
             "inventory": lambda: InventoryAnswer(node_state.node.inventory),
         }
         self._control = ControlSocket(path, questions)

@@ -1,7 +1,7 @@
 """What becomes of containers when GPUs fail, shown on a real containerd and a simulated node.
 
 A GPU dies under a container, which is stopped and restarted in place onto another GPU; the dead one is refused, comes
-back and is granted again; MIG devices are made, and the driver is swapped. `nri-gpu gpus --watch` runs alongside.
+back and is granted again; MIG devices are made, and the driver is swapped. `nri-gpu status --watch` runs alongside.
 """
 
 import subprocess
@@ -71,11 +71,10 @@ class SimulatedNode:
 
 
 class Alongside:
-    """`nri-gpu gpus --watch`, whose lines are shown as they come."""
+    """`nri-gpu status --watch`, whose lines are shown as they come."""
 
-    def __init__(self, stack: ExitStack, daemon: NriGpu, node: Path) -> None:
-        options = ["--gpus", str(node), "--state-dir", str(daemon.launch.state)]
-        command = [sys.executable, "-m", "nri_gpu", "gpus", "--watch", *options]
+    def __init__(self, stack: ExitStack, daemon: NriGpu) -> None:
+        command = [sys.executable, "-m", "nri_gpu", "status", "--watch", "--state-dir", str(daemon.launch.state)]
         path = daemon.launch.base / "watch"
         output: IO[bytes] = stack.enter_context(path.open("wb"))
         process = subprocess.Popen(
@@ -90,7 +89,7 @@ class Alongside:
         """What it said since the last time, once that holds each of these."""
         wait_for(f"--watch to say {words}", lambda: all(word in self._new() for word in words), PATIENCE_S, self._new)
         said = self._new()
-        show.lines("gpus --watch", said.splitlines())
+        show.lines("status --watch", said.splitlines())
         self._shown += len(said)
 
     def _new(self) -> str:
@@ -116,8 +115,8 @@ def demonstrate(stack: ExitStack) -> None:
     )
     daemon = stack.enter_context(NriGpu(launch))
     daemon.wait_ready()
-    watching = Alongside(stack, daemon, simulated.node)
-    watching.show("4 GPUs")
+    watching = Alongside(stack, daemon)
+    watching.show("GPU  MODEL")
     dead, other = _a_gpu_dies(node, simulated, daemon, watching)
     _it_comes_back(node, simulated, watching, dead)
     _mig(node, simulated, watching, max({0, 1, 2, 3} - {dead, other}))

@@ -138,6 +138,22 @@ def bpftool() -> Path:
     return _system("bpftool") or _program("bpftool", "bpftool")
 
 
+def tmux() -> list[str]:
+    """The command of a tmux: the system's, or Debian's with the libraries that it brings along."""
+    if own := _system("tmux"):
+        return [str(own)]
+    libraries = [_cached("libutempter0"), _libevent()]
+    found = ":".join(str(each / f"usr/lib/{platform.machine()}-linux-gnu") for each in libraries)
+    return ["env", f"LD_LIBRARY_PATH={found}", str(_program("tmux", "tmux"))]
+
+
+def _libevent() -> Path:
+    try:
+        return _cached("libevent-core-2.1-7t64")  # since Debian 13
+    except HarnessError:
+        return _cached("libevent-core-2.1-7")
+
+
 def libc_32() -> Path:
     """The folder of a C library for 32-bit programs on x86-64: `ld-linux.so.2`, `libc.so.6`."""
     tree = _cached("libc6-i386")

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cli import client, render
-from nri_gpu.cli.client import ask
-from nri_gpu.cli.gpus import Printer
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Gpu
-from nri_gpu.domain.health import Health, HealthState, Sign
-from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
-from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.kernel import make_information, make_pci
-from tests.support.waiting import wait_for
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.shapes import GPUS, check_shape
 from tests.unit.daemon.test_report import view
@@ -267,129 +257,7 @@ def test_without_nvml_the_kernel_names_the_gpus(
     assert not (tmp_path / "node.toml").exists()
 
 
-# --- --watch ----------------------------------------------------------------------------------------------------------
-
-PATIENCE_S = 40.0
-NOW, AT = 1_800_000_000.0, "2027-01-15 08:00:00 UTC"
-NODE = make.inventory(make.gpus(2))
-HOT = replace(NODE, gpus=(replace(NODE.gpus[0], signs=(Sign.THERMAL,)), NODE.gpus[1]))
-
-
-def printed(*, as_json: bool) -> list[str]:
-    """A GPU gets hot, and then NVML does not answer for a while."""
-    said: list[str] = []
-    printer = Printer(as_json=as_json, say=said.append, clock=lambda: NOW)
-    printer.publish(NODE)
-    printer.publish(HOT)
-    printer.fault("no driver")
-    printer.answered(HOT, 0.0)
-    return said
-
-
-def test_the_first_inventory_whole_and_then_a_line_with_its_time_for_each_change() -> None:
-    whole, *lines = printed(as_json=False)
-    assert whole.startswith("2 GPUs, driver")
-    assert lines == [
-        f"{AT} GPU 0 ({make.uuid(0)}) shows thermal",
-        f"{AT} not refreshed: no driver",
-        f"{AT} the driver answers again",
-    ]
-
-
-def test_for_programs_a_document_a_line_with_what_changed() -> None:
-    documents = [json.loads(line) for line in printed(as_json=True)]
-    for document in documents:
-        check_shape(document, GPUS)
-        assert document["at_s"] == NOW
-    kinds = [[change["kind"] for change in document["changes"]] for document in documents]
-    assert kinds == [[], ["sign"], ["answer"], ["answer"]]
-    assert documents[1]["changes"][0]["gpu_uuid"] == make.uuid(0)
-    assert documents[2]["gpus"] == documents[1]["gpus"]
-
-
-@contextmanager
-def watching(*options: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "nri_gpu", "gpus", "--watch", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        patience = threading.Timer(PATIENCE_S, process.kill)
-        patience.start()
-        try:
-            yield process
-        finally:
-            patience.cancel()
-            process.kill()
-
-
-def line_with(stream: IO[str] | None, words: str) -> str:
-    assert stream
-    seen = []
-    for line in stream:
-        if words in line:
-            return line
-        seen.append(line)
-    raise AssertionError(f"no line with {words!r}: {seen}")
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    file = tmp_path / "node.toml"
-    file.write_text(FOUR_GPUS.read_text() + "\n[[change]]\nat_s = 0.3\ngpu = 1\nlost = true\n")
-    return file
-
-
-def test_changes_are_printed_until_a_signal(node: Path) -> None:
-    with watching("--gpus", str(node)) as process:
-        assert process.stdout
-        assert process.stdout.readline().startswith("4 GPUs")
-        assert "GPU 1 " in line_with(process.stdout, "is unavailable: GPU is lost")
-        node.write_text("schema = 2\n")
-        line_with(process.stdout, "not refreshed: ")
-        process.terminate()
-        assert process.wait(10) == Exit.OK
-        assert process.stderr
-        assert process.stderr.read() == ""
-
-
-def test_a_closed_pipe_ends_it(node: Path) -> None:
-    with watching("--gpus", str(node), "-o", "json") as process:
-        assert process.stdout
-        documents = [json.loads(process.stdout.readline()) for _ in range(2)]
-        assert [bool(document["gpus"][1]["unavailable"]) for document in documents] == [False, True]
-        process.stdout.close()
-        node.write_text(FOUR_GPUS.read_text())
-        assert process.wait(10) == Exit.OK
-
-
-def test_a_policy_with_a_fault_is_reported_at_once(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text("nonsense = 1\n")
-    assert nri_gpu("gpus", "--watch", "--policy", tmp_path / "policy.toml").code == Exit.CONFIGURATION
-
-
-def test_a_daemon_is_followed_away_and_back(folder: Path) -> None:
-    """Health, which only a daemon knows; with the daemon's time of each change."""
-    topology = folder / "node.toml"
-    topology.write_text(FOUR_GPUS.read_text())
-    with NriGpu(Launch(folder / "d", socket=folder / "none.sock", topology=topology)) as daemon:
-
-        def asked() -> Mapping[str, Any]:
-            try:
-                return ask(daemon.launch.state / CONTROL_SOCKET, "status", dict)
-            except OSError:
-                return {}
-
-        wait_for("its control socket", lambda: bool(asked().get("gpus")), 20)
-        with watching("--gpus", str(topology), "--state-dir", str(daemon.launch.state)) as process:
-            assert process.stdout
-            assert process.stdout.readline().startswith("4 GPUs")
-            topology.write_text(FOUR_GPUS.read_text().replace("[[gpu]]\n", '[[gpu]]\nsigns = "remap-failed"\n', 1))
-            daemon.hang_up()
-            line_with(process.stdout, "shows remap-failed")
-            line = line_with(process.stdout, "is bad, because of: a row of its memory could not be remapped")
-            since_s = asked()["gpus"][0]["health"]["since_s"]
-            assert line.startswith(time.strftime("%Y-%m-%d %H:%M", time.gmtime(since_s)))
-            daemon.terminate()
-            line_with(process.stdout, "lost the daemon")
-            assert line_with(process.stdout, "GPUs, driver").startswith("4 GPUs")
-            daemon.start()
-            line_with(process.stdout, "found a daemon")
-            assert "bad since" in line_with(process.stdout, " 0 ")
+def test_watching_is_of_status(shown: Shown) -> None:
+    done = shown(FOUR_GPUS, "--watch")
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert "run `nri-gpu status --watch`" in done.err

@@ -20,7 +20,7 @@ from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import with_health
 from nri_gpu.cli.render import health_lines, state_of
-from nri_gpu.cli.status import ago, to_text
+from nri_gpu.cli.status_page import ago, to_text
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode

@@ -16,7 +16,7 @@ from rich.console import Console
 from nri_gpu.cli import terminal
 from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
 from nri_gpu.cli.render import gpus_page, matrix, of_link, of_state, of_trouble
-from nri_gpu.cli.status import counted, status_page
+from nri_gpu.cli.status_page import counted, status_page
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode

@@ -12,7 +12,7 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from nri_gpu.cli.status import to_text
+from nri_gpu.cli.status_page import to_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml

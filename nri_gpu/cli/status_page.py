@@ -1,0 +1,152 @@
+"""The page of `nri-gpu status`: who holds which GPU, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import UnsetType
+
+from nri_gpu.cli.page import Column, Line, Table, Tone, plain
+from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
+from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, UnitStatus
+
+UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.GOOD}  # nobody holds a free GPU; others share it
+COLUMNS: Final = (
+    Column("GPU", lambda _: Tone.HEAD),
+    Column("MODEL"),
+    Column("MODE", lambda mode: MODES.get(mode, Tone.LINK)),
+    *map(Column, ("HELD BY", "CONTAINER", "FOR")),
+    Column("UNAVAILABLE", of_trouble, prose=True),
+)
+
+
+def faults(status: DaemonStatus) -> list[str]:
+    """What keeps the daemon from granting, each as a sentence."""
+    runtime, fault = status.runtime, status.policy.fault
+    found = [] if runtime.ready else [f"not connected to the runtime: {runtime.fault or 'connecting'}"]
+    found += filter(None, (runtime.list_fault, _inventory_fault(status.node), status.node.driver_fault))
+    return found + ([f"policy not usable: {fault}"] if fault else [])
+
+
+def _inventory_fault(node: NodeStatus) -> str:
+    """The inventory's fault, with its age."""
+    if not node.inventory_fault:
+        return ""
+    sentence = node.inventory_fault + _since_when(node.inventory_fault_since_s)
+    if node.inventory_age_s is None or not node.inventory_confirmed:
+        return sentence
+    return f"{sentence} (its GPUs were last confirmed {ago(node.inventory_age_s)} ago)"
+
+
+def to_text(status: DaemonStatus, now: float) -> str:
+    return plain(status_page(status, now))
+
+
+def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Table]:
+    """A headline, a table with a line for each GPU and holder, and faults below it.
+
+    glance: for a terminal, where a count of the GPUs and the faults come first.
+    """
+    runtime, node = status.runtime, status.node
+    name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
+    headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
+    wrong = [*lines(faults(status), Tone.BAD)]
+    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, now))
+    return [
+        Line(headline, Tone.HEAD),
+        *([Line(counted(status)), *wrong] if glance else []),
+        Table(COLUMNS, rows) if rows else Line("no GPUs"),
+        *lines(_notes(status), Tone.WARN),
+        *lines(_of_kubelet(status, now), Tone.PLAIN),
+        *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
+        *([] if glance else wrong),
+        *lines(transition_lines(status.transitions), Tone.FAINT),
+    ]
+
+
+def counted(status: DaemonStatus) -> str:
+    """`8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
+    with_parts = {gpu.place.partition(":")[0] for gpu in status.gpus if gpu.kind == "mig"}
+    units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
+    held = sum(bool(gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
+    free = sum(not gpu.unavailable and not (gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
+    kind = "GPUs and MIG devices" if with_parts else "GPUs"
+    return f"{len(units)} {kind}: {held} held, {free} free, {len(units) - held - free} unavailable"
+
+
+def _notes(status: DaemonStatus) -> Iterator[str]:
+    """What is odd about the node's GPUs and who holds them, each a sentence."""
+    node = status.node
+    yield from unlisted_lines(status.unlisted, node.inventory_fault)
+    if not node.inventory_confirmed:
+        yield f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet"
+    yield from (f"{pod_of(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone)
+    for gpu in status.gpus:
+        yield from (
+            f"{pod_of(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart
+        )
+    for fault in status.faults:
+        yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
+
+
+def _since_when(seconds: float | UnsetType | None) -> str:
+    return f" since {at(seconds)}" if isinstance(seconds, float) else ""
+
+
+def _rows(gpu: UnitStatus, now: float) -> Iterator[tuple[str, ...]]:
+    """One row for each holder; the first has the GPU too."""
+    first = (f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", gpu.model, gpu.mode or "-")
+    holders = [(pod_of(each), each.container, _since(each, now)) for each in gpu.holders]
+    holders += [(pod, "-", "-") for pod in gpu.foreign]
+    holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
+    why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
+    yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
+    for holder in holders[1:]:
+        yield ("", "", "", *holder, "")
+
+
+def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
+    """`kubelet: nvidia.com/gpu registered for 3m` for each resource; nothing without a device plugin."""
+    for each in status.kubelet.resources:
+        if each.since_s is not None:
+            yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
+        else:
+            yield f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
+    if status.kubelet.enabled:
+        yield f"kubelet: {fail_closed(status)}"
+
+
+def fail_closed(status: DaemonStatus) -> str:
+    """What keeps a container with kubelet-allocated GPUs from starting without them."""
+    if why := status.kubelet.guard_alone:
+        return f"only the guard stops containers that start without their GPUs: {why}"
+    return "containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not"
+
+
+def holder_words(holder: HolderStatus) -> str:
+    """Of a holder, or of a reservation whose container is still to come."""
+    return "reserved" if holder.reserved else f"held by {pod_of(holder)}, container {holder.container}"
+
+
+def pod_of(holder: HolderStatus) -> str:
+    return f"{holder.namespace}/{holder.pod}"
+
+
+def _since(holder: HolderStatus, now: float) -> str:
+    phase = "" if holder.running else f" ({'reserved' if holder.reserved else holder.phase})"
+    return ("?" if holder.since_s is None else ago(now - holder.since_s)) + phase
+
+
+def ago(seconds: float) -> str:
+    """A duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
+    left = max(0, int(seconds))
+    words: list[str] = []
+    for unit, size in UNITS_S:
+        if left >= size and len(words) < 2:
+            words.append(f"{left // size}{unit}")
+            left %= size
+        elif words:
+            break
+    return "".join(words) or "0s"

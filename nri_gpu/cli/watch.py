@@ -1,0 +1,162 @@
+"""`nri-gpu status --watch`: one live page on a terminal; into a pipe the page once, and then a line for each change."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from nri_gpu.cli.page import Line, Table, Tone, plain
+from nri_gpu.cli.render import at
+from nri_gpu.cli.status_page import faults, holder_words, status_page
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.health import NO_HISTORY, Happened
+
+ASK_S: Final = 1.0  # between two questions to the daemon
+RECENT: Final = 20  # changes on a terminal
+SCHEMA: Final = "nri-gpu/status-watch/v1"
+HELD, FAULT, DAEMON = "held", "fault", "daemon"  # kinds of changes; those of the node's transitions are as they are
+
+Answer = Mapping[str, object]  # as the daemon sent it
+Asked = tuple[Answer, DaemonStatus]
+
+
+class Moment(Struct, frozen=True):
+    """What one question brought. asked: the last answer there was. fault: why there was none now; empty if there was.
+
+    changes: since the moment before; None at first. recent: the last changes, the newest first.
+    """
+
+    at_s: float
+    asked: Asked
+    fault: str
+    changes: tuple[Happened, ...] | None
+    recent: tuple[Happened, ...]
+
+
+def watch(ask: Callable[[], Asked], *, as_json: bool) -> Exit:
+    """Until SIGINT, SIGTERM, or nobody reads. ask: raises CommandError when the daemon does not answer.
+
+    Raises: CommandError: it did not answer the first time. BrokenPipeError.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    seen = moments(ask)
+    try:
+        if as_json:
+            _print_json(seen)
+        elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            from nri_gpu.cli import terminal
+
+            terminal.show_each(map(live_page, seen))
+        else:
+            _print_lines(seen)
+    except KeyboardInterrupt:
+        pass
+    return Exit.OK
+
+
+def moments(
+    ask: Callable[[], Asked], clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Moment]:
+    """One each second, without an end. Raises: CommandError: the first question was not answered."""
+    asked, fault = ask(), ""
+    recent = tuple(reversed((asked[1].transitions or NO_HISTORY).last))[:RECENT]
+    yield Moment(clock(), asked, "", None, recent)
+    while True:
+        sleep(ASK_S)
+        before, was_lost = asked[1], bool(fault)
+        try:
+            asked, fault = ask(), ""
+        except CommandError as error:
+            fault = str(error).removeprefix("nri-gpu: ")
+        now = clock()
+        found = (*_of_daemon(fault, now, was_lost=was_lost), *changes(before, asked[1], now))
+        recent = (*reversed(found), *recent)[:RECENT]
+        yield Moment(now, asked, fault, found, recent)
+
+
+def _of_daemon(fault: str, now: float, *, was_lost: bool) -> Iterator[Happened]:
+    if fault and not was_lost:
+        yield _happened(now, DAEMON, fault, worse=True)
+    elif was_lost and not fault:
+        yield _happened(now, DAEMON, "the daemon answers again")
+
+
+def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[Happened]:
+    """What a later answer says that an earlier one does not: the node's transitions, holders, and faults."""
+    old, new = before.transitions or NO_HISTORY, after.transitions or NO_HISTORY
+    restarted = new.began_s != old.began_s
+    if restarted:
+        yield _happened(now, DAEMON, "the daemon was restarted")
+    known = 0 if restarted else old.total
+    news = [each for each in new.last if each.number > known]
+    if missed := new.total - known - len(news):
+        yield _happened(now, DAEMON, f"{missed} more changes happened meanwhile")
+    yield from news
+    were, are = _held(before), _held(after)
+    yield from (
+        _happened(now, HELD, f"GPU {p} is no longer {who}", u) for (u, p, who) in were if (u, p, who) not in are
+    )
+    yield from (_happened(now, HELD, f"GPU {p} is {who}", u) for (u, p, who) in are if (u, p, who) not in were)
+    were_wrong, wrong = _wrong(before), _wrong(after)
+    yield from (_happened(now, FAULT, f"no longer: {each}") for each in were_wrong if each not in wrong)
+    yield from (_happened(now, FAULT, each, worse=True) for each in wrong if each not in were_wrong)
+
+
+def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
+    """UUID, place and holder, in the order of the page."""
+    held: dict[tuple[str, str, str], None] = {}
+    for gpu in status.gpus:
+        who = [f"{holder_words(each)} ({each.mode})" for each in gpu.holders]
+        who += [f"held by {pod} (not through nri-gpu)" for pod in gpu.foreign]
+        who += [f"open by its number to {each.pod}, container {each.container}" for each in gpu.opened_by]
+        held |= {(gpu.uuid, gpu.place, each): None for each in who}
+    return held
+
+
+def _wrong(status: DaemonStatus) -> list[str]:
+    """What keeps the daemon from granting; a fault of the inventory is a transition, too."""
+    return faults(replace(status, node=replace(status.node, inventory_fault="")))
+
+
+def _happened(at_s: float, kind: str, what: str, uuid: str = "", *, worse: bool = False) -> Happened:
+    return Happened(at_s=at_s, kind=kind, uuid=uuid, index=None, worse=worse, what=what)
+
+
+def _print_lines(seen: Iterator[Moment]) -> None:
+    for moment in seen:
+        if moment.changes is None:
+            print(plain(status_page(moment.asked[1], moment.at_s)), flush=True)
+        for each in moment.changes or ():
+            print(f"{at(each.at_s)} {each.what}", flush=True)
+
+
+def _print_json(seen: Iterator[Moment]) -> None:
+    """Schema `nri-gpu/status-watch/v1`, each on a line. status: of `nri-gpu status -o json`; null without a daemon."""
+    for moment in seen:
+        if moment.changes is None or moment.changes:
+            status = None if moment.fault else moment.asked[0]
+            changes = to_builtins(moment.changes or ())
+            document = {"schema": SCHEMA, "at_s": moment.at_s, "changes": changes, "status": status}
+            print(json.dumps(document), flush=True)
+
+
+def live_page(moment: Moment) -> list[Line | Table]:
+    """The page of a terminal: the status and a clock, and the last changes below it."""
+    status = replace(moment.asked[1], transitions=None)
+    page = status_page(status, moment.at_s, glance=True)
+    news = (Line(f"  {at(each.at_s)}  {each.what}", Tone.WARN if each.worse else Tone.PLAIN) for each in moment.recent)
+    return [
+        Line(f"{at(moment.at_s)}, each second; Ctrl-C ends it", Tone.FAINT),
+        *([Line(f"{moment.fault}; below is what it said last", Tone.BAD)] if moment.fault else []),
+        *page,
+        *([Line(""), Line("the last changes:", Tone.HEAD), *news] if moment.recent else []),
+    ]

@@ -1,0 +1,260 @@
+"""`nri-gpu status --watch`: what counts as a change, how it is told, and the live page in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import IO, Any
+
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.reservations import reserve
+from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.page import plain
+from nri_gpu.cli.watch import Asked, Moment, changes, live_page, moments
+from nri_gpu.daemon.answers import DaemonStatus, OpenedBy, PolicyStatus, RuntimeConnection
+from nri_gpu.daemon.report import status_of
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.health import Happened, History
+from nri_gpu.domain.kubelet import AllocatedDevice
+from tests.support import builders as make
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.tmux import Terminal
+from tests.support.waiting import wait_for
+from tests.unit.cli.conftest import NriGpuCall
+from tests.unit.cli.shapes import TEXT, array, check_shape, fields, or_null, schema
+from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
+
+LINE = fields(
+    schema=schema("status-watch"),
+    at_s={"type": "number"},
+    changes=array(fields(texts="kind what", truths="worse", gpu_uuid=TEXT, at_s={"type": "number"})),
+    status=or_null({"type": "object"}),
+)
+EMPTY = status_of(view())
+
+
+def happened(number: int, what: str) -> Happened:
+    return Happened(number=number, at_s=NOW + number, kind="sign", uuid=make.uuid(0), index=0, worse=True, what=what)
+
+
+def with_history(*last: Happened, total: int, began_s: float = NOW - 9) -> DaemonStatus:
+    return status_of(view(history=History(began_s, total, {"sign": total}, last)))
+
+
+def holding(*ledger: Any) -> DaemonStatus:  # noqa: ANN401 - entries of a ledger
+    return status_of(view(make.ledger(*ledger)))
+
+
+HOT, COLD = happened(1, "GPU 0 shows thermal"), happened(2, "GPU 0 no longer shows thermal")
+RESERVED = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK, shared=False)
+OPENED = replace(EMPTY.gpus[3], opened_by=(OpenedBy("ml/old", "main"),))
+AWAY = RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket")
+CHANGES = {
+    "nothing": (with_history(HOT, total=1), with_history(HOT, total=1), []),
+    "a transition": (with_history(HOT, total=1), with_history(HOT, COLD, total=2), [COLD.what]),
+    "more than it keeps": (
+        with_history(HOT, total=1),
+        with_history(happened(5, "five"), total=5),
+        ["3 more changes happened meanwhile", "five"],
+    ),
+    "another daemon": (
+        with_history(HOT, total=9),
+        with_history(HOT, total=1, began_s=NOW),
+        ["the daemon was restarted", HOT.what],
+    ),
+    "granted": (
+        EMPTY,
+        holding(make.entry(1, to=TRAIN)),
+        ["GPU 1 is held by ml/train, container main (exclusive)"],
+    ),
+    "one of two left": (
+        holding(make.entry(1, to=TRAIN, mode=Mode.SHARED), make.entry(1, to=OTHER, mode=Mode.SHARED)),
+        holding(make.entry(1, to=OTHER, mode=Mode.SHARED)),
+        ["GPU 1 is no longer held by ml/train, container main (shared)"],
+    ),
+    "the kubelet allocated": (EMPTY, status_of(view(RESERVED)), ["GPU 0 is reserved (exclusive)"]),
+    "somebody else's": (
+        EMPTY,
+        status_of(view(make.ledger(others=[make.foreign(2)]))),
+        ["GPU 2 is held by ml/plugin (not through nri-gpu)"],
+    ),
+    "by its number": (
+        EMPTY,
+        replace(EMPTY, gpus=(*EMPTY.gpus[:3], OPENED)),
+        ["GPU 3 is open by its number to ml/old, container main"],
+    ),
+    "a fault": (EMPTY, status_of(view(connection=AWAY)), ["not connected to the runtime: no NRI socket"]),
+    "a fault is over": (
+        status_of(view(policy=PolicyStatus("policy.toml", "line 3"))),
+        EMPTY,
+        ["no longer: policy not usable: line 3"],
+    ),
+    "an inventory's fault is a transition": (EMPTY, status_of(view(inventory_fault="no driver")), []),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "said"), CHANGES.values(), ids=CHANGES)
+def test_what_changed(before: DaemonStatus, after: DaemonStatus, said: list[str]) -> None:
+    found = list(changes(before, after, NOW))
+    assert [each.what for each in found] == said
+    assert list(changes(after, after, NOW)) == []
+
+
+def seen(*answers: DaemonStatus | str) -> list[Moment]:
+    """What is seen of a daemon that answers so; a sentence where it does not."""
+    script, ticks = iter(answers), count()
+
+    def ask() -> Asked:
+        answer = next(script)
+        if isinstance(answer, str):
+            raise CommandError(Exit.UNAVAILABLE, answer)
+        sent: Any = to_builtins(answer)
+        return sent, answer
+
+    watched = moments(ask, clock=lambda: NOW + next(ticks), sleep=lambda _: None)
+    return [next(watched) for _ in answers]
+
+
+def test_a_daemon_that_goes_and_comes_back() -> None:
+    held = holding(make.entry(1, to=TRAIN))
+    told = [[each.what for each in moment.changes or ()] for moment in seen(EMPTY, "gone", "gone", held)]
+    assert told == [
+        [],
+        ["gone"],
+        [],
+        ["the daemon answers again", "GPU 1 is held by ml/train, container main (exclusive)"],
+    ]
+
+
+def test_without_a_daemon_it_does_not_begin(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    done = nri_gpu("status", "--watch", "--state-dir", tmp_path)
+    assert (done.code, done.out) == (Exit.UNAVAILABLE, "")
+    assert "is `nri-gpu run` running?" in done.err
+
+
+@pytest.mark.parametrize("option", [("--alive",), ("--probe",), ("--guard", "x")])
+def test_not_with_what_prints_nothing(nri_gpu: NriGpuCall, option: Sequence[str]) -> None:
+    done = nri_gpu("status", "--watch", *option)
+    assert (done.code, "leave out --alive, --probe and --guard" in done.err) == (Exit.USAGE, True)
+
+
+def test_the_live_page_has_the_newest_change_first_and_says_when_the_daemon_is_lost() -> None:
+    first, second, lost = seen(with_history(HOT, total=1), with_history(HOT, COLD, total=2), "no answer")
+    assert "  GPU 0 shows thermal" in plain(live_page(first))
+    news = plain(live_page(second)).partition("the last changes:")[2]
+    assert news.index(COLD.what) < news.index(HOT.what)
+    assert "no answer; below is what it said last" in plain(live_page(lost)).splitlines()[1]
+    assert "4 GPUs: 0 held, 4 free, 0 unavailable" in plain(live_page(lost))
+
+
+# --- a real daemon ----------------------------------------------------------------------------------------------------
+
+PATIENCE_S = 40.0
+TROUBLE = '[[gpu]]\nsigns = "remap-failed"\n'
+
+
+@pytest.fixture
+def daemon(folder: Path) -> Iterator[NriGpu]:
+    """Of four simulated GPUs, without a runtime."""
+    topology = folder / "node.toml"
+    topology.write_text(FOUR_GPUS.read_text())
+    launch = Launch(folder / "d", socket=folder / "none.sock", topology=topology)
+    with NriGpu(launch) as started:
+        state = launch.state
+        wait_for("the daemon to know its GPUs", lambda: bool((known := daemon_status(state)) and known.gpus), 20)
+        yield started
+
+
+def worsen(daemon: NriGpu) -> None:
+    assert daemon.launch.topology
+    daemon.launch.topology.write_text(FOUR_GPUS.read_text().replace("[[gpu]]\n", TROUBLE, 1))
+    daemon.hang_up()
+
+
+def command(daemon: NriGpu, *options: str) -> list[str]:
+    return [sys.executable, "-m", "nri_gpu", "status", "--watch", "--state-dir", str(daemon.launch.state), *options]
+
+
+@contextmanager
+def watching(daemon: NriGpu, *options: str) -> Iterator[tuple[Popen[str], IO[str]]]:
+    with Popen(command(daemon, *options), stdout=PIPE, stderr=PIPE, text=True) as process:
+        patience = threading.Timer(PATIENCE_S, process.kill)
+        patience.start()
+        try:
+            assert process.stdout
+            yield process, process.stdout
+        finally:
+            patience.cancel()
+            process.kill()
+
+
+def line_with(stream: IO[str], words: str) -> str:
+    lines: list[str] = []
+    for line in stream:
+        if words in line:
+            return line
+        lines.append(line)
+    raise AssertionError(f"no line with {words!r}: {lines}")
+
+
+def test_a_pipe_gets_a_line_for_each_change(daemon: NriGpu) -> None:
+    with watching(daemon) as (process, said):
+        line_with(said, "GPU  MODEL")
+        worsen(daemon)
+        assert line_with(said, "shows remap-failed").startswith("20")
+        line_with(said, "GPU 0 (GPU-0a100004-0000-4000-8000-000000000000) is bad, because of: a row of its memory")
+        daemon.terminate()
+        line_with(said, "no answer from the daemon")
+        daemon.start()
+        line_with(said, "the daemon answers again")
+        process.terminate()
+        assert process.wait(10) == Exit.OK
+        assert process.stderr
+        assert process.stderr.read() == ""
+
+
+def test_for_programs_a_document_a_line(daemon: NriGpu) -> None:
+    with watching(daemon, "-o", "json") as (process, said):
+        first = json.loads(said.readline())
+        assert (first["changes"], len(first["status"]["gpus"])) == ([], 4)
+        worsen(daemon)
+        changed = json.loads(line_with(said, "remap-failed"))
+        assert changed["status"]["gpus"][0]["health"]["signs"] == ["remap-failed"]
+        daemon.terminate()
+        lost = json.loads(line_with(said, "no answer from the daemon"))
+        assert (lost["status"], lost["changes"][-1]["kind"]) == (None, "daemon")
+        for each in (first, changed, lost):
+            check_shape(each, LINE)
+        said.close()  # nobody reads any more
+        daemon.start()
+        assert process.wait(PATIENCE_S) == Exit.OK
+
+
+def test_live_in_a_real_terminal(daemon: NriGpu, folder: Path) -> None:
+    with Terminal(folder, command(daemon), columns=80, rows=24) as terminal:
+        screen = terminal.wait_for("4 GPUs: 0 held, 4 free, 0 unavailable", "not connected to the runtime")
+        assert all(len(line) <= 80 for line in screen.splitlines())
+        worsen(daemon)
+        terminal.wait_for("3 free, 1 unavailable", "the last changes:", "shows remap-failed")
+        assert "\x1b[1m\x1b[31m" in terminal.screen(styled=True)  # what is wrong is bold and red
+        terminal.resize(40, 12)
+        terminal.wait_for("3 free, 1 unavailable", "more lines: make the window")
+        terminal.resize(100, 40)
+        terminal.wait_for("the last changes:")
+        daemon.terminate()
+        terminal.wait_for("below is what it said last")
+        daemon.start()
+        terminal.wait_for("the daemon answers again")
+        terminal.press("C-c")
+        assert "GPU  MODEL" not in terminal.wait_for(f"ended with {Exit.OK}")  # the screen is what it was
