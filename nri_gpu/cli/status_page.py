@@ -9,7 +9,7 @@ from msgspec import UnsetType
 
 from nri_gpu.cli.page import Column, Line, Table, Tone, plain
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
-from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, UnitStatus
+from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, StrayStatus, UnitStatus
 
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.GOOD}  # nobody holds a free GPU; others share it
@@ -59,6 +59,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
         *([Line(counted(status)), *wrong] if glance else []),
         Table(COLUMNS, rows) if rows else Line("no GPUs"),
         *lines(_notes(status), Tone.WARN),
+        *lines(_stray_lines(status.stray, now), Tone.BAD),
         *lines(_of_kubelet(status, now), Tone.PLAIN),
         *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
         *([] if glance else wrong),
@@ -89,6 +90,14 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
         )
     for fault in status.faults:
         yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
+
+
+def _stray_lines(stray: StrayStatus, now: float) -> Iterator[str]:
+    for each in stray.findings:
+        age = f" for {ago(now - each.since_s)}" if each.since_s is not None else ""
+        yield f"stray use{age}: {each.message}"
+    if stray.fault:
+        yield f"stray use may be missing here: {stray.fault}"
 
 
 def _since_when(seconds: float | UnsetType | None) -> str:

@@ -15,6 +15,7 @@ from nri_gpu.domain.gpu import Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Inventory, KernelGpu
+from nri_gpu.stray.judge import Finding
 
 
 class SynchronizeStatus(Struct, frozen=True, kw_only=True):
@@ -75,6 +76,15 @@ class KubeletStatus(Struct, frozen=True):
     enabled: bool = False
     resources: tuple[ResourceStatus, ...] = ()
     guard_alone: str = ""
+
+
+class StrayStatus(Struct, frozen=True):
+    """What the stray-use audit found. looked_s: when it last looked. fault: why something may be missing."""
+
+    enabled: bool = False
+    looked_s: float | None = None
+    fault: str = ""
+    findings: tuple[Finding, ...] = ()
 
 
 class HealthStatus(Struct, frozen=True):
@@ -166,6 +176,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     gone: tuple[HolderStatus, ...]
     transitions: History | None = None
     options: Mapping[str, str | bool | int | float] = {}
+    stray: StrayStatus = StrayStatus()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

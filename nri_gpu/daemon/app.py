@@ -32,6 +32,7 @@ from nri_gpu.plugin.releasing import Rechecks
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
+from nri_gpu.stray.controller import StrayController
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
@@ -72,6 +73,7 @@ class Daemon:
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
         self._sizes = Sizes(self._plugin.request_bytes, later)
+        self._stray = StrayController(state, self._sizes.containers)
         self._supervisor = Supervisor(
             self._plugin,
             lambda: Identity(self._policy.registered.name, self._policy.registered.index),
@@ -84,6 +86,7 @@ class Daemon:
             self._node.cache,
             self._node.inventory,
             self._kubelet,
+            self._stray,
             list_fault=lambda: self._sizes.fault,
             session=lambda: self._supervisor.facts,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
@@ -140,7 +143,8 @@ class Daemon:
         last = [asyncio.create_task(self._serve(inherited))]
         if self._audit:
             last.append(asyncio.create_task(self._audit.run()))
-        rest = [asyncio.create_task(each) for each in (*self._node.runs(), self._reporter.run(), self._metrics.run())]
+        parts = (self._reporter.run(), self._metrics.run(), self._stray.run())
+        rest = [asyncio.create_task(each) for each in (*self._node.runs(), *parts)]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))
         stopping = asyncio.create_task(self._stop.wait())

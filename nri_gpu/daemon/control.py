@@ -26,6 +26,7 @@ from nri_gpu.daemon.answers import (
     KubeletStatus,
     PolicyStatus,
     RuntimeConnection,
+    StrayStatus,
     SynchronizeStatus,
 )
 from nri_gpu.daemon.report import View, status_of
@@ -33,6 +34,7 @@ from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.supervisor import SessionFacts
+from nri_gpu.stray.controller import StrayController
 from nri_gpu.system.acceptor import Acceptor
 from nri_gpu.system.state import NodeState
 
@@ -126,6 +128,7 @@ class Reporter:
         cache: InventoryCache,
         inventory: InventoryController,
         kubelet: KubeletController,
+        stray: StrayController,
         *,
         list_fault: Callable[[], str],
         options: Mapping[str, str | bool],
@@ -137,6 +140,7 @@ class Reporter:
         self._cache = cache
         self._inventory = inventory
         self._kubelet = kubelet
+        self._stray = stray
         self._list_fault = list_fault
         self._options = options
         self._connection = RuntimeConnection(ready=False, since_s=time.time())
@@ -195,7 +199,7 @@ class Reporter:
         self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
 
     def view(self) -> View:
-        state, cache, resources = self._node_state, self._cache, self._kubelet.report()
+        state, cache, resources, stray = self._node_state, self._cache, self._kubelet.report(), self._stray
         return View(
             node=state.node,
             ledger=state.ledger,
@@ -209,6 +213,7 @@ class Reporter:
             history=self._inventory.history,
             kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
             options=self._options,
+            stray=StrayStatus(self._node_state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
         )
 
     def _runtime(self, epoch_s: float) -> RuntimeConnection:

@@ -41,6 +41,7 @@ class View(Struct, frozen=True, kw_only=True):
     history: History = NO_HISTORY
     kubelet: answers.KubeletStatus = answers.KubeletStatus()
     options: Mapping[str, str | bool] = {}
+    stray: answers.StrayStatus = answers.StrayStatus()
 
     def wall_of(self, monotonic: float) -> float | None:
         """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
@@ -77,6 +78,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         gone=_holders(view, lambda uuids: not known.issuperset(uuids)),
         transitions=view.history,
         options=view.options,
+        stray=view.stray,
     )
 
 

@@ -107,6 +107,19 @@ CONTAINERS: Final[Mapping[str, Remedy]] = {
         "A GPU failed under a container that holds it.",
         'Delete the pod so that it gets another GPU, or set health.containers = "stop".',
     ),
+    "stray gpu use": Remedy(
+        "A process has NVIDIA's device nodes open, and nobody granted it to its container or to the host.",
+        "Do what the line says: end it, have it ask for a GPU, or list it in stray.exceptions.",
+    ),
+    "stray use not looked for": Remedy(
+        "A look at the processes of the host failed.",
+        "Mend what the line says; until then nobody is told who uses GPUs without a grant.",
+    ),
+    "stray use is looked for in part": Remedy(
+        "nri-gpu may not see every process of the host, or the kubelet does not say what it allocated.",
+        "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md).",
+    ),
+    "bug: stray use not looked for": Remedy("A bug in nri-gpu.", _BUG),
     "container stopped": Remedy(
         "The policy has nri-gpu stop such containers, and it did; the line has the reason.",
         "Nothing: a controller of the pod starts it again.",

@@ -38,6 +38,11 @@ EMPTY: Final = b""  # the encoding of every message without content
 ENTRIES_MAX: Final = 16_384
 # How a rule begins that allows a character device. Most containers have neither rules nor nodes of their own.
 _OPENS: Final = pb.LinuxDeviceCgroup(allow=True, type="c").SerializeToString()
+# How one begins that may allow everything: next come the access, a type, a major or a minor.
+_ALLOWS: Final = tuple(
+    pb.LinuxDeviceCgroup(allow=True).SerializeToString() + following
+    for following in (b"*", b"\x12\x01a", b"\x1a", b'"')
+)
 
 
 def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, stage_dir: str = "") -> bool:
@@ -123,6 +128,13 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
         labels={key: labels[key] for key in labels},
         cgroup_parent=pod.linux.cgroup_parent,
     )
+
+
+def is_privileged(payload: bytes) -> bool:
+    """Whether the container of a CreateContainer may use every device. It is decoded only where it may be so."""
+    if not any(each in payload for each in _ALLOWS):
+        return False
+    return _rules(pb.CreateContainerRequest.FromString(payload).container.linux.resources.devices)[0]
 
 
 def container_from_pb(

@@ -6,7 +6,7 @@ Only the framing of protobuf is looked at: https://protobuf.dev/programming-guid
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -41,12 +41,13 @@ class PodSize(Struct, frozen=True):
 
 
 class ContainerSize(Struct, frozen=True):
-    """A container by name. size_bytes: of its message."""
+    """A container by name. size_bytes: of its message. privileged: its device cgroup allows everything."""
 
     id: ContainerId
     pod_id: PodId
     name: str
     size_bytes: int
+    privileged: bool = False
 
 
 class RequestSize(Struct, frozen=True):
@@ -146,6 +147,16 @@ class ListedObject(NamedTuple):
     size_bytes: int
 
 
+class ListedContainer(Struct, frozen=True):
+    """A live container of the runtime. pod, namespace: of its pod, `?` where the runtime has not listed that."""
+
+    pod_id: PodId
+    namespace: str
+    pod: str
+    name: str
+    privileged: bool
+
+
 class ListSize:
     """The live pods and containers of a node with their sizes: what Synchronize would list now."""
 
@@ -187,6 +198,14 @@ class ListSize:
             [container.size_bytes for container in (self._containers | containers).values()],
             splits=splits,
         )
+
+    def containers(self) -> Mapping[ContainerId, ListedContainer]:
+        """All live containers by id."""
+        found: dict[ContainerId, ListedContainer] = {}
+        for each in self._containers.values():
+            pod = self._pods.get(each.pod_id) or _pod_size(b"")
+            found[each.id] = ListedContainer(each.pod_id, pod.namespace, pod.name, each.name, each.privileged)
+        return found
 
     def largest(self, count: int | None = None) -> list[ListedObject]:
         """The objects that take most of it, the largest first. count: so many of them; all by default."""

@@ -85,8 +85,10 @@ class Parts:
                 container = pb.Container.FromString(data)
                 id_ = PodId(container.pod_sandbox_id)
                 pod = pods.get(id_) or self._pods.get(id_) or _unknown_pod(container)
-                containers.append((container.created_at, _listed_from_pb(container, pod, data, self._stage_dir)))
-                sizes.append(ContainerSize(ContainerId(container.id), id_, container.name, len(data)))
+                listed = _listed_from_pb(container, pod, data, self._stage_dir)
+                containers.append((container.created_at, listed))
+                privileged = listed.container.privileged
+                sizes.append(ContainerSize(ContainerId(container.id), id_, container.name, len(data), privileged))
             elif field.number == _MORE:
                 more = bool(field.value)
         self._pods |= pods

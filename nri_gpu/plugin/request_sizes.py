@@ -6,19 +6,21 @@ without us. docs/guard.md says which cases remain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from loguru import logger
 from msgspec.structs import replace
 
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.nri.convert import Configured
+from nri_gpu.nri.convert import Configured, is_privileged
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.list_size import (
     GROWTH_BYTES,
     WHOLE_MAX,
     ContainerSize,
+    ListedContainer,
     ListedObject,
     ListSize,
     PodSize,
@@ -87,12 +89,16 @@ class Sizes:
     def created(self, payload: bytes, added_bytes: int = 0) -> None:
         """A pod or container is being created. added_bytes: of our reply."""
         if self._counts:
-            self._later(lambda: self._add(size_of(payload), added_bytes))
+            self._later(lambda: self._add(_described(payload), added_bytes))
 
     def ended(self, payload: bytes, event: int) -> None:
         """A container ended, or a pod was removed: neither is listed any more."""
         if self._counts:
             self._later(lambda: self._drop(size_of(payload), event))
+
+    def containers(self) -> Mapping[ContainerId, ListedContainer]:
+        """All live containers of the runtime, whether they asked or not."""
+        return self._listing.containers()
 
     def synchronized(self, listing: ListSize) -> None:
         """The runtime has listed all there is."""
@@ -157,6 +163,14 @@ class Sizes:
             fields |= {"container_name": container.name, "container_id": container.id}
         self._later(lambda: log_refusal(fields, reason, "container refused" if container else "pod refused"))
         return reason
+
+
+def _described(payload: bytes) -> RequestSize:
+    """The pod, and the container with whether it is privileged, which nothing on the request path needs."""
+    request = size_of(payload)
+    if request.container is None or not is_privileged(payload):
+        return request
+    return replace(request, container=replace(request.container, privileged=True))
 
 
 def _grown(request: RequestSize, added_bytes: int = 0) -> tuple[PodSize | ContainerSize, ...]:

@@ -32,6 +32,7 @@ from nri_gpu.policy.metrics import MetricsSettings
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.policy.rules import NO_LIMITS, Limits, PoolList, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
+from nri_gpu.policy.stray import StraySettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 _Brand = Annotated[str, text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32)]
@@ -352,6 +353,7 @@ class Policy(Value, frozen=True, kw_only=True):
     labels: LabelSettings = LabelSettings()
     guard: GuardSettings = GuardSettings()
     metrics: MetricsSettings = MetricsSettings()
+    stray: StraySettings = StraySettings()
     kubelet: KubeletSettings = KubeletSettings()
     rule: RuleList = RuleList()
     pool: PoolList = PoolList()

@@ -159,6 +159,25 @@ class LineProcess:
             await self._writer.wait_closed()
 
 
+async def lines_of(command: Sequence[str], limit_s: float) -> tuple[list[bytes], str]:
+    """All lines that a command prints, and the last one on its stderr.
+
+    Raises: OSError: it cannot be started. TimeoutError: it took longer than `limit_s`, and was killed.
+    """
+    child = await LineProcess.start(command)
+    lines: list[bytes] = []
+    try:
+        async with asyncio.timeout(limit_s):
+            while line := await child.receive():
+                lines.append(line)
+    except TimeoutError:
+        child.kill()
+        raise
+    finally:
+        await child.end(grace_s=1.0)
+    return lines, child.last_line()
+
+
 def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
     ours, its = socket.socketpair()
     undo.callback(its.close)

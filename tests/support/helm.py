@@ -128,8 +128,8 @@ def _condition(source: str, scope: Mapping[str, Any]) -> bool:
             return bool(_operand(one, scope) == _operand(other, scope))
         case [".Capabilities.APIVersions.Has", kind]:
             return _operand(kind, scope) in scope["Capabilities"]["APIVersions"]
-        case ["or", one, other]:
-            return bool(_operand(one, scope)) | bool(_operand(other, scope))
+        case ["or", *several]:
+            return any([_operand(each, scope) for each in several])
         case _:
             return bool(_pipeline(source, scope))
 

@@ -57,6 +57,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "maxSurge": "10%",
     },
     "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
+    "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True, "criDir": "/run/containerd"}},
     "least of it": {
         "guard": {"enabled": False},
         "admission": {"enabled": False},
@@ -446,6 +447,7 @@ SERVING = ALWAYS | {"/var/run/cdi": "rw", f"{KUBELET}/device-plugins": "rw"}
 HOST_PATHS = dict.fromkeys(VARIANTS, SERVING | {f"{KUBELET}/pod-resources": "ro"}) | {
     "annotations": ALWAYS,
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
+    "stray": ALWAYS | {f"{KUBELET}/pod-resources": "ro", "/run/containerd": "ro"},
     "all of it": SERVING
     | {
         "/data/kubelet/plugins_registry": "rw",
@@ -526,6 +528,18 @@ def test_mps_has_the_hosts_process_ids_and_a_mount_that_it_sees() -> None:
     assert made == {"name": "state", "mountPath": "/run/nri-gpu", "mountPropagation": "Bidirectional"}
     assert mount("daemon", "mps", name="state") == made | {"mountPropagation": "HostToContainer"}
     assert not {"hostPID", "initContainers"} & (pod("daemon").keys() | pod("guard", "mps").keys())
+
+
+def test_the_stray_use_audit_sees_the_hosts_processes_and_two_sockets() -> None:
+    spec = pod("daemon", "stray")
+    assert spec["hostPID"] is True
+    assert "initContainers" not in spec
+    assert mount("daemon", "stray", name="cri") == {
+        "name": "cri",
+        "mountPath": "/run/containerd",
+        "readOnly": True,
+    }
+    assert mount("daemon", "stray", name="pod-resources")["readOnly"] is True
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

@@ -176,6 +176,48 @@ async def test_a_list_whose_rest_cannot_come_is_told_with_its_size(folder: Path,
     assert f"{length}" in log.one("no connection survives Synchronize").fields["fault"]
 
 
+PRIVILEGED: Final = pb.LinuxDeviceCgroup(allow=True, access="rwm")
+LOOKS_SO: Final = {
+    "as containerd writes it": (PRIVILEGED, True),
+    "as OCI may": (pb.LinuxDeviceCgroup(allow=True, type="a"), True),
+    "of any number": (
+        pb.LinuxDeviceCgroup(allow=True, major=pb.OptionalInt64(value=-1), minor=pb.OptionalInt64(value=-1)),
+        True,
+    ),
+    "one device": (
+        pb.LinuxDeviceCgroup(allow=True, type="c", major=pb.OptionalInt64(value=1), minor=pb.OptionalInt64(value=3)),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "privileged"), LOOKS_SO.values(), ids=LOOKS_SO.keys())
+async def test_every_live_container_is_known_by_name(
+    folder: Path, rule: pb.LinuxDeviceCgroup, privileged: bool
+) -> None:
+    """Whether it asked or not, from Synchronize and from its creation; what only looks privileged is not."""
+    pods = [nri.pod(name) for name in ("there", "made")]
+    there, made = (nri.container(of, id=f"{of.id}.main") for of in pods)
+    for each in (there, made):
+        each.linux.resources.devices.append(rule)
+    named = nri.container(pods[1], id="named", env=[f"A={PRIVILEGED.SerializeToString().decode()}"])
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        await runtime.handshake(pods=[pods[0]], containers=[there])
+        for each in (made, named):
+            await runtime.create(pods[1], each)
+        await asyncio.sleep(0)
+        known = served.sizes.containers()
+        assert {id_: (each.pod, each.privileged) for id_, each in known.items()} == {
+            there.id: ("there", privileged),
+            made.id: ("made", privileged),
+            "named": ("made", False),
+        }
+        assert (await runtime.event(Event.STOP_CONTAINER, pods[1], made)).ok
+        await asyncio.sleep(0)
+        assert made.id not in served.sizes.containers()
+
+
 async def test_more_entries_than_are_read(folder: Path) -> None:
     of = nri.asking("1")
     async with ServedPlugin(folder) as served:

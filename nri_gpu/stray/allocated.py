@@ -1,0 +1,81 @@
+"""Which GPUs the kubelet allocated to pods, asked where a container uses one that nobody here granted.
+
+The question is put by a child process, because the daemon may have no other use for gRPC:
+
+    python -I -m nri_gpu.stray.allocated SOCKET
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.system.line_process import lines_of, python
+
+LIMIT_S: Final = 15.0
+_UUIDS: Final = ("GPU-", "MIG-")  # how ids begin; other devices of pods do not matter here
+
+
+class AllocationsUnknownError(NriGpuError):
+    """Why the kubelet did not tell."""
+
+
+async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]:
+    """Namespace and name of a pod -> UUIDs of the devices that it has; nothing where this node has no kubelet.
+
+    Raises: AllocationsUnknownError.
+    """
+    try:
+        if not socket or not Path(socket).is_socket():  # noqa: ASYNC240 - a stat of a local path
+            return {}
+    except OSError as error:
+        raise AllocationsUnknownError(f"{socket}: {error.strerror}") from error
+    try:
+        lines, complaint = await lines_of([python(), "-I", "-m", "nri_gpu.stray.allocated", socket], LIMIT_S)
+    except TimeoutError:
+        raise AllocationsUnknownError(f"no answer on {socket} within {LIMIT_S:.0f} s") from None
+    except OSError as error:
+        raise AllocationsUnknownError(str(error)) from error
+    if not lines:
+        raise AllocationsUnknownError(complaint or f"no answer on {socket}")
+    found: dict[tuple[str, str], frozenset[GpuUuid]] = {}
+    for namespace, name, uuids in msgspec.json.decode(lines[0], type=list[tuple[str, str, frozenset[GpuUuid]]]):
+        found[namespace, name] = uuids | found.get((namespace, name), frozenset())  # the old pod and the new
+    return found
+
+
+async def _ask(socket: Path) -> bytes:
+    """A line of JSON: namespace, name and UUIDs of each pod that has some."""
+    from nri_gpu.kubelet.controller import set_up_grpc
+
+    set_up_grpc()
+    from nri_gpu.kubelet.podresources import PodResources
+
+    client = PodResources(socket)
+    try:
+        pods = [(pod.namespace, pod.name, {each.uuid for each in pod.devices}) for pod in await client.list()]
+        ours = [(*names, sorted(each for each in uuids if each.startswith(_UUIDS))) for *names, uuids in pods]
+        return msgspec.json.encode([each for each in ours if each[-1]]) + b"\n"
+    finally:
+        await client.close()
+
+
+def main(arguments: list[str]) -> None:
+    """What the child does."""
+    try:
+        sys.stdout.buffer.write(asyncio.run(_ask(Path(arguments[0]))))
+    except ImportError as error:
+        sys.exit(f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'")
+    except NriGpuError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

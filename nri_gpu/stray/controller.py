@@ -1,0 +1,241 @@
+"""Looks for stray use now and then, reports each finding once, and stops what the policy lets it stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.node import Majors
+from nri_gpu.nri.list_size import ListedContainer
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.service import GuardSettings
+from nri_gpu.policy.stray import OnStray, StraySettings
+from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
+from nri_gpu.stray.judge import Finding, Known, PodName, StrayProcess, judge
+from nri_gpu.stray.uses import Extent, Use
+from nri_gpu.system.cri import stop_containers, warn_without_grpc
+from nri_gpu.system.line_process import lines_of, python
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import LogOnce, first_done
+
+LOOK_LIMIT_S: Final = 20.0
+APART_S: Final = 10.0  # between two looks that have to show the same process before its container is stopped
+REPORTED_MAX: Final = 1024
+HIDDEN: Final = (
+    "the processes of the host are hidden from nri-gpu: a pod needs hostPID (chart: stray.enabled=true), the systemd "
+    "unit its drop-in stray.conf"
+)
+CLOSED: Final = (
+    "{} of {} processes do not let nri-gpu see what they have open: it needs the capability SYS_PTRACE, which the "
+    "systemd unit's drop-in stray.conf gives it"
+)
+Containers = Callable[[], Mapping[ContainerId, ListedContainer]]
+StopContainers = Callable[[Mapping[str, str], GuardSettings, str], Awaitable[frozenset[str]]]
+Allocations = Mapping[PodName, frozenset[GpuUuid]]
+_Seen = tuple[str, StrayProcess]  # a finding's container, and one of its processes
+
+
+class LookError(NriGpuError):
+    """Why a look found nothing out: one sentence."""
+
+
+class Look(Struct, frozen=True):
+    """What one look found."""
+
+    uses: tuple[Use, ...]
+    extent: Extent
+
+    @property
+    def fault(self) -> str:
+        """Why something may be missing; empty where nothing is."""
+        if not self.extent.whole:
+            return HIDDEN
+        return CLOSED.format(self.extent.closed, self.extent.processes) if self.extent.closed else ""
+
+
+async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
+    """Look at every process that this one can see. Raises: LookError."""
+    numbers = (majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps)
+    arguments = [str(os.getpid()), *(str(number) for number in numbers if number is not None)]
+    try:
+        lines, complaint = await lines_of([python(), "-I", "-m", "nri_gpu.stray.scan", *arguments], limit_s)
+    except TimeoutError:
+        raise LookError(f"a look at all processes takes longer than {limit_s:.0f} s, and was ended") from None
+    except OSError as error:
+        raise LookError(f"no process to look at the others with: {error}") from error
+    found = [msgspec.json.decode(line, type=Use | Extent) for line in lines]
+    if not found or not isinstance(extent := found.pop(), Extent):
+        raise LookError(f"the process that looks at the others failed: {complaint or 'it says nothing'}")
+    return Look(tuple(each for each in found if isinstance(each, Use)), extent)
+
+
+class StrayController:
+    """One for the life of the daemon.
+
+    findings: of the last look. fault: why it found less than there may be; empty where nothing is wrong. looked_s: when
+    it was, seconds since the epoch; None before the first, and while the policy wants none.
+    containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket. stop: stops
+    containers, and returns which. apart_s: see APART_S.
+    """
+
+    def __init__(
+        self,
+        node_state: NodeState,
+        containers: Containers,
+        *,
+        scan: Callable[[Majors], Awaitable[Look]] = look,
+        allocations: Callable[[str], Awaitable[Allocations]] = allocated,
+        stop: StopContainers = stop_containers,
+        apart_s: float = APART_S,
+    ) -> None:
+        self.findings: tuple[Finding, ...] = ()
+        self.fault = ""
+        self.looked_s: float | None = None
+        self._node_state = node_state
+        self._containers = containers
+        self._scan = scan
+        self._allocated = allocations
+        self._stop_containers = stop
+        self._apart_s = apart_s
+        self._first_seen: dict[_Seen, tuple[float, float]] = {}  # by the monotonic clock, and since the epoch
+        self._reported: dict[tuple[object, ...], None] = {}
+        self._log = LogOnce()
+        self._woken = asyncio.Event()
+        node_state.subscribe(self._woken.set, Changed.POLICY)
+
+    @property
+    def _settings(self) -> StraySettings:
+        return self._node_state.settings.stray
+
+    async def run(self) -> None:
+        """Until cancelled. The first look comes after an interval: by then a daemon before this one is gone."""
+        if self._settings.enabled and self._settings.action is OnStray.STOP:
+            warn_without_grpc("stray.action")
+        while True:
+            await first_done(self._woken.wait(), timeout_s=self._settings.every_s if self._settings.enabled else None)
+            self._woken.clear()
+            if not self._settings.enabled:
+                self.findings, self.fault, self.looked_s = (), "", None
+                self._first_seen.clear()
+                continue
+            try:
+                await self.look_again()
+            except LookError as error:
+                self._failed(str(error))
+            except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
+                if repr(error) != self._log.fault:
+                    logger.opt(exception=True).error("bug: stray use not looked for")
+                self._failed(f"a bug of nri-gpu: {type(error).__name__}")
+                self._log.fault = repr(error)
+
+    async def look_again(self) -> None:
+        """One look, and what follows from it. Raises: LookError."""
+        state = self._node_state
+        if not state.synchronized:
+            raise LookError("the runtime has not listed its containers yet")
+        if state.node.inventory.majors.nvidia is None:
+            raise LookError("the driver's kernel module is not loaded, so there is nothing to look for")
+        before, began = (state.ledger, self._containers()), time.monotonic()
+        seen = await self._scan(state.node.inventory.majors)
+        known = Known.of(state.node.inventory, before, (state.ledger, self._containers()))
+        found, unknown = await self._judge(seen.uses, known)
+        self.looked_s, self.fault = time.time(), unknown or seen.fault
+        self._see(found)
+        for each in self.findings:
+            self._report(each)
+        if self.fault:
+            self._log.warning("stray use is looked for in part", self.fault)
+        else:
+            self._log.clear()
+        if not unknown:
+            await self._stop(began)
+
+    async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[Finding, ...], str]:
+        """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
+        settings = self._node_state.settings
+        # MPS daemons are programs of ours, and outlive the daemon that started them.
+        exceptions = Globs((*settings.stray.exceptions.patterns, f"{settings.driver.stage_dir}/*"))
+        found = judge(uses, known, exceptions)
+        if not any(each.pod for each in found):
+            return found, ""
+        try:
+            given = await self._allocated(settings.kubelet.podresources)
+        except AllocationsUnknownError as error:
+            why = f"the kubelet does not say which GPUs it allocated ({error}), so no container is stopped"
+            return found, why
+        return judge(uses, replace(known, allocated=given), exceptions), ""
+
+    def _failed(self, sentence: str) -> None:
+        self.findings, self.fault = (), sentence
+        self._first_seen.clear()
+        self._log.warning("stray use not looked for", sentence)
+
+    def _see(self, found: Iterable[Finding]) -> None:
+        """Keep the findings, each with when one of its processes was first seen."""
+        now = (time.monotonic(), time.time())
+        dated: list[Finding] = []
+        seen: dict[_Seen, tuple[float, float]] = {}
+        for each in found:
+            times = {key: self._first_seen.get(key, now) for key in _keys(each)}
+            seen |= times
+            dated.append(replace(each, since_s=min(wall for _, wall in times.values())))
+        self.findings, self._first_seen = tuple(dated), seen
+
+    def _report(self, found: Finding) -> None:
+        """Once for each container, and for each program of the host."""
+        whose = found.container_id or tuple(each.program for each in found.processes)
+        about = (found.kind, whose, found.nodes)
+        if about in self._reported:
+            return
+        while len(self._reported) >= REPORTED_MAX:
+            del self._reported[next(iter(self._reported))]
+        self._reported[about] = None
+        fields = {
+            "namespace": found.namespace,
+            "pod_name": found.pod,
+            "container_name": found.container,
+            "container_id": found.container_id,
+            "gpu_uuid": ",".join(found.gpu_uuids),
+            "pid": found.processes[0].pid,
+            "fault": found.message,
+        }
+        logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray gpu use")
+
+    async def _stop(self, began: float) -> None:
+        """Stop the containers that the policy lets us stop, and whose process a look long enough before showed too.
+
+        began: when this look did, on the monotonic clock.
+        """
+        settings = self._settings
+        if settings.action is not OnStray.STOP:
+            return
+        names = {
+            each.container_id: f"{each.namespace}/{each.pod}"
+            for each in self.findings
+            if each.stoppable
+            and settings.namespaces.match(each.namespace)
+            and any(began - self._first_seen[key][0] >= self._apart_s for key in _keys(each))
+        }
+        if not names:
+            return
+        guard = self._node_state.settings.guard
+        try:
+            await self._stop_containers(names, guard, "it uses a GPU that nobody granted it")
+        except (OSError, TimeoutError) as error:
+            fault = str(error) or f"no answer on {guard.cri_socket}"
+            logger.bind(socket=guard.cri_socket, fault=fault).error("containers not stopped")
+
+
+def _keys(found: Finding) -> list[_Seen]:
+    return [(found.container_id, each) for each in found.processes]

@@ -1,0 +1,284 @@
+"""The controller: what it keeps and logs of each look, and which containers it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.node import Majors
+from nri_gpu.nri.list_size import ListedContainer
+from nri_gpu.policy.forms import EVERYTHING, Globs
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.stray import OnStray, StraySettings
+from nri_gpu.stray.allocated import AllocationsUnknownError
+from nri_gpu.stray.controller import Look, LookError, StrayController
+from nri_gpu.stray.judge import PodName
+from nri_gpu.stray.uses import Extent, Use
+from nri_gpu.system.state import NodeState
+from tests.support import builders as make
+from tests.support.log import Log
+from tests.support.running import running
+from tests.support.scripted_runtime import until
+from tests.unit.stray.test_judge import ID, INVENTORY, OTHER_ID, TRAIN, listed, number, use
+
+WHOLE = Extent(100, 0, whole=True)
+FOUND = "stray gpu use"
+STOP = StraySettings(enabled=True, action=OnStray.STOP, namespaces=EVERYTHING)
+STRAY = use(number(1))
+ALWAYS = 3600.0
+
+
+class Audited:
+    """A controller whose looks find what a test says. given: by the kubelet; None: it does not say."""
+
+    def __init__(self, settings: StraySettings = STOP, apart_s: float = 0.0) -> None:
+        self.uses: Sequence[Use] = (STRAY,)
+        self.extent = WHOLE
+        self.given: Mapping[PodName, frozenset[GpuUuid]] | None = {}
+        self.containers: Mapping[ContainerId, ListedContainer] = listed()
+        self.looks = 0
+        self.stopped: list[list[str]] = []
+        self.fails: Exception | None = None
+        self.state = NodeState(INVENTORY, policy=replace(Policy.default(), stray=settings))
+        self.state.synchronized = True
+        self.controller = StrayController(
+            self.state,
+            lambda: self.containers,
+            scan=self._scan,
+            allocations=self._allocated,
+            stop=self._stop,
+            apart_s=apart_s,
+        )
+
+    async def _scan(self, majors: Majors) -> Look:
+        assert majors == INVENTORY.majors
+        self.looks += 1
+        if self.fails:
+            raise self.fails
+        return Look(tuple(self.uses), self.extent)
+
+    async def _allocated(self, socket: str) -> Mapping[PodName, frozenset[GpuUuid]]:
+        assert socket == self.state.settings.kubelet.podresources
+        if self.given is None:
+            raise AllocationsUnknownError("no answer")
+        return self.given
+
+    async def _stop(self, names: Mapping[str, str], settings: object, why: str) -> frozenset[str]:
+        assert settings == self.state.settings.guard
+        assert why == "it uses a GPU that nobody granted it"
+        self.stopped.append([f"{name} {id_}" for id_, name in names.items()])
+        return frozenset(names)
+
+    async def look(self, *uses: Use) -> None:
+        self.uses = uses or self.uses
+        await self.controller.look_again()
+
+    @property
+    def found(self) -> list[str]:
+        return [each.container_id or str(each.processes[0].pid) for each in self.controller.findings]
+
+
+# --- what may be stopped ----------------------------------------------------------------------------------------------
+
+
+async def test_stopped_after_two_looks_and_not_after_one() -> None:
+    audited = Audited()
+    await audited.look()
+    assert audited.stopped == []
+    await audited.look()
+    assert audited.stopped == [[f"ml/train {ID}"]]
+
+
+async def test_two_looks_too_close_stop_nothing() -> None:
+    audited = Audited(apart_s=ALWAYS)
+    await audited.look()
+    await audited.look()
+    assert audited.stopped == []
+
+
+async def test_a_pid_that_was_used_again_is_another_process() -> None:
+    audited = Audited()
+    await audited.look()
+    await audited.look(replace(STRAY, started=STRAY.started + 1))
+    assert audited.stopped == []
+    await audited.look()
+    assert len(audited.stopped) == 1
+
+
+async def test_what_a_look_did_not_show_begins_anew() -> None:
+    audited = Audited()
+    await audited.look()
+    await audited.look(use(number(1), cgroup="/a.slice"))
+    await audited.look(STRAY)
+    assert audited.stopped == []
+
+
+HOST = use(number(1), cgroup="/a.slice")
+LEFT_ALONE = {
+    "reported only": (replace(STOP, action=OnStray.REPORT), STRAY, listed()),
+    "another namespace": (replace(STOP, namespaces=Globs(("prod-*",))), STRAY, listed()),
+    "an exception": (replace(STOP, exceptions=Globs(("ml/*",))), STRAY, listed()),
+    "privileged": (STOP, STRAY, listed(privileged=True)),
+    "a process of the host": (STOP, HOST, listed()),
+    "a container of another runtime": (STOP, use(number(1), cgroup=f"/docker/{OTHER_ID}"), listed()),
+    "nvidiactl alone": (STOP, use((195, 255)), listed()),
+}
+
+
+@pytest.mark.parametrize(("settings", "each", "containers"), LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
+async def test_left_alone(
+    settings: StraySettings, each: Use, containers: Mapping[ContainerId, ListedContainer]
+) -> None:
+    audited = Audited(settings)
+    audited.containers = containers
+    await audited.look(each)
+    await audited.look(each)
+    assert audited.stopped == []
+
+
+async def test_what_the_kubelet_allocated_is_no_finding() -> None:
+    audited = Audited()
+    audited.given = {("ml", "train"): frozenset({make.uuid(1)})}
+    await audited.look()
+    assert audited.found == []
+
+
+async def test_while_the_kubelet_does_not_say_nothing_is_stopped(log: Log) -> None:
+    audited = Audited()
+    audited.given = None
+    await audited.look()
+    await audited.look()
+    assert (audited.found, audited.stopped) == ([ID], [])
+    assert "no answer), so no container is stopped" in audited.controller.fault
+    assert log.one("stray use is looked for in part").fields["fault"] == audited.controller.fault
+    audited.given = {}
+    await audited.look()
+    assert (audited.controller.fault, len(audited.stopped)) == ("", 1)
+
+
+async def test_a_runtime_that_cannot_stop_it_is_asked_again(log: Log) -> None:
+    audited = Audited()
+    for error in (OSError("no socket"), TimeoutError()):
+
+        async def refuse(*_: object, error: Exception = error) -> frozenset[str]:
+            raise error
+
+        audited.controller = StrayController(
+            audited.state,
+            lambda: audited.containers,
+            scan=audited._scan,
+            allocations=audited._allocated,
+            stop=refuse,
+            apart_s=0.0,
+        )
+        await audited.look()
+        await audited.look()
+        await audited.look()
+    faults = [line.fields["fault"] for line in log.said("containers not stopped")]
+    assert faults == ["no socket"] * 2 + ["no answer on /run/containerd/containerd.sock"] * 2
+
+
+# --- what is kept and logged ------------------------------------------------------------------------------------------
+
+
+async def test_a_finding_is_logged_once_and_shown_as_long_as_it_lasts(log: Log) -> None:
+    audited = Audited(StraySettings(enabled=True))
+    await audited.look()
+    (first,) = audited.controller.findings
+    await audited.look()
+    (second,) = audited.controller.findings
+    assert first.since_s == second.since_s
+    fields = log.one(FOUND).fields
+    assert (fields["namespace"], fields["pod_name"], fields["container_id"]) == ("ml", "train", ID)
+    assert (fields["gpu_uuid"], fields["pid"], fields["fault"]) == (make.uuid(1), STRAY.pid, first.message)
+    await audited.look(use(number(1), cgroup="/kubepods", pid=9))
+    assert audited.found == ["9"]
+    assert len(log.said(FOUND)) == 2
+
+
+async def test_a_program_that_the_host_runs_each_minute_is_logged_once(log: Log) -> None:
+    audited = Audited()
+    for pid in (20, 21, 22):
+        await audited.look(replace(HOST, pid=pid))
+    assert len(log.said(FOUND)) == 1
+    await audited.look(replace(HOST, program="/bin/other"))
+    assert len(log.said(FOUND)) == 2
+
+
+async def test_a_grant_ends_the_finding() -> None:
+    audited = Audited()
+    await audited.look()
+    audited.state.commit(make.ledger(make.entry(1, to=TRAIN)))
+    await audited.look()
+    assert (audited.found, audited.stopped) == ([], [])
+
+
+async def test_the_mps_daemons_that_we_started_are_ours() -> None:
+    audited = Audited()
+    program = f"{audited.state.settings.driver.stage_dir}/580.95.05-1a2b3c4d/all/bin/nvidia-cuda-mps-server"
+    await audited.look(replace(HOST, program=program))
+    assert audited.found == []
+    await audited.look(replace(STRAY, program=program))  # by a path in the container's own files
+    assert audited.found == [ID]
+
+
+UNSEEN = {
+    "the host's processes are hidden": (Extent(3, 0, whole=False), "the chart: stray.enabled=true"),
+    "into some it may not look": (Extent(100, 98, whole=True), "98 of 100 processes do not let nri-gpu see"),
+}
+
+
+@pytest.mark.parametrize(("extent", "sentence"), UNSEEN.values(), ids=UNSEEN.keys())
+async def test_what_it_cannot_see_it_says_once(log: Log, extent: Extent, sentence: str) -> None:
+    audited = Audited()
+    audited.extent = extent
+    await audited.look()
+    await audited.look()
+    assert sentence.removeprefix("the ") in audited.controller.fault
+    assert log.one("stray use is looked for in part").fields["fault"] == audited.controller.fault
+    assert len(audited.stopped) == 1  # what it does see is certain
+
+
+@pytest.mark.parametrize("lacking", ["list", "driver"])
+async def test_without_a_list_of_containers_or_a_driver_nobody_is_judged(lacking: str) -> None:
+    audited = Audited()
+    audited.state.synchronized = lacking != "list"
+    if lacking == "driver":
+        audited.state.put_inventory(make.inventory([], majors=Majors()))
+    with pytest.raises(LookError):
+        await audited.look()
+    assert audited.looks == 0
+
+
+# --- as it runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [LookError("too slow"), ZeroDivisionError()])
+async def test_a_look_that_fails_is_said_and_the_next_one_comes(log: Log, fails: Exception) -> None:
+    audited = Audited(replace(STOP, every_s=1))
+    audited.fails = fails
+    async with running(audited.controller.run()):
+        audited.state.use(audited.state.policy)
+        await until("a fault", lambda: audited.looks == 1 and bool(audited.controller.fault))
+        audited.fails = None
+        await until("a finding", lambda: audited.found == [ID])
+    assert audited.controller.fault == ""
+    assert len(log.warnings()) >= 2
+
+
+async def test_the_policy_switches_it_on_and_off() -> None:
+    audited = Audited(StraySettings())
+    async with running(audited.controller.run()):
+        await asyncio.sleep(0)
+        audited.state.use(replace(Policy.default(), stray=replace(STOP, every_s=3600)))
+        await until("a finding", lambda: audited.found == [ID])
+        assert audited.controller.looked_s
+        audited.state.use(Policy.default())
+        await until("no finding", lambda: not audited.controller.findings)
+        assert audited.controller.looked_s is None
+    assert audited.looks == 1

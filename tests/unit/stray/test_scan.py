@@ -1,0 +1,107 @@
+"""A look at the machine's own /proc finds who holds a device node, however it came to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nri_gpu.domain.node import Majors
+from nri_gpu.stray.controller import LookError, look
+from nri_gpu.stray.uses import Extent, Use
+from tests.unit.stray.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
+NOBODY = "0"  # of which no process descends
+MAJORS = Majors(nvidia=MAJOR)
+
+
+def scanned(*before: str, owner: str = NOBODY) -> tuple[Mapping[int, Use], Extent]:
+    """What a look says, run by such a command."""
+    command = [*before, sys.executable, "-I", "-m", "nri_gpu.stray.scan", owner, str(MAJOR)]
+    lines = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()
+    *uses, extent = (msgspec.json.decode(line, type=Use | Extent) for line in lines)
+    assert isinstance(extent, Extent)
+    return {each.pid: each for each in uses if isinstance(each, Use)}, extent
+
+
+def test_a_holder_is_named_with_what_it_holds_and_where_it_is(tmp_path: Path) -> None:
+    name = "nri-gpu-test-stray/" + "ab" * 32
+    with cgroup_of(name) as cgroup, holding(tmp_path, ZERO, FULL, before=into(cgroup)) as process:
+        uses, extent = scanned()
+        use = uses[process.pid]
+        assert (use.pid, use.started) == (process.pid, process.started)
+        assert {ZERO, FULL} <= {*use.numbers}
+        assert f"/{name}" in use.cgroups
+        assert use.program == str(Path(sys.executable).resolve())
+        assert extent.whole
+        assert extent.closed == CLOSED < extent.processes
+    assert process.pid not in scanned()[0]
+
+
+INNOCENT = {
+    "a path is no open device": "os.open(sys.argv[1], os.O_PATH)",
+    "nor is a node's inode": "os.stat(sys.argv[1])",
+    "what was closed is not open": "os.close(os.open(sys.argv[1], os.O_RDWR))",
+}
+
+
+@pytest.mark.parametrize("does", INNOCENT.values(), ids=INNOCENT.keys())
+def test_who_does_not_hold_it_is_not_named(tmp_path: Path, does: str) -> None:
+    script = f"import os, sys\n{does}\nprint('open', flush=True)\nsys.stdin.read()"
+    with holding(tmp_path, FULL, script=script) as process:
+        uses, _ = scanned()
+        assert FULL not in (uses[process.pid].numbers if process.pid in uses else ())
+
+
+def test_the_owners_own_children_are_left_out(tmp_path: Path) -> None:
+    with holding(tmp_path, FULL) as process:
+        assert process.pid not in scanned(owner=str(os.getpid()))[0]
+
+
+def test_an_odd_name_changes_nothing(tmp_path: Path) -> None:
+    """A process may call itself `) S 1 (`."""
+    script = (
+        "import os, sys\nopen('/proc/self/comm', 'w').write(') R 1 (')\nos.open(sys.argv[1], os.O_RDWR)\n"
+        "print('open', flush=True)\nsys.stdin.read()"
+    )
+    with holding(tmp_path, FULL, script=script) as process:
+        assert scanned()[0][process.pid].started == process.started
+
+
+CLOSED = scanned()[1].closed  # processes that this machine lets nobody look into
+WITHOUT = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
+UNSEEING: Mapping[str, tuple[Sequence[str], bool, bool]] = {  # whether it sees all, and whether into all
+    "without capabilities": (WITHOUT, True, False),
+    "with the drop-in's": (("setpriv", "--bounding-set", "-all,+sys_ptrace", "--inh-caps", "-all"), True, True),
+    "in a pod without hostPID": (("unshare", "--pid", "--fork", "--mount-proc"), False, True),
+    "behind ProtectProc": (
+        ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=ptraceable p /proc; exec "$@"', "sh", *WITHOUT),
+        False,
+        True,  # what cannot be looked into is not even listed
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "whole", "into_all"), UNSEEING.values(), ids=UNSEEING.keys())
+def test_a_look_tells_how_far_it_reaches(before: Sequence[str], whole: bool, into_all: bool) -> None:
+    _, extent = scanned(*before)
+    assert (extent.whole, extent.closed <= CLOSED) == (whole, into_all)
+
+
+async def test_a_look_takes_a_child_of_its_own(tmp_path: Path) -> None:
+    """It leaves out what we hold through children, as the holder here is."""
+    with holding(tmp_path, FULL) as process:
+        found = await look(MAJORS)
+    assert process.pid not in {use.pid for use in found.uses}
+    assert found.extent.whole
+
+
+async def test_a_look_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(LookError, match="takes longer than 0 s, and was ended"):
+        await look(MAJORS, limit_s=0.001)
