@@ -19,7 +19,7 @@ TABLES: Final = (PACKAGE / "domain" / "remedies.py", PACKAGE / "domain" / "log_r
 MANUAL: Final = Path(__file__).with_suffix(".md")
 FIRST: Final = "## Refusals"  # the catalogue is the end of the page, from here on
 
-CALLS: Final = {"warning": "warning", "error": "error", "critical": "error", "log": "warning"}
+CALLS: Final = {"warning": "warning", "note": "warning", "error": "error", "critical": "error", "log": "warning"}
 QUIET: Final = ("INFO", "DEBUG")
 LASTING: Final = "warning, error if it lasts"  # said by LogOnce, which has a fault beside the phrase
 EITHER: Final = "warning or error"
@@ -64,13 +64,15 @@ class Source(ast.NodeVisitor):
             if all(_text(each) in QUIET for each in _choices(phrase)):
                 return
             phrase = node.args[1]
+        elif node.func.attr == "note" and len(node.args) < 2:
+            return  # not LogOnce's
         elif node.func.attr == "warning" and len(node.args) > 1:
             level = LASTING
         for each in self._values(phrase):
             if (text := _text(each)) is None:
                 self.loose.append(f"{self._file}:{node.lineno}")
             else:
-                self.found[text] = level if self.found.get(text, level) == level else EITHER
+                self.found[text] = _level({level, self.found.get(text, level)})
 
     def _values(self, phrase: ast.expr) -> Iterable[ast.expr]:
         """What a phrase can be: itself, a constant of the module, or what callers within the module give."""
@@ -90,6 +92,12 @@ class Source(ast.NodeVisitor):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name == function and len(call.args) > index:
                 yield from _choices(call.args[index])
+
+
+def _level(levels: set[str]) -> str:
+    if len(levels) == 1:
+        return levels.pop()
+    return LASTING if levels == {LASTING, "warning"} else EITHER
 
 
 def _choices(node: ast.expr) -> tuple[ast.expr, ...]:

@@ -138,12 +138,14 @@ class SpecificationWatch:
         self._again = asyncio.Event()
         self._stop = asyncio.Event()
         self._log = LogOnce()
+        self._silence = LogOnce()
         self._cache = InventoryCache(
             source_of(options.topology, options.driver_root, options.library_dirs),
             publish=lambda _: self._again.set(),
-            on_fault=self._fault,
+            on_fault=lambda sentence: self._silence.warning("inventory not refreshed", sentence),
             refresh_s=options.refresh_s,
         )
+        self._cache.subscribe(lambda _inventory, _began: self._silence.clear())
 
     async def run(self) -> Exit:
         """Returns after SIGTERM or SIGINT."""
@@ -196,9 +198,6 @@ class SpecificationWatch:
 
     def _report(self, phrase: str, fault: str) -> None:
         self._log.warning(phrase, fault, path=str(self._file.path))
-
-    def _fault(self, sentence: str) -> None:
-        logger.bind(fault=sentence).warning("inventory not refreshed")
 
     def _look_again(self) -> None:
         self._cache.poke()

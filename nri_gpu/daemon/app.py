@@ -143,7 +143,7 @@ class Daemon:
         last = [asyncio.create_task(self._serve(inherited))]
         if self._audit:
             last.append(asyncio.create_task(self._audit.run()))
-        parts = (self._reporter.run(), self._metrics.run(), self._stray.run())
+        parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run())
         rest = [asyncio.create_task(each) for each in (*self._node.runs(), *parts)]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))

@@ -36,7 +36,7 @@ FIELDS: Final = (
     "gpu_uuid", "mode", "generation", "method", "stream_id", "event", "runtime", "runtime_version", "nri_version",
     "socket", "path", "attempt", "gpus", "grants", "foreign", "ungranted", "waiting", "driver_version",
     "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
-    "dropped", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
+    "dropped", "lasting_s", "fix", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

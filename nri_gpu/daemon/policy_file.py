@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import stat
+import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
 from nri_gpu.system.storage import Signature, signature, write_whole
+from nri_gpu.system.tasks import LogOnce
 
 if TYPE_CHECKING:
     from nri_gpu.system.state import NodeState
@@ -32,6 +34,7 @@ LAST_GOOD: Final = "policy.last"  # in the state folder
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
 
 LOOK_S: Final = 10.0
+REMIND_S: Final = 30.0
 SETTLE_S: Final = 0.2  # a file that is written in place is whole once it has not changed for so long
 
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -161,17 +164,27 @@ class PolicyFile:
         self.options = options
         self._state_dir = state_dir
         self._text: PolicyText | None = None  # in place of the file
+        self.fault = ""  # of what was read last: another policy is in force then
         self.taken: PolicyText | None = None  # what the policy in force was read from; None: every default
         self.salvage = override(Policy.default(), options)  # what holds where the file says nothing usable
 
     def load(self) -> Policy:
         """The file as it is now, kept as the last good one. Raises: PolicyError."""
-        return self._take(self._text or read_policy(self._path))
+        return self._tried(lambda: self._text or read_policy(self._path))
 
     def load_text(self, name: str, text: str) -> Policy:
         """A policy that came as text: it replaces the file from now on, good or not. Raises: PolicyError."""
-        self._text = PolicyText(name, text)
-        return self._take(self._text)
+        self._text = given = PolicyText(name, text)
+        return self._tried(lambda: given)
+
+    def _tried(self, read: Callable[[], PolicyText | None]) -> Policy:
+        try:
+            policy = self._take(read())
+        except PolicyError as error:
+            self.fault = str(error.faults[0])
+            raise
+        self.fault = ""
+        return policy
 
     def _take(self, source: PolicyText | None) -> Policy:
         policy = build_policy(source, self.options)
@@ -212,12 +225,34 @@ class PolicyReload:
     changed: called with each good policy that took the place of another.
     """
 
-    def __init__(self, file: PolicyFile, state: NodeState, changed: Callable[[Policy], None]) -> None:
+    def __init__(
+        self,
+        file: PolicyFile,
+        state: NodeState,
+        changed: Callable[[Policy], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.registered = state.settings.plugin
+        self._faults = LogOnce(clock=clock)
         self._file = file
         self._state = state
         self._changed = changed
         self._one_at_a_time = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Remind of a fault of the file, until cancelled."""
+        while True:
+            self.remind()
+            await asyncio.sleep(REMIND_S)
+
+    def remind(self) -> None:
+        """Log a fault of the file that lasts for minutes as one error. When it was met, it was logged already."""
+        if fault := self._file.fault:
+            self._faults.fault = fault
+            self._faults.warning("policy file still has a fault", fault)
+        else:
+            self._faults.clear()
 
     async def read_again(self) -> None:
         """Read the file again. A policy with faults is logged, and the one in force stays."""

@@ -155,6 +155,10 @@ POLICY: Final[Mapping[str, Remedy]] = {
         "The policy file has a fault, so the last one without a fault is in force.",
         "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
     ),
+    "policy file still has a fault": Remedy(
+        "The policy file has a fault for minutes now, and another policy, or none, is in force.",
+        "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+    ),
     "last good policy not usable either": Remedy(
         "The policy that was kept for this case cannot be read, or this version does not accept it.",
         "Mend the policy file, then reload nri-gpu.",
@@ -362,10 +366,6 @@ STATE: Final[Mapping[str, Remedy]] = {
     ),
     "bug in the metrics": Remedy("A bug in nri-gpu.", _BUG),
     "bug in an answer": Remedy("A bug in nri-gpu.", _BUG),
-    "daemon of another version cannot be followed": Remedy(
-        "The daemon that runs has another version than this command.",
-        "Restart the daemon, or use the command of its version.",
-    ),
 }
 
 SUBJECTS: Final[Mapping[str, Mapping[str, Remedy]]] = {

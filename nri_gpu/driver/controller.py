@@ -184,7 +184,9 @@ class DriverController:
             if node.driver != files:
                 self._node_state.put_driver(files)
             sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
-        elif (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
+            self._log.note("driver files not found", sentence)
+            return
+        if (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
             self._node_state.put_driver(None, fault)
         self._log.warning("driver files not found", sentence)
 

@@ -20,7 +20,7 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.host_files import check_folder
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import text_of, write_whole
-from nri_gpu.system.tasks import work_when_told
+from nri_gpu.system.tasks import LogOnce, work_when_told
 
 FOLDER: Final = "profiles"  # below the folder of staged drivers; not a possible name of a generation
 FOLDER_MODE: Final = 0o755
@@ -79,6 +79,7 @@ class ProfileController:
         self._stage_dir = stage_dir
         self._node_state = node_state
         self._retry_s = retry_s
+        self._log = LogOnce()
         self.again = asyncio.Event()
 
     async def run(self) -> None:
@@ -96,6 +97,7 @@ class ProfileController:
         except DriverError as error:
             self._failed(str(error))
             return False
+        self._log.clear()
         self._node_state.put_profiles(profiles)
         logger.bind(gpus=len(minors), path=profiles.folder).debug("application profiles written")
         return True
@@ -104,4 +106,4 @@ class ProfileController:
         known = self._node_state.node.profiles
         if known is None or known.fault != sentence:
             self._node_state.put_profiles(Profiles(str(self._stage_dir), fault=sentence))
-            logger.bind(fault=sentence).warning("application profiles not written")
+        self._log.warning("application profiles not written", sentence)

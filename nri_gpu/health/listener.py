@@ -18,7 +18,7 @@ from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory import formats
 from nri_gpu.inventory.child import NvmlProcess, child_command
 from nri_gpu.system.line_process import LineProcess
-from nri_gpu.system.tasks import Backoff
+from nri_gpu.system.tasks import Backoff, LogOnce
 
 LINE_MAX: Final = 1 << 16  # bytes; a line that no GPU of 247 can be watched has some 40 000
 KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType
@@ -154,6 +154,7 @@ class EventChild:
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._down = False
         self._logged: set[str] = set()
+        self._faults = LogOnce()
 
     @property
     def starts(self) -> int:
@@ -175,7 +176,7 @@ class EventChild:
             fault = await self._serve()
             if fault:
                 self._down = True
-                self._warn_once(fault, "not listening for errors of the GPUs; trying again")
+                self._faults.warning("not listening for errors of the GPUs; trying again", fault)
                 self._sink.doubt()
                 await self._sleep(self._backoff.next_s())
 
@@ -199,6 +200,7 @@ class EventChild:
         if loop.time() - began >= STEADY_S:
             self._backoff.reset()
             self._logged.clear()
+            self._faults.clear()
         return fault
 
     async def _send_requests(self, process: LineProcess) -> None:

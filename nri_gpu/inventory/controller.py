@@ -16,7 +16,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import Backoff, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5
@@ -27,7 +27,7 @@ class InventoryCache:
     """The last inventory of one source.
 
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
-    the sentence of a failure, once for the same sentence in a row. After a failure the last inventory stays `current`
+    the sentence of each failure. After a failure the last inventory stays `current`
     and its age grows. Where there was none, an inventory with that fault is published. completed: adds to an answer
     what the source does not know. poked: set by whoever wants a refresh now. current: None before the first. fault: why
     the last refresh failed; empty when it did not. confirmed: the source has answered; until then `current` was
@@ -126,9 +126,8 @@ class InventoryCache:
             self._publish(inventory)
 
     def _failed(self, error: InventoryError) -> None:
-        if str(error) != self.fault:
-            self.fault = str(error)
-            self._on_fault(self.fault)
+        self.fault = str(error)
+        self._on_fault(self.fault)
         before = self.current
         if before is None or before.fault:
             # Nothing better is known than which GPUs the kernel shows.
@@ -156,12 +155,18 @@ _LOGGED_ELSEWHERE: Final = frozenset({TransitionKind.HEALTH})  # by the health c
 class InventoryController:
     """Publishes inventories as part of the node state, and remembers every transition since the daemon began."""
 
-    def __init__(self, node_state: NodeState, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        node_state: NodeState,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._node_state = node_state
         self._followers: list[tuple[Callable[[], None], frozenset[TransitionKind]]] = []
         self._wall = wall
         self._initial = node_state.node.inventory  # from before anything was known
-        self._fault = ""
+        self._faults = LogOnce(clock=monotonic)
         self.history = History(began_s=wall())
 
     def subscribe(self, look: Callable[[], None], kinds: frozenset[TransitionKind]) -> None:
@@ -190,14 +195,15 @@ class InventoryController:
                 look()
 
     def not_refreshed(self, sentence: str) -> None:
-        """The source did not answer; called once for the same sentence in a row."""
-        self._fault = sentence
-        logger.bind(fault=sentence).warning("inventory not refreshed")
-        self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
+        """The source did not answer."""
+        another = sentence != self._faults.fault
+        self._faults.warning("inventory not refreshed", sentence)
+        if another:
+            self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
 
     def answered(self) -> None:
-        if self._fault:
-            self._fault = ""
+        if self._faults.fault:
+            self._faults.clear()
             self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])
 
     def module_changed(self, version: str) -> None:

@@ -164,7 +164,7 @@ class NvmlSource:
 
     def _log_unusual(self, gpus: Sequence[Gpu]) -> None:
         if sentences := unusual_minors(gpus):
-            self._unusual.warning("unusual capability minors, used as they are", "; ".join(sentences))
+            self._unusual.note("unusual capability minors, used as they are", "; ".join(sentences))
         else:
             self._unusual.clear()
 

@@ -33,7 +33,7 @@ from nri_gpu.policy.forms import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.system.inotify import folder_changed
 from nri_gpu.system.storage import Signature, signature
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, first_done
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one
@@ -43,13 +43,15 @@ RIVALS_AFTER: Final = 3  # short sessions in a row
 class EndpointTimes(Struct, frozen=True):
     """Seconds. watched_within: after a registration. first_wait, longest_wait: after a failure.
 
-    look_every: inotify is faster, but misses what happens between two looks.
+    look_every: inotify is faster, but misses what happens between two looks. stuck: not registered for so long is an
+    error in the log.
     """
 
     watched_within: float = 15.0
     look_every: float = 3.0
     first_wait: float = 0.1
     longest_wait: float = 30.0
+    stuck: float = STUCK_S
 
 
 class RegistrationError(NriGpuError):
@@ -75,7 +77,7 @@ class Endpoint:
         self._kubelet = Path(settings.dir, "kubelet.sock")
         self._began = began
         self._times = times = times or EndpointTimes()
-        self._log = LogOnce()
+        self._log = LogOnce(stuck_s=times.stuck)
         self._fault = ""
         self._since: float | None = None  # registered, seconds since the epoch
         self._short = 0  # sessions in a row that did not last

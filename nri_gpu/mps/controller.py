@@ -27,7 +27,7 @@ from nri_gpu.mps.daemon import MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.folders import DaemonFolder, clients, leftovers, mount_fault, noted_folders, remove
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import Backoff, cancelled, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, first_done
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
@@ -45,17 +45,17 @@ class Demand(StrEnum):
 
 
 class GpuMpsController:
-    """Controls one GPU's daemon. fault: why it is not up; empty if nothing is wrong.
+    """Controls one GPU's daemon.
 
     served: a container has started with it. renewed: see `MpsDaemon`.
     """
 
     def __init__(self, folder: DaemonFolder, node_state: NodeState, renewed: Callable[[], DaemonFolder]) -> None:
         self.demand = Demand.UP
-        self.fault = ""
         self.served = False
         self._daemon = MpsDaemon(folder, renewed)
         self._log = logger.bind(gpu_uuid=folder.uuid)
+        self._faults = LogOnce()
         self._node_state = node_state
         self._woken = asyncio.Event()
         self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -67,6 +67,11 @@ class GpuMpsController:
     def up(self) -> bool:
         """Whether the daemon serves: its process is checked now."""
         return self._daemon.alive
+
+    @property
+    def fault(self) -> str:
+        """Why it is not up; empty if nothing is wrong."""
+        return self._faults.fault
 
     @property
     def folder(self) -> str:
@@ -147,7 +152,8 @@ class GpuMpsController:
             await self._keep_up()
 
     def _started(self, phrase: str) -> None:
-        self.fault, self._up_since = "", time.monotonic()
+        self._faults.clear()
+        self._up_since = time.monotonic()
         self._log.info(phrase)
 
     def _lost(self) -> None:
@@ -163,9 +169,7 @@ class GpuMpsController:
             self._back_off()
 
     def _failed(self, sentence: str) -> None:
-        if sentence != self.fault:
-            self._log.bind(fault=sentence).warning("MPS daemon not up")
-        self.fault = sentence
+        self._faults.warning("MPS daemon not up", sentence, gpu_uuid=self._daemon.folder.uuid)
         self._back_off()
 
     def _back_off(self) -> None:

@@ -77,7 +77,7 @@ class Supervisor:
         self._transport: Transport | None = None
         self._stopping = False
         self._inherited = False
-        self._faults = LogOnce()
+        self._faults = LogOnce(stuck_s=limits.stuck_s)
         self._backoff = Backoff(FIRST_WAIT_S, WAIT_MAX_S, jitter=JITTER)
         self._was_ready = False
         self._subscription = Subscription()

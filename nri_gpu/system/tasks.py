@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 from loguru import logger
 
 from nri_gpu.domain.errors import Exit, RestartNeededError
+from nri_gpu.domain.log_remedies import LOG
+
+STUCK_S: Final = 300.0
 
 
 class Backoff:
@@ -32,20 +37,40 @@ class Backoff:
 
 
 class LogOnce:
-    """Logs a fault unless it is the one that was reported last. fault: that one; empty where all is well."""
+    """Logs a fault unless it is the one that was reported last, and once as an error when there are faults for minutes.
 
-    def __init__(self) -> None:
+    fault: the one that was reported last; empty where all is well. stuck_s: after so many seconds without `clear` the
+    next warning is that error, which says what to do.
+    """
+
+    def __init__(self, *, stuck_s: float = STUCK_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.fault = ""
+        self._stuck_s = stuck_s
+        self._clock = clock
+        self._since: float | None = None
+        self._told = False
 
     def warning(self, phrase: str, fault: str, **fields: object) -> None:
-        """Report a fault: one line with these fields where it is another one."""
+        """Report a fault, each time that it is met: one line with these fields where it is another one."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        lasting_s = now - self._since
+        if lasting_s < self._stuck_s or self._told:
+            self.note(phrase, fault, **fields)
+            return
+        self.fault, self._told = fault, True
+        fix = LOG[phrase].fix if phrase in LOG else ""
+        logger.bind(**fields, fault=fault, lasting_s=round(lasting_s), fix=fix).error(phrase)
+
+    def note(self, phrase: str, fault: str, **fields: object) -> None:
+        """The same for what is no error however long it lasts."""
         if fault != self.fault:
             logger.bind(**fields, fault=fault).warning(phrase)
         self.fault = fault
 
     def clear(self) -> None:
         """All is well again: the next fault is logged, whichever it is."""
-        self.fault = ""
+        self.fault, self._since, self._told = "", None, False
 
 
 async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]], *, retry_s: float) -> None:

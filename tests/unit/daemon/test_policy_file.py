@@ -214,7 +214,8 @@ class InForce:
         self.file = PolicyFile(str(folder / "policy.toml"), {"plugin.socket": "/option.sock"}, self.state_dir)
         self.state = NodeState(Inventory(taken_at=0), policy=first_policy(self.file), fallback=self.file.salvage)
         self.changed: list[Policy] = []
-        self.reload = PolicyReload(self.file, self.state, self.changed.append)
+        self.seconds = 0.0
+        self.reload = PolicyReload(self.file, self.state, self.changed.append, clock=lambda: self.seconds)
 
     def now(self) -> tuple[str, str]:
         """The index, and the option that goes over every policy."""
@@ -248,6 +249,34 @@ async def test_a_reload_keeps_the_old_policy_over_a_broken_one(tmp_path: Path, l
     await daemon.reload.read_again()
     assert (daemon.now()[0], len(daemon.changed)) == ("20", 1)
     assert log.one("policy not reloaded, the old one stays")
+
+
+async def test_a_file_that_stays_faulty_is_an_error_after_minutes(tmp_path: Path, log: Log) -> None:
+    still = "policy file still has a fault"
+    written(tmp_path, "")
+    InForce(tmp_path)
+    written(tmp_path, BAD)
+    daemon = InForce(tmp_path)  # on the last good one
+
+    def waits() -> None:
+        for _ in range(20):
+            daemon.reload.remind()
+            daemon.seconds += 30
+
+    waits()
+    assert (log.one(still).level, log.one(still).fields["lasting_s"]) == ("ERROR", 300)
+    assert "must be a string" in log.one(still).fields["fault"]
+    assert "reload nri-gpu" in log.one(still).fields["fix"]
+    written(tmp_path, "")
+    await daemon.reload.read_again()
+    waits()
+    assert len(log.said(still)) == 1
+    written(tmp_path, BAD)
+    await daemon.reload.read_again()
+    daemon.reload.remind()
+    assert len(log.said(still)) == 1
+    waits()
+    assert [line.level for line in log.said(still)] == ["ERROR", "ERROR"]
 
 
 async def test_the_runtimes_text_replaces_the_file_good_or_not(tmp_path: Path, log: Log) -> None:

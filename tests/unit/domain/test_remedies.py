@@ -96,6 +96,8 @@ class Part:
         logger.bind(x=1).warning("a literal")
         logger.error(CONSTANT)
         self._log.warning("said by LogOnce", "fault", path="/x")
+        self._log.note("a note", "fault")
+        folder.note(process)
         self._said("given", "first")
         logger.log("INFO" if worse else "DEBUG", "quiet")
         logger.log(LEVELS.get(worse, "INFO"), "loud" if worse else "louder")
@@ -117,6 +119,7 @@ def test_phrases_are_found_however_they_are_said(tmp_path: Path) -> None:
         "a literal": "warning",
         "a constant": "error",
         "said by LogOnce": LASTING,
+        "a note": "warning",
         "given": "error",
         "loud": "warning",
         "louder": "warning",

@@ -86,11 +86,11 @@ A, B = fault("a"), fault("b")
 PLAYS: dict[str, tuple[list[Inventory], list[Inventory], str]] = {
     "an inventory that differs is published": ([ONE, ONE_LATER, TWO], [ONE, TWO], ""),
     "a failure keeps the last one": ([ONE, A], [ONE], "a"),
-    "a fault is reported until it changes or a refresh works": ([A, A, B, A, ONE, A], [A, B, A, ONE], "abaa"),
+    "each failure is reported": ([A, A, B, A, ONE, A], [A, B, A, ONE], "aabaa"),
     "what the kernel shows is published with a fault": (
         [fault("a", AWAY), fault("a", AWAY), A, fault("a", AWAY), ONE, fault("a", AWAY)],  # ONE knows more
         [fault("a", AWAY), A, fault("a", AWAY), ONE],
-        "aa",
+        "aaaaa",
     ),
 }
 
@@ -192,7 +192,7 @@ class ControllerRig:
         self.looks: list[str] = []
         self.lines: list[str] = []
         self.now = 100.0
-        self.controller = InventoryController(self.node_state, wall=lambda: self.now)
+        self.controller = InventoryController(self.node_state, wall=lambda: self.now, monotonic=lambda: self.now)
         for name, kinds in (("driver", DRIVER), ("profiles", PROFILES), ("labels", LABELS)):
             self.controller.subscribe(partial(self.looks.append, name), kinds)
 
@@ -277,6 +277,21 @@ def test_a_driver_that_does_not_answer_and_does_again(rig: ControllerRig) -> Non
     said = [each.what for each in rig.controller.history.last if each.kind == TransitionKind.ANSWER]
     assert said == ["not refreshed: no driver", "the driver answers again"]
     assert rig.controller.history.counts[TransitionKind.GPU] == 2
+
+
+def test_a_driver_that_does_not_answer_for_minutes_is_an_error_once(rig: ControllerRig) -> None:
+    for _ in range(4):
+        rig.controller.not_refreshed("no driver")
+        rig.now += 150
+    assert [line.split()[:4] for line in rig.lines] == [
+        ["WARNING", "inventory", "not", "refreshed"],
+        ["ERROR", "inventory", "not", "refreshed"],
+    ]
+    assert "nri-gpu prepare" in rig.lines[1]
+    assert rig.controller.history.counts[TransitionKind.ANSWER] == 1
+    rig.controller.answered()
+    rig.controller.not_refreshed("no driver")
+    assert rig.lines[2].startswith("WARNING")
 
 
 def test_what_flaps_does_not_push_out_other_kinds(rig: ControllerRig) -> None:

@@ -34,6 +34,12 @@ async def wait_said(log: Log, text: str, times: int) -> None:
     assert len(log.said(text)) == times
 
 
+async def wait_level(log: Log, text: str, level: str) -> None:
+    """Until that was said at that level."""
+    while not any(line.level == level for line in log.said(text)):  # noqa: ASYNC110 - no event of it
+        await asyncio.sleep(0.01)
+
+
 async def test_options_are_answered_while_register_waits(folder: Path, log: Log) -> None:
     async with Kubelet(folder) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
@@ -47,6 +53,21 @@ async def test_a_kubelet_that_comes_later_is_noticed(folder: Path, log: Log) -> 
     async with KubeletNode(folder), Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
     assert len(log.said("not registered with the kubelet, trying again")) <= 2  # no folder, then no socket
+
+
+async def test_no_kubelet_for_minutes_is_an_error_once(folder: Path, log: Log) -> None:
+    phrase = "not registered with the kubelet, trying again"
+    kubelet = Kubelet(folder)
+    kubelet.refuse = "not yet"
+    async with KubeletNode(folder, times=replace(QUICK, stuck=0.05)), kubelet:
+        await wait_level(log, phrase, "ERROR")
+        refused = kubelet.refused
+        await kubelet.wait("more tries", lambda: kubelet.refused > refused + 2)
+        kubelet.refuse = ""
+        await kubelet.wait_healthy(GPU, 4)
+    [error] = [line for line in log.said(phrase) if line.level == "ERROR"]
+    assert error.fields["resource"] == GPU
+    assert "Start the kubelet" in error.fields["fix"]
 
 
 async def test_a_kubelet_that_comes_is_not_made_to_wait_for_an_old_back_off(folder: Path) -> None:

@@ -20,7 +20,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.handlers import EVENTS
 from nri_gpu.plugin.supervisor import Identity, SessionFacts, explain
-from nri_gpu.plugin.transport import ConnectionLimits
+from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.system import inotify as watch
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
@@ -35,9 +35,9 @@ AT_ONCE_S: Final = 0.1  # what a socket that appears may wait; in practice a mil
 
 
 @contextlib.asynccontextmanager
-async def unreached(folder: Path) -> AsyncIterator[ServedPlugin]:
+async def unreached(folder: Path, limits: ConnectionLimits = LIMITS) -> AsyncIterator[ServedPlugin]:
     """One whose runtime has made no socket yet."""
-    served = ServedPlugin(folder)
+    served = ServedPlugin(folder, limits=limits)
     try:
         yield served
     finally:
@@ -144,6 +144,19 @@ async def test_a_new_reason_is_a_new_line(folder: Path, log: Log) -> None:
         served.listener.path.unlink()
         await until("the third", lambda: len(log.said(NOT_REACHED)) == 3)
         assert ["no NRI socket" in away for away in served.away] == [True, False, True]
+
+
+async def test_no_runtime_for_minutes_is_an_error_once(folder: Path, log: Log) -> None:
+    """Also where it connects now and then and never synchronizes."""
+    async with unreached(folder, ConnectionLimits(stuck_s=0.05)) as served:
+        served.start()
+        await until("the error", lambda: len(log.said(NOT_REACHED)) == 2)
+        served.listener.open()
+        (await served.listener.accept()).close()
+        await until("the end", lambda: log.said("connection ended, reconnecting"))
+        await (await served.listener.accept()).handshake()
+    assert [line.level for line in log.warnings()] == ["WARNING", "ERROR", "WARNING"]
+    assert "Start containerd" in log.warnings()[1].fields["fix"]
 
 
 async def test_a_backlog_that_is_full(folder: Path, log: Log) -> None:

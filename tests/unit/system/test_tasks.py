@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
+from nri_gpu.domain.log_remedies import LOG
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 from tests.support.log import Log
 
@@ -27,6 +29,49 @@ def test_a_fault_that_lasts_is_logged_once() -> None:
         faults.warning("not written", "full", path="/x")
     assert [line.fields["fault"] for line in log.said("not written")] == ["full", "gone", "full", "full"]
     assert faults.fault == "full"
+
+
+LOST: Final = "runtime not reached, trying again"
+
+
+def test_faults_that_last_for_minutes_are_one_error_that_says_what_to_do() -> None:
+    now = 0.0
+    faults = LogOnce(stuck_s=300.0, clock=lambda: now)
+    with Log() as log:
+        for fault in ("away", "away", "gone"):
+            faults.warning(LOST, fault, socket="/s")
+            now += 149.9
+        now = 300.0
+        for _ in range(3):
+            faults.warning(LOST, "gone", socket="/s")
+            now += 300.0
+        faults.warning(LOST, "another")
+        faults.clear()
+        faults.warning(LOST, "gone")
+        now += 299.0
+        faults.warning(LOST, "gone")
+    assert [(line.level, line.fields["fault"]) for line in log.said(LOST)] == [
+        ("WARNING", "away"),
+        ("WARNING", "gone"),
+        ("ERROR", "gone"),
+        ("WARNING", "another"),
+        ("WARNING", "gone"),
+    ]
+    error = log.said(LOST)[2].fields
+    assert error == {"socket": "/s", "fault": "gone", "lasting_s": 300, "fix": LOG[LOST].fix}
+
+
+def test_a_note_is_no_error_however_long_it_lasts() -> None:
+    faults = LogOnce(stuck_s=0.0)
+    with Log() as log:
+        for _ in range(3):
+            faults.note("unusual", "it is so")
+        faults.warning("not in the catalogue", "broken")
+    assert [(line.level, line.text) for line in log.lines] == [
+        ("WARNING", "unusual"),
+        ("ERROR", "not in the catalogue"),
+    ]
+    assert log.lines[1].fields["fix"] == ""
 
 
 def test_the_first_that_is_done_ends_the_wait_for_the_others() -> None:
