@@ -16,6 +16,8 @@ KUBELET_KEY: Final = f"{KEY_PREFIX}kubelet"  # what the kubelet allocated; `.` a
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"
+# Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
+NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 
 
 def is_nvidia_device(cdi_name: str) -> bool:

@@ -17,6 +17,7 @@ from nri_gpu.domain.container import Container, ContainerId, DeviceNumber, Devic
 from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
+from nri_gpu.domain.names import NVIDIA_HOOKS
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
@@ -27,8 +28,6 @@ _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DI
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 # Read of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
-# Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
-NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 _NOTHING: Final = frozenset[str]()
 _NO_RULES: Final = (False, False, frozenset[DeviceNumber]())
 _OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})

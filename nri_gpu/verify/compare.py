@@ -25,6 +25,10 @@ _BY_NODE: Final = (
     "allocation"
 )
 _BY_RULE: Final = "can open {}, not granted: a device rule of its spec opens it, without a node"
+_BY_HOOK: Final = (
+    "can open {}, not granted: its spec has a hook of NVIDIA's runtime, which opens devices by itself for an image "
+    "that sets NVIDIA_VISIBLE_DEVICES; take that runtime away, or set disarm in the policy's [environment]"
+)
 _WIDENED: Final = (
     "can open {}, not granted, and its spec does not say so: its device rules were widened after it was created; stop "
     "it, and find out who did that"
@@ -93,7 +97,9 @@ def _origin(seen: Seen, number: DeviceNumber, nodes: Set[DeviceNumber]) -> str:
         return _SPEC_ALONE if number in nodes else ""
     if number in nodes:
         return _BY_NODE
-    return _BY_RULE if seen.spec.opens(number) else _WIDENED
+    if seen.spec.opens(number):
+        return _BY_RULE
+    return _BY_HOOK if seen.spec.nvidia_hooks else _WIDENED
 
 
 def _of_mounts(seen: Seen, stage_dir: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
+from nri_gpu.domain.names import NVIDIA_HOOKS
 
 
 class SpecDevice(Struct, frozen=True):
@@ -68,6 +69,13 @@ class SpecLinux(Struct, frozen=True):
     resources: SpecResources | None = None
 
 
+class SpecHook(Struct, frozen=True):
+    """A program that the runtime runs beside the container."""
+
+    path: str
+    args: tuple[str, ...] | None = None
+
+
 class Spec(Struct, frozen=True):
     """The spec. A list that is left out may also be null."""
 
@@ -75,6 +83,14 @@ class Spec(Struct, frozen=True):
     process: SpecProcess | None = None
     mounts: tuple[SpecMount, ...] | None = None
     linux: SpecLinux | None = None
+    hooks: Mapping[str, tuple[SpecHook, ...] | None] | None = None
+
+    @property
+    def nvidia_hooks(self) -> tuple[str, ...]:
+        """NVIDIA's programs among its hooks, by name: by path, or as the first argument."""
+        hooks = [hook for stage in (self.hooks or {}).values() for hook in stage or ()]
+        paths = [path for hook in hooks for path in (hook.path, *(hook.args or ())[:1])]
+        return tuple(sorted({path.rpartition("/")[2] for path in paths} & NVIDIA_HOOKS))
 
     @property
     def nodes(self) -> tuple[SpecDevice, ...]:

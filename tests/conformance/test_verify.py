@@ -26,7 +26,7 @@ from tests.support.probe import Number, Opened, open_numbers
 pytestmark = pytest.mark.containerd
 
 CTL, MODESET, UVM, UVM_TOOLS = (195, 255), (195, 254), (1510, 0), (1510, 1)  # of config/topologies/four-gpus.toml
-EVERY: Final = [*((195, minor) for minor in range(6)), CTL, MODESET, UVM, UVM_TOOLS]
+EVERY: Final = [*((195, minor) for minor in range(32)), CTL, MODESET, UVM, UVM_TOOLS]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from nri_gpu.cli import terminal
 from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
 from nri_gpu.cli.render import gpus_page, matrix, of_link, of_state, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
+from nri_gpu.cli.verify import verify_page
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
@@ -26,6 +27,7 @@ from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.terminal import STYLE, on_terminal
+from tests.unit.cli.test_verify import CHECKED
 from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -58,6 +60,7 @@ def pages(*, piped: bool = False) -> dict[str, Page]:
     return {
         "status": status_page(node_in_trouble(), NOW, glance=not piped),
         "gpus": gpus_page(load_topology(MIG)),
+        "verify": verify_page(CHECKED, make.inventory()),
         "topology": matrix(load_topology(PCIE)),
     }
 

@@ -28,12 +28,23 @@ KEY = bytes(KEY_BYTES)
 GOOD = ContainerReport(
     id="a", pod="ml/train", container="main", verdict=Verdict.OK, mode="exclusive", gpu_uuids=(make.uuid(1),)
 )
-BAD = ContainerReport(id="b", pod="ml/web", container="main", verdict=Verdict.DIFFERS, differences=("can open x",))
+WIDENED = (
+    f"can open /dev/nvidia5 (195:5, GPU 2, {make.uuid(2)}), not granted, and its spec does not say so: its device "
+    "rules were widened after it was created; stop it, and find out who did that"
+)
+BAD = ContainerReport(id="b", pod="ml/web", container="main", verdict=Verdict.DIFFERS, differences=(WIDENED,))
+AGENT = ContainerReport(
+    id="d", pod="kube-system/agent", container="node-exporter", verdict=Verdict.PRIVILEGED, privileged=True
+)
+IDLE = ContainerReport(id="e", pod="default/web", container="main", verdict=Verdict.NO_GPU)
 HIDDEN = ContainerReport(id="c", pod="ml/vm", container="main", verdict=Verdict.UNSEEN, unseen="it is a VM")
 
 
 def report(*containers: ContainerReport, **fields: object) -> Report:
     return Report(**{"numbers_from": "daemon", "containers": containers, **fields})  # type: ignore[arg-type]
+
+
+CHECKED = report(GOOD, BAD, HIDDEN, AGENT, IDLE, unseen=("container 0a1b of ml/lost, which has GPUs",))
 
 
 @pytest.fixture
@@ -86,7 +97,7 @@ def test_a_line_for_each_container_and_the_sentences_below() -> None:
         ["ml/web", "main", "-", "-", "differs"],
         ["ml/vm", "main", "-", "-", "not", "seen"],
     ]
-    assert lines[5:] == ["ml/web main: can open x", "ml/vm main not seen: it is a VM", "not seen: ml/x is missing"]
+    assert lines[5:] == [f"ml/web main: {WIDENED}", "ml/vm main not seen: it is a VM", "not seen: ml/x is missing"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from nri_gpu.domain.gpu import DrmNode, GpuUuid
 from nri_gpu.domain.node import Majors
 from nri_gpu.verify.compare import NAMED_MAX, Seen, differences
 from nri_gpu.verify.numbers import device_numbers
-from nri_gpu.verify.spec import Spec, SpecDevice, SpecLinux, SpecMount, SpecProcess, SpecResources, SpecRule
+from nri_gpu.verify.spec import Spec, SpecDevice, SpecHook, SpecLinux, SpecMount, SpecProcess, SpecResources, SpecRule
 from tests.support import builders as make
 
 STAGE = "/var/lib/nri-gpu/drivers"
@@ -89,6 +89,15 @@ def test_a_rule_without_a_node_and_a_node_of_another_component() -> None:
     sentence = only(BYSTANDER, spec=spec(OTHER, generations=(), env=()), opens={OTHER})
     assert "an external allocation" in sentence
     assert "/dev/nvidia6 (195:6, GPU 1" in sentence
+
+
+def test_a_hook_of_nvidias_runtime_opens_by_itself() -> None:
+    hooks = {"prestart": (SpecHook("/usr/bin/env", ("/usr/bin/nvidia-container-runtime-hook", "prestart")),)}
+    hooked = replace(spec(generations=(), env=()), hooks=hooks)
+    assert "its spec has a hook of NVIDIA's runtime" in only(BYSTANDER, spec=hooked, opens={OTHER})
+    assert told(BYSTANDER, spec=hooked) == []
+    other = replace(hooked, hooks={"prestart": (SpecHook("/bin/true"),), "poststop": None})
+    assert "widened" in only(BYSTANDER, spec=other, opens={OTHER})
 
 
 def test_a_rule_that_a_later_one_takes_back_opens_nothing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.verify.program import READ, STEPS_MAX, WRITE, UnreadableProgramError, lets_through, parse_program
+from tests.support.bpf import Words, assembled
 
 EXIT = (0x95, 0, 0, 0, 0)
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -23,15 +23,11 @@ LOADED = [  # what every device filter begins with: type in r2, access in r3, ma
 ]
 
 
-def assembled(*instructions: tuple[int, int, int, int, int]) -> bytes:
-    return b"".join(struct.pack("<BBhi", op, src << 4 | dst, off, imm) for op, dst, src, off, imm in instructions)
-
-
-def judged(*instructions: tuple[int, int, int, int, int], access: int = READ | WRITE, number: tuple[int, int]) -> bool:
+def judged(*instructions: Words, access: int = READ | WRITE, number: tuple[int, int]) -> bool:
     return lets_through(parse_program(assembled(*instructions)), access, *number)
 
 
-def returned(*instructions: tuple[int, int, int, int, int]) -> bool:
+def returned(*instructions: Words) -> bool:
     return judged(*instructions, EXIT, number=(195, 1))
 
 
@@ -134,7 +130,7 @@ def test_wide_constants_and_long_jumps() -> None:
         ([(0xE5, 0, 0, 0, 1)], "no device filter needs"),
     ],
 )
-def test_what_no_device_filter_does_is_not_judged(program: list[tuple[int, int, int, int, int]], why: str) -> None:
+def test_what_no_device_filter_does_is_not_judged(program: list[Words], why: str) -> None:
     with pytest.raises(UnreadableProgramError, match=why):
         judged(*program, number=(195, 0))
 
