@@ -10,24 +10,68 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.client import ask
+from nri_gpu.cli.page import Line, Tone
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.doctor.examine import examine, to_json, to_text
+from nri_gpu.doctor.bundle import bundle
+from nri_gpu.doctor.examine import Examination, examine, paragraphs, to_json, to_text
 from nri_gpu.doctor.finding import Examined, Level
-from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.storage import write_whole
 
 PATIENCE_S: Final = 1.0  # for the daemon's answer
 PIPED_COLUMNS: Final = 80
+BUNDLE_SUFFIX: Final = ".tar.gz"
+TONES: Final = {
+    None: Tone.HEAD,
+    Level.OK: Tone.PLAIN,
+    Level.WARNING: Tone.WARN,
+    Level.ERROR: Tone.BAD,
+    Level.UNSEEN: Tone.FAINT,
+}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings. Returns 1 when one is an error."""
-    found = examine(_examined(args))
-    print(to_json(found) if args.output == "json" else to_text(found, _columns()))
+    """Print the findings, or pack them. Returns 1 when one is an error."""
+    if args.bundle and not args.bundle.endswith(BUNDLE_SUFFIX):
+        raise CommandError(Exit.USAGE, f"--bundle {args.bundle}: the name must end in {BUNDLE_SUFFIX}")
+    seen = _examined(args)
+    runtime = container_runtime(seen)
+    found = examine(seen, runtime)
+    if args.output == "json":
+        print(to_json(found))
+    elif sys.stdout.isatty():
+        _show(found)
+    else:
+        print(to_text(found, PIPED_COLUMNS))
+    if args.bundle:
+        _pack(Path(args.bundle), bundle(seen, runtime, reports(found)))
     return Exit.FINDING if found.count(Level.ERROR) else Exit.OK
+
+
+def reports(found: Examination) -> dict[str, str]:
+    """Both reports, for the bundle."""
+    return {"doctor.txt": f"{to_text(found, PIPED_COLUMNS)}\n", "doctor.json": f"{to_json(found)}\n"}
+
+
+def _pack(path: Path, content: bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        code = Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
+        raise CommandError(code, f"{path} cannot be written: {error.strerror}") from None
+    print(f"{path} is for a bug report: no keys, no environments; it names pods, GPUs and paths", file=sys.stderr)
+
+
+def _show(found: Examination) -> None:
+    from nri_gpu.cli.terminal import show_whole  # rich: only on a terminal
+
+    columns = shutil.get_terminal_size().columns
+    show_whole([Line(text, TONES[level]) for text, level in paragraphs(found, columns)])
 
 
 def _examined(args: argparse.Namespace) -> Examined:
@@ -71,7 +115,3 @@ def _policy_file(root: Path, named: str | None) -> Path | None:
 
 def _below(root: Path, path: Path) -> Path:
     return root / str(path).lstrip("/")
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_COLUMNS

@@ -203,6 +203,9 @@ VERBS: Final = (
             STATE_DIR,
             _option("--run-dir", help="the guard's --run-dir (default /run/nri-gpu-guard)", metavar="DIR"),
             _option("--root", help="root folder of the host's files, in a pod that mounts them", metavar="DIR"),
+            _option(
+                "--bundle", help="also pack what was seen, for a bug report, without secrets", metavar="FILE.tar.gz"
+            ),
             OUTPUT,
         ),
     ),

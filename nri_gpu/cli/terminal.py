@@ -12,7 +12,7 @@ from rich.segment import SegmentLines
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from nri_gpu.cli.page import Column, Page, Table, Tone
+from nri_gpu.cli.page import Column, Line, Page, Table, Tone
 
 GAP: Final = 2  # blanks between columns
 PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read
@@ -52,6 +52,13 @@ def drawn(page: Page, width: int) -> Group:
         else:
             parts.append(Text(_wrapped(_safe(part.text), width), part.tone, no_wrap=True))
     return Group(*parts)
+
+
+def show_whole(lines: Sequence[Line], console: Console | None = None) -> None:
+    """Lines as they are, in colour. The terminal itself wraps one that is too long, so that it is copied whole."""
+    console = console or Console(highlight=False)
+    for line in lines:
+        console.print(Text(_safe(line.text), line.tone), soft_wrap=True)
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -15,8 +15,9 @@ from nri_gpu.doctor.driver import driver_findings
 from nri_gpu.doctor.files import files_findings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
 from nri_gpu.doctor.host import host_findings
+from nri_gpu.doctor.kubelet import kubelet_findings
 from nri_gpu.doctor.others import other_findings
-from nri_gpu.doctor.runtime import ContainerRuntime, container_runtime, runtime_findings
+from nri_gpu.doctor.runtime import ContainerRuntime, runtime_findings
 
 SCHEMA: Final = "nri-gpu/doctor/v1"
 WIDTH_MIN: Final = 40
@@ -52,15 +53,12 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("nri-gpu", lambda seen, _: daemon_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", other_findings),
+    ("kubelet", kubelet_findings),
 )
 
 
-def examine(seen: Examined) -> Examination:
+def examine(seen: Examined, runtime: ContainerRuntime | None) -> Examination:
     """Looks at everything once. A part that fails is a finding, and the others are there all the same."""
-    try:
-        runtime = container_runtime(seen)
-    except OSError:
-        runtime = None
     return Examination(tuple(_section(name, part, seen, runtime) for name, part in PARTS))
 
 
@@ -79,16 +77,23 @@ def to_json(found: Examination) -> str:
     return json.dumps({"schema": SCHEMA, "counts": counts, "sections": to_builtins(found.sections)}, indent=1)
 
 
-def to_text(found: Examination, width: int) -> str:
-    """Sections with a paragraph for each finding, and a summary. width: columns; a line to copy is never broken."""
-    lines: list[str] = []
+def paragraphs(found: Examination, width: int) -> Iterator[tuple[str, Level | None]]:
+    """The report's lines, each with the level of its finding; none for headings. A line to copy is never broken.
+
+    width: columns.
+    """
+    width = max(width, WIDTH_MIN)
     for section in found.sections:
-        lines += [
-            section.name,
-            *(line for each in section.findings for line in _lines(each, max(width, WIDTH_MIN))),
-            "",
-        ]
-    return "\n".join([*lines, *textwrap.wrap(summary(found), max(width, WIDTH_MIN))])
+        yield section.name, None
+        for each in section.findings:
+            yield from ((line, each.level) for line in _lines(each, width))
+        yield "", None
+    yield from ((line, None) for line in textwrap.wrap(summary(found), width))
+
+
+def to_text(found: Examination, width: int) -> str:
+    """The same as text."""
+    return "\n".join(line for line, _ in paragraphs(found, width))
 
 
 def _lines(finding: DoctorFinding, width: int) -> Iterator[str]:

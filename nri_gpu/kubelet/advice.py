@@ -15,7 +15,7 @@ from nri_gpu.policy.model import Policy
 _PREFIXES: Final = ("GPU-", "MIG-")
 
 
-def kubelet_advice(policy: Policy) -> tuple[str, ...]:
+def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[str, ...]:
     """A sentence for each thing to do; none where no kubelet answers, or gRPC is not installed."""
     socket = Path(policy.kubelet.podresources or "/nowhere")
     try:
@@ -30,7 +30,7 @@ def kubelet_advice(policy: Policy) -> tuple[str, ...]:
         return ()
 
     async def ask() -> Mapping[str, tuple[str, ...]]:
-        client = PodResources(socket)
+        client = PodResources(socket, timeout_s)
         try:
             return await client.allocatable()
         finally:

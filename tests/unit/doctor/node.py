@@ -17,6 +17,7 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.doctor.examine import Examination, examine
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level
+from nri_gpu.doctor.runtime import container_runtime
 from nri_gpu.domain.node import Majors
 from nri_gpu.host.plan import MakeLink, MakeNode, make_plan
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
@@ -131,7 +132,8 @@ class DoctorNode:
         return status_of(view(node=make.node(driver_version=VERSION, majors=Majors(1510, 1511, 1512)), **fields))
 
     def examine(self, **changes: Any) -> Examination:  # noqa: ANN401 - of Examined
-        return examine(replace(self.seen, **changes))
+        seen = replace(self.seen, **changes)
+        return examine(seen, container_runtime(seen))
 
     def found(self, **changes: Any) -> dict[str, DoctorFinding]:  # noqa: ANN401 - of Examined
         """What is not ok, by subject."""

@@ -1,0 +1,151 @@
+"""The kubelet: its sockets, its checkpoint, and what it allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.runtime import ContainerRuntime
+from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.kubelet.advice import kubelet_advice
+from nri_gpu.system.storage import text_of
+
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
+CHECKPOINT_MAX: Final = 16 << 20  # bytes
+ANSWER_S: Final = 0.5  # for PodResources
+_CONFIG: Final = "/var/lib/kubelet/config.yaml"
+_RESTART: Final = "systemctl restart kubelet    # pods go on running"
+
+
+class _CheckpointData(Struct, frozen=True):
+    registered: dict[str, tuple[str, ...] | None] | None = field(default=None, name="RegisteredDevices")
+
+
+class _Checkpoint(Struct, frozen=True):
+    """Kubernetes: pkg/kubelet/cm/devicemanager/checkpoint."""
+
+    data: _CheckpointData = field(name="Data")
+
+
+def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+    """Nothing but a word on a machine without one."""
+    settings = seen.policy.kubelet
+    process = next(running(seen.at("/proc"), {"kubelet", "k3s-server", "k3s-agent", "rke2"}), None)
+    state = socket_state(seen.at(settings.dir) / "kubelet.sock")
+    enabled = settings.enabled or bool(seen.status and seen.status.kubelet.enabled)
+    if process is None and state is SocketState.MISSING and not enabled:
+        yield ok("kubelet", "none here; annotations allocate")
+        return
+    yield from _socket(settings.dir, state, enabled=enabled)
+    yield from _resources(seen, enabled=enabled)
+    yield from _checkpoint(seen)
+    yield from _cgroup_driver(seen, runtime)
+    yield from _allocatable(seen)
+
+
+def _socket(folder: str, state: SocketState, *, enabled: bool) -> Iterator[DoctorFinding]:
+    subject, path = "kubelet", f"{folder}/kubelet.sock"
+    if state is SocketState.LIVE:
+        yield ok(subject, f"it listens for device plugins at {path}")
+    elif state is SocketState.CLOSED:
+        yield unseen(subject, f"whether it listens at {path} can be seen by root only", "sudo nri-gpu doctor")
+    elif enabled:
+        yield error(
+            subject,
+            f"{path} is {state}, so nri-gpu cannot offer this node's GPUs: the kubelet does not run, or has another "
+            "root folder",
+            _RESTART,
+            "# or set kubelet.dir in /etc/nri-gpu/policy.toml to the device-plugins folder of its --root-dir",
+        )
+    else:
+        yield warning(subject, f"{path} is {state}: the kubelet does not run, or has another root folder", _RESTART)
+
+
+def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
+    """Our device plugin."""
+    subject = "device plugin"
+    if not enabled:
+        yield ok(subject, "off (kubelet.enabled): annotations allocate, and the scheduler does not count the GPUs")
+        return
+    if find_spec("grpc") is None:
+        yield error(
+            subject, "grpcio is not installed, which the device plugin needs", "pip install 'nri-gpu[kubernetes]'"
+        )
+    status = seen.status.kubelet if seen.status else None
+    for each in status.resources if status else ():
+        if each.since_s is None or each.fault:
+            why = each.fault or "the kubelet has not answered"
+            yield error(subject, f"{each.resource} is not registered with the kubelet: {why}", _RESTART)
+        else:
+            yield ok(subject, f"{each.resource} is registered with the kubelet")
+    if status and status.guard_alone:
+        yield warning(
+            subject,
+            "only the guard stops containers that the kubelet gave GPUs and that start without them: "
+            f"{status.guard_alone}",
+            "systemctl enable --now nri-gpu-guard",
+        )
+
+
+def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:
+    subject, shown = "kubelet checkpoint", f"{seen.policy.kubelet.dir}/{CHECKPOINT}"
+    path = seen.at(shown)
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(CHECKPOINT_MAX), type=_Checkpoint)
+    except FileNotFoundError:
+        return
+    except OSError:
+        yield unseen(subject, f"only root can read {shown}", "sudo nri-gpu doctor")
+    except ValueError as fault:
+        yield error(
+            subject,
+            f"{shown} is damaged ({fault}): the kubelet does not know which pods have which GPUs, and does not start",
+            f"mv {shown} {shown}.broken && systemctl restart kubelet    # then delete the pods that have GPUs",
+        )
+    else:
+        counts = {name: len(ids or ()) for name, ids in (found.data.registered or {}).items()}
+        yield ok(subject, listed(f"{count} of {name}" for name, count in sorted(counts.items())) or "no devices in it")
+
+
+def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+    """The kubelet's own file, where it has one; a kubelet of 1.34 asks the runtime instead."""
+    subject = "cgroup driver"
+    if runtime is None or runtime.containerd is None:
+        return
+    text = text_of(seen.at(_CONFIG), encoding="utf-8") or ""
+    said = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("cgroupDriver:")), "")
+    theirs = "systemd" if runtime.containerd.cri.systemd_cgroup else "cgroupfs"
+    if said and said != theirs:
+        yield warning(
+            subject,
+            f"the kubelet uses {said} and containerd {theirs}: under load the two undo each other's limits and device "
+            "rules",
+            f"# in {runtime.config}, in the options table of the default runtime:",
+            f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
+            f"systemctl restart {runtime.name} kubelet",
+        )
+    elif said:
+        yield ok(subject, f"{said}, for kubelet and containerd")
+
+
+def _allocatable(seen: Examined) -> Iterator[DoctorFinding]:
+    """What `check` advises by what the kubelet can allocate."""
+    subject, settings = "kubelet resources", seen.policy.kubelet
+    if not settings.podresources:
+        return
+    path = seen.at(settings.podresources)
+    state = socket_state(path)
+    if state is SocketState.CLOSED:
+        yield unseen(subject, f"only root may ask {settings.podresources}", "sudo nri-gpu doctor")
+    elif state is SocketState.LIVE:
+        policy = replace(seen.policy, kubelet=replace(settings, podresources=str(path)))
+        for sentence in kubelet_advice(policy, ANSWER_S):
+            yield warning(subject, sentence, *policy_lines(sentence))

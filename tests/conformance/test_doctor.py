@@ -1,0 +1,49 @@
+"""`nri-gpu doctor` beside a real containerd: it names the runtime that runs, and tells when NRI is off or gone."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.conftest import launch_on
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.daemon import NriGpu
+
+
+def doctor(daemon: NriGpu) -> dict[str, dict[str, Any]]:
+    """The findings by subject."""
+    began = time.monotonic()
+    done = daemon.verb("doctor", "-o", "json")
+    assert time.monotonic() - began < 2
+    sections = json.loads(done.stdout)["sections"]
+    return {each["subject"]: each for section in sections for each in section["findings"]}
+
+
+def test_it_sees_the_runtime_and_the_registration(node: Containerd, daemon: NriGpu) -> None:
+    node.cri.run_asking("device=1", "trainer")
+    found = doctor(daemon)
+    said = {subject: each["level"] for subject, each in found.items()}
+    subjects = ("driver", "container runtime", "NRI", "NRI timeouts", "daemon", "registration", "Synchronize")
+    assert {each: said[each] for each in subjects} == dict.fromkeys(subjects, "ok")
+    version = daemon.status()["runtime"]["version"]
+    assert f"containerd {version}, pid " in found["container runtime"]["meaning"]
+    assert str(node.layout.base) in found["container runtime"]["meaning"]
+    assert f"registered with containerd {version}" in found["registration"]["meaning"]
+
+
+def test_a_runtime_that_was_killed(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
+    fresh_node.kill()
+    fresh_daemon.wait_logged("connection ended")
+    found = doctor(fresh_daemon)
+    assert found["registration"]["level"] == "error"
+    assert found["NRI"]["level"] in ("error", "unseen")
+
+
+def test_nri_that_is_switched_off(runtime: packages.Runtime, tmp_path: Path) -> None:
+    with Containerd(runtime, nri=False) as node, NriGpu(launch_on(node, tmp_path)) as daemon:
+        daemon.wait_logged("runtime not reached, trying again")
+        found = doctor(daemon)
+    assert found["registration"]["level"] == "error"
+    assert found["NRI"]["level"] == "error"
+    assert found["NRI"]["fix"][1:] == ["disable = false", "systemctl restart containerd    # containers go on running"]

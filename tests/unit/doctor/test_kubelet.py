@@ -1,0 +1,100 @@
+"""The kubelet: none, one that is away, one that has lost its memory, and what it allocates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.daemon.answers import KubeletStatus
+from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
+from tests.support.builders import uuid
+from tests.support.podresources import PodResourcesThread
+from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode
+
+PLUGINS = "var/lib/kubelet/device-plugins"
+CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
+HEALTHY = '{"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}}, "Checksum": 1}'
+OFFERED = ResourceStatus("nvidia.com/gpu", registered=True, since_s=1.0, fault="")
+
+
+def enabled(**fields: Any) -> Policy:  # noqa: ANN401 - of KubeletSettings
+    return replace(HEALTHY_POLICY, kubelet=KubeletSettings(enabled=True, podresources="", **fields))
+
+
+@pytest.fixture
+def served(node: DoctorNode) -> DoctorNode:
+    """A node whose kubelet has our device plugin."""
+    node.listen(f"{PLUGINS}/kubelet.sock")
+    node.process(900, "kubelet", "/usr/bin/kubelet")
+    node.write(CHECKPOINT, HEALTHY)
+    node.seen = replace(
+        node.seen, policy=enabled(), status=node.status(kubelet=KubeletStatus(enabled=True, resources=(OFFERED,)))
+    )
+    return node
+
+
+def test_a_kubelet_with_our_plugin(served: DoctorNode) -> None:
+    assert served.found() == {}
+    assert "2 of nvidia.com/gpu" in [each.meaning for each in served.examine().findings]
+
+
+def test_a_kubelet_that_is_away(served: DoctorNode) -> None:
+    served.dead_socket(f"{PLUGINS}/kubelet.sock")
+    finding = served.only()
+    assert (finding.level, finding.subject) == (Level.ERROR, "kubelet")
+    assert "left behind by a process that has ended" in finding.meaning
+    assert finding.fix[0].startswith("systemctl restart kubelet")
+    away = served.found(policy=replace(HEALTHY_POLICY, kubelet=KubeletSettings(podresources="")), status=None)
+    assert away["kubelet"].level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "words"),
+    [
+        (replace(OFFERED, since_s=None, fault="refused"), Level.ERROR, "not registered with the kubelet: refused"),
+        (replace(OFFERED, since_s=None), Level.ERROR, "the kubelet has not answered"),
+    ],
+)
+def test_a_resource_that_is_not_registered(
+    served: DoctorNode, status: ResourceStatus, level: Level, words: str
+) -> None:
+    finding = served.only(status=served.status(kubelet=KubeletStatus(enabled=True, resources=(status,))))
+    assert (finding.level, words in finding.meaning) == (level, True)
+
+
+def test_only_the_guard_is_left(served: DoctorNode) -> None:
+    kubelet = KubeletStatus(enabled=True, resources=(OFFERED,), guard_alone="NRI 0.6")
+    finding = served.only(status=served.status(kubelet=kubelet))
+    assert (finding.level, "NRI 0.6" in finding.meaning) == (Level.WARNING, True)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"Data": {"RegisteredDevices": 3}}', '{"Checksum": 1}', "\x00" * 100])
+def test_a_checkpoint_that_is_damaged(served: DoctorNode, text: str) -> None:
+    served.write(CHECKPOINT, text)
+    finding = served.only()
+    assert (finding.level, finding.subject) == (Level.ERROR, "kubelet checkpoint")
+    assert f"mv /{CHECKPOINT} /{CHECKPOINT}.broken" in finding.fix[0]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_two_cgroup_drivers(served: DoctorNode, ours: bool) -> None:
+    options = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]\nSystemdCgroup = '
+    served.write("etc/containerd/config.toml", f"{CONFIG}{options}{str(ours).lower()}\n")
+    served.write("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncgroupDriver: systemd\n")
+    found = served.found()
+    assert found.keys() == (set() if ours else {"cgroup driver"})
+    if not ours:
+        assert found["cgroup driver"].fix[1] == "SystemdCgroup = true"
+
+
+def test_what_another_device_plugin_allocates(served: DoctorNode) -> None:
+    with PodResourcesThread(served.root / "run") as server:
+        server.give("any", {"main": {"example.com/gpu": [uuid(0)]}})
+        settings = KubeletSettings(enabled=True, podresources="/run/pod-resources/kubelet.sock")
+        finding = served.only(policy=replace(HEALTHY_POLICY, kubelet=settings))
+    assert (finding.level, "1 of example.com/gpu" in finding.meaning) == (Level.WARNING, True)
