@@ -23,7 +23,7 @@ from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.notify import Notifier
-from nri_gpu.system.tasks import cancelled, exit_code, later
+from nri_gpu.system.tasks import LogOnce, cancelled, exit_code, later
 
 DRAIN_S: Final = 2.0
 
@@ -65,6 +65,7 @@ class GuardProcess:
         self._settings = settings
         self._run_dir = run_dir
         self._status = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+        self._faults = LogOnce()
         self._notifier = Notifier()
         self._guard = Guard(state, later)
         identity = Identity(settings.guard.name, settings.guard.index)
@@ -132,7 +133,9 @@ class GuardProcess:
         try:
             write_guard_status(self._run_dir, self._status)
         except OSError as error:
-            logger.bind(path=str(self._run_dir), fault=str(error)).warning("`nri-gpu check` will not see this guard")
+            self._faults.warning("`nri-gpu check` will not see this guard", str(error), path=str(self._run_dir))
+        else:
+            self._faults.clear()
 
     def _keep_writing(self) -> None:
         """From the loop that answers the runtime: an old file shows that the loop hangs (`nri-gpu status --guard`)."""

@@ -29,6 +29,7 @@ from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.counts import Counts
 from nri_gpu.system.storage import Signature, read_private, signature
+from nri_gpu.system.tasks import LogOnce
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
 # Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
@@ -58,6 +59,7 @@ class DaemonState:
         self._policy_files = policy_files
         self._read_policy = read_policy
         self._known: tuple[tuple[Signature | None, ...], Policy] | None = None
+        self._faults = LogOnce()
 
     def key(self) -> bytes | None:
         """The key; None where there is none, or where somebody else could have written it."""
@@ -67,8 +69,10 @@ class DaemonState:
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.bind(path=str(file), fault=error.strerror).warning("key not read: no signed grant is valid")
+            fault = error.strerror or str(error)
+            self._faults.warning("key not read: no signed grant is valid", fault, path=str(file))
             return None
+        self._faults.clear()
         return key if len(key) == KEY_BYTES else None
 
     def policy(self) -> Policy:

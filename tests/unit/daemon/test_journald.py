@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
@@ -15,6 +15,7 @@ from typing import IO, Final
 import pytest
 
 from nri_gpu.daemon.journald import entry
+from tests.support import sandbox
 from tests.support.journald import PROGRAM, journald
 from tests.support.waiting import wait_for
 
@@ -34,13 +35,23 @@ Entry = list[tuple[str, str]]
 
 
 class Speaker:
-    """A process that logs what it is told. launched: its stderr is not read; else systemd says that stderr is ours."""
+    """A process that logs what it is told.
 
-    def __init__(self, address: Path, stderr: int | IO[bytes], *, launched: bool = False) -> None:
+    launched: its stderr is not read; else systemd says that stderr is the journal. within: makes another command of it.
+    """
+
+    def __init__(
+        self,
+        address: Path,
+        stderr: int | IO[bytes],
+        *,
+        launched: bool = False,
+        within: Callable[[list[str]], list[str]] = list,
+    ) -> None:
         end = os.fstat(stderr if isinstance(stderr, int) else stderr.fileno())
         stream = {} if launched else {"JOURNAL_STREAM": f"{end.st_dev}:{end.st_ino}"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SPEAKER.format(launched=launched, address=str(address))],
+            within([sys.executable, "-c", SPEAKER.format(launched=launched, address=str(address))]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -199,12 +210,17 @@ def test_a_journal_that_stalls_never_blocks_a_line_and_learns_what_it_missed(tmp
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a journald of one's own needs root")
 @pytest.mark.skipif(not PROGRAM.exists(), reason="systemd-journald is not installed")
-def test_journalctl_finds_lines_by_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("boxed", [False, True], ids=["plain", "in the unit's sandbox"])
+def test_journalctl_finds_lines_by_gpu(tmp_path: Path, boxed: bool) -> None:
     """A real journald, whose stream is our stderr as systemd would have it."""
+
+    def within(program: list[str]) -> list[str]:
+        return sandbox.command(program, keep=[tmp_path]) if boxed else program
+
     with journald(tmp_path) as journal, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.connect(str(journal.stream))
         stream.sendall(b"nri-gpu\n\n6\n1\n0\n0\n0\n")  # identifier, unit, priority, prefixes, no forwarding
-        speaker = Speaker(journal.socket, stream.fileno())
+        speaker = Speaker(journal.socket, stream.fileno(), within=within)
         speaker.say(f"{BOUND}.info('gpu granted')")
         speaker.say("logger.bind(gpu_uuid='GPU-3', fault='y' * 300_000).warning('gpu lost')")
         speaker.end()
