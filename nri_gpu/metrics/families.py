@@ -10,8 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from nri_gpu import __version__
 from nri_gpu.allocation.messages import why_not
+from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.decision import Code
-from nri_gpu.domain.gpu import MigPart, Unit
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit
 from nri_gpu.domain.health import HealthState
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.system.counts import BOUNDS_S, REFUSALS, Failure, Outcome
@@ -62,9 +63,8 @@ def _decisions(reading: Reading) -> Iterator[Metric]:
 
 
 def _node(reading: Reading) -> Iterator[Metric]:
-    inventory = reading.node.inventory
-    ready = not (inventory.fault or reading.node.driver_fault)
-    yield _gauge("nri_gpu_node_ready", "1 while the driver answers and its files are staged.", ready)
+    ready = node_fault(DEFAULT_CAPABILITIES, reading.node) is None
+    yield _gauge("nri_gpu_node_ready", "1 while GPUs could be granted, as far as the driver goes.", ready)
     yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(reading.policy.fault))
     age = [] if reading.inventory_age_s is None else [((), reading.inventory_age_s)]
     yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)

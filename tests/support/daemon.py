@@ -42,6 +42,7 @@ class Launch(Struct, frozen=True):
     policy: Path | None = None
     stage_dir: Path | None = None
     index: str | None = None
+    metrics: str | None = None
     log_level: str = "DEBUG"
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,6 +61,7 @@ class Launch(Struct, frozen=True):
             "--driver-root": self.driver_root,
             "--policy": self.policy,
             "--index": self.index,
+            "--metrics": self.metrics,
             "--state-dir": self.state,
             "--stage-dir": self.stage_dir or self.base / "drivers",
             "--log-level": self.log_level,

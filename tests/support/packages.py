@@ -1,4 +1,4 @@
-"""The programs the harness drives: containerd in two generations, runc, busybox, bpftool, C libraries.
+"""The programs the harness drives: containerd in two generations, runc, busybox, bpftool, Prometheus, C libraries.
 
 What the machine has is used; the rest is unpacked once into a cache folder: $NRI_GPU_CACHE, else nri-gpu below
 $XDG_CACHE_HOME or ~/.cache. Copy that folder to a machine without a network and it serves there. Delete it to refresh.
@@ -152,6 +152,11 @@ def _libevent() -> Path:
         return _cached("libevent-core-2.1-7t64")  # since Debian 13
     except HarnessError:
         return _cached("libevent-core-2.1-7")
+
+
+def prometheus() -> Path:
+    """The server; `promtool` lies beside it."""
+    return _program("prometheus", "prometheus")
 
 
 def libc_32() -> Path:

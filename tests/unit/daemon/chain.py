@@ -165,6 +165,20 @@ class Chain:
         file.parent.mkdir(parents=True, exist_ok=True)
         return file
 
+    # --- what the runtime does ---
+
+    @property
+    def runtime(self) -> ScriptedRuntime:
+        """The connection to the daemon."""
+        assert self._runtime
+        return self._runtime
+
+    async def reconnect(self, pods: Sequence[pb.PodSandbox] = (), containers: Sequence[pb.Container] = ()) -> None:
+        """The runtime goes, and has these when it is back."""
+        self.runtime.close()
+        self._runtime = await self._listener.accept(PATIENCE_S)
+        await self._runtime.handshake(pods=pods, containers=containers)
+
     # --- what the daemon does ---
 
     @asynccontextmanager

@@ -22,6 +22,7 @@ from nri_gpu.policy.metrics import MetricsSettings
 from tests.support.daemon import UUIDS
 from tests.support.log import Log
 from tests.support.metrics import entry, ledger, reading, scraped
+from tests.support.prometheus import free_port
 from tests.support.scripted_runtime import until
 
 READING: Final = reading(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(10_000)))
@@ -32,13 +33,6 @@ class Answer(Struct, frozen=True):
     status: int
     headers: dict[str, str]
     body: bytes
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager

@@ -45,6 +45,7 @@ def test_a_healthy_node() -> None:
     assert said.series(GRANT) == []
 
 
+UNLOADED: Final = replace(node(), module_version="", inventory=replace(node().inventory, simulated=False))
 FAULTS = {
     "away": ({"connected": False}, "nri_gpu_connected", 0),
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
@@ -52,7 +53,8 @@ FAULTS = {
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
     "policy": ({"policy": Policy.broken("bad")}, "nri_gpu_policy_fault", 1),
     "no driver": ({"node": replace(node(), inventory=Inventory(taken_at=0, fault="gone"))}, "nri_gpu_node_ready", 0),
-    "no files": ({"node": replace(node(), driver_fault="being looked for")}, "nri_gpu_node_ready", 0),
+    "unloaded": ({"node": UNLOADED}, "nri_gpu_node_ready", 0),
+    "no files": ({"node": replace(node(), driver=None, driver_fault="being looked for")}, "nri_gpu_node_ready", 0),
 }
 
 

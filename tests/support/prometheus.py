@@ -1,0 +1,94 @@
+"""A real Prometheus on the loopback, with the rules of deploy/monitoring; it scrapes several times a second.
+
+The rules are those that are shipped, but for how long each must hold before it fires.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.support.packages import prometheus
+from tests.support.waiting import wait_for
+
+MONITORING: Final = Path(__file__).parents[2] / "deploy" / "monitoring"
+ALERTS: Final = MONITORING / "alerts.yaml"
+READY_S: Final = 30.0
+EVERY: Final = "200ms"
+CONFIG: Final = """
+global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {every}}}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: nri-gpu
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class Prometheus:
+    """One that scrapes a target while it is entered."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self._folder = folder
+        self._address = f"127.0.0.1:{free_port()}"
+        folder.mkdir()
+        rules, config = folder / "alerts.yaml", folder / "prometheus.yaml"
+        rules.write_text(re.sub(r"\bfor: \w+", "for: 0s", ALERTS.read_text()))
+        config.write_text(CONFIG.format(every=EVERY, rules=rules, target=target))
+
+    def __enter__(self) -> Self:
+        options = {
+            "config.file": self._folder / "prometheus.yaml",
+            "storage.tsdb.path": self._folder / "data",
+            "web.listen-address": self._address,
+        }
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            str(prometheus()),
+            *(f"--{name}={to}" for name, to in options.items()),
+        ]
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_for("Prometheus", self._is_ready, READY_S, (self._folder / "log").read_text)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def firing(self) -> set[str]:
+        """The names of the alerts that fire now."""
+        return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"] if each["state"] == "firing"}
+
+    def query(self, text: str) -> list[Mapping[str, Any]]:
+        """The series of an instant query. Raises: HTTPError: it is no query."""
+        result: list[Mapping[str, Any]] = self._get("query", query=text)["result"]
+        return result
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _get(self, what: str, **parameters: str) -> Any:  # noqa: ANN401 - parsed JSON
+        url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
