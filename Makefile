@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test pytest check format proto schema manifests conformance chaos fuzz bench test-gpu test-cluster clean
+.PHONY: help demo demo-faults test pytest check format proto schema share manifests conformance chaos fuzz bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python api/generate.py --check
 	$(BIN)/python config/generate.py --check
 	$(BIN)/python docs/messages.py --check
+	$(BIN)/python share/generate.py --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python -m tests.support.manifests --check
 
@@ -56,6 +57,9 @@ proto: $(READY) ## api/*.proto -> generated modules
 schema: $(READY) ## the policy's declarations -> JSON Schema; causes and fixes -> docs/messages.md
 	$(BIN)/python config/generate.py
 	$(BIN)/python docs/messages.py
+
+share: $(READY) ## the table of verbs -> completions for shells, man pages
+	$(BIN)/python share/generate.py
 
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ STARTS_S: Final = 30.0
 BEFORE: Final = (
     *("etc/systemd/system", "etc/kubernetes/node-feature-discovery/features.d", "usr/local/bin", "opt", "proc"),
     *("run/cdi", "var/run/cdi", "var/run/nri", "var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry"),
+    *(f"usr/local/share/{name}" for name in ("man/man1", "bash-completion/completions")),
+    *(f"usr/local/share/{name}" for name in ("zsh/site-functions", "fish/vendor_completions.d")),
 )
 
 
@@ -130,6 +133,7 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     files = [line for page in ("install.md", "guard.md", "host.md", "cdi.md") for line in installing(page)]
     assert len(files) >= 5
     (root / "opt/nri-gpu/bin").mkdir(parents=True)
+    shutil.copytree(ROOT / "share", root / "opt/nri-gpu/share", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     run(files, root)
     for name in ("mps.conf", "kubelet.conf"):
         target = "/etc/systemd/system/nri-gpu.service.d"
@@ -144,4 +148,6 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
 
 def installing(page: str) -> list[str]:
     """The lines of a page that put files of this tree on a host."""
-    return re.findall(r"^(?:install -|ln -s )[^&\n]*", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    return re.findall(
+        r"^(?:install -|ln -s |cp -r /opt/)[^&\n]*", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE
+    )

@@ -147,6 +147,37 @@ def tmux() -> list[str]:
     return ["env", f"LD_LIBRARY_PATH={found}", str(_program("tmux", "tmux"))]
 
 
+def groff() -> list[str]:
+    """The command of a formatter of man pages, the system's or Debian's."""
+    if own := _system("groff"):
+        return [str(own)]
+    tree = _cached("groff-base") / "usr"
+    version = next(each for each in (tree / "share/groff").iterdir() if (each / "tmac").is_dir())
+    paths = {"PATH": tree / "bin", "GROFF_FONT_PATH": version / "font", "GROFF_TMAC_PATH": version / "tmac"}
+    return ["env", *(f"{name}={path}" for name, path in paths.items()), str(tree / "bin/groff")]
+
+
+def zsh() -> tuple[Path, list[Path], Path]:
+    """Debian's zsh, the folders of its functions, and that of its modules."""
+    program, functions = _program("zsh", "zsh"), _cached("zsh-common") / "usr/share/zsh/functions"
+    (modules,) = (_cached("zsh") / f"usr/lib/{platform.machine()}-linux-gnu/zsh").iterdir()
+    return program, [functions, *(each for each in functions.rglob("*") if each.is_dir())], modules
+
+
+def fish(folder: Path) -> list[str]:
+    """The command of Debian's fish, which looks for its own files beside its program: in this folder."""
+    own = _cached("fish-common")
+    for name, lies in (("bin/fish", _program("fish", "fish")), ("share", own / "usr/share"), ("etc", own / "etc")):
+        made = folder / name
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if made.parent == folder:
+            made.symlink_to(lies)
+        else:
+            shutil.copy(lies, made)  # a link would lead it back
+    libraries = _cached("libpcre2-32-0") / f"usr/lib/{platform.machine()}-linux-gnu"
+    return ["env", f"LD_LIBRARY_PATH={libraries}", f"HOME={folder}", str(folder / "bin/fish"), "--no-config"]
+
+
 def _libevent() -> Path:
     try:
         return _cached("libevent-core-2.1-7t64")  # since Debian 13

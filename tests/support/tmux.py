@@ -53,6 +53,10 @@ class Terminal:
         """A key by tmux's name for it, such as C-c."""
         self._ask("send-keys", key)
 
+    def write(self, text: str) -> None:
+        """Type it; a tabulator asks for completions."""
+        self._ask("send-keys", "-l", "--", text)
+
     def _ask(self, *words: str) -> str:
         environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "SHELL": "/bin/sh"}
         done = subprocess.run(

@@ -1,0 +1,311 @@
+"""Completions for bash, zsh and fish, and man pages, from the table of verbs in `nri_gpu/cli/main.py`.
+
+python share/generate.py [--check]     --check: only tell whether they are up to date
+
+They lie below this folder as they do below /usr/share, where the package installs them.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
+
+SHARE: Final = Path(__file__).parent
+MADE_BY: Final = "Made by share/generate.py from the table of verbs: run `make share`."
+ABOUT: Final = "GPUs for containers through containerd's NRI"
+
+
+class Takes(Enum):
+    """What follows an option, or what a positional argument is."""
+
+    NOTHING = auto()
+    TEXT = auto()
+    WORD = auto()  # one of `words`
+    FILE = auto()
+    FOLDER = auto()
+
+
+class Argument(Struct, frozen=True):
+    """An option with its spellings, or a positional argument, which has none."""
+
+    flags: tuple[str, ...]
+    help: str
+    takes: Takes
+    name: str
+    words: tuple[str, ...]
+    many: bool
+
+
+def arguments_of(verb: Verb) -> list[Argument]:
+    """Options as `--help` has them, and --help itself; without those that only say what to use instead."""
+    shown = [(flags, told) for flags, told in verb.options if told["help"] != argparse.SUPPRESS]
+    return [*(_argument(flags, told) for flags, told in shown), _argument(("-h", "--help"), HELP)]
+
+
+HELP: Final[Mapping[str, object]] = {"help": "show this help and exit", "action": "store_true"}
+
+
+def _argument(flags: tuple[str, ...], told: Mapping[str, object]) -> Argument:
+    is_option, action = flags[0].startswith("-"), told.get("action")
+    if action is argparse.BooleanOptionalAction:
+        flags = (*flags, *(f"--no-{flag.removeprefix('--')}" for flag in flags))
+    words = told.get("choices")
+    name = str(told.get("metavar", "" if words else flags[-1].lstrip("-").upper()))
+    return Argument(
+        flags if is_option else (),
+        str(told["help"]),
+        Takes.NOTHING if action else Takes.WORD if words else _takes(name),
+        name or flags[-1].lstrip("-"),
+        tuple(map(str, words)) if isinstance(words, tuple) else (),
+        told.get("nargs") == "+",
+    )
+
+
+def _takes(metavar: str) -> Takes:
+    if metavar == "DIR":
+        return Takes.FOLDER
+    return Takes.FILE if metavar in ("FILE", "PATH", "LOG") or "." in metavar else Takes.TEXT
+
+
+# --- shells -----------------------------------------------------------------------------------------------------------
+
+
+def bash() -> str:
+    """Options of a verb, the words or files that an option takes, and files for the rest."""
+    values, options = [], []
+    for verb in VERBS:
+        arguments = arguments_of(verb)
+        for each in arguments:
+            if each.flags and each.takes is not Takes.NOTHING:
+                pattern = " | ".join(f'"{verb.name} {flag}"' for flag in each.flags)
+                values.append(f"        {pattern}) {_bash_value(each)} ;;")
+        flags = " ".join(flag for each in arguments for flag in each.flags)
+        words = " ".join(word for each in arguments if not each.flags for word in each.words)
+        files = any(not each.flags and each.takes is Takes.FILE for each in arguments)
+        options.append(f'        {verb.name}) options="{flags}" words="{words}" files={"1" if files else ""} ;;')
+    return f"""# bash completion for nri-gpu. {MADE_BY}
+_nri_gpu() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} verb=${{COMP_WORDS[1]}}
+    local options="" words="" files=""
+    COMPREPLY=()
+    if ((COMP_CWORD == 1)); then
+        mapfile -t COMPREPLY < <(compgen -W "{" ".join(verb.name for verb in VERBS)} --help --version" -- "$current")
+        return
+    fi
+    # bash splits --option=value at the sign.
+    if [[ $before == "=" ]]; then
+        before=${{COMP_WORDS[COMP_CWORD - 2]}}
+    elif [[ $current == "=" ]]; then
+        current=""
+    fi
+    case "$verb $before" in
+{chr(10).join(values)}
+    esac
+    case "$verb" in
+{chr(10).join(options)}
+    esac
+    if [[ $current == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+    elif [[ $words ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    elif [[ $files ]]; then
+        compopt -o filenames
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
+    fi
+}}
+complete -F _nri_gpu nri-gpu
+"""
+
+
+def _bash_value(argument: Argument) -> str:
+    match argument.takes:
+        case Takes.WORD:
+            return f'mapfile -t COMPREPLY < <(compgen -W "{" ".join(argument.words)}" -- "$current"); return'
+        case Takes.FILE | Takes.FOLDER:
+            kind = "-f" if argument.takes is Takes.FILE else "-d"
+            return f'compopt -o filenames; mapfile -t COMPREPLY < <(compgen {kind} -- "$current"); return'
+        case _:
+            return "return"
+
+
+def zsh() -> str:
+    verbs = [f"    {shlex.quote(f'{verb.name}:{_zsh(verb.help)}')}" for verb in VERBS]
+    cases = [line for verb in VERBS for line in _zsh_case(verb)]
+    return f"""#compdef nri-gpu
+# zsh completion for nri-gpu. {MADE_BY}
+_nri_gpu() {{
+  local -a verbs
+  verbs=(
+{chr(10).join(verbs)}
+  )
+  if (( CURRENT == 2 )); then
+    _describe -t verbs verb verbs
+    _arguments '--help[show this help and exit]' '--version[show the version and exit]'
+    return
+  fi
+  shift words
+  (( CURRENT-- ))
+  case $words[1] in
+{chr(10).join(cases)}
+  esac
+}}
+_nri_gpu "$@"
+"""
+
+
+def _zsh_case(verb: Verb) -> Iterator[str]:
+    yield f"    ({verb.name})"
+    yield "      _arguments -S \\"
+    specs = [_zsh_spec(each) for each in arguments_of(verb)]
+    yield " \\\n".join(f"        {spec}" for spec in specs)
+    yield "      ;;"
+
+
+def _zsh_spec(argument: Argument) -> str:
+    """A spec of `_arguments`: spellings, what it is in brackets, and what it takes."""
+    value = {
+        Takes.NOTHING: "",
+        Takes.TEXT: f":{argument.name}: ",
+        Takes.WORD: f":{argument.name}:({' '.join(argument.words)})",
+        Takes.FILE: f":{_zsh(argument.name)}:_files",
+        Takes.FOLDER: f":{argument.name}:_files -/",
+    }[argument.takes]
+    if not argument.flags:
+        return shlex.quote(f"*{value}" if argument.many else value)
+    told = f"[{_zsh(argument.help)}]{value}"
+    equals = "=" if value else ""  # `--option=value` is one word, `--option value` two
+    flags = [flag + equals if flag.startswith("--") else flag for flag in argument.flags]
+    if len(flags) == 1:
+        return shlex.quote(flags[0] + told)
+    instead = shlex.quote(f"({' '.join(argument.flags)})")  # of which only one is offered
+    return f"{instead}{{{','.join(flags)}}}{shlex.quote(told)}"
+
+
+def _zsh(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "[]:\\" else letter for letter in text)
+
+
+def fish() -> str:
+    lines = [f"# fish completion for nri-gpu. {MADE_BY}", "complete -c nri-gpu -f"]
+    for name, told in (("help", "show this help and exit"), ("version", "show the version and exit")):
+        lines.append(f"complete -c nri-gpu -n __fish_use_subcommand -l {name} -d {_fish(told)}")
+    for verb in VERBS:
+        lines.append(f"complete -c nri-gpu -n __fish_use_subcommand -a {verb.name} -d {_fish(verb.help)}")
+    for verb in VERBS:
+        seen = f"complete -c nri-gpu -n '__fish_seen_subcommand_from {verb.name}'"
+        lines += [f"{seen} {part}" for each in arguments_of(verb) if (part := _fish_part(each))]
+    return "\n".join(lines) + "\n"
+
+
+def _fish_part(argument: Argument) -> str:
+    value = {
+        Takes.NOTHING: "",
+        Takes.TEXT: "-x",
+        Takes.WORD: f"-x -a {_fish(' '.join(argument.words))}" if argument.flags else f"-a {' '.join(argument.words)}",
+        Takes.FILE: "-r -F" if argument.flags else "-F",
+        Takes.FOLDER: "-x -a '(__fish_complete_directories)'",
+    }[argument.takes]
+    if not argument.flags:
+        return value
+    spelled = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in argument.flags)
+    return " ".join(filter(None, (spelled, value, f"-d {_fish(argument.help)}")))
+
+
+def _fish(text: str) -> str:
+    """Quoted: within single quotes fish knows two escapes."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+# --- man pages --------------------------------------------------------------------------------------------------------
+
+
+def manual(verb: Verb | None = None) -> str:
+    """A page in man(7): of one verb, or of the program."""
+    name = f"nri-gpu-{verb.name}" if verb else "nri-gpu"
+    lines = [f'.\\" {MADE_BY}', f'.TH {name.upper()} 1 "" "nri-gpu" "nri-gpu manual"', ".SH NAME"]
+    lines.append(f"{_roff(name)} \\- {_roff(verb.help if verb else ABOUT)}")
+    lines += _of_verb(verb) if verb else _of_program()
+    lines += [".SH EXIT STATUS", *_exits(), ".SH SEE ALSO"]
+    others = [".BR nri-gpu (1)"] if verb else [f".BR nri-gpu\\-{each.name} (1)" for each in VERBS]
+    return "\n".join([*lines, *(f"{each}," for each in others[:-1]), others[-1]]) + "\n"
+
+
+def _of_program() -> Iterator[str]:
+    yield from (".SH SYNOPSIS", ".B nri\\-gpu", ".I VERB", "[options]", ".SH VERBS")
+    for verb in VERBS:
+        yield from (".TP", f".B {_roff(verb.name)}", _roff(verb.help))
+
+
+def _of_verb(verb: Verb) -> Iterator[str]:
+    arguments = arguments_of(verb)
+    yield from (".SH SYNOPSIS", f".B nri\\-gpu {_roff(verb.name)}", "[options]")
+    for each in arguments:
+        if not each.flags:
+            yield f".I {_roff(each.words[0] if each.words else each.name)}{' ...' if each.many else ''}"
+    yield ".SH DESCRIPTION"
+    for line in verb.teach.splitlines():
+        example = line.startswith("  ")
+        yield from (".IP", ".EX", _roff(line.strip()), ".EE", ".PP") if example else (_roff(line),)
+    yield ".SH OPTIONS"
+    for each in arguments:
+        value = "{" + ",".join(each.words) + "}" if each.words else "" if each.takes is Takes.NOTHING else each.name
+        head = ", ".join(f"\\fB{_roff(flag)}\\fR" for flag in each.flags)
+        yield from (".TP", " ".join(filter(None, (head, f"\\fI{_roff(value)}\\fR" if value else ""))), _roff(each.help))
+
+
+def _exits() -> Iterator[str]:
+    """EXIT_HELP, which has a title and then codes with their meanings, three blanks between them."""
+    for each in EXIT_HELP.splitlines()[1].split("   "):
+        code, _, meaning = each.strip().partition(" ")
+        yield from (".TP", f".B {code}", _roff(meaning))
+
+
+def _roff(text: str) -> str:
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def files() -> dict[Path, str]:
+    """Each below its place."""
+    pages = {f"man/man1/nri-gpu-{verb.name}.1": manual(verb) for verb in VERBS}
+    made = {
+        "bash-completion/completions/nri-gpu": bash(),
+        "zsh/site-functions/_nri-gpu": zsh(),
+        "fish/vendor_completions.d/nri-gpu.fish": fish(),
+        "man/man1/nri-gpu.1": manual(),
+        **pages,
+    }
+    return {SHARE / name: text for name, text in made.items()}
+
+
+def main() -> int:
+    """Write or check. Returns an exit code."""
+    wanted = files()
+    there = {path for path in SHARE.rglob("*/*") if path.is_file() and "__pycache__" not in path.parts}
+    if "--check" not in sys.argv[1:]:
+        for path, text in wanted.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        for path in there - wanted.keys():
+            path.unlink()
+        return 0
+    current = {path: path.read_text(encoding="utf-8") for path in there}
+    stale = [path for path in wanted.keys() | there if current.get(path) != wanted.get(path)]
+    for path in sorted(stale):
+        print(f"{path.relative_to(SHARE.parent)} is not what nri_gpu/cli/main.py says: run `make share`")
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

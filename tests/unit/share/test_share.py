@@ -1,0 +1,151 @@
+"""Completions in real shells, man pages by a real formatter, and both up to date."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.cli.main import VERBS
+from tests.support import packages
+from tests.support.tmux import Terminal
+
+ROOT = Path(__file__).parents[3]
+SHARE = ROOT / "share"
+BASH = SHARE / "bash-completion/completions/nri-gpu"
+ZSH = SHARE / "zsh/site-functions"
+FISH = SHARE / "fish/vendor_completions.d/nri-gpu.fish"
+PAGES = sorted((SHARE / "man/man1").iterdir())
+NAMES = [verb.name for verb in VERBS]
+OPTIONS = {
+    verb.name: {flag for flags, told in verb.options if told["help"] != argparse.SUPPRESS for flag in flags}
+    for verb in VERBS
+}
+
+
+def run(*command: object) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_they_are_what_the_table_of_verbs_says() -> None:
+    assert run(sys.executable, SHARE / "generate.py", "--check") == ""
+
+
+def test_a_stale_page_is_told(tmp_path: Path) -> None:
+    shutil.copytree(SHARE, tmp_path / "share")
+    (tmp_path / "share/man/man1/nri-gpu-run.1").write_text("old")
+    (tmp_path / "share/man/man1/nri-gpu-dance.1").write_text("of a verb that is gone")
+    command = [sys.executable, str(tmp_path / "share/generate.py")]
+    done = subprocess.run([*command, "--check"], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "share/man/man1/nri-gpu-dance.1",
+        "share/man/man1/nri-gpu-run.1",
+    ]
+    run(*command)
+    run(*command, "--check")
+
+
+# --- bash -------------------------------------------------------------------------------------------------------------
+
+
+def in_bash(*words: str) -> set[str]:
+    """What bash offers for the last of these words."""
+    script = f'. {BASH}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nri_gpu; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    return {*run("bash", "--norc", "-c", script, "bash", "nri-gpu", *words).split()}
+
+
+def test_bash_offers_every_verb_and_every_option() -> None:
+    assert in_bash("") == {*NAMES, "--help", "--version"}
+    assert in_bash("re") == {"replay"}
+    for name in NAMES:
+        assert in_bash(name, "--") >= {flag for flag in OPTIONS[name] if flag.startswith("--")}
+    assert "--watch" not in in_bash("gpus", "--")  # it only says what to use instead
+    assert {"--kubelet", "--no-kubelet"} <= in_bash("run", "--")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("status", "-o", ""), {"text", "json"}),
+        (("status", "--output", "=", "j"), {"json"}),
+        (("status", "--output", "="), {"text", "json"}),
+        (("run", "--log-level", "W"), {"WARNING"}),
+        (("cdi", ""), {"generate"}),
+        (("run", "--index", ""), set()),
+        (("status", ""), set()),
+    ],
+)
+def test_bash_offers_the_words_of_an_option(words: tuple[str, ...], offered: set[str]) -> None:
+    assert in_bash(*words) == offered
+
+
+def test_a_real_bash_completes_verbs_options_files_and_folders(folder: Path) -> None:
+    (folder / "my topology.toml").touch()
+    (folder / "state").mkdir()
+    (folder / "rc").write_text(f"PS1='> '\ncd {folder}\n. {BASH}\n")
+    with Terminal(folder, ["bash", "--rcfile", str(folder / "rc"), "-i"], columns=120, rows=20) as terminal:
+        terminal.wait_for(">")
+        terminal.write("nri-gpu gp\t--gpus my\t--state-dir st\t")
+        terminal.wait_for("nri-gpu gpus --gpus my\\ topology.toml --state-dir state/")
+
+
+# --- zsh and fish -----------------------------------------------------------------------------------------------------
+
+
+def test_a_real_zsh(folder: Path) -> None:
+    program, functions, modules = packages.zsh()
+    paths = " ".join(str(each) for each in [ZSH, *functions])
+    (folder / "setup").write_text(
+        f"module_path=({modules})\nfpath=({paths})\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n"
+    )
+    (folder / "node.toml").touch()
+    with Terminal(folder, [str(program), "-f"], columns=120, rows=20) as terminal:
+        terminal.write(f"cd {folder}; source setup\n")
+        terminal.wait_for("ready>")
+        terminal.write("nri-gpu stat\t--wat\t-o j\t")
+        terminal.wait_for("nri-gpu status --watch -o json")
+        terminal.press("C-u")
+        terminal.write("nri-gpu gpus --gpus=no\t")
+        terminal.wait_for("nri-gpu gpus --gpus=node.toml")
+        terminal.press("C-u")
+        terminal.write("nri-gpu \t")
+        terminal.wait_for(*(f"{verb.name} " for verb in VERBS), "serve the container runtime: decide")
+
+
+def test_a_real_fish(tmp_path: Path) -> None:
+    fish = packages.fish(tmp_path)
+
+    def offered(line: str) -> list[str]:
+        said = run(*fish, "-c", f"source {FISH}; complete -C '{line}'")
+        return [each.partition("\t")[0] for each in said.splitlines()]
+
+    assert sorted(offered("nri-gpu ")) == sorted(NAMES)
+    assert set(offered("nri-gpu status --")) >= OPTIONS["status"] - {"-o"}
+    assert offered("nri-gpu status -o ") == ["json", "text"]
+    assert offered("nri-gpu cdi ") == ["generate"]
+    assert offered("nri-gpu check pyp") == ["pyproject.toml"]
+    assert offered("nri-gpu status --state-dir conf") == ["config/"]
+
+
+# --- man pages --------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_page_for_each_verb() -> None:
+    assert [page.name for page in PAGES] == sorted(["nri-gpu.1", *(f"nri-gpu-{name}.1" for name in NAMES)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_are_formatted_without_a_warning(page: Path) -> None:
+    text = " ".join(run(*packages.groff(), "-man", "-Tascii", "-ww", "-P-cbou", page).split())
+    verb = next((each for each in VERBS if page.stem == f"nri-gpu-{each.name}"), None)
+    for section in ("NAME", "SYNOPSIS", "EXIT STATUS", "SEE ALSO", "78 configuration"):
+        assert section in text
+    for flag in OPTIONS[verb.name] if verb else NAMES:
+        assert flag in text or not flag.startswith("-")
