@@ -26,7 +26,18 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.system.storage import read_private
 from nri_gpu.verify.bundles import STATES, read_bundles
 from nri_gpu.verify.kernel import Kernel, UnseenError
-from nri_gpu.verify.report import SCHEMA, ContainerReport, Evidence, Report, Verdict, changed, ended, verify
+from nri_gpu.verify.report import (
+    DAEMON,
+    SCHEMA,
+    SNAPSHOT,
+    ContainerReport,
+    Evidence,
+    Report,
+    Verdict,
+    changed,
+    ended,
+    verify,
+)
 
 LOOK_MIN_S: Final = 0.1
 LOOK_MAX_S: Final = 86400.0
@@ -68,7 +79,7 @@ def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
             inventory=inventory,
             stage_dir=stage_dir,
             numbers_from=origin,
-            holders=lambda: _holders(daemon_status(state_dir)),
+            holders=lambda: _holders(daemon_status(state_dir)) if origin == DAEMON else {},
         )
         return verify(lambda: read_bundles(states), evidence), inventory
     except UnseenError as error:
@@ -98,7 +109,7 @@ def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inv
     except (OSError, ValueError) as error:
         silence = f"the daemon at {state_dir} does not say ({error})"
     else:
-        return answer.inventory, _stage_dir(args.policy, state_dir), "daemon"
+        return answer.inventory, _stage_dir(args.policy, state_dir), DAEMON
     try:
         last = read_snapshot(state_dir, key)
         why = "there is none"
@@ -107,7 +118,7 @@ def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inv
     if last is None:
         sentence = f"which device numbers the GPUs have is not known: {silence}, nor does its last snapshot ({why})"
         raise CommandError(Exit.UNAVAILABLE, f"{sentence}; is `nri-gpu run` running?")
-    return last.inventory, Path(last.evidence.settings[1]).resolve(), "snapshot"
+    return last.inventory, Path(last.evidence.settings[1]).resolve(), SNAPSHOT
 
 
 def _stage_dir(file: str | None, state_dir: Path) -> Path:
@@ -137,8 +148,8 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Table]:
     counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     headline = f"{len(shown)} containers{f': {told}' if told else ''}"
-    if report.numbers_from == "snapshot":
-        headline += "; no daemon runs: device numbers are from its last snapshot"
+    if report.numbers_from == SNAPSHOT:
+        headline += "; no daemon answers, so device numbers are from its last snapshot"
     rows = tuple(_row(each, inventory) for each in shown)
     return [
         Line(headline, Tone.HEAD),

@@ -22,6 +22,7 @@ from nri_gpu.verify.kernel import Kernel, UnseenError, mounts_of, staged_by_moun
 from nri_gpu.verify.numbers import Owner, device_numbers
 
 SCHEMA: Final = "nri-gpu/verify/v1"
+DAEMON, SNAPSHOT = "daemon", "snapshot"  # where device numbers are from
 
 
 class Verdict(StrEnum):
@@ -111,8 +112,7 @@ def verify(bundles: Callable[[], Iterable[Bundle]], by: Evidence) -> Report:
 def _missing(by: Evidence, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
     """Why what was found is not all."""
     if holders is None:
-        if by.numbers_from == "daemon":
-            yield "which containers have GPUs by the daemon's word: it is of another version, start it again"
+        yield "which containers have GPUs by the daemon's word: it is of another version, start it again"
         return
     missing = {id_: pod for id_, pod in holders.items() if id_ not in pods}
     still = by.holders() or {} if missing else {}  # one may have ended meanwhile

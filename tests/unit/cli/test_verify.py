@@ -170,7 +170,7 @@ def test_without_a_daemon_its_snapshot_says_the_numbers(nri_gpu: NriGpuCall, sta
     done = nri_gpu("verify", *options(state))
     assert (done.code, done.out) == (
         Exit.OK,
-        "0 containers; no daemon runs: device numbers are from its last snapshot\n",
+        "0 containers; no daemon answers, so device numbers are from its last snapshot\n",
     )
     (state / SNAPSHOT_FILE).write_bytes(b"edited")
     done = nri_gpu("verify", *options(state))
