@@ -237,6 +237,7 @@ class Daemon:
             counts=self._plugin.counts,
             connected=self._reporter.connected,
             ungranted=len(self._plugin.ungranted),
+            stray=self._stray.counted(),
             guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)),
             inventory_age_s=self._node.cache.age_s(),
             restarts=self._node.restarts(),

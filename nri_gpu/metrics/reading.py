@@ -19,7 +19,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     connected: the runtime has listed its containers and is being answered. ungranted: running containers that asked
     and were created without us. guard_connected: None where no guard can be seen from here, as in a pod.
     inventory_age_s: None before the driver's first answer. restarts: child -> how often it was started again.
-    health_transitions: how often a GPU came into each state.
+    health_transitions: how often a GPU came into each state. stray: kind -> findings of the stray-use audit; None
+    while it does not look.
     """
 
     node: Node
@@ -33,3 +34,4 @@ class Reading(Struct, frozen=True, kw_only=True):
     inventory_age_s: float | None
     restarts: Mapping[str, int]
     health_transitions: Mapping[HealthState, int]
+    stray: Mapping[str, int] | None = None

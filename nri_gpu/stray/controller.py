@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
@@ -22,7 +23,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.service import GuardSettings
 from nri_gpu.policy.stray import OnStray, StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
-from nri_gpu.stray.judge import Finding, Known, PodName, StrayProcess, judge
+from nri_gpu.stray.judge import Finding, Kind, Known, PodName, StrayProcess, judge
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.line_process import lines_of, python
@@ -37,8 +38,8 @@ HIDDEN: Final = (
     "unit its drop-in stray.conf"
 )
 CLOSED: Final = (
-    "{} of {} processes do not let nri-gpu see what they have open: it needs the capability SYS_PTRACE, which the "
-    "systemd unit's drop-in stray.conf gives it"
+    "some processes do not let nri-gpu see what they have open: it needs the capability SYS_PTRACE, which the systemd "
+    "unit's drop-in stray.conf gives it"
 )
 Containers = Callable[[], Mapping[ContainerId, ListedContainer]]
 StopContainers = Callable[[Mapping[str, str], GuardSettings, str], Awaitable[frozenset[str]]]
@@ -61,7 +62,7 @@ class Look(Struct, frozen=True):
         """Why something may be missing; empty where nothing is."""
         if not self.extent.whole:
             return HIDDEN
-        return CLOSED.format(self.extent.closed, self.extent.processes) if self.extent.closed else ""
+        return CLOSED if self.extent.closed else ""
 
 
 async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
@@ -126,26 +127,34 @@ class StrayController:
             await first_done(self._woken.wait(), timeout_s=self._settings.every_s if self._settings.enabled else None)
             self._woken.clear()
             if not self._settings.enabled:
-                self.findings, self.fault, self.looked_s = (), "", None
-                self._first_seen.clear()
+                self._forget()
+                self.looked_s = None
                 continue
             try:
                 await self.look_again()
             except LookError as error:
-                self._failed(str(error))
+                self._forget(str(error))
+                self._log.warning("stray use not looked for", str(error))
             except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
                 if repr(error) != self._log.fault:
                     logger.opt(exception=True).error("bug: stray use not looked for")
-                self._failed(f"a bug of nri-gpu: {type(error).__name__}")
+                self._forget(f"a bug of nri-gpu ({type(error).__name__}); its log has the traceback")
                 self._log.fault = repr(error)
+
+    def counted(self) -> Mapping[str, int] | None:
+        """Kind -> how many findings, of every kind; None before the first look, and while the policy wants none."""
+        kinds = Counter(each.kind for each in self.findings)
+        return {kind: kinds[kind] for kind in Kind} if self.looked_s else None
 
     async def look_again(self) -> None:
         """One look, and what follows from it. Raises: LookError."""
         state = self._node_state
         if not state.synchronized:
-            raise LookError("the runtime has not listed its containers yet")
+            self._forget("the runtime has not listed its containers yet, so nobody is judged")
+            return
         if state.node.inventory.majors.nvidia is None:
-            raise LookError("the driver's kernel module is not loaded, so there is nothing to look for")
+            self._forget("the driver's kernel module is not loaded, so nobody can use a GPU")
+            return
         before, began = (state.ledger, self._containers()), time.monotonic()
         seen = await self._scan(state.node.inventory.majors)
         known = Known.of(state.node.inventory, before, (state.ledger, self._containers()))
@@ -176,10 +185,9 @@ class StrayController:
             return found, why
         return judge(uses, replace(known, allocated=given), exceptions), ""
 
-    def _failed(self, sentence: str) -> None:
-        self.findings, self.fault = (), sentence
+    def _forget(self, why: str = "") -> None:
+        self.findings, self.fault = (), why
         self._first_seen.clear()
-        self._log.warning("stray use not looked for", sentence)
 
     def _see(self, found: Iterable[Finding]) -> None:
         """Keep the findings, each with when one of its processes was first seen."""

@@ -28,6 +28,7 @@ _SHOWN_MAX: Final = 4  # nodes and processes in a sentence
 _TEXT_MAX: Final = 120  # characters of a path in a sentence
 
 PodName = tuple[str, str]  # namespace and name
+Owners = Mapping[DeviceNumber, GpuUuid]
 
 
 class Kind(StrEnum):
@@ -102,13 +103,14 @@ class Known(Struct, frozen=True, kw_only=True):
 def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[Finding, ...]:
     """What nobody granted, of these uses: containers first. exceptions: of the policy."""
     contained: dict[ContainerId, list[Use]] = {}
+    owners = _owners(known.inventory)
     host: list[Finding] = []
     for use in uses:
         if container_id := container_of(use.cgroups, known):
             contained.setdefault(container_id, []).append(use)
         elif not any(map(exceptions.match, (use.program, *use.cgroups))):
-            host.append(_of_host(use, known.inventory))
-    found = (_of_container(container_id, each, known) for container_id, each in contained.items())
+            host.append(_finding(Kind.HOST, [use], frozenset(use.numbers), known.inventory.majors, owners))
+    found = (_of_container(container_id, each, known, owners) for container_id, each in contained.items())
     return (*(each for each in found if each and not _excepted(each, contained, exceptions)), *host)
 
 
@@ -134,16 +136,16 @@ def _excepted(found: Finding, uses: Mapping[ContainerId, list[Use]], exceptions:
     return any(map(exceptions.match, uses[ContainerId(found.container_id)][0].cgroups))
 
 
-def _of_container(container_id: ContainerId, uses: list[Use], known: Known) -> Finding | None:
+def _of_container(container_id: ContainerId, uses: list[Use], known: Known, owners: Owners) -> Finding | None:
     listed, entry = known.containers.get(container_id), known.entries.get(container_id)
     namespace, pod, name = _names(listed, entry)
-    allocated, inventory = known.allocated.get((namespace, pod), frozenset()), known.inventory
+    allocated = known.allocated.get((namespace, pod), frozenset())
     numbers = frozenset(number for use in uses for number in use.numbers)
     if has := known.live.get(container_id):  # what the runtime let it open; status shows who holds what by that
         numbers -= has.numbers
     if granted := entry is not None or bool(allocated):
-        covered = _with_whole({*allocated, *(entry.grant.uuids if entry else ())}, inventory)
-        numbers = frozenset(number for number in numbers if not covered.issuperset(_opened({number}, inventory)))
+        covered = _with_whole({*allocated, *(entry.grant.uuids if entry else ())}, known.inventory)
+        numbers = frozenset(number for number in numbers if number in owners and owners[number] not in covered)
     if not numbers:
         return None
     pod_id = listed.pod_id if listed else None
@@ -152,12 +154,13 @@ def _of_container(container_id: ContainerId, uses: list[Use], known: Known) -> F
         _kind(listed is not None, granted, privileged=privileged),
         uses,
         numbers,
-        inventory,
+        known.inventory.majors,
+        owners,
         namespace=namespace,
         pod=pod,
         container=name,
         container_id=container_id,
-        stoppable=listed is not None and not privileged and bool(_opened(numbers, inventory)),
+        stoppable=bool(listed and pod) and not privileged and not owners.keys().isdisjoint(numbers),
     )
 
 
@@ -175,15 +178,12 @@ def _kind(listed: bool, granted: bool, *, privileged: bool) -> Kind:
     return Kind.UNGRANTED if listed else Kind.UNKNOWN
 
 
-def _of_host(use: Use, inventory: Inventory) -> Finding:
-    return _finding(Kind.HOST, [use], frozenset(use.numbers), inventory)
-
-
 def _finding(
     kind: Kind,
     uses: list[Use],
     numbers: Set[DeviceNumber],
-    inventory: Inventory,
+    majors: Majors,
+    owners: Owners,
     *,
     namespace: str = "",
     pod: str = "",
@@ -192,7 +192,7 @@ def _finding(
     stoppable: bool = False,
 ) -> Finding:
     holding = [use for use in uses if not numbers.isdisjoint(use.numbers)]
-    nodes = [_node(number, inventory.majors) for number in sorted(numbers)]
+    nodes = [_node(number, majors) for number in sorted(numbers)]
     cgroup = max(holding[0].cgroups, key=len, default="/")
     who = f"{namespace}/{pod}, container {container}" if pod else f"container {container_id} (cgroup {_text(cgroup)})"
     running = _some(f"pid {use.pid} {_text(use.program)}" for use in holding)
@@ -201,7 +201,7 @@ def _finding(
         kind=kind,
         message=f"{who} has {_some(nodes)} open: {_REMEDIES[kind]}",
         processes=tuple(StrayProcess(use.pid, use.started, use.program) for use in holding),
-        gpu_uuids=tuple(unit.uuid for unit in inventory.units if unit.uuid in _opened(numbers, inventory)),
+        gpu_uuids=tuple(uuid for number, uuid in owners.items() if number in numbers),
         nodes=tuple(nodes),
         namespace=namespace,
         pod=pod,
@@ -227,14 +227,14 @@ _REMEDIES: Final[Mapping[Kind, str]] = {
 }
 
 
-def _opened(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[GpuUuid]:
-    """GPUs whose nodes these are, and MIG devices whose capability they are."""
+def _owners(inventory: Inventory) -> Owners:
+    """Of nodes of GPUs the GPU, of capabilities of MIG devices these; other nodes are of no GPU."""
     majors = inventory.majors
-    found = {gpu.uuid for gpu in inventory.gpus if (majors.nvidia, gpu.minor_number) in numbers}
-    parts = (part for gpu in inventory.gpus for part in gpu.mig)
-    return frozenset(
-        found | {part.uuid for part in parts if (majors.nvidia_caps, part.compute_instance_minor) in numbers}
-    )
+    found: dict[tuple[int | None, int | None], GpuUuid] = {}
+    for gpu in inventory.gpus:
+        found[majors.nvidia, gpu.minor_number] = gpu.uuid
+        found |= {(majors.nvidia_caps, part.compute_instance_minor): part.uuid for part in gpu.mig}
+    return {(major, minor): uuid for (major, minor), uuid in found.items() if major is not None and minor is not None}
 
 
 def _with_whole(uuids: Iterable[GpuUuid], inventory: Inventory) -> frozenset[GpuUuid]:

@@ -81,6 +81,7 @@ READING: Final = Reading(
     inventory_age_s=1.0,
     restarts={},
     health_transitions={},
+    stray={"host-process": 0, "ungranted-container": 0},
 )
 
 

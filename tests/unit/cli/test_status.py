@@ -34,6 +34,7 @@ from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.policy.health import OtherXids
+from nri_gpu.stray.judge import Finding, StrayProcess
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.unit.cli.conftest import Done, NriGpuCall
@@ -94,9 +95,30 @@ def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
 
 
 def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
-    added = ("transitions", "faults", "kubelet")
+    added = ("transitions", "faults", "kubelet", "stray")
     done = asked({key: value for key, value in FREE.items() if key not in added})
     assert (done.code, done.out) == (Exit.OK, to_text(convert(FREE, answers.DaemonStatus), NOW) + "\n")
+
+
+STRAY = Finding(
+    kind="ungranted-container",
+    message="ml/train, container main (pid 7 /bin/train) has /dev/nvidia1 open: delete the pod",
+    processes=(StrayProcess(7, 700, "/bin/train"),),
+    gpu_uuids=(make.uuid(1),),
+    nodes=("/dev/nvidia1",),
+    since_s=NOW - 185,
+)
+
+
+def test_stray_use_is_a_line_each_and_no_fault_of_the_daemon(asked: NriGpuCall) -> None:
+    seen = answers.StrayStatus(True, NOW, "some processes are hidden", (STRAY, replace(STRAY, since_s=None)))
+    done = asked(status_json(view(stray=seen)))
+    assert done.code == Exit.OK
+    told = lines(stray=seen)
+    assert f"stray use for 3m5s: {STRAY.message}" in told
+    assert f"stray use: {STRAY.message}" in told
+    assert "stray use may be missing here: some processes are hidden" in told
+    assert convert(status_json(view(stray=seen)), answers.DaemonStatus).stray == seen
 
 
 AWAY = status_json(

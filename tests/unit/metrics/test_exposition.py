@@ -68,6 +68,7 @@ def test_each_fault_shows(changed: dict[str, object], name: str, value: float) -
     [
         ({"guard_connected": None}, "nri_gpu_guard_connected"),
         ({"inventory_age_s": None}, "nri_gpu_inventory_age_seconds"),
+        ({"stray": None}, "nri_gpu_stray_uses"),
     ],
 )
 def test_what_is_not_known_has_no_sample(changed: dict[str, object], name: str) -> None:

@@ -110,6 +110,13 @@ GUILTY = {
         False,
     ),
     "the runtime has not listed it": ([number(1)], known(containers={}), Kind.UNKNOWN, [1], False),
+    "its pod is not listed": (
+        [number(1)],
+        known(containers=listed(replace(TRAIN, pod=make.pod("?", namespace="?")))),
+        Kind.UNGRANTED,
+        [1],
+        False,
+    ),
     "granted, and not listed": ([number(1)], known(granted(make.uuid(0)), containers={}), Kind.OTHER_GPU, [1], False),
 }
 
@@ -119,8 +126,11 @@ def test_a_finding(numbers: list[DeviceNumber], knowing: Known, kind: Kind, gpus
     (said,) = found([use(*numbers)], knowing)
     assert (said.kind, said.gpu_uuids, said.stoppable) == (kind, tuple(map(make.uuid, gpus)), stoppable)
     assert (said.container_id, said.processes[0].pid, said.processes[0].started) == (ID, 7, 700)
-    name = f"container {ID} (cgroup /kubepods/pod1/{ID})" if kind is Kind.UNKNOWN else "ml/train, container main"
+    name = "ml/train, container main" if said.pod else f"container {ID} (cgroup /kubepods/pod1/{ID})"
     assert said.message.startswith(f"{name} (pid 7 /bin/train) has /dev/nvidia")
+    assert bool(said.pod) is (
+        kind is not Kind.UNKNOWN and "?" not in {each.pod for each in knowing.containers.values()}
+    )
 
 
 def test_another_mig_device_is_another_gpu() -> None:
