@@ -131,7 +131,8 @@ def catalogue(files: Iterable[Source]) -> str:
     lines = [
         FIRST,
         "",
-        "The code stands in brackets in the sentence that the client sees, and in the field `CODE` of the log's line.",
+        "The code stands in brackets in the sentence that `kubectl describe pod` and `crictl` show, and in the field",
+        "`CODE` of the log's line.",
         "",
         *_table("code", REFUSALS),
         "Validation (`not-granted`, `ungranted-nodes`) and a start have these sentences:",

@@ -88,8 +88,8 @@ CONTAINERS: Final[Mapping[str, Remedy]] = {
         "Delete the pods whose grants are reported as not valid, and find out who changed the file.",
     ),
     "key not read: no signed grant is valid": Remedy(
-        "The guard cannot read the daemon's key, so it refuses every container that asks.",
-        "Give the guard the daemon's --state-dir, and root's rights.",
+        "The guard may not read the daemon's key, or others could have, so it refuses every container that asks.",
+        "Run the guard as root with the daemon's --state-dir, and restart the daemon if others could read the key.",
     ),
     "a container has NVIDIA's hooks": Remedy(
         "Something else injects GPUs on this node too: a runtime, a CDI specification or a plugin of NVIDIA's.",
@@ -275,7 +275,7 @@ DRIVER: Final[Mapping[str, Remedy]] = {
         "Load the driver; the specification is written again by itself.",
     ),
     "other CDI specification describes the same devices": Remedy(
-        "A file of somebody else has the same device names, and runtimes then refuse both or take either.",
+        "A file of somebody else describes GPUs by the same names, and a runtime refuses those or takes either.",
         "Remove one of the two files.",
     ),
 }
