@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -12,10 +13,10 @@ from typing import Final
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.daemon.policy_file import load_policy
+from nri_gpu.daemon.policy_file import build_policy, load_last_good, load_policy
 from nri_gpu.doctor.bundle import bundle
 from nri_gpu.doctor.examine import Examination, examine, paragraphs, to_json, to_text
-from nri_gpu.doctor.finding import Examined, Level
+from nri_gpu.doctor.finding import Examined, Level, below
 from nri_gpu.doctor.runtime import container_runtime
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
@@ -23,7 +24,7 @@ from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import write_whole
 
-PATIENCE_S: Final = 1.0  # for the daemon's answer
+PATIENCE_S: Final = 0.8  # for the daemon's answer
 PIPED_COLUMNS: Final = 80
 BUNDLE_SUFFIX: Final = ".tar.gz"
 TONES: Final = {
@@ -81,13 +82,12 @@ def _examined(args: argparse.Namespace) -> Examined:
     status: DaemonStatus | None = None
     silence: OSError | ValueError | None = None
     try:
-        status = ask(_below(root, state_dir) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
+        status = ask(below(root, state_dir) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
     except (OSError, ValueError) as error:
         silence = error
-    options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
     policy, policy_error = Policy.default(), None
     try:
-        policy = load_policy(_policy_file(root, args.policy), options)
+        policy = _policy(root, below(root, state_dir), args.policy, status)
     except PolicyError as error:
         policy_error = error
     return Examined(
@@ -102,16 +102,21 @@ def _examined(args: argparse.Namespace) -> Examined:
     )
 
 
-def _policy_file(root: Path, named: str | None) -> Path | None:
-    """None for the default file of this machine, which may be missing."""
-    if named or root == Path("/"):
-        return Path(named) if named else None
-    path = root / "etc/nri-gpu/policy.toml"
+def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus | None) -> Policy:
+    """The policy of the file that is named, else of the daemon's, which may be in a pod. Raises: PolicyError."""
+    options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
+    if named:
+        return load_policy(named, options)
+    source = status.policy.source if status else ""
+    path = below(root, source if source.startswith("/") else "/etc/nri-gpu/policy.toml")
+    if _is_there(path):
+        return load_policy(path, options)
+    kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None
+    return kept or build_policy(None, options)
+
+
+def _is_there(path: Path) -> bool:
     try:
-        return path if path.exists() else None
+        return path.exists()
     except OSError:
-        return path  # reading it says why
-
-
-def _below(root: Path, path: Path) -> Path:
-    return root / str(path).lstrip("/")
+        return True  # reading it says why not

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -282,6 +283,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
     args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
     run = _imported(args.module)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that this locale lacks
     try:
         code = run(args)
         sys.stdout.flush()

@@ -12,6 +12,7 @@ from nri_gpu.driver.owner import stage_advice
 from nri_gpu.mps.folders import mps_advice
 from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
 from nri_gpu.policy.advice import advise
+from nri_gpu.policy.model import BUILT_IN
 
 _START: Final = ("systemctl enable --now nri-gpu", "journalctl -u nri-gpu -e    # if it does not stay up")
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
@@ -41,6 +42,12 @@ def _policy(seen: Examined) -> Iterator[DoctorFinding]:
                 )
     else:
         yield ok("policy", f"no faults in {seen.policy.source}")
+        if seen.policy.source == BUILT_IN and seen.status and seen.status.policy.source != BUILT_IN:
+            yield unseen(
+                "policy in force",
+                f"the daemon's policy is {seen.status.policy.source}, and not on this node: the defaults are assumed",
+                "nri-gpu doctor --policy FILE    # with a copy of it",
+            )
         for sentence in _advice(seen):
             yield warning("policy advice", sentence, *policy_lines(sentence))
 

@@ -120,8 +120,11 @@ def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
 def _user_space(seen: Examined) -> tuple[FoundDriver | None, str]:
     """The driver's files, or why there are none."""
     settings = seen.policy.driver
+    root = seen.at(settings.root)
+    if settings.host_root and not root.is_dir():
+        root = seen.at(settings.host_root)  # the other is a mount in the daemon's pod
     try:
-        return scan(seen.at(settings.root), library_dirs=settings.library_dirs), ""
+        return scan(root, library_dirs=settings.library_dirs), ""
     except DriverError as fault:
         return None, str(fault)
 

@@ -20,6 +20,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.system.clock import clock_state
 
 _SETTING: Final = re.compile(r"""\bset ([a-z_]+)\.([a-z_]+) = ("[^"]*"|\[[^\]]*\]|[a-z0-9_]+)""")
+_NAMED: Final = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
 
 
 class Level(StrEnum):
@@ -77,17 +78,27 @@ class Examined(Struct, frozen=True, kw_only=True):
 
     def at(self, path: str | Path) -> Path:
         """Where a path of the node is for us."""
-        return self.root / str(path).lstrip("/")
+        return below(self.root, path)
 
     @property
     def simulated(self) -> bool:
         return self.status is not None and self.status.node.simulated
 
 
+def below(root: Path, path: str | Path) -> Path:
+    """A path below a root folder. /var/run is mostly a link to /run, which would lead out of the root."""
+    inside = str(path).lstrip("/")
+    if inside.startswith("var/run/") and root != Path("/"):
+        inside = inside.removeprefix("var/")
+    return root / inside
+
+
 def policy_lines(sentence: str) -> tuple[str, ...]:
-    """What to write into the policy where a sentence advises `set a.b = value`; else where to read all advice."""
+    """What to write into the policy where a sentence advises `set a.b = value`; else which setting to change."""
+    named = _NAMED.search(sentence)
     lines = tuple(f"{key} = {value}    # below [{table}]" for table, key, value in _SETTING.findall(sentence))
-    return (f"# in {DEFAULT_PATH}{':' if lines else '; then:'}", *lines, "nri-gpu check && systemctl reload nri-gpu")
+    where = f"# in {DEFAULT_PATH}:" if lines else f"# change {named[0] if named else 'it'} in {DEFAULT_PATH}, then:"
+    return (where, *lines, "nri-gpu check && systemctl reload nri-gpu")
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:

@@ -19,7 +19,7 @@ from nri_gpu.system.storage import text_of
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 CHECKPOINT_MAX: Final = 16 << 20  # bytes
-ANSWER_S: Final = 0.5  # for PodResources
+ANSWER_S: Final = 0.4  # for PodResources
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 _RESTART: Final = "systemctl restart kubelet    # pods go on running"
 

@@ -17,7 +17,7 @@ from nri_gpu.policy.model import Disarm
 
 BLOBS: Final = "io.containerd.content.v1.content/blobs/sha256"
 CONFIG_MAX: Final = 256 << 10  # bytes; an image's configuration is mostly below 20 kB
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.3
 _VARIABLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 _NOBODY: Final = ("", "void", "none")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, listed, ok, unseen, warning
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
     CONTAINERD_CONFIG,
@@ -26,7 +27,7 @@ from nri_gpu.doctor.runtime_settings import (
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.system.storage import why_untrusted
 
-VERSION_LIMIT_S: Final = 1.0
+VERSION_LIMIT_S: Final = 0.5
 SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
 _VERSION: Final = re.compile(r"\bv?([0-9]+)\.([0-9]+)\.([0-9]+)")
 _NRI_BY_DEFAULT: Final = {"containerd": (2,), "crio": (1, 30)}
@@ -93,6 +94,8 @@ def _described(seen: Examined, name: str, process: RunningProgram | None) -> Con
         )
     config = config or CONTAINERD_CONFIG
     settings = containerd_settings(seen.root, config, release_of(version))
+    if process and (folder := process.option("--root")):
+        settings = replace(settings, root=folder)
     return ContainerRuntime(
         name=name,
         process=process,
@@ -131,9 +134,18 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     for fault in runtime.faults:
         level = unseen if "by this user" in fault else error
         yield level("runtime configuration", fault, f"containerd -c {runtime.config} config dump")
-    yield from _nri(seen, runtime)
+    connected = seen.status is not None and seen.status.runtime.ready
+    yield from (_later(each) if connected else each for each in _nri(seen, runtime))
     yield from _timeouts(runtime)
     yield from _validator(seen, runtime)
+
+
+def _later(finding: DoctorFinding) -> DoctorFinding:
+    """The same where nri-gpu is connected all the same: the runtime has not read its files since they changed."""
+    if finding.level is not Level.ERROR:
+        return finding
+    meaning = f"nri-gpu is connected, but after the runtime's next start: {finding.meaning}"
+    return replace(finding, level=Level.WARNING, meaning=meaning)
 
 
 def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
@@ -226,7 +238,7 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
             subject,
             f"{socket} is {state}, although {runtime.name} runs: it was not restarted since NRI was switched on, or "
             "another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
-            f"systemctl restart {runtime.name}    # containers go on running",
+            f"systemctl restart {_service(runtime)}    # containers go on running",
         )
 
 
@@ -289,10 +301,26 @@ def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFind
 
 def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str = "") -> tuple[str, ...]:
     """What to write into the runtime's file, and the restart that it takes."""
+    service = _service(runtime)
     line = crio_line or line if runtime.name == "crio" else line
     name = f"[crio.{table}]" if runtime.name == "crio" else f'[plugins."{NRI}"{table.removeprefix("nri")}]'
-    where = f"# in {runtime.config}, below {name}:" if table else f"# in {runtime.config}:"
-    return (where, line, f"systemctl restart {runtime.name}    # containers go on running")
+    where = f"# in {_file(runtime)}, below {name}:" if table else f"# in {_file(runtime)}:"
+    new = (f"containerd config default > {runtime.config}",) if runtime.containerd and not runtime.files else ()
+    return (*new, where, line, f"systemctl restart {service}    # containers go on running")
+
+
+def _service(runtime: ContainerRuntime) -> str:
+    """The unit that runs it: k3s and RKE2 bring their own containerd."""
+    return next((name for name in ("k3s", "rke2") if f"/{name}/" in runtime.config), runtime.name)
+
+
+def _file(runtime: ContainerRuntime) -> str:
+    """The file to edit; k3s and RKE2 make theirs from a template."""
+    if _service(runtime) == runtime.name:
+        return runtime.config
+    newest = runtime.containerd is not None and runtime.containerd.version > 2
+    name = f"{'config-v3' if newest else 'config'}.toml.tmpl"
+    return f'{Path(runtime.config).with_name(name)}, behind {{{{ template "base" . }}}}'
 
 
 def _same(seen: Examined, path: str) -> bool:

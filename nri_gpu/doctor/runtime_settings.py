@@ -161,11 +161,15 @@ def _toml(root: Path, name: str, faults: list[str], *, required: bool) -> Toml |
     path = root / name.lstrip("/")
     try:
         missing = not path.exists()
+        plain = missing or path.is_file()
     except OSError:
-        missing = False
+        missing, plain = False, True
     if missing:
         if required:
             faults.append(f"{name} is imported and does not exist, so containerd does not start")
+        return None
+    if not plain:
+        faults.append(f"{name} is not a regular file")
         return None
     text = text_of(path, TEXT_MAX, "utf-8")
     if text is None:

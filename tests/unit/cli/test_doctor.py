@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -59,6 +62,25 @@ def test_a_policy_with_faults(host: DoctorNode, nri_gpu: NriGpuCall) -> None:
     done = nri_gpu("doctor", "--root", host.root, "-o", "json")
     found = [each for part in done.document["sections"] for each in part["findings"] if each["subject"] == "policy"]
     assert (done.code, [each["level"] for each in found]) == (Exit.FINDING, ["error"])
+
+
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        (("etc/nri-gpu/policy.toml", "run/nri-gpu/policy.last"), "/etc/nri-gpu/policy.toml"),
+        (("run/nri-gpu/policy.last",), "/run/nri-gpu/policy.last"),
+        ((), "the built-in defaults"),
+    ],
+)
+def test_the_policy_in_force(host: DoctorNode, nri_gpu: NriGpuCall, files: tuple[str, ...], source: str) -> None:
+    """The daemon's, if it is in a pod as its state folder has it."""
+    host.remove("etc/nri-gpu/policy.toml")
+    for name in files:
+        host.write(name, ALLOWED).chmod(0o600)
+    with daemon(host.root / "run/nri-gpu", json.dumps(ANSWER).encode()):
+        done = nri_gpu("doctor", "--root", host.root, "-o", "json")
+    found = [each for part in done.document["sections"] for each in part["findings"] if each["subject"] == "policy"]
+    assert [each["meaning"].replace(str(host.root), "") for each in found] == [f"no faults in {source}"]
 
 
 @pytest.mark.parametrize("answer", [b"", b"[1]", b'{"schema": "nri-gpu/status/v9"}', b'{"error": "no such question"}'])
@@ -122,3 +144,11 @@ def test_in_colour_a_line_to_copy_is_whole() -> None:
     assert "x" * 60 in red
     assert red.startswith("\x1b[1;31m")
     assert "\x1b[2J" not in safe
+
+
+def test_a_terminal_without_a_locale(host: DoctorNode) -> None:
+    command = [sys.executable, "-m", "nri_gpu", "doctor", "--root", str(host.root), "--state-dir", "/run/\u00e4"]
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (Exit.FINDING, "")
+    assert "no nri-gpu runs with state folder /run/\\xe4" in " ".join(done.stdout.split())

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.answers import DaemonStatus, PolicyStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.doctor.examine import Examination, examine
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level
@@ -22,7 +22,7 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.host.plan import MakeLink, MakeNode, make_plan
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import NamespaceRules, Policy
+from nri_gpu.policy.model import BUILT_IN, NamespaceRules, Policy
 from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
 from tests.unit.daemon.test_report import view
@@ -129,6 +129,7 @@ class DoctorNode:
         write_guard_status(self.root / "run/nri-gpu-guard", status)
 
     def status(self, **fields: Any) -> DaemonStatus:  # noqa: ANN401 - of a View
+        fields = {"policy": PolicyStatus(BUILT_IN, ""), **fields}
         return status_of(view(node=make.node(driver_version=VERSION, majors=Majors(1510, 1511, 1512)), **fields))
 
     def examine(self, **changes: Any) -> Examination:  # noqa: ANN401 - of Examined

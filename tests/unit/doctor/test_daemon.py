@@ -111,3 +111,8 @@ def test_a_guard_with_a_fault(node: DoctorNode, fields: dict[str, Any], words: s
 def test_the_guard_of_an_earlier_process(node: DoctorNode) -> None:
     node.guard(replace(HEALTHY_GUARD, pid=os.getpid(), started="1"))
     assert "no guard runs" in node.only().meaning
+
+
+def test_a_policy_that_is_not_on_this_node(node: DoctorNode) -> None:
+    finding = node.only(status=node.status(policy=PolicyStatus("/etc/nri-gpu/policy.toml", "")))
+    assert (finding.level, finding.subject) == (Level.UNSEEN, "policy in force")

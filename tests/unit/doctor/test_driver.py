@@ -180,3 +180,8 @@ def test_a_driver_root_of_its_own(node: DoctorNode) -> None:
     (node.root / "usr").rename(node.root / "opt")
     assert "driver versions" in node.found()
     assert "driver versions" not in node.found(policy=Policy(driver=DriverSettings(root="/opt")))
+
+
+def test_the_driver_root_of_a_daemon_in_a_pod(node: DoctorNode) -> None:
+    mounted = DriverSettings(root="/driver-root", host_root="/")
+    assert "driver versions" not in node.found(policy=Policy(driver=mounted))

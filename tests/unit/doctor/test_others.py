@@ -80,5 +80,6 @@ def test_a_store_that_is_not_there(node: DoctorNode) -> None:
 def test_the_lines_of_an_advice(sentence: str, lines: tuple[str, ...]) -> None:
     head, *middle, last = policy_lines(sentence)
     assert tuple(middle) == lines
-    assert head.startswith("# in /etc/nri-gpu/policy.toml")
+    named = "# change driver.root in /etc/nri-gpu/policy.toml, then:"
+    assert head == ("# in /etc/nri-gpu/policy.toml:" if lines else named)
     assert last == "nri-gpu check && systemctl reload nri-gpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,6 +115,39 @@ def test_each_fault_is_found_with_its_fix(node: DoctorNode, broken: Break, subje
     finding = node.found(status=None)[subject]
     assert words in finding.meaning
     assert any(fix in line for line in finding.fix)
+
+
+def test_what_a_connected_daemon_will_meet_later_is_a_warning(node: DoctorNode) -> None:
+    config(CONFIG.replace("false", "true"))(node)
+    finding = node.only()
+    assert (finding.level, finding.subject) == (Level.WARNING, "NRI")
+    assert finding.meaning.startswith("nri-gpu is connected, but after the runtime's next start: NRI is off")
+
+
+def test_k3s_makes_its_file_from_a_template(node: DoctorNode) -> None:
+    folder = "var/lib/rancher/k3s/agent/etc/containerd"
+    node.process(700, "containerd", "containerd", "-c", f"/{folder}/config.toml", "--root", "/var/lib/k3s")
+    node.write(f"{folder}/config.toml", CONFIG.replace("false", "true"))
+    finding = node.found(status=None)["NRI"]
+    assert finding.fix[0].startswith(f"# in /{folder}/config-v3.toml.tmpl, behind {{{{ template")
+    assert finding.fix[-1].startswith("systemctl restart k3s ")
+    found = container_runtime(node.seen)
+    assert found is not None
+    assert found.containerd is not None
+    assert found.containerd.root == "/var/lib/k3s"
+
+
+def test_a_containerd_without_a_file_gets_one_first(node: DoctorNode) -> None:
+    node.program("1.7.24")
+    node.remove(TOML)
+    finding = node.found(status=None)["NRI"]
+    assert finding.fix[0] == "containerd config default > /etc/containerd/config.toml"
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_block(node: DoctorNode) -> None:
+    node.remove(TOML)
+    os.mkfifo(node.root / TOML)
+    assert "is not a regular file" in node.only().meaning
 
 
 def test_a_short_timeout_is_a_warning(node: DoctorNode) -> None:
