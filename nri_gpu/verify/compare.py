@@ -24,6 +24,10 @@ _BY_NODE: Final = (
     "can open {}, not granted: its spec has the node, from a device plugin, CDI or another component: an external "
     "allocation"
 )
+_RENUMBERED: Final = (
+    "can open {}, not granted: the node had that number when the container was created, and it was the granted GPU's: "
+    "the driver was loaded again since, or MIG devices were made again; create the container again"
+)
 _BY_RULE: Final = "can open {}, not granted: a device rule of its spec opens it, without a node"
 _BY_HOOK: Final = (
     "can open {}, not granted: its spec has a hook of NVIDIA's runtime, which opens devices by itself for an image "
@@ -69,10 +73,11 @@ def _of_devices(seen: Seen, numbers: Mapping[DeviceNumber, Owner]) -> Iterator[s
     for uuid in sorted(granted - known):
         yield f"was granted {uuid}, which is not on this node now: the driver was loaded again, or the GPU is gone"
     beyond = defaultdict[str, list[str]](list)
+    moved = any(not _has(granted, number, owner, nodes) for number, owner in numbers.items()) or not granted <= known
     for number, owner in sorted(numbers.items(), key=lambda each: (not each[1].units, not each[1].shared)):
         if owner.units & granted or (owner.shared and granted and number in nodes):
             yield from _lacking(seen, number, owner, nodes)
-        elif not seen.spec.privileged and (why := _origin(seen, number, nodes)):
+        elif not seen.spec.privileged and (why := _origin(seen, number, nodes, moved=moved)):
             beyond[why].append(_named(owner, number))
     for why, named in beyond.items():
         yield why.format(_listed(named))
@@ -80,10 +85,9 @@ def _of_devices(seen: Seen, numbers: Mapping[DeviceNumber, Owner]) -> Iterator[s
 
 def _lacking(seen: Seen, number: DeviceNumber, owner: Owner, nodes: Set[DeviceNumber]) -> Iterator[str]:
     """Why it cannot use what it was granted."""
-    if number not in nodes:
-        if not owner.path.startswith("/dev/dri/"):  # comes with graphics alone
-            yield f"its spec has no node {_named(owner, number)}, which its grant needs"
-    elif number not in seen.opens:
+    if not _has(_granted(seen), number, owner, nodes):
+        yield f"its spec has no node {_named(owner, number)}, which its grant needs"
+    elif number in nodes and number not in seen.opens:
         yield (
             f"cannot open {_named(owner, number)} any more, which it was granted: its device rules were changed after "
             "it was created, as systemd does on daemon-reload where /dev/char has no link (`nri-gpu prepare` makes "
@@ -91,12 +95,20 @@ def _lacking(seen: Seen, number: DeviceNumber, owner: Owner, nodes: Set[DeviceNu
         )
 
 
-def _origin(seen: Seen, number: DeviceNumber, nodes: Set[DeviceNumber]) -> str:
-    """How it came to a number that was not granted, as a format; empty where it does not have it."""
+def _has(granted: Set[str], number: DeviceNumber, owner: Owner, nodes: Set[DeviceNumber]) -> bool:
+    """Whether a number's node is there, or need not be: those in /dev/dri come with graphics alone."""
+    return number in nodes or not owner.units & granted or owner.path.startswith("/dev/dri/")
+
+
+def _origin(seen: Seen, number: DeviceNumber, nodes: Set[DeviceNumber], *, moved: bool) -> str:
+    """How it came to a number that was not granted, as a format; empty where it does not have it.
+
+    moved: what it was granted has another number now.
+    """
     if number not in seen.opens:
         return _SPEC_ALONE if number in nodes else ""
     if number in nodes:
-        return _BY_NODE
+        return _RENUMBERED if moved else _BY_NODE
     if seen.spec.opens(number):
         return _BY_RULE
     return _BY_HOOK if seen.spec.nvidia_hooks else _WIDENED
