@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test pytest check format proto schema share manifests conformance chaos fuzz bench test-gpu test-cluster clean
+.PHONY: help demo demo-faults test pytest check format proto schema share pictures manifests conformance chaos fuzz bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ schema: $(READY) ## the policy's declarations -> JSON Schema; causes and fixes -
 
 share: $(READY) ## the table of verbs -> completions for shells, man pages
 	$(BIN)/python share/generate.py
+
+pictures: $(READY) ## screenshots of the terminal -> docs/pictures
+	$(BIN)/python -m tests.pictures
 
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests

@@ -199,7 +199,8 @@ def health_lines(units: Mapping[str, HealthStatus]) -> Iterator[str]:
         line = f"{name} is {health.state}"
         if health.since_s:
             verb = "recovered from" if health.state == HealthState.HEALTHY else "because of"
-            line += f" since {at(health.since_s)}, {verb}: {health.why}; its state changed {health.changes} times"
+            often = "once" if health.changes == 1 else f"{health.changes} times"
+            line += f" since {at(health.since_s)}, {verb}: {health.why}; its state changed {often}"
         yield line + (f"; shows {', '.join(signs)}" if signs else "")
 
 
@@ -210,7 +211,7 @@ def transition_lines(history: History | None) -> Iterator[str]:
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.counts.items()))
     last = history.last[-SHOWN:]
     rest = ", the last:" if len(last) < history.total else ":"
-    yield f"{history.total} changes since {at(history.began_s)} ({counts}){rest}"
+    yield f"{history.total} change{'s' * (history.total > 1)} since {at(history.began_s)} ({counts}){rest}"
     yield from (f"  {at(each.at_s)}  {each.what}" for each in last)
 
 

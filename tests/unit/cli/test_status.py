@@ -321,7 +321,7 @@ PART_LINE = "MIG device 1:0 is bad since 2023-11-14 22:13:20 UTC, because of: XI
     ("inventory", "beginnings"),
     [
         (NODE, ["GPU 1 shows thermal"]),
-        (unhealthy(part=0), ["GPU 1 shows thermal", f"{PART_LINE}its state changed 1 times"]),
+        (unhealthy(part=0), ["GPU 1 shows thermal", f"{PART_LINE}its state changed once"]),
         (unhealthy(part=0, seconds=50), ["GPU 1 shows thermal", "MIG device 1:0 is recovering since "]),
         # A MIG device whose health is its GPU's has no line of its own.
         (unhealthy(gpu=1), ["GPU 1 is bad since 2023-11-14 22:13:20 UTC, because of: XID 79"]),

@@ -1,0 +1,124 @@
+"""Screenshots below docs/pictures: pages of `nri-gpu` as a terminal shows them, of nodes made up here.
+
+python -m tests.pictures     writes them again
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from msgspec import to_builtins
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+
+from nri_gpu.allocation.ledger import Entry
+from nri_gpu.cli import terminal
+from nri_gpu.cli.doctor import TONES
+from nri_gpu.cli.page import Line, Page
+from nri_gpu.cli.render import matrix
+from nri_gpu.cli.watch import Asked, live_page, moments
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.report import status_of
+from nri_gpu.doctor.examine import paragraphs
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.health import Happened, Health, HealthState, History
+from nri_gpu.simulation.topology import load_topology
+from tests.support import builders as make
+from tests.support.daemon import TOPOLOGIES
+from tests.unit.daemon.test_report import CLOCK, NOW, view
+from tests.unit.doctor.node import DoctorNode
+from tests.unit.doctor.test_driver import old_uvm
+from tests.unit.host.host_tree import host_below
+
+FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
+# rich loads a font from the network; who reads docs need not.
+FORMAT: Final = re.sub(r"@font-face \{\{.*?\}\}\n|<!--.*?-->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+XID: Final = "XID 79: the GPU has fallen off the bus"
+
+
+def status_watch() -> Page:
+    """Jobs on five of eight GPUs, one GPU broken a minute ago, a job gone just now."""
+    alone = [make.entry(at, to=make.container(of=f"train-{at}"), since=CLOCK - 7500 * at) for at in (1, 2)]
+    shared = [_shared(3, "notebook-a", 3700), _shared(3, "notebook-b", 42)]
+    gone = make.entry(5, to=make.container(of="eval"), since=CLOCK - 300)
+    before, after = (_node([*alone, *shared, *more], broken=broken) for more, broken in (((gone,), False), ((), True)))
+    answers, times = iter([before, after]), iter([NOW - 1, NOW])
+
+    def ask() -> Asked:
+        status = next(answers)
+        return to_builtins(status), status
+
+    seen = moments(ask, clock=lambda: next(times), sleep=lambda _: None)
+    next(seen)
+    return live_page(next(seen))
+
+
+def _shared(index: int, name: str, age_s: float) -> Entry:
+    return make.entry(index, to=make.container(of=name), mode=Mode.SHARED, since=CLOCK - age_s)
+
+
+def _node(entries: list[Entry], *, broken: bool) -> DaemonStatus:
+    gpus = [make.gpu(index) for index in range(8)]
+    if broken:
+        bad = Health(HealthState.BAD, NOW, XID, 1)
+        gpus[6] = make.gpu(6, unavailable=f"bad since 2027-01-15 08:00:00 UTC: {XID}", health=bad)
+    what = f"GPU 6 ({make.uuid(6)}) is bad, because of: {XID}"
+    news = Happened(number=1, at_s=NOW, kind="health", uuid=make.uuid(6), index=6, worse=True, what=what)
+    history = History(NOW - 9000, 1, {"health": 1}, (news,)) if broken else History(NOW - 9000)
+    return status_of(view(make.ledger(*entries), make.node(gpus, driver_version="580.95.05"), history=history))
+
+
+def topology() -> Page:
+    return matrix(load_topology(TOPOLOGIES / "pcie-8.toml"))
+
+
+def doctor() -> Page:
+    """A node whose driver was loaded again, without a guard."""
+    with tempfile.TemporaryDirectory(prefix="ng-") as folder, ExitStack() as sockets:
+        node = DoctorNode(host_below(Path(folder)), sockets)
+        old_uvm(node)
+        node.remove("run/nri-gpu-guard/guard.json")
+        found = paragraphs(node.examine(), COLUMNS)
+        return [Line(text.replace(folder, ""), TONES[level]) for text, level in found]
+
+
+COLUMNS: Final = 100
+PICTURES: Final[Mapping[str, tuple[str, Callable[[], Page]]]] = {
+    "status-watch.svg": ("nri-gpu status --watch", status_watch),
+    "topology.svg": ("nri-gpu gpus --topology", topology),
+    "doctor.svg": ("nri-gpu doctor", doctor),
+}
+
+
+def drawn(name: str) -> str:
+    """The picture of that name."""
+    title, page = PICTURES[name]
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
+    )
+    terminal.show(page(), console)
+    return console.export_svg(title=title, code_format=FORMAT, unique_id=name.partition(".")[0])
+
+
+def words(picture: str) -> list[str]:
+    """What one can read in a picture; how rich draws it changes with its versions."""
+    return re.sub(r"<[^>]*>", " ", picture.partition("</style>")[2]).replace("&#160;", " ").split()
+
+
+def main() -> int:
+    """Write them. Returns an exit code."""
+    FOLDER.mkdir(exist_ok=True)
+    for name in PICTURES:
+        (FOLDER / name).write_text(drawn(name), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
