@@ -23,7 +23,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.service import GuardSettings
 from nri_gpu.policy.stray import OnStray, StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
-from nri_gpu.stray.judge import Finding, Kind, Known, PodName, StrayProcess, judge
+from nri_gpu.stray.judge import Finding, Kind, Known, PodName, StrayProcess, container_of, judge
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.line_process import lines_of, python
@@ -109,6 +109,8 @@ class StrayController:
         self._allocated = allocations
         self._stop_containers = stop
         self._apart_s = apart_s
+        # On the host, MPS daemons are known by their programs; they outlive the daemon that started them.
+        self._programs = f"{os.path.realpath(node_state.settings.driver.stage_dir)}/*"
         self._first_seen: dict[_Seen, tuple[float, float]] = {}  # by the monotonic clock, and since the epoch
         self._reported: dict[tuple[object, ...], None] = {}
         self._log = LogOnce()
@@ -158,7 +160,9 @@ class StrayController:
         before, began = (state.ledger, self._containers()), time.monotonic()
         seen = await self._scan(state.node.inventory.majors)
         known = Known.of(state.node.inventory, before, (state.ledger, self._containers()))
-        found, unknown = await self._judge(seen.uses, known)
+        # What runs in nri-gpu's own container is its own: MPS daemons, which are no children of its any more.
+        ours = seen.extent.cgroups if container_of(seen.extent.cgroups, known) else None
+        found, unknown = await self._judge([use for use in seen.uses if use.cgroups != ours], known)
         self.looked_s, self.fault = time.time(), unknown or seen.fault
         self._see(found)
         for each in self.findings:
@@ -173,8 +177,7 @@ class StrayController:
     async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[Finding, ...], str]:
         """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
         settings = self._node_state.settings
-        # MPS daemons are programs of ours, and outlive the daemon that started them.
-        exceptions = Globs((*settings.stray.exceptions.patterns, f"{settings.driver.stage_dir}/*"))
+        exceptions = Globs((*settings.stray.exceptions.patterns, self._programs))
         found = judge(uses, known, exceptions)
         if not any(each.pod for each in found):
             return found, ""

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         if use:
             write(encode(use) + b"\n")
     whole = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PIDS and 1 in pids  # noqa: PTH116
-    write(encode(Extent(len(pids), closed, whole)) + b"\n")
+    write(encode(Extent(len(pids), closed, whole, _cgroups(os.getpid()))) + b"\n")
     return 0
 
 

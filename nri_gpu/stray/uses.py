@@ -25,8 +25,10 @@ class Extent(Struct, frozen=True, tag="extent"):
     """How far a look reached.
 
     processes: it saw. closed: of these, whose open files may not be seen. whole: no process of the host was hidden.
+    cgroups: of the process that looked, as of `Use`.
     """
 
     processes: int
     closed: int
     whole: bool
+    cgroups: tuple[str, ...] = ()

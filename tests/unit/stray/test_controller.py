@@ -229,6 +229,23 @@ async def test_the_mps_daemons_that_we_started_are_ours() -> None:
     assert audited.found == [ID]
 
 
+@pytest.mark.parametrize("cgroup", [f"/docker/{OTHER_ID}", f"/../cri-containerd-{OTHER_ID}.scope"])
+async def test_what_runs_in_our_own_container_is_ours(cgroup: str) -> None:
+    audited = Audited()
+    audited.extent = replace(WHOLE, cgroups=(cgroup,))
+    await audited.look(use(number(1), cgroup=cgroup))
+    assert audited.found == []
+    await audited.look(use(number(1), cgroup=f"{cgroup}/{ID}"))  # a runtime inside of it, whose container is known
+    assert audited.found == [ID]
+
+
+async def test_on_the_host_whoever_shares_our_cgroup_is_no_part_of_us() -> None:
+    audited = Audited()
+    audited.extent = replace(WHOLE, cgroups=HOST.cgroups)
+    await audited.look(HOST)
+    assert audited.found == [str(HOST.pid)]
+
+
 UNSEEN = {
     "the host's processes are hidden": (Extent(3, 0, whole=False), "the chart: stray.enabled=true"),
     "into some it may not look": (Extent(100, 98, whole=True), "some processes do not let nri-gpu see"),

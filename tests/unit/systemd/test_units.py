@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from nri_gpu.cdi.file import STANDARD, SUFFIXES
@@ -27,6 +28,7 @@ from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.plugin.supervisor import WAIT_MAX_S
 from nri_gpu.plugin.transport import LIMITS
 from nri_gpu.policy.model import Policy
+from nri_gpu.stray.uses import Extent
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import sandbox
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
@@ -38,12 +40,13 @@ FOLDER, PROJECT = OURS.parent, OURS.parents[1]
 GUARD_FILE, CDI_FILE, CDI_PATH_FILE = (
     FOLDER / f"nri-gpu-{name}" for name in ("guard.service", "cdi.service", "cdi.path")
 )
-KUBELET_FILE, MPS_FILE = (FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf"))
+KUBELET_FILE, MPS_FILE, STRAY_FILE = (
+    FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf", "stray.conf")
+)
 MPS_MOUNT = FOLDER / (DEFAULT_MPS_DIR.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
 PREPARE_FILE = FOLDER / "nri-gpu-prepare.service"
-DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, PREPARE = UNITS = [
-    Unit.read(file) for file in (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, PREPARE_FILE)
-]
+FILES = (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, PREPARE_FILE)
+DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE = UNITS = [Unit.read(file) for file in FILES]
 # `verify.py` is a script, in a folder that is no package.
 VERIFY: dict[str, Any] = runpy.run_path(str(FOLDER / "verify.py"))
 # Lines whose reason is the line before them, or plain to see.
@@ -64,7 +67,9 @@ def test_every_line_says_why(line: Line) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize(
-    "file", [OURS, GUARD_FILE, CDI_FILE, PREPARE_FILE, KUBELET_FILE, MPS_FILE, MPS_MOUNT], ids=lambda file: file.name
+    "file",
+    [OURS, GUARD_FILE, CDI_FILE, PREPARE_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, MPS_MOUNT],
+    ids=lambda file: file.name,
 )
 def test_systemd_has_nothing_against_it(file: Path) -> None:
     assert VERIFY["faults"](file) == []
@@ -293,3 +298,22 @@ def test_what_mps_clients_write_is_limited_in_bytes_and_in_files() -> None:
     assert options.keys() == {"size", "nr_inodes", "mode", "nosuid", "nodev", "noexec"}
     assert (options["size"], options["mode"]) == ("10%%", "0700")
     assert MPS.value("Wants") == MPS.value("After") == MPS_MOUNT.name
+
+
+# --- the drop-in for stray use ----------------------------------------------------------------------------------------
+
+
+def test_stray_use_takes_one_capability_and_a_look_at_the_kubelets_socket() -> None:
+    assert STRAY.values("CapabilityBoundingSet") == ["CAP_SYS_PTRACE"]
+    assert STRAY.values("InaccessiblePaths") == KUBELET.values("InaccessiblePaths")
+    socket = Path(Policy.default().kubelet.podresources)
+    hidden = {Path(word.removeprefix("-")) for word in STRAY.words("InaccessiblePaths")}
+    assert hidden.isdisjoint({socket, *socket.parents})
+
+
+def test_without_it_a_look_runs_in_the_sandbox_and_tells_that_it_is_blind() -> None:
+    """The child needs no system call that the unit takes away."""
+    scan = [sys.executable, "-I", "-m", "nri_gpu.stray.scan", "0", "195"]
+    done = subprocess.run(sandbox.command(scan), capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
+    extent = msgspec.json.decode(done.stdout.splitlines()[-1], type=Extent)
+    assert not extent.whole
