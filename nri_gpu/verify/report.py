@@ -112,7 +112,7 @@ def verify(bundles: Callable[[], Iterable[Bundle]], by: Evidence) -> Report:
 def _missing(by: Evidence, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
     """Why what was found is not all."""
     if holders is None:
-        yield "which containers have GPUs by the daemon's word: it is of another version, start it again"
+        yield "which containers have GPUs by the daemon's word: it stopped, or is of another version"
         return
     missing = {id_: pod for id_, pod in holders.items() if id_ not in pods}
     still = by.holders() or {} if missing else {}  # one may have ended meanwhile

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +19,7 @@ from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.cli.page import plain
 from nri_gpu.cli.verify import code_of, verify_page
 from nri_gpu.daemon.answers import InventoryAnswer
+from nri_gpu.daemon.policy_file import LAST_GOOD
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.domain.errors import Exit
 from nri_gpu.verify.bundles import TASKS
@@ -202,3 +206,28 @@ def test_no_containerd(nri_gpu: NriGpuCall, state: Path) -> None:
     with daemon(state, {"status": FREE, "inventory": INVENTORY}):
         done = nri_gpu("verify", "--state-dir", state, "--containerd-state", state)
     assert (done.code, "no containerd keeps containers below" in done.err) == (Exit.UNAVAILABLE, True)
+
+
+def test_a_broken_policy_file_and_the_last_good_one(nri_gpu: NriGpuCall, state: Path) -> None:
+    """The stage folder is the policy's; the daemon itself goes on with the last good one."""
+    policy = state.parent / "policy.toml"
+    policy.write_text("schema = ")
+    with daemon(state, {"status": FREE, "inventory": INVENTORY}):
+        assert nri_gpu("verify", *options(state), "--policy", policy).code == Exit.CONFIGURATION
+        (state / LAST_GOOD).write_text("schema = 1\n")
+        assert nri_gpu("verify", *options(state), "--policy", policy).code == Exit.OK
+
+
+def test_watching_says_once_what_cannot_be_seen_and_ends_by_a_signal(state: Path) -> None:
+    command = [sys.executable, "-m", "nri_gpu", "verify", *map(str, options(state)), "--watch", "--every", "nan"]
+    with subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout
+        first = json.loads(watching.stdout.readline())
+        assert "which device numbers the GPUs have is not known" in first["error"]
+        with daemon(state, {"status": FREE, "inventory": INVENTORY}):
+            second = json.loads(watching.stdout.readline())
+            assert (second["schema"], second["containers"]) == ("nri-gpu/verify/v1", [])
+        assert any("error" in json.loads(line) for line in watching.stdout)
+        watching.send_signal(signal.SIGINT)
+        assert watching.stdout.read() == ""
+        assert watching.wait(20) == Exit.UNAVAILABLE

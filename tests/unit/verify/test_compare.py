@@ -179,6 +179,7 @@ def test_nodes_to_draw_come_with_their_gpu_or_not_at_all() -> None:
 def test_extras_are_those_of_the_spec() -> None:
     extras = {
         Extra.GDRCOPY: NodeExtra(nodes=(DeviceNode("/dev/gdrdrv", 240, 0),)),
+        Extra.RDMA: NodeExtra(nodes=(DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
         Extra.IMEX: NodeExtra(channels=Channels(241, 2048)),
     }
     node = make.inventory(extras=extras)
@@ -186,6 +187,7 @@ def test_extras_are_those_of_the_spec() -> None:
     assert told(TRAINER, node, spec=spec(*more), opens={*more}) == []
     [sentence] = told(TRAINER, node, opens={*more})
     assert all(path in sentence for path in ("/dev/gdrdrv", "channel1", "/dev/nvidia-modeset"))
+    assert told(BYSTANDER, node, opens={(231, 192)}) == []  # an adapter is no GPU
 
 
 def test_without_a_driver_there_is_no_number() -> None:
