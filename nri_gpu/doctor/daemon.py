@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -157,6 +158,12 @@ def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
 def _guard(seen: Examined) -> DoctorFinding:
     subject = "guard"
     status = read_guard_status(seen.at(seen.guard_dir))
+    if status is None and "KUBERNETES_SERVICE_HOST" in os.environ and seen.root == Path("/"):
+        return unseen(
+            subject,
+            "its status is not shown in this pod: the readiness of its own pod says whether it is connected",
+            "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard",
+        )
     if status is None:
         return warning(
             subject,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, unseen, warning
-from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.scan import FoundDriver, scan
@@ -221,6 +221,8 @@ def _persistence(seen: Examined) -> DoctorFinding:
     alive = any(running(seen.at("/proc"), {"nvidia-persiste"}))
     if alive or socket in (SocketState.LIVE, SocketState.CLOSED):
         return ok(subject, "nvidia-persistenced keeps the GPUs initialized")
+    if not sees_the_host(seen.at("/proc")):
+        return unseen(subject, f"whether nvidia-persistenced runs: {NOT_THE_HOST}", ON_THE_HOST)
     return warning(
         subject,
         "nvidia-persistenced does not run: with no program on a GPU the driver shuts it down, so the next container "
@@ -237,6 +239,8 @@ def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
         return  # no NVSwitch
     if any(running(seen.at("/proc"), {"nv-fabricmanage"})):
         yield ok(subject, f"runs, for {switches} NVSwitches")
+    elif not sees_the_host(seen.at("/proc")):
+        yield unseen(subject, f"whether it runs: {NOT_THE_HOST}", ON_THE_HOST)
     elif switches:
         yield error(
             subject,

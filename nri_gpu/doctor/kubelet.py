@@ -15,6 +15,7 @@ from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.kubelet.advice import kubelet_advice
+from nri_gpu.policy.kubelet import Registration
 from nri_gpu.system.storage import text_of
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
@@ -44,6 +45,12 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
         yield ok("kubelet", "none here; annotations allocate")
         return
     yield from _socket(settings.dir, state, enabled=enabled)
+    if enabled and settings.registration is Registration.WATCHER and not seen.at(settings.registry_dir).is_dir():
+        yield error(
+            "kubelet",
+            f"{settings.registry_dir} does not exist, where the kubelet is to find nri-gpu: it has another root folder",
+            "# set kubelet.registry_dir in /etc/nri-gpu/policy.toml to the plugins_registry folder of its --root-dir",
+        )
     yield from _resources(seen, enabled=enabled)
     yield from _checkpoint(seen)
     yield from _cgroup_driver(seen, runtime)

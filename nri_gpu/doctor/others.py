@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.runtime import ContainerRuntime
@@ -17,6 +17,7 @@ from nri_gpu.policy.model import Disarm
 
 BLOBS: Final = "io.containerd.content.v1.content/blobs/sha256"
 CONFIG_MAX: Final = 256 << 10  # bytes; an image's configuration is mostly below 20 kB
+DOCKER: Final = "/etc/docker/daemon.json"
 LOOK_S: Final = 0.3
 _VARIABLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 _NOBODY: Final = ("", "void", "none")
@@ -37,6 +38,10 @@ class _ImageConfig(Struct, frozen=True):
         return next((value for name, _, value in variables if name == _VARIABLE.decode()), "")
 
 
+class _DockerSettings(Struct, frozen=True):
+    default_runtime: str = field(default="runc", name="default-runtime")
+
+
 def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
     """NVIDIA's runtime, hooks, device plugins and DRA driver, CDI specifications with hooks, and images."""
     advice = node_advice(seen.policy, seen.root)
@@ -49,10 +54,10 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
             "default runtime",
             f"{default} is the default runtime of {runtime.name}: any image that sets NVIDIA_VISIBLE_DEVICES gets "
             "GPUs, past nri-gpu and its policy",
-            f"# in {runtime.config}, below the CRI plugin's [containerd] table:",
-            'default_runtime_name = "runc"',
+            *_runc(runtime),
             f"systemctl restart {runtime.name}    # containers go on running",
         )
+    yield from _docker(seen)
     found = tuple(components(seen.root, seen.policy.kubelet.dir, str(Path(seen.policy.kubelet.registry_dir).parent)))
     if not advice and not default:
         yield ok("other injectors", "no other component that gives GPUs to containers" if not found else "provided for")
@@ -62,10 +67,30 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
 
 def _default_runtime(runtime: ContainerRuntime | None) -> str:
     """The name of the runtime handler that containers get without asking, where it is NVIDIA's."""
-    if runtime is None or runtime.containerd is None:
-        return ""
-    name = runtime.containerd.cri.containerd.default_runtime_name
-    return name if "nvidia" in name else ""
+    return runtime.default_handler if runtime and "nvidia" in runtime.default_handler else ""
+
+
+def _runc(runtime: ContainerRuntime) -> tuple[str, str]:
+    if runtime.containerd is None:
+        return f"# in {runtime.config}, below [crio.runtime]:", 'default_runtime = "crun"'
+    return f"# in {runtime.config}, below the CRI plugin's [containerd] table:", 'default_runtime_name = "runc"'
+
+
+def _docker(seen: Examined) -> Iterator[DoctorFinding]:
+    """Docker's containers never come to NRI: NVIDIA's runtime is theirs alone to use or not."""
+    try:
+        settings = msgspec.json.decode((seen.at(DOCKER)).read_bytes(), type=_DockerSettings)
+    except (OSError, msgspec.DecodeError):
+        return
+    if "nvidia" in settings.default_runtime:
+        yield warning(
+            "Docker",
+            f"{DOCKER} makes {settings.default_runtime} Docker's default runtime: any image that sets "
+            "NVIDIA_VISIBLE_DEVICES gets GPUs there, and nri-gpu does not know of it",
+            f"# in {DOCKER}, remove the line:",
+            f'"default-runtime": "{settings.default_runtime}"',
+            "systemctl reload docker    # then give GPUs by `nri-gpu cdi generate` and --device",
+        )
 
 
 def _images(seen: Examined, runtime: ContainerRuntime | None, *, obeys: bool) -> Iterator[DoctorFinding]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from nri_gpu.system.storage import text_of
 
-_ARGUMENTS_MAX = 1 << 16  # bytes
+NOT_THE_HOST: Final = "only a container's own processes are shown here"
+ON_THE_HOST: Final = "nri-gpu doctor    # on the host, or in a pod with hostPID: true"
+_ARGUMENTS_MAX: Final = 1 << 16  # bytes
 
 
 class RunningProgram(Struct, frozen=True):
@@ -26,6 +29,11 @@ class RunningProgram(Struct, frozen=True):
             if flag in flags:
                 return value if equals else "".join(self.arguments[index + 1 : index + 2])
         return ""
+
+
+def sees_the_host(proc: Path) -> bool:
+    """Whether these are the node's processes, not those of a container: only there the kernel's own are shown."""
+    return (text_of(proc / "2/comm") or "").strip() == "kthreadd"
 
 
 def running(proc: Path, names: Collection[str]) -> Iterator[RunningProgram]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, listed, ok, unseen, warning
-from nri_gpu.doctor.processes import RunningProgram, running
+from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
     CONTAINERD_CONFIG,
     CRIO_CONFIG,
@@ -21,7 +21,7 @@ from nri_gpu.doctor.runtime_settings import (
     ContainerdSettings,
     NriSettings,
     containerd_settings,
-    crio_nri,
+    crio_settings,
     seconds,
 )
 from nri_gpu.doctor.sockets import SocketState, socket_state
@@ -40,7 +40,7 @@ _CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections =
 class ContainerRuntime(Struct, frozen=True, kw_only=True):
     """The runtime that this node has. name: `containerd` or `crio`. version: empty where unknown.
 
-    process: None where none is seen to run. config: its main file. containerd: the settings of a containerd.
+    process: None where none is seen to run. config: its main file. containerd, crio_handler: the settings of each.
     """
 
     name: str
@@ -51,6 +51,12 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     containerd: ContainerdSettings | None = None
+    crio_handler: str = ""
+
+    @property
+    def default_handler(self) -> str:
+        """The OCI runtime of pods that ask for none."""
+        return self.containerd.cri.containerd.default_runtime_name if self.containerd else self.crio_handler
 
     @property
     def release(self) -> tuple[int, ...] | None:
@@ -88,9 +94,16 @@ def _described(seen: Examined, name: str, process: RunningProgram | None) -> Con
     if name == "crio":
         faults: list[str] = []
         config = config or CRIO_CONFIG
-        nri, files = crio_nri(seen.root, config, faults)
+        nri, handler, files = crio_settings(seen.root, config, faults)
         return ContainerRuntime(
-            name=name, process=process, version=version, config=config, nri=nri, files=files, faults=tuple(faults)
+            name=name,
+            process=process,
+            version=version,
+            config=config,
+            nri=nri,
+            files=files,
+            faults=tuple(faults),
+            crio_handler=handler,
         )
     config = config or CONTAINERD_CONFIG
     settings = containerd_settings(seen.root, config, release_of(version))
@@ -153,9 +166,8 @@ def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
     if socket_state(seen.at(seen.policy.plugin.socket)) in (SocketState.LIVE, SocketState.CLOSED):
         yield unseen(
             subject,
-            "a runtime has the NRI socket open, but its process cannot be seen from here (a container with its own "
-            "processes): its configuration is not known",
-            "run nri-gpu doctor on the host",
+            f"a runtime has the NRI socket open, but {NOT_THE_HOST}: which one, and how it is configured, is not known",
+            ON_THE_HOST,
         )
         return
     yield error(

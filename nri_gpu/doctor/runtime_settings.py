@@ -118,16 +118,19 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     return msgspec.structs.replace(whole, nri=nri, cri=handlers, files=tuple(files), faults=tuple(faults))
 
 
-def crio_nri(root: Path, path: str, faults: list[str]) -> tuple[NriSettings, tuple[str, ...]]:
-    """CRI-O's NRI settings in containerd's words, and the files that they are from."""
+def crio_settings(root: Path, path: str, faults: list[str]) -> tuple[NriSettings, str, tuple[str, ...]]:
+    """CRI-O's NRI settings in containerd's words, its default OCI runtime, and the files that they are from."""
     names = [path, *_matches(root, f"{path}.d/*")]
     nri: Toml = {}
     validator: Toml = {}
     read: list[str] = []
+    handler = ""
     for name in names:
         if (content := _toml(root, name, faults, required=False)) is not None:
             read.append(name)
-            table = _table(_table(content.get("crio")).get("nri"))
+            crio = _table(content.get("crio"))
+            table = _table(crio.get("nri"))
+            handler = str(_table(crio.get("runtime")).get("default_runtime", handler))
             validator |= _table(table.get("default_validator"))
             nri |= table
     words: Toml = {
@@ -147,7 +150,7 @@ def crio_nri(root: Path, path: str, faults: list[str]) -> tuple[NriSettings, tup
         "required_plugins": validator.get("nri_validator_required_plugins", []),
         "tolerate_missing_plugins_annotation": validator.get("nri_validator_tolerate_missing_plugins_annotation", ""),
     }
-    return _read(words, NriSettings, "[crio.nri]", faults), tuple(read)
+    return _read(words, NriSettings, "[crio.nri]", faults), handler, tuple(read)
 
 
 def seconds(duration: str) -> float | None:

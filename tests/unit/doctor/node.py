@@ -54,6 +54,7 @@ class DoctorNode:
         (self.root / "var").mkdir()
         (self.root / "var/run").symlink_to("../run")
         self._driver()
+        self.process(2, "kthreadd")
         self.process(700, "containerd", "/usr/bin/containerd")
         self.program("2.1.9")
         self.write("etc/containerd/config.toml", CONFIG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,15 @@ def test_no_guard(node: DoctorNode) -> None:
     node.remove("run/nri-gpu-guard/guard.json")
     finding = node.only()
     assert (finding.level, finding.fix) == (Level.WARNING, ("systemctl enable --now nri-gpu-guard",))
+
+
+def test_in_a_pod_the_guard_is_in_another(node: DoctorNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert node.found() == {}
+    guards = [
+        each for each in node.examine(root=Path("/"), guard_dir=Path("/none")).findings if each.subject == "guard"
+    ]
+    assert [each.level for each in guards] == [Level.UNSEEN]
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,17 @@ def test_a_fabric_manager_that_runs(node: DoctorNode) -> None:
     assert node.found() == {}
 
 
+def test_in_a_container_services_are_not_seen(node: DoctorNode) -> None:
+    node.process(2, "sh")
+    switches(node)
+    no_persistence(node)
+    found = node.found()
+    assert {subject: each.level for subject, each in found.items()} == {
+        "persistence": Level.UNSEEN,
+        "fabric manager": Level.UNSEEN,
+    }
+
+
 def test_a_persistence_daemon_seen_by_its_process(node: DoctorNode) -> None:
     node.remove("run/nvidia-persistenced/socket")
     node.process(800, "nvidia-persistenced", "/usr/bin/nvidia-persistenced")

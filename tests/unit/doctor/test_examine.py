@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from nri_gpu.doctor.finding import error, ok, unseen, warning
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from tests.unit.cli.shapes import TEXT, array, check_shape, fields, mapping, schema
 from tests.unit.doctor.node import DoctorNode
+from tests.unit.doctor.test_others import BLOBS, installed
 
 SHAPE = fields(
     schema=schema("doctor"),
@@ -88,3 +90,13 @@ def test_a_look_at_a_socket_is_not_heard(node: DoctorNode) -> None:
     assert socket_state(node.root / "run/other.sock") is SocketState.LIVE
     with pytest.raises(BlockingIOError):
         listener.accept()
+
+
+def test_a_busy_node_takes_less_than_two_seconds(node: DoctorNode) -> None:
+    installed(node)
+    for number in range(1000):
+        node.process(10_000 + number, "python3", "train.py")
+        node.write(f"{BLOBS}/{number:064d}", json.dumps({"config": {"Env": ["PATH=/bin"] * 50}}))
+    began = time.monotonic()
+    assert node.found().keys() == {"other injectors"}
+    assert time.monotonic() - began < 2

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_gpu.daemon.answers import KubeletStatus
 from nri_gpu.doctor.finding import Level
 from nri_gpu.domain.kubelet import ResourceStatus
-from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.policy.model import Policy
 from tests.support.builders import uuid
 from tests.support.podresources import PodResourcesThread
@@ -71,6 +71,13 @@ def test_only_the_guard_is_left(served: DoctorNode) -> None:
     kubelet = KubeletStatus(enabled=True, resources=(OFFERED,), guard_alone="NRI 0.6")
     finding = served.only(status=served.status(kubelet=kubelet))
     assert (finding.level, "NRI 0.6" in finding.meaning) == (Level.WARNING, True)
+
+
+def test_a_registry_folder_that_is_not_there(served: DoctorNode) -> None:
+    policy = enabled(registration=Registration.WATCHER)
+    assert "/var/lib/kubelet/plugins_registry does not exist" in served.only(policy=policy).meaning
+    (served.root / "var/lib/kubelet/plugins_registry").mkdir()
+    assert served.found(policy=policy) == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"Data": {"RegisteredDevices": 3}}', '{"Checksum": 1}', "\x00" * 100])

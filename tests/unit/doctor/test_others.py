@@ -38,6 +38,20 @@ def test_nvidia_as_the_default_runtime(node: DoctorNode) -> None:
     assert "default runtime" not in node.found(policy=IDLE)
 
 
+def test_nvidia_as_the_default_runtime_of_crio(node: DoctorNode) -> None:
+    node.process(700, "crio", "/usr/bin/crio")
+    node.program("1.33.1")
+    node.write("etc/crio/crio.conf.d/99-nvidia.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n')
+    found = node.found(status=None)
+    assert found["default runtime"].fix[1] == 'default_runtime = "crun"'
+
+
+@pytest.mark.parametrize(("text", "found"), [('{"default-runtime": "nvidia"}', True), ("{}", False), ("{", False)])
+def test_nvidia_as_the_default_runtime_of_docker(node: DoctorNode, text: str, found: bool) -> None:
+    node.write("etc/docker/daemon.json", text)
+    assert ("Docker" in node.found()) is found
+
+
 def test_an_installed_runtime_and_what_to_write_into_the_policy(node: DoctorNode) -> None:
     installed(node)
     node.write(f"{BLOBS}/x", "")

@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.doctor.finding import Examined, Level
 from nri_gpu.doctor.runtime import container_runtime
-from nri_gpu.doctor.runtime_settings import NriSettings, containerd_settings, crio_nri, seconds
+from nri_gpu.doctor.runtime_settings import NriSettings, containerd_settings, crio_settings, seconds
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 Break = Callable[[DoctorNode], object]
@@ -165,7 +165,7 @@ def test_a_runtime_in_another_pid_namespace(node: DoctorNode) -> None:
     stopped(node)
     node.remove(TOML)
     finding = node.found(status=None)["container runtime"]
-    assert (finding.level, finding.fix) == (Level.UNSEEN, ("run nri-gpu doctor on the host",))
+    assert (finding.level, "on the host" in finding.fix[0]) == (Level.UNSEEN, True)
 
 
 def test_of_two_runtimes_the_one_with_our_socket(node: DoctorNode) -> None:
@@ -230,14 +230,16 @@ def test_passwords_are_not_kept(tmp_path: Path) -> None:
 def test_crio(tmp_path: Path) -> None:
     folder = tmp_path / "etc/crio/crio.conf.d"
     folder.mkdir(parents=True)
-    (folder / "10-a.conf").write_text('[crio.nri]\nenable_nri = false\nnri_listen = "/run/a.sock"\n')
+    (folder / "10-a.conf").write_text(
+        '[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.nri]\nenable_nri = false\nnri_listen = "/run/a.sock"\n'
+    )
     (folder / "20-b.conf").write_text(
         '[crio.nri]\nenable_nri = true\nnri_plugin_request_timeout = "4s"\n'
         '[crio.nri.default_validator]\nnri_validator_required_plugins = ["x"]\n'
     )
     faults: list[str] = []
-    found, files = crio_nri(tmp_path, "/etc/crio/crio.conf", faults)
-    assert (faults, len(files)) == ([], 2)
+    found, handler, files = crio_settings(tmp_path, "/etc/crio/crio.conf", faults)
+    assert (faults, len(files), handler) == ([], 2, "nvidia")
     assert (found.disable, found.socket_path, found.plugin_request_timeout) == (False, "/run/a.sock", "4s")
     assert found.default_validator.required_plugins == ("x",)
 
