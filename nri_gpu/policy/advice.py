@@ -19,6 +19,7 @@ from nri_gpu.policy.advice_rules import (
 from nri_gpu.policy.forms import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.policy.stray import OnStray
 
 # Kubernetes' names for namespaces (RFC 1123 labels), and what a pattern adds to them.
 _NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -102,6 +103,26 @@ def _denied_for_nothing(rules: NamespaceRules) -> Iterator[str]:
             yield f'namespaces.deny[{index}] = "{pattern}" changes nothing: namespaces.allow lists no such name'
 
 
+def _stopped_strays(policy: Policy) -> Iterator[str]:
+    stray = policy.stray
+    if stray.action is not OnStray.STOP:
+        return
+    if not (stray.enabled and stray.namespaces.patterns):
+        lacking = "stray.namespaces is empty" if stray.enabled else "stray.enabled is false"
+        yield f'stray.action = "stop" stops nothing: {lacking}'
+        return
+    if "*" in stray.namespaces.patterns:
+        yield (
+            'stray.namespaces has "*": containers of every namespace may be stopped, kube-system too; list those whose '
+            "containers can be spared"
+        )
+    if not policy.kubelet.podresources:
+        yield (
+            'kubelet.podresources is empty, and stray.action is "stop": containers whose GPUs another device plugin '
+            "allocated may be stopped; set it where this node has a kubelet"
+        )
+
+
 def _silence(policy: Policy) -> Iterator[str]:
     if policy.namespaces.otherwise is Otherwise.IGNORE:
         yield (
@@ -178,6 +199,7 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _parts,
     _extras,
     _silence,
+    _stopped_strays,
     other_settings,
     _external_allocations,
     _folders,

@@ -5,10 +5,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from nri_gpu.policy.forms import NAMESPACES, NOTHING, Globs, about
+from nri_gpu.policy.forms import NAMESPACES, NOTHING, Globs, about, patterns, text
 
 # NVIDIA's own, where its packages install them.
 _DAEMONS: Final = ("/usr/bin/nvidia-persistenced", "/usr/bin/nv-fabricmanager", "/usr/bin/nv-hostengine")
+
+_EXCEPTIONS: Final = patterns(text(r"[!-~]*/[!-~]*", "namespace/pod or a path, or a pattern of these", 512))
 
 
 class OnStray(StrEnum):
@@ -40,7 +42,7 @@ class StraySettings(Struct, frozen=True, kw_only=True):
     namespaces: Annotated[Globs, NAMESPACES, about("Namespaces whose containers may be stopped.")] = NOTHING
     exceptions: Annotated[
         Globs,
-        NAMESPACES,
+        _EXCEPTIONS,
         about(
             "What may use GPUs without a grant: pods as namespace/pod, programs of the host by path, containers of "
             "other runtimes by cgroup; shell-style patterns."

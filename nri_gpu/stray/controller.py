@@ -178,7 +178,7 @@ class StrayController:
         """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
         settings = self._node_state.settings
         exceptions = Globs((*settings.stray.exceptions.patterns, self._programs))
-        found = judge(uses, known, exceptions)
+        found = await asyncio.to_thread(judge, uses, known, exceptions)  # some milliseconds on a full node
         if not any(each.pod for each in found):
             return found, ""
         try:
@@ -186,7 +186,7 @@ class StrayController:
         except AllocationsUnknownError as error:
             why = f"the kubelet does not say which GPUs it allocated ({error}), so no container is stopped"
             return found, why
-        return judge(uses, replace(known, allocated=given), exceptions), ""
+        return await asyncio.to_thread(judge, uses, replace(known, allocated=given), exceptions), ""
 
     def _forget(self, why: str = "") -> None:
         self.findings, self.fault = (), why

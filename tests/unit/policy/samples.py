@@ -23,6 +23,9 @@ GOOD: Final[dict[str, Raw]] = {
     "extras": {"extras": {"allowed": ["drm", "imex", "mig-config"]}},
     "namespaces": {"namespaces": {"allow": ["ml-*", "a?", "[a-c]x", "[!a]"], "deny": ["*"], "otherwise": "ignore"}},
     "most patterns": {"namespaces": {"allow": [f"n{number}" for number in range(256)]}},
+    "strays": {
+        "stray": {"enabled": True, "action": "stop", "namespaces": ["a-*"], "exceptions": ["/usr/bin/dcgm*", "a/*"]}
+    },
     "limits": {"limits": {"gpus_per_container": 0, "containers_per_gpu": 1, "gpus_per_node": 100_000}},
     "requests by environment": {"environment": {"may_ask": ["legacy-*"], "may_ask_all": True}},
     "stale": {"inventory": {"stale": "refuse", "stale_after_s": 86400}},
@@ -88,6 +91,11 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "unknown extra": ({"extras": {"allowed": ["imex:0"]}}, "extras.allowed[0]", 'cannot be "imex:0"'),
     "unknown mode": ({"defaults": {"mode": "share"}}, "defaults.mode", 'did you mean "shared"?'),
     "no capabilities": ({"defaults": {"capabilities": []}}, "defaults.capabilities", "must not be empty"),
+    "a pod without its namespace": (
+        {"stray": {"exceptions": ["dcgm-exporter"]}},
+        "stray.exceptions[0]",
+        "namespace/pod or a path",
+    ),
     "namespace as text": ({"namespaces": {"allow": "*"}}, "namespaces.allow", "must be an array, not a string"),
     "namespace twice": ({"namespaces": {"deny": ["a", "b", "a"]}}, "namespaces.deny[2]", "listed twice"),
     "unknown way": ({"namespaces": {"otherwise": "deny"}}, "namespaces.otherwise", "known: refuse, ignore"),

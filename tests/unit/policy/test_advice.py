@@ -36,6 +36,10 @@ QUIET: dict[str, Raw] = {
         "namespaces": {"allow": ["a"]},
         "kubelet": {"inject_for": ["nvidia.com/gpu"], "reservations": ["kai-resource-reservation"]},
     },
+    "strays of some namespaces are stopped": {
+        "namespaces": {"allow": ["a"]},
+        "stray": {"enabled": True, "action": "stop", "namespaces": ["ml-*"]},
+    },
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
 
@@ -50,6 +54,19 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     "everybody but some": (
         {"namespaces": {"deny": ["kube-*"]}},
         "every namespace but those of namespaces.deny may ask",
+    ),
+    "stopped, and not looked for": ({"stray": {"action": "stop"}}, "stops nothing: stray.enabled is false"),
+    "stopped in no namespace": (
+        {"stray": {"enabled": True, "action": "stop"}},
+        "stops nothing: stray.namespaces is empty",
+    ),
+    "stopped anywhere": (
+        {"stray": {"enabled": True, "action": "stop", "namespaces": ["*"]}},
+        'stray.namespaces has "*"',
+    ),
+    "stopped whatever the kubelet says": (
+        {"stray": {"enabled": True, "action": "stop", "namespaces": ["a"]}, "kubelet": {"podresources": ""}},
+        "containers whose GPUs another device plugin allocated may be stopped",
     ),
     "nobody": ({"namespaces": {"allow": []}}, "namespaces.allow is empty: no container"),
     "everybody denied": ({"namespaces": {"deny": ["*"]}}, 'namespaces.deny has "*": no container'),
