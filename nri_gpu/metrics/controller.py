@@ -8,6 +8,7 @@ OPEN_MAX are served at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -31,6 +32,7 @@ PATIENCE_S: Final = 10.0
 BACKLOG: Final = 64
 RETRY_S: Final = 30.0
 WITHOUT_LIBRARY: Final = "prometheus-client is not installed: pip install 'nri-gpu[metrics]'"
+CONFINED: Final = "the systemd unit needs its drop-in metrics.conf for a port, and none for a Unix socket"
 NOT_SERVED: Final = "metrics are not served"
 
 
@@ -58,8 +60,8 @@ class MetricsController:
             try:
                 listener = _listening(self._listen)
             except OSError as error:
-                fault = f"metrics.listen = {self._listen}: {error.strerror}; trying again every {RETRY_S:g} s"
-                self._faults.warning(NOT_SERVED, fault)
+                hint = CONFINED if error.errno == errno.EAFNOSUPPORT else f"trying again every {RETRY_S:g} s"
+                self._faults.warning(NOT_SERVED, f"metrics.listen = {self._listen}: {error.strerror}; {hint}")
                 await asyncio.sleep(RETRY_S)
             else:
                 break

@@ -135,7 +135,7 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     (root / "opt/nri-gpu/bin").mkdir(parents=True)
     shutil.copytree(ROOT / "share", root / "opt/nri-gpu/share", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     run(files, root)
-    for name in ("mps.conf", "kubelet.conf", "stray.conf"):
+    for name in ("mps.conf", "kubelet.conf", "stray.conf", "metrics.conf"):
         target = "/etc/systemd/system/nri-gpu.service.d"
         run([f"install -D -m 0644 systemd/nri-gpu.service.d/{name} {target}/{name}"], root)
     run(["install -m 0644 systemd/run-nri*gpu-mps-clients.mount /etc/systemd/system/"], root)

@@ -27,6 +27,7 @@ from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.policy.kubelet import Registration
+from nri_gpu.policy.metrics import metrics_faults
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.parse import select_annotation
 from nri_gpu.simulation.topology import load_topology
@@ -35,12 +36,14 @@ from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.helm import CHART, RefusedError, Release, documents, render, values
 from tests.support.manifests import FOLDER, SETS
+from tests.support.prometheus import ALERTS
 from tests.unit.policy.samples import SETTINGS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 ADMISSION = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+OPERATORS = {"ServiceMonitor"}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "defaults": {},
     "annotations": {"kubelet": {"enabled": False}},
@@ -58,6 +61,10 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
     "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True, "criDir": "/run/containerd"}},
+    "metrics": {"metrics": {"enabled": True}},
+    "scraped by the operator": {
+        "metrics": {"enabled": True, "scrape": "serviceMonitor", "port": 9999, "labels": {"release": "prometheus"}},
+    },
     "least of it": {
         "guard": {"enabled": False},
         "admission": {"enabled": False},
@@ -118,6 +125,8 @@ def test_kubernetes_takes_it(variant: str, version: str) -> None:
     given = values(**VARIANTS[variant])
     jsonschema.validate(given, SCHEMA)
     for document in documents(given, release(version)):
+        if document["kind"] in OPERATORS:  # whose schemas are not Kubernetes' own
+            continue
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"].get("namespace", "elsewhere") == "elsewhere"
         assert re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", document["metadata"]["name"])
@@ -193,6 +202,9 @@ def test_every_table_of_the_values_is_one_of_those() -> None:
         {"paths": {"nri": "/run/nri: x"}},
         {"guard": {"enabled": "yes"}},
         {"admission": {"action": "Audit"}},
+        {"metrics": {"scrape": "push"}},
+        {"metrics": {"port": 0}},
+        {"metrics": {"address": "localhost"}},
         {"admission": {"resourcePrefix": "gpu"}},
         {"maxSurge": 0},
         {"maxSurge": "0%"},
@@ -436,7 +448,7 @@ def test_every_path_of_the_cluster_that_it_names_is_the_charts() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
     kinds = {each["kind"] for each in documents(values(**VARIANTS[variant]))}
-    assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet", *ADMISSION}
+    assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", *OPERATORS, *ADMISSION}
     for component in daemon_sets(variant):
         assert pod(component, variant)["automountServiceAccountToken"] is False
 
@@ -528,6 +540,42 @@ def test_mps_has_the_hosts_process_ids_and_a_mount_that_it_sees() -> None:
     assert made == {"name": "state", "mountPath": "/run/nri-gpu", "mountPropagation": "Bidirectional"}
     assert mount("daemon", "mps", name="state") == made | {"mountPropagation": "HostToContainer"}
     assert not {"hostPID", "initContainers"} & (pod("daemon").keys() | pod("guard", "mps").keys())
+
+
+def test_metrics_are_served_and_found_as_the_values_say() -> None:
+    """No port of the host is claimed, or the second daemon of an upgrade would wait for the first."""
+    for variant, address in (("metrics", "0.0.0.0:9464"), ("scraped by the operator", "0.0.0.0:9999")):
+        options = _overrides(arguments("daemon", variant))
+        assert build_policy(PolicyText("policy.toml", ""), options).metrics.listen == address
+        assert not list(metrics_faults(build_policy(PolicyText("policy.toml", ""), options).metrics))
+        assert "ports" not in container("daemon", variant)
+    assert "metrics.listen" not in _overrides(arguments("daemon"))
+    found = pod_annotations("metrics")
+    assert (found["prometheus.io/scrape"], found["prometheus.io/port"]) == ("true", "9464")
+    assert not [each for each in pod_annotations("scraped by the operator") if "prometheus" in each]
+
+
+def pod_annotations(variant: str) -> dict[str, str]:
+    """Of the daemon's pods."""
+    found: dict[str, str] = daemon_sets(variant)["daemon"]["spec"]["template"]["metadata"]["annotations"]
+    return found
+
+
+def test_the_operator_finds_the_daemons_alone() -> None:
+    variant = "scraped by the operator"
+    kinds = {each["kind"]: each for each in documents(values(**VARIANTS[variant]))}
+    service, monitor = kinds["Service"], kinds["ServiceMonitor"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    [endpoint], [port] = monitor["spec"]["endpoints"], service["spec"]["ports"]
+    assert (endpoint["port"], endpoint["honorLabels"], port["port"]) == (port["name"], True, 9999)
+    job = re.search(r'job=~"\.\*(.*)\.\*"', ALERTS.read_text())
+    assert job
+    assert job[1] == service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+    selects = service["spec"]["selector"].items()
+    labels = {name: each["spec"]["template"]["metadata"]["labels"] for name, each in daemon_sets(variant).items()}
+    assert [name for name, each in labels.items() if selects <= each.items()] == ["daemon"]
+    assert not {"Service", "ServiceMonitor"} & {each["kind"] for each in documents(values())}
 
 
 def test_the_stray_use_audit_sees_the_hosts_processes_and_two_sockets() -> None:
