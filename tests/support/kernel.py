@@ -69,6 +69,10 @@ class NriGpuOnNvidia(NriGpu):
         """A module's version, where nothing else tells it from the one before."""
         (self._modules / name / "version").write_text(f"{version}\n")
 
+    def number(self, major: int) -> None:
+        """The major of GPUs' nodes is another one."""
+        self._devices.write_text(DEVICES.format(majors=MAJORS.replace("195", str(major))))
+
     def unload(self) -> None:
         """`rmmod nvidia-uvm nvidia`."""
         self._devices.write_text(DEVICES.format(majors=""))

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from tests.support.prometheus import ALERTS, MONITORING, Prometheus, free_port
 from tests.support.waiting import aside, in_a_loop
 from tests.unit.daemon.chain import HANDLE, INIT, PATIENCE_S, TWO, Chain
 from tests.unit.daemon.test_run_health import LISTENER, listens
+from tests.unit.stray.holding import FULL, MAJOR, cgroup_of, holding, into
 
 GUARD: Final = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=True)
 SOME: Final = 5  # more than an alert takes for an accident
@@ -34,6 +36,7 @@ class Monitored:
     """A node with two GPUs, its daemon and guard, and the Prometheus that scrapes it."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder, self.strays = folder, ExitStack()
         self.chain = chain = Chain(folder, TWO, events="all")
         self._guard = folder / "guard"
         target = f"127.0.0.1:{free_port()}"
@@ -41,7 +44,8 @@ class Monitored:
         assert chain.launch.policy
         self.policy = chain.launch.policy
         text = self.policy.read_text().replace("[inventory]", "[inventory]\nstale_after_s = 3")
-        self.policy.write_text(f'{text}[metrics]\nguard_dir = "{self._guard}"\n')
+        stray = "[stray]\nenabled = true\nevery_s = 1\n"
+        self.policy.write_text(f'{text}{stray}[metrics]\nguard_dir = "{self._guard}"\n')
         self.prometheus = Prometheus(folder / "prometheus", target)
         self.guards(connected=True)
 
@@ -147,6 +151,13 @@ async def xids(node: Monitored) -> None:
         await node.chain.until("it to recover", "device=1")
 
 
+async def stray(node: Monitored) -> None:
+    """A container of another runtime holds a GPU: the node of one has a number now that every machine serves."""
+    node.chain.daemon.number(MAJOR)
+    cgroup = node.strays.enter_context(cgroup_of(f"nri-gpu-test-metrics/{'cd' * 32}"))
+    node.strays.enter_context(holding(node.folder, FULL, before=into(cgroup)))
+
+
 async def lost(node: Monitored) -> None:
     node.chain.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
 
@@ -183,6 +194,7 @@ FAULTS: Final[dict[str, Callable[[Monitored], Awaitable[None]]]] = {
     "NriGpuChildRestarting": listener_dies,
     "NriGpuGpuWithheld": xid,
     "NriGpuGpuUnstable": xids,
+    "NriGpuStrayUse": stray,
     "NriGpuGpuLost": lost,
     "NriGpuInventoryStale": hangs,
     "NriGpuNodeNotReady": unloaded,
@@ -195,7 +207,7 @@ FAULTS: Final[dict[str, Callable[[Monitored], Awaitable[None]]]] = {
 @in_a_loop
 async def test_each_alert_fires_on_its_fault(monitored: Monitored) -> None:
     chain = monitored.chain
-    with monitored.prometheus:
+    with monitored.prometheus, monitored.strays:
         async with chain.connected():
             await monitored.healthy()
             for alert, happens in FAULTS.items():
