@@ -22,6 +22,7 @@ from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu
+from tests.support.docker import Docker
 from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
@@ -41,6 +42,7 @@ TOPOLOGY: Final = (
     .replace("minor = 1\n", f"minor = {LOOP_CONTROL}\n")
 )
 HOLDS: Final = "mknod /tmp/n c {} {}; until (: </tmp/n) 2>/dev/null; do sleep 0.05; done; exec sleep 3600 </tmp/n"
+HOLDS_ITS_NODE: Final = ("/bin/sh", "-c", "exec sleep 3600 </dev/loop-control")
 FOUND: Final = "stray gpu use namespace=default pod_name="
 STOPPED: Final = "it uses a GPU that nobody granted it"
 UNTOLD: Final = "so no container is stopped"
@@ -128,6 +130,16 @@ def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
         wait_for("its end", lambda: ungranted not in findings(daemon), 20)
         for name in ("ungranted", "other", "agent"):
             assert daemon.log().count(f"{FOUND}{name}") == 1
+
+
+def test_dockers_containers_are_named_by_id_and_never_stopped(node: Containerd, tmp_path: Path) -> None:
+    with Docker() as docker:
+        docker.load()
+        container = docker.run("--device", "/dev/loop-control", command=HOLDS_ITS_NODE)
+        with auditing(node, tmp_path, action="stop", namespaces=["*"]) as daemon:
+            found = wait_found(daemon, container)[container]
+            assert (found["kind"], found["stoppable"], found["gpu_uuids"]) == ("unknown-container", False, [UUIDS[1]])
+            assert f"container {container} (cgroup /{docker.base.name}/{container}) (pid " in found["message"]
 
 
 def test_what_was_there_before_the_daemon_is_named_too(node: Containerd, tmp_path: Path) -> None:
