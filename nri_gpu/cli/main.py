@@ -165,7 +165,13 @@ VERBS: Final = (
         "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen.",
         (
             _option("--watch", help="keep looking, and print what changes", action="store_true"),
-            _option("--every", help="with --watch: seconds between looks (default 5)", type=float, default=5.0),
+            _option(
+                "--every",
+                help="with --watch: seconds between looks (default 5)",
+                type=float,
+                default=5.0,
+                metavar="SECONDS",
+            ),
             _option("--containerd-state", help="containerd's state folder (default: the usual ones)", metavar="DIR"),
             POLICY,
             STATE_DIR,

@@ -135,3 +135,16 @@ def test_no_containerd_is_no_clean_bill(tmp_path: Path) -> None:
     ) as caught:
         read_bundles([tmp_path / "none", tmp_path / "file"])
     assert not caught.value.denied
+
+
+def test_a_folder_that_may_not_be_listed(tmp_path: Path) -> None:
+    write(tmp_path, annotated())
+    (tmp_path / TASKS).chmod(0)
+    me = os.geteuid()
+    os.seteuid(me or 65534)
+    try:
+        with pytest.raises(UnseenError, match=r"cannot be listed: Permission denied; be root") as caught:
+            read_bundles([tmp_path])
+    finally:
+        os.seteuid(me)
+    assert caught.value.denied
