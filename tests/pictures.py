@@ -28,6 +28,7 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.doctor.examine import paragraphs
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.health import Happened, Health, HealthState, History
 from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
@@ -42,9 +43,20 @@ FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 FORMAT: Final = re.sub(r"@font-face \{\{.*?\}\}\n|<!--.*?-->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 XID: Final = "XID 79: the GPU has fallen off the bus"
 
+REFUSED: Final = Refused(
+    number=1,
+    at_s=NOW,
+    what="container refused",
+    code="gpu-busy",
+    reason="asked for 8, and 4 are free: wait until others are done, or ask for fewer.",
+    namespace="ml",
+    pod="sweep",
+    container="main",
+)
+
 
 def status_watch() -> Page:
-    """Jobs on five of eight GPUs, one GPU broken a minute ago, a job gone just now."""
+    """Jobs on three of eight GPUs; one GPU has broken just now, a job has gone, and one was refused."""
     alone = [make.entry(at, to=make.container(of=f"train-{at}"), since=CLOCK - 7500 * at) for at in (1, 2)]
     shared = [_shared(3, "notebook-a", 3700), _shared(3, "notebook-b", 42)]
     gone = make.entry(5, to=make.container(of="eval"), since=CLOCK - 300)
@@ -72,7 +84,9 @@ def _node(entries: list[Entry], *, broken: bool) -> DaemonStatus:
     what = f"GPU 6 ({make.uuid(6)}) is bad, because of: {XID}"
     news = Happened(number=1, at_s=NOW, kind="health", uuid=make.uuid(6), index=6, worse=True, what=what)
     history = History(NOW - 9000, 1, {"health": 1}, (news,)) if broken else History(NOW - 9000)
-    return status_of(view(make.ledger(*entries), make.node(gpus, driver_version="580.95.05"), history=history))
+    refusals = (REFUSED,) if broken else ()
+    node = make.node(gpus, driver_version="580.95.05")
+    return status_of(view(make.ledger(*entries), node, history=history, refusals=refusals))
 
 
 def topology() -> Page:

@@ -10,7 +10,9 @@ from msgspec import UnsetType
 from nri_gpu.cli.page import Column, Line, Table, Tone, plain
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, StrayStatus, UnitStatus
+from nri_gpu.domain.decision import Refused
 
+SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.GOOD}  # nobody holds a free GPU; others share it
 COLUMNS: Final = (
@@ -63,6 +65,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
         *lines(_of_kubelet(status, now), Tone.PLAIN),
         *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
         *([] if glance else wrong),
+        *lines(_refusal_lines(status), Tone.WARN),
         *lines(transition_lines(status.transitions), Tone.FAINT),
     ]
 
@@ -90,6 +93,17 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
         )
     for fault in status.faults:
         yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
+
+
+def _refusal_lines(status: DaemonStatus) -> Iterator[str]:
+    if status.refusals:
+        yield f"{status.refusals[-1].number} refused since the daemon began, the last:"
+        yield from (f"  {at(each.at_s)}  {refusal_words(each)}" for each in status.refusals[-SHOWN:])
+
+
+def refusal_words(refused: Refused) -> str:
+    container = f", container {refused.container}" if refused.container else ""
+    return f"{refused.namespace}/{refused.pod}{container}: {refused.what} [{refused.code}]: {refused.reason}"
 
 
 def _stray_lines(stray: StrayStatus, now: float) -> Iterator[str]:

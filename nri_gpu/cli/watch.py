@@ -15,15 +15,17 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.page import Line, Table, Tone, plain
 from nri_gpu.cli.render import at
-from nri_gpu.cli.status_page import faults, holder_words, status_page
+from nri_gpu.cli.status_page import faults, holder_words, refusal_words, status_page
 from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.health import NO_HISTORY, Happened
 
 ASK_S: Final = 1.0  # between two questions to the daemon
 RECENT: Final = 20  # changes on a terminal
 SCHEMA: Final = "nri-gpu/status-watch/v1"
-HELD, FAULT, DAEMON = "held", "fault", "daemon"  # kinds of changes; those of the node's transitions are as they are
+# Kinds of changes; those of the node's transitions are as they are.
+HELD, REFUSED, FAULT, DAEMON = "held", "refused", "fault", "daemon"
 
 Answer = Mapping[str, object]  # as the daemon sent it
 Asked = tuple[Answer, DaemonStatus]
@@ -68,7 +70,8 @@ def moments(
 ) -> Iterator[Moment]:
     """One each second, without an end. Raises: CommandError: the first question was not answered."""
     asked, fault = ask(), ""
-    recent = tuple(reversed((asked[1].transitions or NO_HISTORY).last))[:RECENT]
+    known = [*(asked[1].transitions or NO_HISTORY).last, *map(_refused, asked[1].refusals)]
+    recent = tuple(sorted(known, key=lambda each: each.at_s, reverse=True))[:RECENT]
     yield Moment(clock(), asked, "", None, recent)
     while True:
         sleep(ASK_S)
@@ -101,6 +104,8 @@ def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[H
     if missed := new.total - known - len(news):
         yield _happened(now, DAEMON, f"{missed} more changes happened meanwhile")
     yield from news
+    told = 0 if restarted or not before.refusals else before.refusals[-1].number
+    yield from (_refused(each) for each in after.refusals if each.number > told)
     were, are = _held(before), _held(after)
     yield from (
         _happened(now, HELD, f"GPU {p} is no longer {who}", u) for (u, p, who) in were if (u, p, who) not in are
@@ -109,6 +114,10 @@ def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[H
     were_wrong, wrong = _wrong(before), _wrong(after)
     yield from (_happened(now, FAULT, f"no longer: {each}") for each in were_wrong if each not in wrong)
     yield from (_happened(now, FAULT, each, worse=True) for each in wrong if each not in were_wrong)
+
+
+def _refused(each: Refused) -> Happened:
+    return _happened(each.at_s, REFUSED, refusal_words(each), worse=True)
 
 
 def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
@@ -123,8 +132,9 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
 
 
 def _wrong(status: DaemonStatus) -> list[str]:
-    """What keeps the daemon from granting; a fault of the inventory is a transition, too."""
-    return faults(replace(status, node=replace(status.node, inventory_fault="")))
+    """What keeps the daemon from granting, and stray use; a fault of the inventory is a transition, too."""
+    stray = [f"stray use: {each.message}" for each in status.stray.findings]
+    return [*faults(replace(status, node=replace(status.node, inventory_fault=""))), *stray]
 
 
 def _happened(at_s: float, kind: str, what: str, uuid: str = "", *, worse: bool = False) -> Happened:
@@ -151,7 +161,7 @@ def _print_json(seen: Iterator[Moment]) -> None:
 
 def live_page(moment: Moment) -> list[Line | Table]:
     """The page of a terminal: the status and a clock, and the last changes below it."""
-    status = replace(moment.asked[1], transitions=None)
+    status = replace(moment.asked[1], transitions=None, refusals=())
     page = status_page(status, moment.at_s, glance=True)
     news = (Line(f"  {at(each.at_s)}  {each.what}", Tone.WARN if each.worse else Tone.PLAIN) for each in moment.recent)
     return [

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from msgspec import UNSET, Struct, UnsetType
 
 from nri_gpu.daemon.ledger_file import HolderLine
+from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.kubelet import ResourceStatus
@@ -164,6 +165,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     """The answer to `status`. gone: holders of GPUs that are gone. transitions: since the daemon began.
 
     options: of the daemon's command line, by their key in the policy, and `topology`, the simulated node's file.
+    refusals: the last, in their order.
     """
 
     runtime: RuntimeConnection
@@ -177,6 +179,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     transitions: History | None = None
     options: Mapping[str, str | bool | int | float] = {}
     stray: StrayStatus = StrayStatus()
+    refusals: tuple[Refused, ...] = ()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

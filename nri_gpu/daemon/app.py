@@ -25,6 +25,7 @@ from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.metrics.controller import MetricsController
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.guard_status import guard_connected
 from nri_gpu.plugin.handlers import Plugin
@@ -68,11 +69,12 @@ class Daemon:
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed)
         self._audit = _audit_log(fixed, folder.path)
         self._node = NodeControllers(state, fixed, folder, key, topology)
+        self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
-        self._sizes = Sizes(self._plugin.request_bytes, later)
+        self._sizes = Sizes(self._plugin.request_bytes, later, self._refusals.log)
         self._stray = StrayController(state, self._sizes.containers)
         self._supervisor = Supervisor(
             self._plugin,
@@ -88,6 +90,7 @@ class Daemon:
             self._kubelet,
             self._stray,
             list_fault=lambda: self._sizes.fault,
+            refusals=lambda: tuple(self._refusals.last),
             session=lambda: self._supervisor.facts,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
@@ -105,6 +108,7 @@ class Daemon:
             recorder=StateRecorder(journal, self._audit, later, grace_s),
             start_hindrance=self._node.mps.start_hindrance,
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
+            refusals=self._refusals,
         )
         return Plugin(self._state, needs, key)
 

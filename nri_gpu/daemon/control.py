@@ -30,6 +30,7 @@ from nri_gpu.daemon.answers import (
     SynchronizeStatus,
 )
 from nri_gpu.daemon.report import View, status_of
+from nri_gpu.domain.decision import Refused
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
@@ -133,9 +134,11 @@ class Reporter:
         list_fault: Callable[[], str],
         options: Mapping[str, str | bool],
         session: Callable[[], SessionFacts] = SessionFacts,
+        refusals: Callable[[], tuple[Refused, ...]] = tuple,
     ) -> None:
         self._path = path
         self._session = session
+        self._refusals = refusals
         self._node_state = node_state
         self._cache = cache
         self._inventory = inventory
@@ -213,6 +216,7 @@ class Reporter:
             history=self._inventory.history,
             kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
             options=self._options,
+            refusals=self._refusals(),
             stray=StrayStatus(self._node_state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
         )
 

@@ -13,6 +13,7 @@ from nri_gpu.allocation.messages import opener, why_not
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.ledger_file import holder_line
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.health import NO_HISTORY, History, TransitionKind
 from nri_gpu.domain.node import Node
@@ -42,6 +43,7 @@ class View(Struct, frozen=True, kw_only=True):
     kubelet: answers.KubeletStatus = answers.KubeletStatus()
     options: Mapping[str, str | bool] = {}
     stray: answers.StrayStatus = answers.StrayStatus()
+    refusals: tuple[Refused, ...] = ()
 
     def wall_of(self, monotonic: float) -> float | None:
         """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
@@ -79,6 +81,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         transitions=view.history,
         options=view.options,
         stray=view.stray,
+        refusals=view.refusals,
     )
 
 

@@ -104,6 +104,22 @@ class Reason(Struct, frozen=True):
 NOT_ASKED: Final = "no gpu annotation"
 
 
+class Refused(Struct, frozen=True, kw_only=True):
+    """A refusal, as it is published. number: 1 for the first. at_s: seconds since the epoch. what: was refused.
+
+    container: empty where a pod was refused.
+    """
+
+    number: int
+    at_s: float
+    what: str
+    code: str
+    reason: str
+    namespace: str
+    pod: str
+    container: str = ""
+
+
 class Pass(Struct, frozen=True):
     """No GPU is asked for. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
 

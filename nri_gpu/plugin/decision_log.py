@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from loguru import logger
@@ -10,7 +12,7 @@ from loguru import logger
 from nri_gpu.allocation.grant import InvalidGrant
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse, Refused
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import Policy
 
@@ -18,6 +20,8 @@ from nri_gpu.policy.model import Policy
 HOOK_ADVICE: Final = (
     "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` names those on this node"
 )
+
+KEPT: Final = 32  # refusals
 
 
 class HooksSeen:
@@ -50,12 +54,38 @@ def warn_ungranted(container: Container, grant: InvalidGrant | None, policy: Pol
     return True
 
 
+class Refusals:
+    """Logs refusals, and keeps the last for `nri-gpu status`. clock: seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.last: deque[Refused] = deque(maxlen=KEPT)
+        self._clock = clock
+        self._total = 0
+
+    def log(self, fields: Mapping[str, object], reason: Reason, phrase: str) -> None:
+        """As `log_refusal`."""
+        log_refusal(fields, reason, phrase)
+        self._total += 1
+        self.last.append(
+            Refused(
+                number=self._total,
+                at_s=self._clock(),
+                what=phrase,
+                code=reason.code.value,
+                reason=reason.sentence,
+                namespace=str(fields["namespace"]),
+                pod=str(fields["pod_name"]),
+                container=str(fields.get("container_name", "")),
+            )
+        )
+
+
 def log_refusal(fields: Mapping[str, object], reason: Reason, phrase: str) -> None:
     """One line for what must not be created or started. fields: which container or pod it is."""
     logger.bind(**fields, decision="refuse", code=reason.code.value, reason=reason.sentence).info(phrase)
 
 
-def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
+def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float, refusals: Refusals) -> None:
     """One INFO line for a decision; nothing for a plain pass."""
     facts = {**container_fields(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
@@ -68,7 +98,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
             if note:
                 logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
-            log_refusal(facts, reason, "container refused")
+            refusals.log(facts, reason, "container refused")
         case Pass(_, why, note):
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
+from nri_gpu.plugin.decision_log import Refusals
 
 
 class Remembered(Struct, frozen=True):
@@ -45,7 +46,7 @@ class PluginDependencies(Struct, frozen=True):
     clock: monotonic seconds. later: run something once the reply is on its way. recorder: keeps what happens.
     inventory_age_s: seconds since the source of the inventory last answered; None where it never did.
     start_hindrance: why a container with this grant cannot start yet; empty when it can. stage_dir: where driver files
-    are staged, without symlinks; empty: what containers have mounted from there does not matter.
+    are staged, without symlinks; empty: what containers have mounted from there does not matter. refusals: logs them.
     """
 
     clock: Callable[[], float]
@@ -54,3 +55,4 @@ class PluginDependencies(Struct, frozen=True):
     inventory_age_s: Callable[[], float | None] = lambda: None
     start_hindrance: Callable[[Grant], str] = lambda _: ""
     stage_dir: str = ""
+    refusals: Refusals = field(default_factory=Refusals)

@@ -32,7 +32,7 @@ from nri_gpu.nri.events import Event, Lifecycle
 from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
-from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, log_refusal, warn_ungranted
+from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, warn_ungranted
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.releasing import ReleasedGpus
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
@@ -147,7 +147,7 @@ class Plugin:
 
     def _log_later(self, container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
         later = self._needs.later
-        later(lambda: log_decision(container, decision, node, elapsed_s))
+        later(lambda: log_decision(container, decision, node, elapsed_s, self._needs.refusals))
         if isinstance(container.kubelet, AllocationInvalid):
             later(lambda: self.external.complain(container))
         if container.nvidia_hooks and not isinstance(decision, Pass):
@@ -163,7 +163,7 @@ class Plugin:
         if reason:
             self.counts.refused(reason.code, Outcome.REJECTED)
             fields = container_fields(adjusted.container)
-            self._needs.later(lambda: log_refusal(fields, reason, "container rejected"))
+            self._needs.later(lambda: self._needs.refusals.log(fields, reason, "container rejected"))
         return validation.verdict_to_pb(reason)
 
     def unanswered(self, payload: bytes) -> None:

@@ -39,17 +39,23 @@ REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes 
 class Sizes:
     """The size of the runtime's next Synchronize, across connections.
 
-    limit: the policy's plugin.request_bytes. later: run something once the reply is on its way. counts: it sees all
-    that is created and removed, so it knows the list at any time; the guard's does not. fault: why the runtime could
-    not send its list now; empty when it can.
+    limit: the policy's plugin.request_bytes. later: run something once the reply is on its way. log: of refusals.
+    counts: it sees all that is created and removed, so it knows the list at any time; the guard's does not. fault: why
+    the runtime could not send its list now; empty when it can.
     """
 
     def __init__(
-        self, limit: Callable[[], int], later: Callable[[Callable[[], None]], object], *, counts: bool = True
+        self,
+        limit: Callable[[], int],
+        later: Callable[[Callable[[], None]], object],
+        log: Callable[[Mapping[str, object], Reason, str], None] = log_refusal,
+        *,
+        counts: bool = True,
     ) -> None:
         self.fault = ""
         self._limit = limit
         self._later = later
+        self._log = log
         self._counts = counts
         self._listing = ListSize()
         self._splits = True
@@ -158,10 +164,10 @@ class Sizes:
 
     def _refused(self, code: Code, request: RequestSize, sentence: str) -> Reason:
         reason, container = Reason(code, sentence), request.container
-        fields: dict[str, str] = {"namespace": request.pod.namespace, "pod_name": request.pod.name}
+        fields: dict[str, object] = {"namespace": request.pod.namespace, "pod_name": request.pod.name}
         if container:
             fields |= {"container_name": container.name, "container_id": container.id}
-        self._later(lambda: log_refusal(fields, reason, "container refused" if container else "pod refused"))
+        self._later(lambda: self._log(fields, reason, "container refused" if container else "pod refused"))
         return reason
 
 

@@ -21,7 +21,7 @@ from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.status import Reply, status_of
-from nri_gpu.plugin.decision_log import container_fields, log_refusal
+from nri_gpu.plugin.decision_log import container_fields
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.process import user_of
@@ -133,5 +133,5 @@ class GrantedContainers:
 
     def _refuse(self, container: Container, reason: Reason) -> Reply:
         self._counts.refused(reason.code, Outcome.START_REFUSED)
-        self._needs.later(lambda: log_refusal(container_fields(container), reason, "start refused"))
+        self._needs.later(lambda: self._needs.refusals.log(container_fields(container), reason, "start refused"))
         return status_of(reason)

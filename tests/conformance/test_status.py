@@ -3,6 +3,7 @@
 from tests.support.containerd import Containerd
 from tests.support.daemon import NriGpu
 from tests.support.marks import on_newest
+from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
@@ -20,6 +21,15 @@ def test_status_names_the_holder(node: Containerd, daemon: NriGpu) -> None:
     assert (table.returncode, "default/trainer" in table.stdout) == (0, True)
     node.cri.stop(container)
     assert not any(gpu["holders"] for gpu in daemon.status()["gpus"])
+
+
+def test_status_names_the_last_refusals(node: Containerd, daemon: NriGpu) -> None:
+    node.cri.refused("count=9", "greedy")
+    wait_for("the refusal", lambda: bool(daemon.status()["refusals"]), 10)
+    refusal = daemon.status()["refusals"][-1]
+    assert (refusal["pod"], refusal["container"], refusal["code"]) == ("greedy", "main", "no-such-gpu")
+    words = f"default/greedy, container main: container refused [no-such-gpu]: {refusal['reason']}"
+    assert words in daemon.verb("status").stdout
 
 
 def test_a_daemon_that_lost_its_runtime_is_a_finding(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:

@@ -16,6 +16,7 @@ from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed, Parts
+from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
@@ -91,8 +92,14 @@ class Bench:
         self.ledgers: list[Ledger] = []
         self.inventory_age_s: float | None = 0.0
         self.state.subscribe(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
+        self.refusals = Refusals(lambda: self.clock())
         needs = PluginDependencies(
-            self.clock, self.later, NoRecorder(), lambda: self.inventory_age_s, stage_dir=stage_dir
+            self.clock,
+            self.later,
+            NoRecorder(),
+            lambda: self.inventory_age_s,
+            stage_dir=stage_dir,
+            refusals=self.refusals,
         )
         self.plugin = Plugin(self.state, needs, KEY)
         self._later: list[Callable[[], None]] = []

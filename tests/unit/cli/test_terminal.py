@@ -21,6 +21,7 @@ from nri_gpu.cli.verify import verify_page
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.health import Happened, Health, HealthState, History
 from nri_gpu.simulation.topology import load_topology
@@ -34,6 +35,17 @@ GOLDENS = Path(__file__).parent / "goldens"
 MIG = TOPOLOGIES / "mig-a100.toml"
 PCIE = TOPOLOGIES / "pcie-8.toml"
 WHY = "XID 79: the GPU has fallen off the bus"
+
+REFUSED = Refused(
+    number=7,
+    at_s=NOW - 3,
+    what="container refused",
+    code="gpu-busy",
+    reason="asked for 2, and 1 is free: wait until ml/alone is done.",
+    namespace="ml",
+    pod="greedy",
+    container="main",
+)
 
 
 @cache
@@ -52,6 +64,7 @@ def node_in_trouble() -> DaemonStatus:
                 ready=False, since_s=NOW - 5, name="containerd", version="2.1.9", fault="gone"
             ),
             history=History(NOW - 9000, 1, {"health": 1}, (lost,)),
+            refusals=(REFUSED,),
         )
     )
 

@@ -21,12 +21,14 @@ from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import daemon_status
 from nri_gpu.cli.page import plain
 from nri_gpu.cli.watch import Asked, Moment, changes, live_page, moments
-from nri_gpu.daemon.answers import DaemonStatus, OpenedBy, PolicyStatus, RuntimeConnection
+from nri_gpu.daemon.answers import DaemonStatus, OpenedBy, PolicyStatus, RuntimeConnection, StrayStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.health import Happened, History
 from nri_gpu.domain.kubelet import AllocatedDevice
+from nri_gpu.stray.judge import Finding
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.tmux import Terminal
@@ -60,6 +62,20 @@ HOT, COLD = happened(1, "GPU 0 shows thermal"), happened(2, "GPU 0 no longer sho
 RESERVED = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK, shared=False)
 OPENED = replace(EMPTY.gpus[3], opened_by=(OpenedBy("ml/old", "main"),))
 AWAY = RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket")
+FIRST, SECOND = (
+    Refused(
+        number=number,
+        at_s=NOW + number,
+        what="container refused",
+        code="no-such-gpu",
+        reason=f"reason {number}.",
+        namespace="ml",
+        pod="train",
+        container="main",
+    )
+    for number in (1, 2)
+)
+STRAY = StrayStatus(findings=(Finding(kind="host", message="process 7 has /dev/nvidia0 open", processes=()),))
 CHANGES = {
     "nothing": (with_history(HOT, total=1), with_history(HOT, total=1), []),
     "a transition": (with_history(HOT, total=1), with_history(HOT, COLD, total=2), [COLD.what]),
@@ -94,6 +110,12 @@ CHANGES = {
         replace(EMPTY, gpus=(*EMPTY.gpus[:3], OPENED)),
         ["GPU 3 is open by its number to ml/old, container main"],
     ),
+    "a refusal": (
+        replace(EMPTY, refusals=(FIRST,)),
+        replace(EMPTY, refusals=(FIRST, SECOND)),
+        ["ml/train, container main: container refused [no-such-gpu]: reason 2."],
+    ),
+    "stray use": (EMPTY, replace(EMPTY, stray=STRAY), ["stray use: process 7 has /dev/nvidia0 open"]),
     "a fault": (EMPTY, status_of(view(connection=AWAY)), ["not connected to the runtime: no NRI socket"]),
     "a fault is over": (
         status_of(view(policy=PolicyStatus("policy.toml", "line 3"))),
@@ -150,7 +172,9 @@ def test_not_with_what_prints_nothing(nri_gpu: NriGpuCall, option: Sequence[str]
 
 
 def test_the_live_page_has_the_newest_change_first_and_says_when_the_daemon_is_lost() -> None:
-    first, second, lost = seen(with_history(HOT, total=1), with_history(HOT, COLD, total=2), "no answer")
+    before = replace(with_history(HOT, total=1), refusals=(FIRST,))
+    first, second, lost = seen(before, replace(with_history(HOT, COLD, total=2), refusals=(FIRST,)), "no answer")
+    assert "container refused [no-such-gpu]: reason 1." in plain(live_page(first)).partition("the last changes:")[2]
     assert "  GPU 0 shows thermal" in plain(live_page(first))
     news = plain(live_page(second)).partition("the last changes:")[2]
     assert news.index(COLD.what) < news.index(HOT.what)
