@@ -29,6 +29,9 @@ _INITIAL_PIDS: Final = 0xEFFFFFFC  # inode of the host's own pid namespace (Linu
 _AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
 _MODE_AT, _RDEV_AT = 28, 128
 _O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fcntl.h)
+# kcmp(2): 0 for the same table, negative where a sandbox or the kernel forbids it. linux/kcmp.h.
+_KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
+_KCMP_FILES: Final = 2
 _NICE: Final = 10
 TEXT_MAX: Final = 1024  # bytes of a path
 
@@ -58,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
     """Raises: OSError: it is gone, or its files may not be seen."""
-    numbers = tuple(sorted(set(_open_numbers(pid, majors))))
+    numbers = tuple(sorted({number for tid in _tables(pid) for number in _open_numbers(tid, majors)}))
     if not numbers or owner in _ancestors(pid):
         return None
     before = _stat(pid)
@@ -66,6 +69,14 @@ def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
     if _stat(pid)[1] != before[1]:  # another process has the pid by now
         raise ProcessLookupError(pid)
     return Use(pid, before[1], program, cgroups, numbers)
+
+
+def _tables(pid: int) -> Iterator[int]:
+    """A thread for each table of open files: threads may have tables of their own, and the first may have ended."""
+    yield pid
+    for tid in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
+        if tid != pid and _KCMP and _syscall(_KCMP, pid, tid, _KCMP_FILES, 0, 0) > 0:
+            yield tid
 
 
 def _open_numbers(pid: int, majors: frozenset[int]) -> Iterator[DeviceNumber]:
@@ -122,7 +133,8 @@ def _text(path: str) -> str:
         return file.read().decode(errors="replace")
 
 
-_statx: Final = ctypes.CDLL(None, use_errno=True).statx
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_statx, _syscall = _libc.statx, _libc.syscall
 _buffer: Final = ctypes.create_string_buffer(_STATX_BYTES)
 
 if __name__ == "__main__":

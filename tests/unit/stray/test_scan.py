@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
@@ -57,6 +58,36 @@ def test_who_does_not_hold_it_is_not_named(tmp_path: Path, does: str) -> None:
     with holding(tmp_path, FULL, script=script) as process:
         uses, _ = scanned()
         assert FULL not in (uses[process.pid].numbers if process.pid in uses else ())
+
+
+OWN_TABLE: Final = """\
+import ctypes, os, sys, threading
+CLONE_FILES = 0x400
+def hold():
+    assert ctypes.CDLL(None).unshare(CLONE_FILES) == 0
+    os.open(sys.argv[1], os.O_RDWR)
+    print("open", flush=True)
+    sys.stdin.read()
+threading.Thread(target=hold).start()
+"""
+ENDED: Final = """\
+import ctypes, os, sys, threading
+os.open(sys.argv[1], os.O_RDWR)
+def hold():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b"open\\n")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit(2), of this thread alone
+"""
+
+
+@pytest.mark.parametrize("script", [OWN_TABLE, ENDED], ids=["with files of its own", "of a process whose first ended"])
+def test_a_thread_that_holds_it_is_found(tmp_path: Path, script: str) -> None:
+    with holding(tmp_path, FULL, script=script) as process:
+        assert FULL in scanned()[0][process.pid].numbers
 
 
 def test_the_owners_own_children_are_left_out(tmp_path: Path) -> None:
