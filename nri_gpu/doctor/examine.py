@@ -16,8 +16,9 @@ from nri_gpu.doctor.files import files_findings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
 from nri_gpu.doctor.host import host_findings
 from nri_gpu.doctor.kubelet import kubelet_findings
+from nri_gpu.doctor.nri import runtime_findings
 from nri_gpu.doctor.others import other_findings
-from nri_gpu.doctor.runtime import ContainerRuntime, runtime_findings
+from nri_gpu.doctor.runtime import ContainerRuntime
 
 SCHEMA: Final = "nri-gpu/doctor/v1"
 WIDTH_MIN: Final = 40

@@ -37,7 +37,7 @@ def sees_the_host(proc: Path) -> bool:
 
 
 def running(proc: Path, names: Collection[str]) -> Iterator[RunningProgram]:
-    """The processes whose program has one of these names, the oldest pid first."""
+    """The processes whose program has one of these names, the oldest pid first; not those of containers."""
     try:
         pids = sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal())
     except OSError:
@@ -45,6 +45,12 @@ def running(proc: Path, names: Collection[str]) -> Iterator[RunningProgram]:
     for pid in pids:
         folder = proc / str(pid)
         name = (text_of(folder / "comm") or "").strip()
-        if name in names:
+        if name in names and _of_the_node(folder):
             words = (text_of(folder / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").rstrip("\0").split("\0")
             yield RunningProgram(pid, name, tuple(words))
+
+
+def _of_the_node(folder: Path) -> bool:
+    """Whether it has one pid, in the namespace that /proc shows: those of containers have one in theirs as well."""
+    lines = (text_of(folder / "status", _ARGUMENTS_MAX) or "").splitlines()
+    return all(len(line.split()) == 2 for line in lines if line.startswith("NSpid:"))

@@ -31,6 +31,13 @@ T = TypeVar("T")
 Toml = dict[str, object]
 
 
+class FileFault(Struct, frozen=True):
+    """What is wrong with a file. denied: nothing but that this user may not read it."""
+
+    sentence: str
+    denied: bool = False
+
+
 class Validator(Struct, frozen=True):
     """NRI's default validator, from containerd 2.2 on."""
 
@@ -86,7 +93,7 @@ class ContainerdSettings(Struct, frozen=True, kw_only=True):
     cri: CriSettings = CriSettings()
     disabled_plugins: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
+    faults: tuple[FileFault, ...] = ()
 
 
 def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) -> ContainerdSettings:
@@ -95,7 +102,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     From 2.0 on, imported files are merged into the tables before; in 1.x they replace a plugin's whole table.
     """
     files: list[str] = []
-    faults: list[str] = []
+    faults: list[FileFault] = []
     version: object = None
     together: Toml = {}
     pending = [path]
@@ -118,7 +125,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     return msgspec.structs.replace(whole, nri=nri, cri=handlers, files=tuple(files), faults=tuple(faults))
 
 
-def crio_settings(root: Path, path: str, faults: list[str]) -> tuple[NriSettings, str, tuple[str, ...]]:
+def crio_settings(root: Path, path: str, faults: list[FileFault]) -> tuple[NriSettings, str, tuple[str, ...]]:
     """CRI-O's NRI settings in containerd's words, its default OCI runtime, and the files that they are from."""
     names = [path, *_matches(root, f"{path}.d/*")]
     nri: Toml = {}
@@ -160,7 +167,7 @@ def seconds(duration: str) -> float | None:
     return sum(float(amount) * _UNITS_S[unit] for amount, unit in _AMOUNT.findall(duration))
 
 
-def _toml(root: Path, name: str, faults: list[str], *, required: bool) -> Toml | None:
+def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> Toml | None:
     path = root / name.lstrip("/")
     try:
         missing = not path.exists()
@@ -169,19 +176,19 @@ def _toml(root: Path, name: str, faults: list[str], *, required: bool) -> Toml |
         missing, plain = False, True
     if missing:
         if required:
-            faults.append(f"{name} is imported and does not exist, so containerd does not start")
+            faults.append(FileFault(f"{name} is imported and does not exist, so containerd does not start"))
         return None
     if not plain:
-        faults.append(f"{name} is not a regular file")
+        faults.append(FileFault(f"{name} is not a regular file"))
         return None
     text = text_of(path, TEXT_MAX, "utf-8")
     if text is None:
-        faults.append(f"{name} cannot be read by this user")
+        faults.append(FileFault(f"{name} cannot be read by this user", denied=True))
         return None
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        faults.append(f"{name} is not TOML: {error}")
+        faults.append(FileFault(f"{name} is not TOML: {error}"))
         return None
 
 
@@ -225,10 +232,10 @@ def _table(value: object) -> Toml:
     return value if isinstance(value, dict) else {}
 
 
-def _read(value: object, kind: type[T], where: str, faults: list[str]) -> T:
+def _read(value: object, kind: type[T], where: str, faults: list[FileFault]) -> T:
     """The settings that we know; the defaults, and a fault, where one has a wrong type."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        faults.append(f"{where}: {error}")
+        faults.append(FileFault(f"{where}: {error}"))
         return kind()

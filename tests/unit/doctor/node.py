@@ -111,7 +111,11 @@ class DoctorNode:
         self.write(f"proc/{pid}/cmdline", "\0".join(arguments) + "\0")
 
     def program(self, version: str, pid: int = 700) -> None:
-        self.write(f"proc/{pid}/exe", CONTAINERD.format(version=version)).chmod(0o755)
+        name = (self.root / f"proc/{pid}/comm").read_text().strip()
+        self.write(f"usr/bin/{name}", CONTAINERD.format(version=version)).chmod(0o755)
+        link = self.root / f"proc/{pid}/exe"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"/usr/bin/{name}")
 
     def listen(self, path: str) -> socket.socket:
         target = self.root / path

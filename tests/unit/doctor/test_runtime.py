@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.doctor.finding import Examined, Level
 from nri_gpu.doctor.runtime import container_runtime
-from nri_gpu.doctor.runtime_settings import NriSettings, containerd_settings, crio_settings, seconds
+from nri_gpu.doctor.runtime_settings import FileFault, NriSettings, containerd_settings, crio_settings, seconds
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 Break = Callable[[DoctorNode], object]
@@ -184,11 +184,43 @@ def test_the_file_named_on_the_command_line(node: DoctorNode) -> None:
     assert found.files == ("/etc/mine.toml",)
 
 
-def test_a_program_that_others_can_write_is_not_run(node: DoctorNode) -> None:
-    (node.root / "proc/700/exe").chmod(0o777)
+def other_file(node: DoctorNode) -> None:
+    """What it names is no runtime."""
+    node.remove("proc/700/exe")
+    (node.root / "proc/700/exe").symlink_to("/usr/bin/reboot")
+    (node.root / "usr/bin/containerd").rename(node.root / "usr/bin/reboot")
+
+
+def other_folder(node: DoctorNode) -> None:
+    node.remove("proc/700/exe")
+    (node.root / "proc/700/exe").symlink_to("/data/containerd")
+    (node.root / "data").mkdir()
+    (node.root / "usr/bin/containerd").rename(node.root / "data/containerd")
+
+
+NOT_RUN: dict[str, Break] = {
+    "others can write it": lambda node: (node.root / "usr/bin/containerd").chmod(0o777),
+    "another program": other_file,
+    "a folder of data": other_folder,
+}
+
+
+@pytest.mark.parametrize("broken", NOT_RUN.values(), ids=NOT_RUN)
+def test_a_program_that_is_not_trusted_is_not_run(node: DoctorNode, broken: Break) -> None:
+    broken(node)
     found = container_runtime(Examined(root=node.root))
     assert found is not None
     assert found.version == ""
+    told = container_runtime(node.seen)
+    assert told is not None
+    assert told.version == "2.1.9"  # by the daemon
+
+
+def test_a_containers_process_is_no_runtime_of_the_node(node: DoctorNode) -> None:
+    node.write("proc/700/status", "Name:\tcontainerd\nNSpid:\t700\t12\n")
+    assert "containerd 2.1.9 is configured and does not run" in node.found()["container runtime"].meaning
+    node.write("proc/700/status", "Name:\tcontainerd\nNSpid:\t700\n")
+    assert node.found() == {}
 
 
 IMPORTS = {
@@ -237,7 +269,7 @@ def test_crio(tmp_path: Path) -> None:
         '[crio.nri]\nenable_nri = true\nnri_plugin_request_timeout = "4s"\n'
         '[crio.nri.default_validator]\nnri_validator_required_plugins = ["x"]\n'
     )
-    faults: list[str] = []
+    faults: list[FileFault] = []
     found, handler, files = crio_settings(tmp_path, "/etc/crio/crio.conf", faults)
     assert (faults, len(files), handler) == ([], 2, "nvidia")
     assert (found.disable, found.socket_path, found.plugin_request_timeout) == (False, "/run/a.sock", "4s")

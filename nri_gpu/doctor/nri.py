@@ -1,0 +1,214 @@
+"""Whether the runtime's NRI lets nri-gpu in, and what it then does for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, listed, ok, unseen, warning
+from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
+from nri_gpu.doctor.runtime import NRI_BY_DEFAULT, ContainerRuntime, same_socket
+from nri_gpu.doctor.runtime_settings import NRI, seconds
+from nri_gpu.doctor.sockets import SocketState, socket_state
+
+SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
+_NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}
+_VALIDATES: Final = {"containerd": (2, 2), "crio": (1, 34)}
+_CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
+_CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections = false")
+
+
+def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+    """Which runtime, its NRI, its timeouts and its validator."""
+    if runtime is None:
+        yield from _no_runtime(seen)
+        return
+    yield _which(runtime)
+    for fault in runtime.faults:
+        shows = "config dump" if runtime.containerd else "config"
+        if fault.denied:
+            yield unseen("runtime configuration", fault.sentence, "sudo nri-gpu doctor")
+        else:
+            yield error("runtime configuration", fault.sentence, f"{runtime.name} -c {runtime.config} {shows}")
+    connected = seen.status is not None and seen.status.runtime.ready
+    yield from (_later(each) if connected else each for each in _nri(seen, runtime))
+    yield from _timeouts(runtime)
+    yield from _validator(seen, runtime)
+
+
+def _later(finding: DoctorFinding) -> DoctorFinding:
+    """The same where nri-gpu is connected all the same: the runtime has not read its files since they changed."""
+    if finding.level is not Level.ERROR:
+        return finding
+    meaning = f"nri-gpu is connected, but after the runtime's next start: {finding.meaning}"
+    return replace(finding, level=Level.WARNING, meaning=meaning)
+
+
+def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
+    subject = "container runtime"
+    if socket_state(seen.at(seen.policy.plugin.socket)) in (SocketState.LIVE, SocketState.CLOSED):
+        yield unseen(
+            subject,
+            f"a runtime has the NRI socket open, but {NOT_THE_HOST}: which one, and how it is configured, is not known",
+            ON_THE_HOST,
+        )
+        return
+    yield error(
+        subject,
+        "neither containerd nor CRI-O runs here, and neither is configured: nri-gpu has nobody to serve",
+        "systemctl enable --now containerd",
+    )
+
+
+def _which(runtime: ContainerRuntime) -> DoctorFinding:
+    subject = "container runtime"
+    name = "CRI-O" if runtime.name == "crio" else runtime.name
+    shown = f"{name} {runtime.version or '(version not known)'}"
+    if runtime.process is None:
+        service = runtime.name
+        return error(subject, f"{shown} is configured and does not run", f"systemctl enable --now {service}")
+    if runtime.release and runtime.release < _NRI_AT_ALL[runtime.name]:
+        least = ".".join(map(str, _NRI_AT_ALL[runtime.name]))
+        return error(subject, f"{shown} has no NRI: nri-gpu needs {least} or newer", f"apt install {runtime.name}")
+    files = listed(runtime.files) or f"no file at {runtime.config}: built-in defaults"
+    return ok(subject, f"{shown}, pid {runtime.process.pid}, configured by {files}")
+
+
+def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """Whether NRI is on, open to connections, and listens where we connect."""
+    subject, socket = "NRI", seen.policy.plugin.socket
+    disabled = runtime.containerd.disabled_plugins if runtime.containerd else ()
+    if _CRI.intersection(disabled):
+        yield error(
+            "CRI",
+            f"{runtime.config} disables containerd's CRI plugin (disabled_plugins, as Docker's package does): there is "
+            "no NRI without it, and no kubelet can use this containerd",
+            *_edit(runtime, "", 'disabled_plugins = []    # without "cri"'),
+        )
+    if NRI in disabled or runtime.nri_enabled is False:
+        since = ".".join(map(str, NRI_BY_DEFAULT[runtime.name]))
+        by_default = "off" if runtime.nri.disable else f"off, as by default before {since}"
+        why = "in disabled_plugins" if NRI in disabled else by_default
+        yield error(
+            subject,
+            f"NRI is {why}: nri-gpu cannot connect, and containers start without GPUs",
+            *_edit(runtime, "nri", "disable = false", "enable_nri = true"),
+        )
+        return
+    if runtime.nri.disable_connections:
+        yield error(
+            subject,
+            "NRI accepts no connections (disable_connections): only plugins that the runtime starts itself can serve",
+            *_edit(runtime, "nri", *_CONNECTIONS),
+        )
+    if not same_socket(seen, runtime.nri.socket_path):
+        yield error(
+            subject,
+            f"the runtime's NRI socket is {runtime.nri.socket_path}, and nri-gpu connects to {socket}",
+            "# in /etc/nri-gpu/policy.toml, below [plugin]:",
+            f'socket = "{runtime.nri.socket_path}"',
+            "systemctl restart nri-gpu nri-gpu-guard",
+        )
+        return
+    yield from _nri_socket(seen, runtime, subject, socket)
+
+
+def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket: str) -> Iterator[DoctorFinding]:
+    state = socket_state(seen.at(socket))
+    if state is SocketState.LIVE:
+        yield ok(subject, f"on, and {socket} is open")
+    elif state is SocketState.CLOSED:
+        yield unseen(subject, f"whether anybody listens at {socket} can be seen by root only", "sudo nri-gpu doctor")
+    elif runtime.process is None:
+        yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts")
+    else:
+        yield error(
+            subject,
+            f"{socket} is {state}, although {runtime.name} runs: it was not restarted since NRI was switched on, or "
+            "another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
+            f"systemctl restart {_service(runtime)}    # containers go on running",
+        )
+
+
+def _timeouts(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    subject = "NRI timeouts"
+    request, registration = runtime.nri.plugin_request_timeout, runtime.nri.plugin_registration_timeout
+    request_s = seconds(request)
+    if request_s is None or seconds(registration) is None:
+        yield error(
+            subject,
+            f"a timeout is no duration: plugin_request_timeout {request!r}, plugin_registration_timeout "
+            f"{registration!r}",
+            *_edit(runtime, "nri", 'plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"'),
+        )
+    elif request_s < SLOW_S:
+        yield warning(
+            subject,
+            f"the runtime waits only {request} for an answer: after that it drops nri-gpu and creates containers "
+            "without it; a busy node can take longer",
+            *_edit(runtime, "nri", 'plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"'),
+        )
+    else:
+        yield ok(subject, f"{request} for a request, {registration} for a registration")
+
+
+def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """Whether required plugins mean what they say."""
+    subject, validator = "required plugins", runtime.nri.default_validator
+    required = validator.required_plugins
+    ours = (seen.policy.plugin, seen.policy.guard)
+    known = {name for each in ours for name in (each.name, f"{each.index}-{each.name}")}
+    if not required:
+        state = "on, and requires" if validator.enable else "off, and requires"
+        yield ok(subject, f"the validator is {state} none: only the guard stops containers while nri-gpu is away")
+    elif not validator.enable:
+        yield warning(
+            subject,
+            f"{listed(required)} {'is' if len(required) == 1 else 'are'} required, but the validator is off, so "
+            "nothing is",
+            *_edit(runtime, "nri.default_validator", "enable = true", "nri_enable_default_validator = true"),
+        )
+    elif runtime.release and runtime.release < _VALIDATES[runtime.name]:
+        least = ".".join(map(str, _VALIDATES[runtime.name]))
+        yield warning(subject, f"this {runtime.name} does not know required plugins: it needs {least}", "upgrade it")
+    elif strangers := [name for name in required if "nri-gpu" in name and name not in known]:
+        yield error(
+            subject,
+            f"{listed(strangers)} is required and no plugin of the policy is called that, so no container can be "
+            "created on this node",
+            *_edit(
+                runtime,
+                "nri.default_validator",
+                f'required_plugins = ["{ours[0].name}", "{ours[1].name}"]',
+                f'nri_validator_required_plugins = ["{ours[0].name}", "{ours[1].name}"]',
+            ),
+        )
+    else:
+        yield ok(subject, f"no container is created without {listed(required)}")
+
+
+def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str = "") -> tuple[str, ...]:
+    """What to write into the runtime's file, and the restart that it takes."""
+    service = _service(runtime)
+    line = crio_line or line if runtime.name == "crio" else line
+    name = f"[crio.{table}]" if runtime.name == "crio" else f'[plugins."{NRI}"{table.removeprefix("nri")}]'
+    where = f"# in {_file(runtime)}, below {name}:" if table else f"# in {_file(runtime)}:"
+    new = (f"containerd config default > {runtime.config}",) if runtime.containerd and not runtime.files else ()
+    return (*new, where, line, f"systemctl restart {service}    # containers go on running")
+
+
+def _service(runtime: ContainerRuntime) -> str:
+    """The unit that runs it: k3s and RKE2 bring their own containerd."""
+    return next((name for name in ("k3s", "rke2") if f"/{name}/" in runtime.config), runtime.name)
+
+
+def _file(runtime: ContainerRuntime) -> str:
+    """The file to edit; k3s and RKE2 make theirs from a template."""
+    if _service(runtime) == runtime.name:
+        return runtime.config
+    newest = runtime.containerd is not None and runtime.containerd.version > 2
+    name = f"{'config-v3' if newest else 'config'}.toml.tmpl"
+    return f'{Path(runtime.config).with_name(name)}, behind {{{{ template "base" . }}}}'
