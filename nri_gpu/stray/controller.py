@@ -28,10 +28,11 @@ from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.line_process import lines_of, python
 from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.system.tasks import LogOnce, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 
 LOOK_LIMIT_S: Final = 20.0
 APART_S: Final = 10.0  # between two looks that have to show the same process before its container is stopped
+FIRST_RETRY_S, LONGEST_RETRY_S = 30.0, 300.0
 REPORTED_MAX: Final = 1024
 HIDDEN: Final = (
     "the processes of the host are hidden from nri-gpu: a pod needs hostPID (chart: stray.enabled=true), the systemd "
@@ -87,7 +88,7 @@ class StrayController:
     findings: of the last look. fault: why it found less than there may be; empty where nothing is wrong. looked_s: when
     it was, seconds since the epoch; None before the first, and while the policy wants none.
     containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket. stop: stops
-    containers, and returns which. apart_s: see APART_S.
+    containers, and returns which. apart_s: see APART_S. first_retry_s: after a stop that failed.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class StrayController:
         allocations: Callable[[str], Awaitable[Allocations]] = allocated,
         stop: StopContainers = stop_containers,
         apart_s: float = APART_S,
+        first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.findings: tuple[Finding, ...] = ()
         self.fault = ""
@@ -113,6 +115,8 @@ class StrayController:
         self._programs = f"{os.path.realpath(node_state.settings.driver.stage_dir)}/*"
         self._first_seen: dict[_Seen, tuple[float, float]] = {}  # by the monotonic clock, and since the epoch
         self._reported: dict[tuple[object, ...], None] = {}
+        self._stop_pauses = Backoff(first_retry_s, LONGEST_RETRY_S)
+        self._stop_due_s = 0.0  # on the monotonic clock; after a stop that failed
         self._log = LogOnce()
         self._woken = asyncio.Event()
         node_state.subscribe(self._woken.set, Changed.POLICY)
@@ -238,14 +242,18 @@ class StrayController:
             and settings.namespaces.match(each.namespace)
             and any(began - self._first_seen[key][0] >= self._apart_s for key in _keys(each))
         }
-        if not names:
+        if not names or began < self._stop_due_s:
             return
-        guard = self._node_state.settings.guard
+        guard, stopped = self._node_state.settings.guard, frozenset[str]()
         try:
-            await self._stop_containers(names, guard, "it uses a GPU that nobody granted it")
+            stopped = await self._stop_containers(names, guard, "it uses a GPU that nobody granted it")
         except (OSError, TimeoutError) as error:
             fault = str(error) or f"no answer on {guard.cri_socket}"
             logger.bind(socket=guard.cri_socket, fault=fault).error("containers not stopped")
+        if stopped >= names.keys():
+            self._stop_pauses.reset()
+        else:
+            self._stop_due_s = time.monotonic() + self._stop_pauses.next_s()
 
 
 def _keys(found: Finding) -> list[_Seen]:

@@ -162,7 +162,8 @@ class LineProcess:
 async def lines_of(command: Sequence[str], limit_s: float) -> tuple[list[bytes], str]:
     """All lines that a command prints, and the last one on its stderr.
 
-    Raises: OSError: it cannot be started. TimeoutError: it took longer than `limit_s`, and was killed.
+    It is killed when it takes longer than `limit_s`, and when we are cancelled. Raises: OSError: it cannot be started.
+    TimeoutError.
     """
     child = await LineProcess.start(command)
     lines: list[bytes] = []
@@ -170,7 +171,7 @@ async def lines_of(command: Sequence[str], limit_s: float) -> tuple[list[bytes],
         async with asyncio.timeout(limit_s):
             while line := await child.receive():
                 lines.append(line)
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError):
         child.kill()
         raise
     finally:

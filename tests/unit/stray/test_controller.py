@@ -36,7 +36,7 @@ ALWAYS = 3600.0
 class Audited:
     """A controller whose looks find what a test says. given: by the kubelet; None: it does not say."""
 
-    def __init__(self, settings: StraySettings = STOP, apart_s: float = 0.0) -> None:
+    def __init__(self, settings: StraySettings = STOP, **times: float) -> None:
         self.uses: Sequence[Use] = (STRAY,)
         self.extent = WHOLE
         self.given: Mapping[PodName, frozenset[GpuUuid]] | None = {}
@@ -44,6 +44,7 @@ class Audited:
         self.looks = 0
         self.stopped: list[list[str]] = []
         self.fails: Exception | None = None
+        self.refuses: Exception | None = None
         self.state = NodeState(INVENTORY, policy=replace(Policy.default(), stray=settings))
         self.state.synchronized = True
         self.controller = StrayController(
@@ -52,7 +53,7 @@ class Audited:
             scan=self._scan,
             allocations=self._allocated,
             stop=self._stop,
-            apart_s=apart_s,
+            **{"apart_s": 0.0, **times},
         )
 
     async def _scan(self, majors: Majors) -> Look:
@@ -71,6 +72,8 @@ class Audited:
     async def _stop(self, names: Mapping[str, str], settings: object, why: str) -> frozenset[str]:
         assert settings == self.state.settings.guard
         assert why == "it uses a GPU that nobody granted it"
+        if self.refuses:
+            raise self.refuses
         self.stopped.append([f"{name} {id_}" for id_, name in names.items()])
         return frozenset(names)
 
@@ -161,26 +164,23 @@ async def test_while_the_kubelet_does_not_say_nothing_is_stopped(log: Log) -> No
     assert (audited.controller.fault, len(audited.stopped)) == ("", 1)
 
 
-async def test_a_runtime_that_cannot_stop_it_is_asked_again(log: Log) -> None:
-    audited = Audited()
-    for error in (OSError("no socket"), TimeoutError()):
-
-        async def refuse(*_: object, error: Exception = error) -> frozenset[str]:
-            raise error
-
-        audited.controller = StrayController(
-            audited.state,
-            lambda: audited.containers,
-            scan=audited._scan,
-            allocations=audited._allocated,
-            stop=refuse,
-            apart_s=0.0,
-        )
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [(OSError("no socket"), "no socket"), (TimeoutError(), "no answer on /run/containerd/containerd.sock")],
+)
+async def test_a_runtime_that_cannot_stop_it_is_asked_again_after_a_pause(
+    log: Log, error: Exception, fault: str
+) -> None:
+    audited = Audited(first_retry_s=0.5)
+    audited.refuses = error
+    await audited.look()
+    await audited.look()
+    assert log.one("containers not stopped").fields["fault"] == fault
+    await audited.look()
+    assert len(log.said("containers not stopped")) == 1
+    audited.refuses = None
+    while not audited.stopped:
         await audited.look()
-        await audited.look()
-        await audited.look()
-    faults = [line.fields["fault"] for line in log.said("containers not stopped")]
-    assert faults == ["no socket"] * 2 + ["no answer on /run/containerd/containerd.sock"] * 2
 
 
 # --- what is kept and logged ------------------------------------------------------------------------------------------
