@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msgspec import Struct, convert
+
 from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.page import json_text
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
@@ -24,6 +27,23 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.simulation.source import ask_once, source_of
 
 
+class FaultLine(Struct, frozen=True):
+    """One thing wrong in the file. line: the first is 1; null where unknown. key: dotted; empty for the whole file."""
+
+    file: str
+    line: int | None
+    key: str
+    message: str
+
+
+class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/v1"):
+    """What is wrong with a policy file; and advice, where nothing is. options: of the running daemon's command line."""
+
+    faults: tuple[FaultLine, ...]
+    advice: tuple[str, ...]
+    options: Mapping[str, str | bool | int | float]
+
+
 def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
@@ -34,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         policy = load_policy(args.file, options)
     except PolicyError as error:
-        faults = [{"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults]
+        faults = convert(error.faults, tuple[FaultLine, ...], from_attributes=True)
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
-        _print(args, lines, faults=faults, advice=(), options=options)
+        _print(args, lines, CheckDocument(faults, (), options))
         return Exit.CONFIGURATION
     served = state_dir.exists()  # by nri-gpu, since this node booted
     advice = (
@@ -56,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f"with the running daemon's options: {shown}")
     if status and status.kubelet.enabled:
         lines.append(f"kubelet: {fail_closed(status)}")
-    _print(args, [*lines, *(f"advice: {sentence}" for sentence in advice)], faults=(), advice=advice, options=options)
+    lines += (f"advice: {sentence}" for sentence in advice)
+    _print(args, lines, CheckDocument((), advice, options))
     return Exit.OK
 
 
@@ -81,6 +102,5 @@ def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:
         yield runtime.list_fault
 
 
-def _print(args: argparse.Namespace, lines: list[str], **document: object) -> None:
-    as_json = args.output == "json"
-    print(json.dumps({"schema": "nri-gpu/check/v1", **document}, indent=1) if as_json else "\n".join(lines))
+def _print(args: argparse.Namespace, lines: list[str], document: CheckDocument) -> None:
+    print(json_text(document) if args.output == "json" else "\n".join(lines))

@@ -3,21 +3,79 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import to_builtins
+from msgspec import Struct
 
+from nri_gpu.cli.page import json_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
+from nri_gpu.driver.host_files import LeftOut
 from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
 from nri_gpu.requirements.compat import unfit_driver
 
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
+
+
+class FileLine(Struct, frozen=True):
+    """A file. kind: `library`, `program` or `file`. name: in a container's folder. source: below the driver root.
+
+    links: names of the symlinks to it. places: where else in the container it is.
+    """
+
+    kind: str
+    name: str
+    source: str
+    size_bytes: int
+    links: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+class CapabilityFiles(Struct, frozen=True):
+    """What a container gets with one capability. missing: libraries that current drivers have and this one lacks."""
+
+    files: tuple[FileLine, ...]
+    missing: tuple[str, ...]
+
+
+class PackageLine(Struct, frozen=True):
+    """A CUDA compatibility package. drivers: major versions that it is made for; null: any older one.
+
+    not_with_this_driver: why it cannot be used here; empty if it can. files: names.
+    """
+
+    cuda: str
+    version: str
+    generation: str
+    drivers: tuple[int, ...] | None
+    not_with_this_driver: str
+    files: tuple[str, ...]
+
+
+class PackagesLine(Struct, frozen=True):
+    """All CUDA compatibility packages of the host. left_out: what cannot be used of them."""
+
+    packages: tuple[PackageLine, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/driver/v1"):
+    """The driver's files for containers. capabilities: by name. left_out: files that were found and are not usable.
+
+    generation: changes whenever a file does. unknown: files of no known capability, which no container gets.
+    """
+
+    root: str
+    version: str
+    generation: str
+    capabilities: Mapping[str, CapabilityFiles]
+    left_out: tuple[LeftOut, ...]
+    unknown: tuple[str, ...]
+    compat: PackagesLine
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,44 +87,32 @@ def run(args: argparse.Namespace) -> int:
     except DriverError as error:
         raise CommandError(Exit.UNAVAILABLE, error) from None
     if args.output == "json":
-        print(json.dumps(to_json(found, packages), indent=1))
+        print(json_text(driver_document(found, packages)))
     else:
         print("\n".join((*_lines(found), *_packages_lines(packages, found.version))))
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
-def to_json(found: FoundDriver, packages: FoundPackages) -> dict[str, object]:
-    """Schema `nri-gpu/driver/v1`."""
-    return {
-        "schema": "nri-gpu/driver/v1",
-        "root": str(found.root),
-        "version": found.version,
-        "generation": found.generation,
-        "capabilities": {
-            capability.value: {
-                "files": [_file_json(kind, file) for kind, file in _of(found, capability)],
-                "missing": list(found.missing[capability]),
-            }
+def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocument:
+    return DriverDocument(
+        root=str(found.root),
+        version=found.version,
+        generation=found.generation,
+        capabilities={
+            capability.value: CapabilityFiles(
+                tuple(_file_line(kind, file) for kind, file in _of(found, capability)), tuple(found.missing[capability])
+            )
             for capability in Capability
         },
-        "left_out": to_builtins(found.left_out),
-        "unknown": list(found.unknown),
-        "compat": {
-            "packages": [_package_json(each, found.version) for each in packages.packages],
-            "left_out": to_builtins(packages.left_out),
-        },
-    }
+        left_out=found.left_out,
+        unknown=tuple(found.unknown),
+        compat=PackagesLine(tuple(_package_line(each, found.version) for each in packages.packages), packages.left_out),
+    )
 
 
-def _file_json(kind: str, file: DriverFile) -> dict[str, object]:
-    return {
-        "kind": kind,
-        "name": file.name,
-        "source": file.source.relative,
-        "size_bytes": file.source.size_bytes,
-        "links": [name for name, _ in file.links],
-        "places": list(file.places),
-    }
+def _file_line(kind: str, file: DriverFile) -> FileLine:
+    links = tuple(name for name, _ in file.links)
+    return FileLine(kind, file.name, file.source.relative, file.source.size_bytes, links, file.places)
 
 
 def _lines(found: FoundDriver) -> Iterator[str]:
@@ -96,15 +142,15 @@ def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, Drive
                 yield kind, file
 
 
-def _package_json(found: FoundCompat, driver_version: str) -> dict[str, object]:
-    return {
-        "cuda": "{}.{}".format(*found.cuda),
-        "version": found.version,
-        "generation": found.generation,
-        "drivers": None if found.drivers is None else sorted(found.drivers),
-        "not_with_this_driver": unfit_driver(found.version, found.drivers, driver_version),
-        "files": sorted(found.files),
-    }
+def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
+    return PackageLine(
+        cuda="{}.{}".format(*found.cuda),
+        version=found.version,
+        generation=found.generation,
+        drivers=None if found.drivers is None else tuple(sorted(found.drivers)),
+        not_with_this_driver=unfit_driver(found.version, found.drivers, driver_version),
+        files=tuple(sorted(found.files)),
+    )
 
 
 def _packages_lines(packages: FoundPackages, driver_version: str) -> Iterator[str]:

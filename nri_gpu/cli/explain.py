@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated, Literal
 
-from msgspec import Struct, to_builtins
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.topology import links_among
 from nri_gpu.cli.manifest import read_pods
+from nri_gpu.cli.page import json_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
-from nri_gpu.domain.edits import UNLIMITED, Edits
+from nri_gpu.domain.edits import UNLIMITED, Edits, Mount, Rlimit
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import closed_sets
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
@@ -38,6 +39,54 @@ class Explained(Struct, frozen=True):
     links: Mapping[str, int]
 
 
+class DeviceLine(Struct, frozen=True):
+    """A device node. permissions: of the container's device rule."""
+
+    path: str
+    major: int
+    minor: int
+    mode: Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bits, octal")]
+    permissions: Literal["rw"] = "rw"
+
+
+class EditsLine(Struct, frozen=True):
+    """What is added to a container. cpuset_cpus, cpuset_mems: in the kernel's list syntax; empty: as they are."""
+
+    devices: tuple[DeviceLine, ...]
+    mounts: tuple[Mount, ...]
+    env: Mapping[str, str]
+    rlimits: tuple[Rlimit, ...]
+    cpuset_cpus: str
+    cpuset_mems: str
+
+
+class ContainerLine(Struct, frozen=True, kw_only=True):
+    """A container and its decision. inject: it gets GPUs, or none as it asked. pass: it does not ask.
+
+    Of inject: rule of the policy, gpu_uuids, mode (`none` without GPUs), compat, edits, and links: pairs of its GPUs by
+    their connection, the best first. Of refuse: code, reason. Of pass: reason, edits.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    decision: Literal["pass", "inject", "refuse"]
+    rule: str | UnsetType = UNSET
+    gpu_uuids: tuple[str, ...] | UnsetType = UNSET
+    mode: str | UnsetType = UNSET
+    links: Mapping[str, int] | UnsetType = UNSET
+    compat: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    edits: EditsLine | UnsetType = UNSET
+
+
+class ExplainDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/explain/v1"):
+    """What each container would get, in the order of the decisions."""
+
+    containers: tuple[ContainerLine, ...]
+
+
 def run(args: argparse.Namespace) -> int:
     """Print what each container would get. Returns 1 when one would be refused."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
@@ -47,8 +96,10 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(Exit.USAGE, error) from None
     node = node_snapshot(args.gpus, policy)
     explained = decide_all(pods, node, policy)
-    document = {"schema": "nri-gpu/explain/v1", "containers": [_json(each) for each in explained]}
-    print(json.dumps(document, indent=1) if args.output == "json" else to_text(explained, node))
+    if args.output == "json":
+        print(json_text(ExplainDocument(tuple(map(_container_line, explained)))))
+    else:
+        print(to_text(explained, node))
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
 
 
@@ -109,31 +160,36 @@ def _text(file: str) -> str:
         raise CommandError(Exit.USAGE, f"{file} is not UTF-8: {error.reason}") from None
 
 
-def _json(each: Explained) -> dict[str, object]:
+def _container_line(each: Explained) -> ContainerLine:
     pod = each.container.pod
-    names = {"namespace": pod.namespace, "pod": pod.name, "container": each.container.name}
+    line = ContainerLine(namespace=pod.namespace, pod=pod.name, container=each.container.name, decision="pass")
     match each.decision:
         case Pass(edits, why):
-            return {**names, "decision": "pass", "reason": why, "edits": _edits_json(edits)}
-        case Inject(edits, grant, rule, _, compat):
-            granted = {"rule": rule, "gpu_uuids": grant.uuids, "mode": grant.mode or "none", "links": each.links}
-            return {**names, "decision": "inject", **granted, "compat": compat, "edits": _edits_json(edits)}
+            return replace(line, reason=why, edits=_edits_line(edits))
         case Refuse(reason):
-            return {**names, "decision": "refuse", "code": reason.code.value, "reason": str(reason)}
+            return replace(line, decision="refuse", code=reason.code.value, reason=str(reason))
+        case Inject(edits, grant, rule, _, compat):
+            return replace(
+                line,
+                decision="inject",
+                rule=rule,
+                gpu_uuids=grant.uuids,
+                mode=grant.mode or "none",
+                links=each.links,
+                compat=compat,
+                edits=_edits_line(edits),
+            )
 
 
-def _edits_json(edits: Edits) -> dict[str, object]:
-    return {
-        "devices": [
-            {"path": d.path, "major": d.major, "minor": d.minor, "mode": f"{d.mode:04o}", "permissions": "rw"}
-            for d in edits.devices.values()
-        ],
-        "mounts": [to_builtins(mount) for mount in edits.mounts.values()],
-        "env": dict(edits.env),
-        "rlimits": [to_builtins(rlimit) for rlimit in edits.rlimits.values()],
-        "cpuset_cpus": edits.cpuset_cpus,
-        "cpuset_mems": edits.cpuset_mems,
-    }
+def _edits_line(edits: Edits) -> EditsLine:
+    return EditsLine(
+        tuple(DeviceLine(d.path, d.major, d.minor, f"{d.mode:04o}") for d in edits.devices.values()),
+        tuple(edits.mounts.values()),
+        edits.env,
+        tuple(edits.rlimits.values()),
+        edits.cpuset_cpus,
+        edits.cpuset_mems,
+    )
 
 
 def to_text(explained: tuple[Explained, ...], node: Node) -> str:

@@ -6,17 +6,15 @@ Health is a running daemon's to know, so it is asked, too.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Final
 
-from msgspec import to_builtins
-
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.cli.client import daemon_status, with_health
-from nri_gpu.cli.page import Tone
-from nri_gpu.cli.render import gpus_json, gpus_page, lines, matrix, show, transition_lines
+from nri_gpu.cli.gpus_document import gpus_document
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import gpus_page, lines, matrix, show, transition_lines
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     inventory = with_health(inventory, status) if status else inventory
     history = status.transitions if status else None
     if args.output == "json":
-        print(json.dumps(gpus_json(inventory, status) | {"transitions": to_builtins(history)}, indent=1))
+        print(json_text(gpus_document(inventory, status)))
     elif args.topology:
         show(matrix(inventory))
     else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 
 class Tone(StrEnum):
@@ -67,3 +68,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return ["  ".join(line).rstrip() for line in padded]
+
+
+def json_text(document: Struct) -> str:
+    """The document that `-o json` prints. Its schema is in api/schemas."""
+    return json.dumps(to_builtins(document), indent=1)

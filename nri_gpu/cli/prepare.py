@@ -3,19 +3,93 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import to_builtins
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from nri_gpu.cli.page import json_text
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.host.facts import CharDevice, HostPaths, look
+from nri_gpu.host.facts import CharDevice, Finding, HostPaths, look
 from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.prepare import PrepareReport, actor, prepare
 
 PLACES = HostPaths()
+
+OctalMode = Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bits, octal")]
+
+
+class LoadedModule(Struct, frozen=True, kw_only=True, tag_field="action", tag="load-module"):
+    """text: the action as a sentence."""
+
+    module: str
+    text: str
+
+
+class NodeLine(Struct, frozen=True):
+    """A character device node."""
+
+    major: int
+    minor: int
+    mode: OctalMode
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, node: CharDevice) -> NodeLine:
+        return cls(node.major, node.minor, f"{node.mode:04o}", node.uid, node.gid)
+
+
+class NodeAction(Struct, frozen=True, kw_only=True):
+    """A device node, as it shall be. path: below /dev, with it."""
+
+    path: str
+    major: int
+    minor: int
+    mode: OctalMode
+    uid: int
+    gid: int
+
+
+class MadeNode(NodeAction, frozen=True, kw_only=True, tag_field="action", tag="make-node"):
+    """A device node that was missing. replaces: a node with another number, which is removed; null where none was."""
+
+    replaces: NodeLine | None
+    text: str
+
+
+class FixedNode(NodeAction, frozen=True, kw_only=True, tag_field="action", tag="fix-node"):
+    """A device node with another mode or owner. was: before."""
+
+    was: NodeLine
+    text: str
+
+
+class MadeLink(Struct, frozen=True, kw_only=True, tag_field="action", tag="make-link"):
+    """A link in /dev/char. replaces: the target of an older link, which is removed; null where none was."""
+
+    path: str
+    target: str
+    replaces: str | None
+    text: str
+
+
+ActionLine = LoadedModule | MadeNode | FixedNode | MadeLink
+
+
+class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/prepare/v1"):
+    """What was done, in order; with dry_run, what is to do. devices: NVIDIA's, by PCI bus id.
+
+    more_may_follow: which devices a module serves is known once it is loaded. findings: what is left to do by hand.
+    """
+
+    dry_run: bool
+    devices: tuple[str, ...]
+    actions: tuple[ActionLine, ...]
+    more_may_follow: bool
+    findings: tuple[Finding, ...]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,17 +109,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:
-    """Schema `nri-gpu/prepare/v1`, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
+    """As JSON, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
     if args.output == "json":
-        document = {
-            "schema": "nri-gpu/prepare/v1",
-            "dry_run": args.dry_run,
-            "devices": list(report.facts.devices),
-            "actions": [{**_action_json(action), "text": str(action)} for action in report.done],
-            "more_may_follow": more,
-            "findings": to_builtins(report.findings),
-        }
-        print(json.dumps(document, indent=1))
+        document = PrepareDocument(
+            dry_run=args.dry_run,
+            devices=tuple(report.facts.devices),
+            actions=tuple(map(_action_line, report.done)),
+            more_may_follow=more,
+            findings=report.findings,
+        )
+        print(json_text(document))
         return Exit.FINDING if report.findings else Exit.OK
     lines = [f"{'would ' if args.dry_run else ''}{action}" for action in report.done]
     if more:
@@ -57,19 +130,15 @@ def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = Fals
     return Exit.FINDING if report.findings else Exit.OK
 
 
-def _action_json(action: Action) -> dict[str, object]:
-    if isinstance(action, LoadModule):
-        return {"action": "load-module", "module": action.module.value}
-    path = {"path": action.subject}
+def _action_line(action: Action) -> ActionLine:
+    text = str(action)
     match action:
-        case MakeNode(_, node, replaces):
-            instead = _node_json(replaces) if replaces else None
-            return {"action": "make-node", **path, **_node_json(node), "replaces": instead}
-        case FixNode(_, node, was):
-            return {"action": "fix-node", **path, **_node_json(node), "was": _node_json(was)}
+        case LoadModule(module):
+            return LoadedModule(module=module.value, text=text)
         case MakeLink(_, target, replaced):
-            return {"action": "make-link", **path, "target": target, "replaces": replaced}
-
-
-def _node_json(node: CharDevice) -> dict[str, object]:
-    return {**asdict(node), "mode": f"{node.mode:04o}"}
+            return MadeLink(path=action.subject, target=target, replaces=replaced, text=text)
+        case MakeNode(_, node, replaces):
+            instead = NodeLine.of(replaces) if replaces else None
+            return MadeNode(path=action.subject, **asdict(NodeLine.of(node)), replaces=instead, text=text)
+        case FixNode(_, node, was):
+            return FixedNode(path=action.subject, **asdict(NodeLine.of(node)), was=NodeLine.of(was), text=text)

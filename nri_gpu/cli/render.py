@@ -1,4 +1,4 @@
-"""Prints pages; and GPUs, their health and their topology, as pages and as JSON."""
+"""Prints pages; and GPUs, their health and their topology, as pages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from msgspec import convert, to_builtins
-
 from nri_gpu.allocation.messages import IN_MIG_MODE, why_not
 from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
 from nri_gpu.cli.page import table as table  # for verbs that print one
-from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus, NodeStatus
-from nri_gpu.domain.edits import NodeExtra
+from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.node import Inventory, KernelGpu, Link
@@ -29,50 +26,6 @@ def show(page: Page) -> None:
     from nri_gpu.cli import terminal
 
     terminal.show(page)
-
-
-def gpus_json(inventory: Inventory, status: DaemonStatus | None = None) -> dict[str, object]:
-    """Schema `nri-gpu/gpus/v1`. status: of the running daemon, if there is one."""
-    node = status.node if status else None
-    majors = to_builtins(inventory.majors)
-    return {
-        "schema": "nri-gpu/gpus/v1",
-        "simulated": inventory.simulated,
-        "driver_version": inventory.driver_version,
-        "cuda_version": inventory.cuda_version,
-        "fault": inventory.fault,
-        "modeset": majors.pop("modeset"),
-        "majors": majors,
-        "extras": {extra.value: _extra_json(offer) for extra, offer in inventory.extras.items()},
-        "modules": dict(inventory.modules),
-        "snapshot": node and {"number": node.inventory_number, "age_s": node.inventory_age_s},
-        "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
-        "unlisted": to_builtins(inventory.unlisted),
-        "faults": to_builtins(convert(inventory.faults, tuple[FaultStatus, ...], from_attributes=True)),
-        "links": to_builtins(inventory.links),
-        "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
-    }
-
-
-def _extra_json(offer: NodeExtra) -> dict[str, object]:
-    return {
-        "lacking": offer.lacking,
-        "nodes": [{"path": node.path, "major": node.major, "minor": node.minor} for node in offer.nodes],
-        "mounts": [mount.destination for mount in offer.mounts],
-        "channels": offer.channels.count if offer.channels else 0,
-    }
-
-
-def _gpu_json(gpu: Gpu) -> dict[str, object]:
-    """Its fields as the inventory names them; `arch` is a text, and signs are in `health`."""
-    fields = to_builtins(gpu)
-    del fields["signs"]
-    parts = [{**to_builtins(part.device), **_state_json(part)} for part in gpu.parts]
-    return {**fields, **_state_json(gpu), "arch": f"{gpu.arch[0]}.{gpu.arch[1]}", "mig": parts}
-
-
-def _state_json(unit: Unit) -> dict[str, object]:
-    return {"unavailable": why_not(unit), "health": to_builtins(HealthStatus.of(unit))}
 
 
 def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Table]:

@@ -8,11 +8,48 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from nri_gpu.cli.page import json_text
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.decision.replay import Compared, Replay
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.policy.model import Policy
+
+RecordedAnswer = Annotated[
+    object,
+    Meta(
+        description="As the audit log has it, with its fields.",
+        extra_json_schema={
+            "type": "object",
+            "required": ["decision"],
+            "properties": {"decision": {"enum": ["inject", "pass", "refuse"]}},
+            "additionalProperties": True,
+        },
+    ),
+]
+
+
+class DifferentDecision(Struct, frozen=True, kw_only=True):
+    """A decision that differs. at_s: when it was recorded, seconds since the epoch."""
+
+    at_s: float
+    namespace: str
+    pod: str
+    container: str
+    container_id: str
+    recorded: RecordedAnswer
+    now: RecordedAnswer
+
+
+class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/replay/v1"):
+    """How many decisions were computed again, which differ, and how many lines are no records."""
+
+    decisions: int
+    unreadable_lines: int
+    different: tuple[DifferentDecision, ...]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
     if args.output == "json":
-        print(json.dumps(_to_json(decisions, unreadable, different), indent=1))
+        print(json_text(ReplayDocument(decisions, unreadable, tuple(map(_different, different)))))
     else:
         print(_to_text(decisions, different))
     return Exit.FINDING if different or unreadable else Exit.OK
@@ -81,21 +118,13 @@ def _answer_text(answer: Mapping[str, object]) -> str:
             return f"passed: {answer.get('reason', '')}"
 
 
-def _to_json(decisions: int, unreadable: int, different: list[Compared]) -> dict[str, object]:
-    return {
-        "schema": "nri-gpu/replay/v1",
-        "decisions": decisions,
-        "unreadable_lines": unreadable,
-        "different": [
-            {
-                "at_s": each.at,
-                "namespace": each.container.pod.namespace,
-                "pod": each.container.pod.name,
-                "container": each.container.name,
-                "container_id": each.container.id,
-                "recorded": each.recorded,
-                "now": each.now,
-            }
-            for each in different
-        ],
-    }
+def _different(each: Compared) -> DifferentDecision:
+    return DifferentDecision(
+        at_s=each.at,
+        namespace=each.container.pod.namespace,
+        pod=each.container.pod.name,
+        container=each.container.name,
+        container_id=each.container.id,
+        recorded=each.recorded,
+        now=each.now,
+    )

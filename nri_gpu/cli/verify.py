@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.cli.client import ask, daemon_status
-from nri_gpu.cli.page import Column, Line, Table, Tone, plain
+from nri_gpu.cli.page import Column, Line, Table, Tone, json_text, plain
 from nri_gpu.cli.render import at, lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.daemon.policy_file import load_last_good, load_policy
@@ -28,10 +29,10 @@ from nri_gpu.verify.bundles import STATES, read_bundles
 from nri_gpu.verify.kernel import Kernel, UnseenError
 from nri_gpu.verify.report import (
     DAEMON,
-    SCHEMA,
     SNAPSHOT,
     ContainerReport,
     Evidence,
+    NoReport,
     Report,
     Verdict,
     changed,
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return _watch(args)
     report, inventory = _look(args)
     if args.output == "json":
-        print(json.dumps(to_builtins(report), indent=1))
+        print(json_text(report))
     else:
         show(verify_page(report, inventory))
     return code_of(report)
@@ -213,8 +214,8 @@ def _watch(args: argparse.Namespace) -> int:
 
 def _as_json(_: Report | None, news: tuple[Report, Inventory] | str) -> Iterator[str]:
     """A whole report on a line, or why there is none."""
-    document = {"schema": SCHEMA, "error": news} if isinstance(news, str) else to_builtins(news[0])
-    yield json.dumps(document | {"at_s": time.time()})
+    now = time.time()
+    yield json.dumps(to_builtins(NoReport(news, now) if isinstance(news, str) else replace(news[0], at_s=now)))
 
 
 def _as_text(before: Report | None, news: tuple[Report, Inventory] | str) -> Iterator[str]:

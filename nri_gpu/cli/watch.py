@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -23,12 +23,23 @@ from nri_gpu.domain.health import NO_HISTORY, Happened
 
 ASK_S: Final = 1.0  # between two questions to the daemon
 RECENT: Final = 20  # changes on a terminal
-SCHEMA: Final = "nri-gpu/status-watch/v1"
 # Kinds of changes; those of the node's transitions are as they are.
 HELD, REFUSED, FAULT, DAEMON = "held", "refused", "fault", "daemon"
 
 Answer = Mapping[str, object]  # as the daemon sent it
 Asked = tuple[Answer, DaemonStatus]
+S = TypeVar("S")
+
+
+class WatchLine(Struct, Generic[S], frozen=True, tag_field="schema", tag="nri-gpu/status-watch/v1"):
+    """A line of `-o json`: the first with the node as it is, and one for each change. at_s: seconds since the epoch.
+
+    status: of `nri-gpu status -o json`, as the daemon sent it; null without a daemon.
+    """
+
+    at_s: float
+    changes: tuple[Happened, ...]
+    status: S | None
 
 
 class Moment(Struct, frozen=True):
@@ -150,13 +161,11 @@ def _print_lines(seen: Iterator[Moment]) -> None:
 
 
 def _print_json(seen: Iterator[Moment]) -> None:
-    """Schema `nri-gpu/status-watch/v1`, each on a line. status: of `nri-gpu status -o json`; null without a daemon."""
     for moment in seen:
         if moment.changes is None or moment.changes:
             status = None if moment.fault else moment.asked[0]
-            changes = to_builtins(moment.changes or ())
-            document = {"schema": SCHEMA, "at_s": moment.at_s, "changes": changes, "status": status}
-            print(json.dumps(document), flush=True)
+            line = WatchLine(moment.at_s, moment.changes or (), status)
+            print(json.dumps(to_builtins(line)), flush=True)
 
 
 def live_page(moment: Moment) -> list[Line | Table]:

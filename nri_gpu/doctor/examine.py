@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct, to_builtins
@@ -20,7 +20,6 @@ from nri_gpu.doctor.nri import runtime_findings
 from nri_gpu.doctor.others import other_findings
 from nri_gpu.doctor.runtime import ContainerRuntime
 
-SCHEMA: Final = "nri-gpu/doctor/v1"
 WIDTH_MIN: Final = 40
 _INDENT: Final = " " * 10
 _SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARNING", Level.ERROR: "ERROR", Level.UNSEEN: "not seen"}
@@ -44,6 +43,13 @@ class Examination(Struct, frozen=True):
 
     def count(self, level: Level) -> int:
         return Counter(finding.level for finding in self.findings)[level]
+
+
+class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/doctor/v1"):
+    """The findings, from kernel to container. counts: how many there are of each level."""
+
+    counts: Mapping[str, int]
+    sections: tuple[Section, ...]
 
 
 Part = Callable[[Examined, ContainerRuntime | None], Iterator[DoctorFinding]]
@@ -73,9 +79,8 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
 
 
 def to_json(found: Examination) -> str:
-    """Schema `nri-gpu/doctor/v1`."""
     counts = {level.value: found.count(level) for level in Level}
-    return json.dumps({"schema": SCHEMA, "counts": counts, "sections": to_builtins(found.sections)}, indent=1)
+    return json.dumps(to_builtins(DoctorDocument(counts, found.sections)), indent=1)
 
 
 def paragraphs(found: Examination, width: int) -> Iterator[tuple[str, Level | None]]:

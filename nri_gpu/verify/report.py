@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
@@ -64,12 +64,23 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """The whole node. numbers_from: `daemon`, or `snapshot` of the last one. unseen: what else could not be seen."""
+    """The whole node. numbers_from: `daemon`, or `snapshot` of the last one. unseen: what else could not be seen.
+
+    at_s: with --watch, seconds since the epoch.
+    """
 
     numbers_from: str
     containers: tuple[ContainerReport, ...]
     unseen: tuple[str, ...] = ()
     denied: bool = False
+    at_s: float | UnsetType = UNSET
+
+
+class NoReport(Struct, frozen=True, tag_field="schema", tag=SCHEMA):
+    """With --watch, why there is no report at the moment. at_s: seconds since the epoch."""
+
+    error: str
+    at_s: float
 
 
 class Evidence(Struct, frozen=True, kw_only=True):

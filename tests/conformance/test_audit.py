@@ -10,6 +10,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import ENVIRONMENT, NriGpu
 from tests.support.marks import on_newest
+from tests.support.schemas import conforming
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -19,7 +20,7 @@ def replayed(daemon: NriGpu, *options: str) -> tuple[int, Any]:
     command = [sys.executable, "-m", "nri_gpu", "replay", str(daemon.launch.state / "audit.jsonl"), "-o", "json"]
     done = subprocess.run([*command, *options], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert not done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return done.returncode, conforming(json.loads(done.stdout))
 
 
 def decisions(daemon: NriGpu) -> int:

@@ -9,6 +9,7 @@ from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.daemon import NriGpu
+from tests.support.schemas import conforming
 
 
 def doctor(daemon: NriGpu) -> dict[str, dict[str, Any]]:
@@ -16,7 +17,7 @@ def doctor(daemon: NriGpu) -> dict[str, dict[str, Any]]:
     began = time.monotonic()
     done = daemon.verb("doctor", "-o", "json")
     assert time.monotonic() - began < 2
-    sections = json.loads(done.stdout)["sections"]
+    sections = conforming(json.loads(done.stdout))["sections"]
     return {each["subject"]: each for section in sections for each in section["findings"]}
 
 

@@ -26,6 +26,7 @@ from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Number, Opened, open_numbers
+from tests.support.schemas import conforming
 
 pytestmark = pytest.mark.containerd
 
@@ -48,7 +49,7 @@ def reported(node: Containerd, daemon: NriGpu, code: int, numbers: Sequence[Numb
     """What it says of each container, whose NVIDIA numbers are opened from inside at once."""
     done = verified(node, daemon, "-o", "json")
     assert done.returncode == code, done
-    found = {ContainerId(each["id"]): each for each in json.loads(done.stdout)["containers"]}
+    found = {ContainerId(each["id"]): each for each in conforming(json.loads(done.stdout))["containers"]}
     for container, each in found.items():
         said = {(number["major"], number["minor"]) for number in each["opens"]}
         opened = open_numbers(node.cri, container, numbers)

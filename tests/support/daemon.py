@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from tests.support.schemas import conforming
 from tests.support.waiting import wait_for
 
 TOPOLOGIES: Final = Path(__file__).parents[2] / "config" / "topologies"
@@ -183,7 +184,7 @@ class NriGpu:
         given = {"--gpus": self.launch.topology, "--driver-root": self.launch.driver_root}
         options = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
         command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options]
-        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        return conforming(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
 
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A verb that asks this daemon, or reads its state folder."""
@@ -192,7 +193,7 @@ class NriGpu:
 
     def status(self) -> Any:  # noqa: ANN401 - parsed JSON
         """What `nri-gpu status -o json` says."""
-        return json.loads(self.verb("status", "-o", "json").stdout)
+        return conforming(json.loads(self.verb("status", "-o", "json").stdout))
 
     def wait_grants(self, count: int, timeout_s: float = READY_S) -> None:
         """Until so many containers hold something."""

@@ -11,6 +11,7 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.cli.main import main
+from tests.support.schemas import conforming
 
 
 class Done(Struct, frozen=True):
@@ -22,7 +23,8 @@ class Done(Struct, frozen=True):
 
     @property
     def document(self) -> Any:  # noqa: ANN401 - parsed JSON
-        return json.loads(self.out)
+        """What `-o json` printed, held against its schema."""
+        return conforming(json.loads(self.out))
 
 
 NriGpuCall = Callable[..., Done]

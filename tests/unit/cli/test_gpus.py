@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cli import client, render
+from nri_gpu.cli.gpus_document import gpus_document
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.edits import Extra, NodeExtra
@@ -24,7 +24,6 @@ from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.kernel import make_information, make_pci
 from tests.unit.cli.conftest import Done, NriGpuCall
-from tests.unit.cli.shapes import GPUS, check_shape
 from tests.unit.daemon.test_report import view
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "gpus"
@@ -42,7 +41,6 @@ def shown(nri_gpu: NriGpuCall) -> Shown:
 def test_every_topology_in_both_forms(shown: Shown, topology: Path) -> None:
     done, as_json = shown(topology), shown(topology, "-o", "json")
     document = as_json.document
-    check_shape(document, GPUS)
     grantable = any(not gpu["unavailable"] for gpu in document["gpus"])
     assert done.code == as_json.code == (Exit.OK if grantable else Exit.FINDING)
     assert done.out.startswith(f"{len(document['gpus'])} GPUs, driver {document['driver_version'] or '?'}")
@@ -121,8 +119,7 @@ def test_extras_of_the_host(shown: Shown) -> None:
     assert imex == {"lacking": "", "nodes": [], "mounts": [], "channels": 2048}
     lacking = make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
     assert render.gpus_text(lacking).splitlines()[-1] == "extras not here: gds (`-o json` says why)"
-    extras: Any = render.gpus_json(lacking)["extras"]
-    assert extras["gds"]["lacking"] == "there is no /dev/nvidia-fsN"
+    assert gpus_document(lacking).extras["gds"].lacking == "there is no /dev/nvidia-fsN"
 
 
 def test_the_matrix(shown: Shown, tmp_path: Path) -> None:
@@ -173,7 +170,6 @@ def test_with_a_daemon_its_snapshot_and_its_health(shown: Shown, monkeypatch: py
     assert text.splitlines()[0].endswith("from simulated; the daemon's snapshot is number 7, 3 s old")
     assert "bad since then" in text
     document = shown(FOUR_GPUS, *daemon, "-o", "json").document
-    check_shape(document, GPUS)
     assert document["snapshot"] == {"number": 7, "age_s": 3.4}
     assert document["gpus"][0]["unavailable"] == "bad since then because of XID 79"
     monkeypatch.setattr(client, "ask", lambda *_: status(first, 1, None))
@@ -217,7 +213,6 @@ fabric = { state = "completed", cluster = "01234567-89ab-cdef-0123-456789abcdef"
     file.write_text(FOUR_GPUS.read_text().replace("[[gpu]]", modules + facts, 1))
     assert "ok, exclusive-process" in shown(file).out.splitlines()[2]
     document = shown(file, "-o", "json").document
-    check_shape(document, GPUS)
     assert document["modules"] == {"nvidia": "580.95.05"}
     first = document["gpus"][0]
     assert (first["arch"], first["compute_mode"]) == ("8.0", "exclusive-process")
@@ -248,7 +243,6 @@ def test_without_nvml_the_kernel_names_the_gpus(
     assert seen == "GPU 0000:11:00.0 NVIDIA L4 is seen by the kernel only"
     assert fault.startswith("libnvidia-ml.so.1 was not found below the driver root")
     document = nri_gpu(*options, "-o", "json").document
-    check_shape(document, GPUS)
     assert [gpu["pci_bus_id"] for gpu in document["unlisted"]] == ["0000:10:00.0", "0000:11:00.0"]
     assert document["unlisted"][1]["reason"] == document["fault"]
     done = nri_gpu(*options, "--record", tmp_path / "node.toml")

@@ -25,6 +25,7 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.verify.bundles import TASKS
 from nri_gpu.verify.report import ContainerReport, Report, Verdict, changed, ended
 from tests.support import builders as make
+from tests.support.schemas import conforming
 from tests.unit.cli.conftest import NriGpuCall
 from tests.unit.cli.test_status import FREE
 
@@ -222,10 +223,10 @@ def test_watching_says_once_what_cannot_be_seen_and_ends_by_a_signal(state: Path
     command = [sys.executable, "-m", "nri_gpu", "verify", *map(str, options(state)), "--watch", "--every", "nan"]
     with subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout
-        first = json.loads(watching.stdout.readline())
+        first = conforming(json.loads(watching.stdout.readline()))
         assert "which device numbers the GPUs have is not known" in first["error"]
         with daemon(state, {"status": FREE, "inventory": INVENTORY}):
-            second = json.loads(watching.stdout.readline())
+            second = conforming(json.loads(watching.stdout.readline()))
             assert (second["schema"], second["containers"]) == ("nri-gpu/verify/v1", [])
         assert any("error" in json.loads(line) for line in watching.stdout)
         watching.send_signal(signal.SIGINT)

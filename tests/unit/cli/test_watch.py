@@ -31,18 +31,12 @@ from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.stray.judge import Finding
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.schemas import conforming
 from tests.support.tmux import Terminal
 from tests.support.waiting import wait_for
 from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.cli.shapes import TEXT, array, check_shape, fields, or_null, schema
 from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
 
-LINE = fields(
-    schema=schema("status-watch"),
-    at_s={"type": "number"},
-    changes=array(fields(texts="kind what", truths="worse", gpu_uuid=TEXT, at_s={"type": "number"})),
-    status=or_null({"type": "object"}),
-)
 EMPTY = status_of(view())
 
 
@@ -259,7 +253,7 @@ def test_for_programs_a_document_a_line(daemon: NriGpu) -> None:
         lost = json.loads(line_with(said, "no answer from the daemon"))
         assert (lost["status"], lost["changes"][-1]["kind"]) == (None, "daemon")
         for each in (first, changed, lost):
-            check_shape(each, LINE)
+            conforming(each)
         said.close()  # nobody reads any more
         daemon.start()
         assert process.wait(PATIENCE_S) == Exit.OK

@@ -10,22 +10,10 @@ import pytest
 from nri_gpu.doctor.examine import Examination, Section, summary, to_json, to_text
 from nri_gpu.doctor.finding import error, ok, unseen, warning
 from nri_gpu.doctor.sockets import SocketState, socket_state
-from tests.unit.cli.shapes import TEXT, array, check_shape, fields, mapping, schema
+from tests.support.schemas import conforming
 from tests.unit.doctor.node import DoctorNode
 from tests.unit.doctor.test_others import BLOBS, installed
 
-SHAPE = fields(
-    schema=schema("doctor"),
-    counts=mapping({"type": "integer"}),
-    sections=array(
-        fields(
-            texts="name",
-            findings=array(
-                fields(texts="subject meaning", level={"enum": ["ok", "warning", "error", "unseen"]}, fix=array(TEXT))
-            ),
-        )
-    ),
-)
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
 REPORT = Examination(
     (
@@ -66,8 +54,7 @@ def test_only_a_line_to_copy_is_wider(node: DoctorNode, width: int) -> None:
 
 
 def test_the_json(node: DoctorNode) -> None:
-    document = json.loads(to_json(node.examine()))
-    check_shape(document, SHAPE)
+    document = conforming(json.loads(to_json(node.examine())))
     assert [each["name"] for each in document["sections"]][:3] == ["driver", "host", "container runtime"]
     assert document["counts"]["error"] == 0
 

@@ -1,0 +1,93 @@
+"""The JSON Schemas of what the verbs print with `-o json`, made of the types that they print: <verb>.json, here.
+
+python api/schemas/generate.py [--check]     --check: only tell whether they are up to date
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nri_gpu.cli.check import CheckDocument
+from nri_gpu.cli.driver import DriverDocument
+from nri_gpu.cli.explain import ExplainDocument
+from nri_gpu.cli.gpus_document import GpusDocument
+from nri_gpu.cli.prepare import PrepareDocument
+from nri_gpu.cli.replay import ReplayDocument
+from nri_gpu.cli.watch import WatchLine
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.doctor.examine import DoctorDocument
+from nri_gpu.verify.report import NoReport, Report
+
+FOLDER: Final = Path(__file__).parent
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+# By the word in a document's `schema`, nri-gpu/WORD/v1: what is printed, one of these.
+DOCUMENTS: Final[dict[str, tuple[object, ...]]] = {
+    "check": (CheckDocument,),
+    "doctor": (DoctorDocument,),
+    "driver": (DriverDocument,),
+    "explain": (ExplainDocument,),
+    "gpus": (GpusDocument,),
+    "prepare": (PrepareDocument,),
+    "replay": (ReplayDocument,),
+    "status": (DaemonStatus,),
+    "status-watch": (WatchLine[DaemonStatus],),
+    "verify": (Report, NoReport),
+}
+Schema = dict[str, object]
+
+
+def schema_text(word: str) -> str:
+    """The JSON Schema of one document, as its file has it."""
+    kinds, parts = msgspec.json.schema_components(DOCUMENTS[word], ref_template="#/$defs/{name}")
+    partly = {kind.__name__ for kind in _structs() if kind.__struct_config__.omit_defaults}
+    for name, part in parts.items():
+        _as_written(part, whole=name not in partly)
+    schema = {"$schema": DIALECT, "title": f"nri-gpu/{word}/v1", "anyOf": [*kinds], "$defs": parts}
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _as_written(part: Schema, *, whole: bool) -> None:
+    """Make a schema of what is read one of what is written.
+
+    Fields with a default are there, too, unless the type leaves them out (not whole). Readers must be ready for more.
+    """
+    if isinstance(text := part.get("description"), str):
+        part["description"] = " ".join(text.split()).replace("None", "null")
+    if part.get("additionalProperties") is False:
+        del part["additionalProperties"]
+    match part:
+        case {"properties": dict(fields), "required": list(required)}:
+            optional = {name for name, field in fields.items() if "default" not in field or not whole}
+            part["required"] = [name for name in fields if name in required or name not in optional]
+            for field in fields.values():
+                field.pop("default", None)
+
+
+def _structs(kind: type[msgspec.Struct] = msgspec.Struct) -> Iterator[type[msgspec.Struct]]:
+    """Every type of ours."""
+    for each in kind.__subclasses__():
+        yield each
+        yield from _structs(each)
+
+
+def main() -> int:
+    """Write or check. Returns an exit code."""
+    wanted = {FOLDER / f"{word}.json": schema_text(word) for word in DOCUMENTS}
+    if "--check" not in sys.argv[1:]:
+        for file, text in wanted.items():
+            file.write_text(text, encoding="utf-8")
+        return 0
+    stale = [file for file, text in wanted.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
+    for file in stale:
+        print(f"api/schemas/{file.name} is not what the types of the documents say: run `make schema`")
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What `nri-gpu gpus -o json` prints. Fields are only ever added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, convert, to_builtins
+
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
+from nri_gpu.domain.edits import NodeExtra
+from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, Gpu, Unit
+from nri_gpu.domain.health import History
+from nri_gpu.domain.node import Inventory, KernelGpu, Link, NumaNode
+
+
+class MigDeviceLine(Struct, frozen=True, kw_only=True):
+    """A MIG device: a compute instance inside a GPU instance. index: its place in NVML's list, the j of `i:j`.
+
+    profile: as `nvidia-smi -L` writes it, lower case. memory_bytes: of its GPU instance. gpu_instance_minor,
+    compute_instance_minor: of its nodes /dev/nvidia-caps/nvidia-capN. unavailable: why it cannot be granted; empty when
+    it can. processes: how many have it open; null where NVML cannot tell.
+    """
+
+    index: int
+    uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str
+    memory_bytes: int
+    gpu_instance_minor: int | None
+    compute_instance_minor: int | None
+    unavailable: str
+    processes: int | None
+    health: HealthStatus
+
+
+class GpuLine(Struct, frozen=True, kw_only=True):
+    """A GPU. index: NVML's, which is no id: it moves when a GPU is lost. minor_number: N of /dev/nvidiaN.
+
+    memory_bytes: of its framebuffer. arch: compute capability, `9.0`; architecture: its name, `hopper`. cpus: those
+    nearest to it, in the kernel's list syntax. unavailable: why it cannot be granted; empty when it can. drm: its nodes
+    below /dev/dri. processes: how many have it open. What NVML does not tell is empty or null.
+    """
+
+    index: int
+    minor_number: int
+    uuid: str
+    pci_bus_id: str
+    model: str
+    memory_bytes: int
+    arch: str
+    numa_node: int | None
+    mig_enabled: bool
+    brand: str
+    unavailable: str
+    mig: tuple[MigDeviceLine, ...]
+    drm: tuple[DrmNode, ...]
+    processes: int | None
+    health: HealthStatus
+    architecture: str
+    cpus: str
+    compute_mode: ComputeMode | None
+    persistence: bool | None
+    ecc: Ecc | None
+    addressing: str
+    fabric: Fabric | None
+
+
+class MajorsLine(Struct, frozen=True):
+    """Character device majors of the driver's kernel modules; null: that module is not loaded."""
+
+    nvidia: int | None
+    nvidia_uvm: int | None
+    nvidia_caps: int | None
+
+
+class ExtraNode(Struct, frozen=True):
+    """A character device node of the host."""
+
+    path: str
+    major: int
+    minor: int
+
+
+class ExtraLine(Struct, frozen=True):
+    """What the node has of one extra. lacking: why it cannot be given; empty if it can. mounts: places in a container.
+
+    channels: how many IMEX channels there are.
+    """
+
+    lacking: str
+    nodes: tuple[ExtraNode, ...]
+    mounts: tuple[str, ...]
+    channels: int
+
+
+class SnapshotLine(Struct, frozen=True):
+    """What the running daemon knows of the node. age_s: since NVML confirmed it; null: not yet."""
+
+    number: int
+    age_s: float | None
+
+
+class NumaLine(Struct, frozen=True):
+    """A NUMA node that a GPU is nearest to. cpus: in the kernel's list syntax. memory: whether it has any."""
+
+    node: int
+    cpus: str
+    memory: bool
+
+
+class GpusDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/gpus/v1"):
+    """The GPUs of this node. fault: why nothing can be granted at all; empty when something can.
+
+    simulated: from a topology file. modeset: whether nvidia-modeset is loaded; null: unknown. extras: by name.
+    modules: version of each of the driver's kernel modules. snapshot, transitions: of the running daemon; null without
+    one. unlisted: GPUs that the kernel shows and NVML does not list. faults: GPUs that cannot be described.
+    """
+
+    simulated: bool
+    driver_version: str
+    cuda_version: str
+    fault: str
+    modeset: bool | None
+    majors: MajorsLine
+    extras: Mapping[str, ExtraLine]
+    modules: Mapping[str, str]
+    snapshot: SnapshotLine | None
+    gpus: tuple[GpuLine, ...]
+    unlisted: tuple[KernelGpu, ...]
+    faults: tuple[FaultStatus, ...]
+    links: tuple[Link, ...]
+    numa: tuple[NumaLine, ...]
+    transitions: History | None
+
+
+def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> GpusDocument:
+    """The document. status: of the running daemon, if there is one."""
+    node, majors = status.node if status else None, inventory.majors
+    return GpusDocument(
+        simulated=inventory.simulated,
+        driver_version=inventory.driver_version,
+        cuda_version=inventory.cuda_version,
+        fault=inventory.fault,
+        modeset=majors.modeset,
+        majors=MajorsLine(majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps),
+        extras={extra.value: _extra_line(offer) for extra, offer in inventory.extras.items()},
+        modules=inventory.modules,
+        snapshot=SnapshotLine(node.inventory_number, node.inventory_age_s) if node else None,
+        gpus=tuple(map(_gpu_line, inventory.gpus)),
+        unlisted=inventory.unlisted,
+        faults=convert(inventory.faults, tuple[FaultStatus, ...], from_attributes=True),
+        links=inventory.links,
+        numa=tuple(map(_numa_line, inventory.numa)),
+        transitions=status.transitions if status else None,
+    )
+
+
+def _extra_line(offer: NodeExtra) -> ExtraLine:
+    nodes = tuple(ExtraNode(node.path, node.major, node.minor) for node in offer.nodes)
+    mounts = tuple(mount.destination for mount in offer.mounts)
+    return ExtraLine(offer.lacking, nodes, mounts, offer.channels.count if offer.channels else 0)
+
+
+def _gpu_line(gpu: Gpu) -> GpuLine:
+    """Its fields as the inventory names them; `arch` is a text, and signs are in `health`."""
+    parts = [{**to_builtins(part.device), **_state(part)} for part in gpu.parts]
+    changed = {**_state(gpu), "arch": f"{gpu.arch[0]}.{gpu.arch[1]}", "mig": parts}
+    return convert({**to_builtins(gpu), **changed}, GpuLine)
+
+
+def _state(unit: Unit) -> Mapping[str, object]:
+    return {"unavailable": why_not(unit), "health": to_builtins(HealthStatus.of(unit))}
+
+
+def _numa_line(node: NumaNode) -> NumaLine:
+    return NumaLine(node.number, node.cpus, node.memory)
