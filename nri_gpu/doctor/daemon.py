@@ -9,6 +9,7 @@ from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.processes import running
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.mps.folders import mps_advice
 from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
@@ -17,6 +18,7 @@ from nri_gpu.policy.model import BUILT_IN
 
 _START: Final = ("systemctl enable --now nri-gpu", "journalctl -u nri-gpu -e    # if it does not stay up")
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
+_GUARD_PODS: Final = "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard"
 FAULTS_SHOWN: Final = 10
 SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
 
@@ -122,7 +124,8 @@ def _synchronize(runtime: RuntimeConnection) -> Iterator[DoctorFinding]:
     subject, last = "Synchronize", runtime.synchronize
     if last is None:
         return
-    size = f"{last.objects} pods and containers, {last.size_bytes / 1024:.0f} KiB in {last.parts} messages"
+    messages = f"{last.parts} message{'s' * (last.parts > 1)}"
+    size = f"{last.objects} pods and containers, {last.size_bytes / 1024:.0f} KiB in {messages}"
     if not last.whole:
         yield error(
             subject,
@@ -155,6 +158,13 @@ def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
         )
 
 
+def _contained_guard(seen: Examined) -> int:
+    """The pid of a guard that runs in a pod; 0 where none is seen."""
+    found = running(seen.at("/proc"), {"nri-gpu", "python", "python3"}, contained=True)
+    ours = (each for each in found if "guard" in each.arguments and any("nri" in word for word in each.arguments[:3]))
+    return next((each.pid for each in ours), 0)
+
+
 def _guard(seen: Examined) -> DoctorFinding:
     subject = "guard"
     status = read_guard_status(seen.at(seen.guard_dir))
@@ -162,7 +172,13 @@ def _guard(seen: Examined) -> DoctorFinding:
         return unseen(
             subject,
             "its status is not shown in this pod: the readiness of its own pod says whether it is connected",
-            "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard",
+            _GUARD_PODS,
+        )
+    if status is None and (pid := _contained_guard(seen)):
+        return unseen(
+            subject,
+            f"one runs in a container (pid {pid}): the readiness of its pod says whether it is connected",
+            _GUARD_PODS,
         )
     if status is None:
         return warning(

@@ -170,7 +170,9 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
     if not facts.devices:
         return
     plan = make_plan(facts)
-    for finding in plan.findings:
+    for finding in facts.unreadable:
+        yield unseen("device nodes", f"{finding}", "sudo nri-gpu doctor")
+    for finding in (each for each in plan.findings if each not in facts.unreadable):
         yield error("device nodes", f"{finding}", f"{_PREPARE} --dry-run    # once fixed: nothing left to do")
     wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
     nodes = [action for action in wrong if not isinstance(action, FixNode)]

@@ -36,8 +36,8 @@ def sees_the_host(proc: Path) -> bool:
     return (text_of(proc / "2/comm") or "").strip() == "kthreadd"
 
 
-def running(proc: Path, names: Collection[str]) -> Iterator[RunningProgram]:
-    """The processes whose program has one of these names, the oldest pid first; not those of containers."""
+def running(proc: Path, names: Collection[str], *, contained: bool = False) -> Iterator[RunningProgram]:
+    """The processes whose program has one of these names, the oldest pid first. contained: those of containers too."""
     try:
         pids = sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal())
     except OSError:
@@ -45,7 +45,7 @@ def running(proc: Path, names: Collection[str]) -> Iterator[RunningProgram]:
     for pid in pids:
         folder = proc / str(pid)
         name = (text_of(folder / "comm") or "").strip()
-        if name in names and _of_the_node(folder):
+        if name in names and (contained or _of_the_node(folder)):
             words = (text_of(folder / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").rstrip("\0").split("\0")
             yield RunningProgram(pid, name, tuple(words))
 

@@ -49,7 +49,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a list that was cut off": (
         {"connection": away(synchronize=replace(LISTED, whole=False))},
         "Synchronize",
-        "cut off after 12 pods and containers, 4 KiB in 1 messages",
+        "cut off after 12 pods and containers, 4 KiB in 1 message",
     ),
     "no inventory": ({"inventory_fault": "NVML hangs"}, "inventory", "NVML hangs"),
     "no policy": ({"policy": PolicyStatus("a.toml", "line 3")}, "policy in force", "line 3"),
@@ -66,7 +66,7 @@ def test_what_keeps_it_from_granting(node: DoctorNode, fields: dict[str, Any], s
 def test_a_list_that_comes_through(node: DoctorNode) -> None:
     runtime = away(synchronize=LISTED, answered_s=100.0)
     found = [each.meaning for each in node.examine(status=node.status(connection=runtime), now_s=107.0).findings]
-    assert "12 pods and containers, 4 KiB in 1 messages, in 0.10 s" in found
+    assert "12 pods and containers, 4 KiB in 1 message, in 0.10 s" in found
     assert "registered with containerd 2.1.9; its last request was answered 7 s ago" in found
     slow = node.only(status=node.status(connection=away(synchronize=replace(LISTED, duration_s=1.5))))
     assert (slow.level, slow.subject) == (Level.WARNING, "Synchronize")
@@ -96,6 +96,14 @@ def test_no_guard(node: DoctorNode) -> None:
     node.remove("run/nri-gpu-guard/guard.json")
     finding = node.only()
     assert (finding.level, finding.fix) == (Level.WARNING, ("systemctl enable --now nri-gpu-guard",))
+
+
+def test_a_guard_in_a_pod_is_seen_from_the_host(node: DoctorNode) -> None:
+    node.remove("run/nri-gpu-guard/guard.json")
+    node.process(900, "nri-gpu", "/opt/venv/bin/python", "/opt/venv/bin/nri-gpu", "guard", "--run-dir", "/run/x")
+    node.write("proc/900/status", "NSpid:\t900\t1\n")
+    finding = node.only()
+    assert (finding.level, "pid 900" in finding.meaning) == (Level.UNSEEN, True)
 
 
 def test_in_a_pod_the_guard_is_in_another(node: DoctorNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from shutil import rmtree
 
@@ -196,3 +197,16 @@ def test_a_driver_root_of_its_own(node: DoctorNode) -> None:
 def test_the_driver_root_of_a_daemon_in_a_pod(node: DoctorNode) -> None:
     mounted = DriverSettings(root="/driver-root", host_root="/")
     assert "driver versions" not in node.found(policy=Policy(driver=mounted))
+
+
+def test_files_that_only_root_may_read(node: DoctorNode) -> None:
+    (node.root / "proc/driver/nvidia/params").chmod(0o600)
+    for path in (node.root.parent, node.root):
+        path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        finding = node.found()["device nodes"]
+    finally:
+        os.seteuid(0)
+    assert (finding.level, finding.fix) == (Level.UNSEEN, ("sudo nri-gpu doctor",))
+    assert "/proc/driver/nvidia/params: cannot be read: Permission denied" in finding.meaning
