@@ -11,6 +11,7 @@ from typing import Final
 
 from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile, SpecFileError
 from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, SpecificationWatch, remove_old, specification_text
+from nri_gpu.cli.working import working
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
@@ -38,7 +39,8 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
         if file is None:
             print(specification_text(_look_now(options), options), end="")
             return Exit.OK
-        inventory = _settle(options, file)
+        with working(f"staging the driver's files in {options.stage_dir}"):
+            inventory = _settle(options, file)
     except (InventoryError, NotReadyError) as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         _withdraw(file)

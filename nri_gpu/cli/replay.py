@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from nri_gpu.cli.page import json_text
+from nri_gpu.cli.working import working
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.decision.replay import Compared, Replay
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
@@ -57,14 +58,16 @@ def run(args: argparse.Namespace) -> int:
     instead = load_policy(args.policy) if args.policy else None
     decisions, unreadable, different = 0, 0, list[Compared]()
     try:
-        for compared in compare(map(Path, args.files), instead):
-            if isinstance(compared, str):
-                unreadable += 1
-                print(f"nri-gpu: {compared}", file=sys.stderr)
-                continue
-            decisions += 1
-            if not compared.same:
-                different.append(compared)
+        reading = Reading(tuple(map(Path, args.files)))
+        with working("deciding again", reading.share):
+            for compared in compare(reading.lines(), instead):
+                if isinstance(compared, str):
+                    unreadable += 1
+                    print(f"nri-gpu: {compared}", file=sys.stderr)
+                    continue
+                decisions += 1
+                if not compared.same:
+                    different.append(compared)
     except OSError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
     if args.output == "json":
@@ -74,19 +77,39 @@ def run(args: argparse.Namespace) -> int:
     return Exit.FINDING if different or unreadable else Exit.OK
 
 
-def compare(files: Iterable[Path], instead: Policy | None = None) -> Iterator[Compared | str]:
-    """Every decision of these files, in order; for a line that is no record, a sentence. Raises: OSError."""
+class Reading:
+    """The lines of files, and how much of these has been read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Raises: OSError."""
+        self._files = files
+        self._whole = sum(file.stat().st_size for file in files)
+        self._read = 0
+
+    def share(self) -> float:
+        """Of their bytes, 0.0 to 1.0."""
+        return min(self._read / self._whole, 1.0) if self._whole else 0.0
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Each line with where it stands. Raises: OSError."""
+        for file in self._files:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    yield f"{file}:{number}", line.decode(errors="replace")
+                    self._read += len(line)
+
+
+def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | str]:
+    """Every decision, in order; for a line that is no record, a sentence. lines: each with where it stands."""
     replay = Replay(_read_policy, instead)
-    for file in files:
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    compared = replay.take(json.loads(line)) if line.strip() else None
-                except (ValueError, TypeError, RecursionError) as error:
-                    yield f"{file}:{number}: {error}"
-                else:
-                    if compared:
-                        yield compared
+    for place, line in lines:
+        try:
+            compared = replay.take(json.loads(line)) if line.strip() else None
+        except (ValueError, TypeError, RecursionError) as error:
+            yield f"{place}: {error}"
+        else:
+            if compared:
+                yield compared
 
 
 def _read_policy(name: str, text: str) -> Policy:
