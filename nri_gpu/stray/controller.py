@@ -86,7 +86,7 @@ class StrayController:
     """One for the life of the daemon.
 
     findings: of the last look. fault: why it found less than there may be; empty where nothing is wrong. looked_s: when
-    it was, seconds since the epoch; None before the first, and while the policy wants none.
+    it was, seconds since the epoch; None where there is none, or it failed.
     containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket. stop: stops
     containers, and returns which. apart_s: see APART_S. first_retry_s: after a stop that failed.
     """
@@ -134,7 +134,6 @@ class StrayController:
             self._woken.clear()
             if not self._settings.enabled:
                 self._forget()
-                self.looked_s = None
                 continue
             try:
                 await self.look_again()
@@ -148,7 +147,7 @@ class StrayController:
                 self._log.fault = repr(error)
 
     def counted(self) -> Mapping[str, int] | None:
-        """Kind -> how many findings, of every kind; None before the first look, and while the policy wants none."""
+        """Kind -> how many findings, of every kind; None while there was no look: see `looked_s`."""
         kinds = Counter(each.kind for each in self.findings)
         return {kind: kinds[kind] for kind in Kind} if self.looked_s else None
 
@@ -193,7 +192,7 @@ class StrayController:
         return await asyncio.to_thread(judge, uses, replace(known, allocated=given), exceptions), ""
 
     def _forget(self, why: str = "") -> None:
-        self.findings, self.fault = (), why
+        self.findings, self.fault, self.looked_s = (), why, None
         self._first_seen.clear()
 
     def _see(self, found: Iterable[Finding]) -> None:

@@ -217,11 +217,10 @@ _REMEDIES: Final[Mapping[Kind, str]] = {
     Kind.UNGRANTED: "nobody granted it a GPU, so something else on this node lets it (`nri-gpu check` names what it "
     f"finds): delete the pod and have it ask for a GPU, {_EXCEPT.format('the pod')}",
     Kind.OTHER_GPU: "that is not what it was granted, so something has widened its device rules (`nri-gpu verify` "
-    "shows how): delete the pod, "
-    f"{_EXCEPT.format('it')}",
+    f"shows how): delete the pod, {_EXCEPT.format('it')}",
     Kind.PRIVILEGED: "a privileged pod can use every GPU without a grant: take privileged out of it and have it ask "
     f"for a GPU, {_EXCEPT.format('the pod')}",
-    Kind.UNKNOWN: "another runtime than this one started it, and nri-gpu grants it nothing: stop it there, "
+    Kind.UNKNOWN: "the runtime does not list it to nri-gpu, so another one started it: stop it there, "
     f"{_EXCEPT.format('its cgroup')}",
     Kind.HOST: f"it runs beside all containers, and grants do not bind it: end it, {_EXCEPT.format('its program')}",
 }

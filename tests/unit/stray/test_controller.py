@@ -286,6 +286,7 @@ async def test_a_look_that_fails_is_said_and_the_next_one_comes(log: Log, fails:
         await until("a fault", lambda: audited.looks == 1 and bool(audited.controller.fault))
         await until("another", lambda: audited.looks == 2)
         assert len(log.warnings()) == 1  # once, as long as it is the same
+        assert audited.controller.counted() is None
         audited.fails = None
         await until("a finding", lambda: audited.found == [ID])
     assert audited.controller.fault == ""
