@@ -14,7 +14,6 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -150,7 +149,7 @@ def _listening(listen: str) -> socket.socket:
                 Path(listen).unlink()
         os.fchmod(made.fileno(), 0o600)  # before bind(2), which gives it to the file
     else:
-        family = socket.AF_INET6 if ip_address(address[0]).version == 6 else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

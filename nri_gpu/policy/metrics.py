@@ -1,7 +1,6 @@
 """Settings of the metrics for Prometheus."""
 
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Annotated, Final
 
 from msgspec import Struct
@@ -45,6 +44,8 @@ def address_of(listen: str) -> tuple[str, int] | None:
     """The address and port; None for the path of a socket. Raises: ValueError: it is no address."""
     if not listen or listen.startswith("/"):
         return None
+    from ipaddress import ip_address  # only where an address is given: it takes some milliseconds
+
     host, _, port = listen.rpartition(":")
     if int(port) > PORT_MAX:
         raise ValueError(f"port {port} is over {PORT_MAX}")
@@ -58,9 +59,13 @@ def metrics_faults(settings: MetricsSettings) -> Iterator[tuple[str, str]]:
     except ValueError as error:
         yield "metrics.listen", f"{error}: write an address and port such as 127.0.0.1:9464"
         return
-    if address and not settings.public and not ip_address(address[0]).is_loopback:
+    if address and not settings.public and not _is_loopback(address[0]):
         yield (
             "metrics.listen",
             f"{address[0]} is not this machine's loopback, so others could read the names of pods there: write "
             "127.0.0.1, or set metrics.public = true",
         )
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")  # as `ip_address` writes them

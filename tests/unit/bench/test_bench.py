@@ -52,7 +52,7 @@ def test_the_wire_part_runs() -> None:
     assert "request to reply, 8-GPU grant, p50" in done.stdout
     assert "real containerd" not in done.stdout
     # Each with its budget, with the kubelet's half and without.
-    for name in ("exec to registered with the kubelet", "with --kubelet and an open stream", "what it adds, as PSS"):
+    for name in ("exec to registered with the kubelet", "kubelet and an open stream", "adds, as PSS", "a scrape"):
         lines = [line for line in done.stdout.splitlines() if name in line]
         assert lines
         assert all("<=" in line for line in lines)
