@@ -10,7 +10,8 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 from nri_gpu.cli.client import daemon_status
-from nri_gpu.cli.page import json_text
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     except PolicyError as error:
         faults = convert(error.faults, tuple[FaultLine, ...], from_attributes=True)
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
-        _print(args, lines, CheckDocument(faults, (), options))
+        _print(args, lines, CheckDocument(faults, (), options), Tone.BAD)
         return Exit.CONFIGURATION
     served = state_dir.exists()  # by nri-gpu, since this node booted
     advice = (
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if status and status.kubelet.enabled:
         lines.append(f"kubelet: {fail_closed(status)}")
     lines += (f"advice: {sentence}" for sentence in advice)
-    _print(args, lines, CheckDocument((), advice, options))
+    _print(args, lines, CheckDocument((), advice, options), Tone.PLAIN)
     return Exit.OK
 
 
@@ -102,5 +103,9 @@ def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:
         yield runtime.list_fault
 
 
-def _print(args: argparse.Namespace, lines: list[str], document: CheckDocument) -> None:
-    print(json_text(document) if args.output == "json" else "\n".join(lines))
+def _print(args: argparse.Namespace, lines: list[str], document: CheckDocument, tone: Tone) -> None:
+    """tone: of all but advice."""
+    if args.output == "json":
+        print(json_text(document))
+    else:
+        show_text("\n".join(lines), {"advice: ": Tone.WARN, "": tone})

@@ -9,7 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.cli.page import json_text
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability
@@ -18,6 +19,7 @@ from nri_gpu.driver.host_files import LeftOut
 from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
 from nri_gpu.requirements.compat import unfit_driver
 
+TONES: Final = {"  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
 
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json_text(driver_document(found, packages)))
     else:
-        print("\n".join((*_lines(found), *_packages_lines(packages, found.version))))
+        show_text("\n".join((*_lines(found), *_packages_lines(packages, found.version))), TONES)
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.topology import links_among
 from nri_gpu.cli.manifest import read_pods
-from nri_gpu.cli.page import json_text
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
@@ -29,6 +30,8 @@ from nri_gpu.driver.scan import scan
 from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.policy.model import Policy
 from nri_gpu.simulation.source import ask_once, source_of
+
+TONES: Final = {"  REFUSED": Tone.BAD, "  granted": Tone.GOOD, "  note": Tone.WARN, "  ": Tone.PLAIN, "": Tone.HEAD}
 
 
 class Explained(Struct, frozen=True):
@@ -99,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json_text(ExplainDocument(tuple(map(_container_line, explained)))))
     else:
-        print(to_text(explained, node))
+        show_text(to_text(explained, node), TONES)
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
 
 

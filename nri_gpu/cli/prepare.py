@@ -10,7 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from nri_gpu.cli.page import json_text
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.host.facts import CharDevice, Finding, HostPaths, look
 from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
@@ -126,7 +127,8 @@ def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = Fals
     lines += [f"finding: {finding}" for finding in report.findings]
     count = len(report.facts.devices)
     devices = f"{count} NVIDIA device{'s' * (count > 1)}"
-    print("\n".join(lines) or f"nothing to do: {devices}, modules loaded, nodes and links in place")
+    nothing = f"nothing to do: {devices}, modules loaded, nodes and links in place"
+    show_text("\n".join(lines) or nothing, {"finding: ": Tone.BAD})
     return Exit.FINDING if report.findings else Exit.OK
 
 

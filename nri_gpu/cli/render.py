@@ -28,6 +28,15 @@ def show(page: Page) -> None:
     terminal.show(page)
 
 
+def show_text(text: str, tones: Mapping[str, Tone]) -> None:
+    """Print lines, each in the tone of the first of these beginnings that it has."""
+
+    def tone(line: str) -> Tone:
+        return next((tones[start] for start in tones if line.startswith(start)), Tone.PLAIN)
+
+    show([Line(line, tone(line)) for line in text.split("\n")])
+
+
 def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Table]:
     """A table, with the faults below it."""
     origin = "simulated" if inventory.simulated else "NVML"

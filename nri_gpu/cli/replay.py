@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from nri_gpu.cli.page import json_text
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
 from nri_gpu.cli.working import working
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.decision.replay import Compared, Replay
@@ -31,6 +32,8 @@ RecordedAnswer = Annotated[
         },
     ),
 ]
+
+TONES: Final = {"  - ": Tone.BAD, "  + ": Tone.GOOD, "  ": Tone.PLAIN, "": Tone.HEAD}
 
 
 class DifferentDecision(Struct, frozen=True, kw_only=True):
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json_text(ReplayDocument(decisions, unreadable, tuple(map(_different, different)))))
     else:
-        print(_to_text(decisions, different))
+        show_text(_to_text(decisions, different), TONES)
     return Exit.FINDING if different or unreadable else Exit.OK
 
 

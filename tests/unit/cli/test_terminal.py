@@ -18,6 +18,7 @@ from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
 from nri_gpu.cli.render import gpus_page, matrix, of_link, of_state, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
 from nri_gpu.cli.verify import verify_page
+from nri_gpu.cli.watch import Moment, live_page
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
@@ -32,6 +33,7 @@ from tests.unit.cli.test_verify import CHECKED
 from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
 
 GOLDENS = Path(__file__).parent / "goldens"
+ROOT = Path(__file__).parents[3]
 MIG = TOPOLOGIES / "mig-a100.toml"
 PCIE = TOPOLOGIES / "pcie-8.toml"
 WHY = "XID 79: the GPU has fallen off the bus"
@@ -46,6 +48,9 @@ REFUSED = Refused(
     pod="greedy",
     container="main",
 )
+LOST = Happened(number=1, at_s=NOW - 60, kind="health", uuid=make.uuid(2), index=2, worse=True, what=f"GPU 2: {WHY}")
+WHAT = "GPU 1 is held by ml/train, container main (shared)"
+GRANTED = Happened(at_s=NOW - 70, kind="held", uuid=make.uuid(1), index=None, worse=False, what=WHAT)
 
 
 @cache
@@ -55,7 +60,6 @@ def node_in_trouble() -> DaemonStatus:
     node = make.node([make.gpu(0), make.gpu(1), bad, make.gpu(3)], driver_version="580.95.05")
     shared = [make.entry(1, to=each, mode=Mode.SHARED, since=CLOCK - 70) for each in (TRAIN, OTHER)]
     alone = make.entry(0, to=make.container(of="alone"), since=CLOCK - 7500)
-    lost = Happened(number=1, at_s=NOW - 60, kind="health", uuid=bad.uuid, index=2, worse=True, what=f"GPU 2: {WHY}")
     return status_of(
         view(
             make.ledger(alone, *shared),
@@ -63,7 +67,7 @@ def node_in_trouble() -> DaemonStatus:
             connection=RuntimeConnection(
                 ready=False, since_s=NOW - 5, name="containerd", version="2.1.9", fault="gone"
             ),
-            history=History(NOW - 9000, 1, {"health": 1}, (lost,)),
+            history=History(NOW - 9000, 1, {"health": 1}, (LOST,)),
             refusals=(REFUSED,),
         )
     )
@@ -72,6 +76,7 @@ def node_in_trouble() -> DaemonStatus:
 def pages(*, piped: bool = False) -> dict[str, Page]:
     return {
         "status": status_page(node_in_trouble(), NOW, glance=not piped),
+        "watch": live_page(Moment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
         "gpus": gpus_page(load_topology(MIG)),
         "verify": verify_page(CHECKED, make.inventory()),
         "topology": matrix(load_topology(PCIE)),
@@ -94,6 +99,25 @@ CASES = [(name, width) for name in pages() for width in (80, 200)]
 @pytest.mark.parametrize(("name", "width"), CASES)
 def test_pages_against_goldens(name: str, width: int) -> None:
     assert unstyled(drawn(pages()[name], width)) == (GOLDENS / f"{name}-{width}.txt").read_text()
+
+
+# Real commands, which run in this tree's root.
+COMMANDS = {
+    "explain": (
+        "explain",
+        GOLDENS / "pod.yaml",
+        *("--gpus", FOUR_GPUS, "--policy", GOLDENS / "empty-policy.toml"),
+    ),
+    "check": ("check", (GOLDENS / "bad-policy.toml").relative_to(ROOT)),
+}
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_against_goldens(name: str, width: int) -> None:
+    screen = on_terminal(*COMMANDS[name], columns=width)
+    assert "\n".join(screen.lines) + "\n" == (GOLDENS / f"{name}-{width}.txt").read_text()
+    assert "\x1b[1;31m" in screen.colours
 
 
 @pytest.mark.parametrize("name", pages())
@@ -181,6 +205,10 @@ def write_goldens() -> None:
     for name, page in pages().items():
         for width in (80, 200):
             (GOLDENS / f"{name}-{width}.txt").write_text(unstyled(drawn(page, width)))
+    for name, words in COMMANDS.items():
+        for width in (80, 200):
+            screen = on_terminal(*words, columns=width)
+            (GOLDENS / f"{name}-{width}.txt").write_text("\n".join(screen.lines) + "\n")
 
 
 if __name__ == "__main__":
