@@ -20,8 +20,7 @@ POLICY = '[namespaces]\nallow = ["ml"]\n'
 Replayed = Callable[..., Done]
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Path:
+def record(file: Path) -> None:
     """Two pods of namespace ml that each got a GPU, and one whose request was nonsense."""
     node, ledger, now = make.node(), Ledger(), 10.0
     lines = [node_record(node), policy_record("policy.toml", POLICY, "")]
@@ -32,9 +31,13 @@ def recorded(tmp_path: Path) -> Path:
         old, ledger = ledger, ledger.after(decision, now)
         if changed := changed_record(old, ledger):
             lines.append(changed)
-    file = tmp_path / "audit.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    record(tmp_path / "audit.jsonl")
+    return tmp_path / "audit.jsonl"
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""What verbs print against goldens: into a pipe, on terminals of 80 and 200 columns, and for programs.
+
+The pages of `status` and `verify`, whose text has the time in it, are in test_terminal.py.
+`NRI_GPU_GOLDENS=write pytest tests/unit/cli/test_goldens.py` writes the goldens again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.cli import prepare
+from nri_gpu.cli.page import json_text
+from nri_gpu.doctor.examine import to_json, to_text
+from nri_gpu.host.facts import HostPaths
+from tests.support.driver_root import make_driver_root
+from tests.support.schemas import conforming
+from tests.unit.cli.conftest import NriGpuCall
+from tests.unit.cli.test_replay import record
+from tests.unit.cli.test_terminal import COMMANDS, GOLDENS, MIG, ROOT, node_in_trouble, unstyled
+from tests.unit.cli.test_verify import CHECKED
+from tests.unit.doctor.test_examine import REPORT
+from tests.unit.host.host_tree import NVIDIA, UVM, host_below
+
+VERSION = "580.95.05"
+VARYING = re.compile(rf"(?<={VERSION}-)[0-9a-f]{{8}}|(?<=/tmp/node-)\w{{8}}")  # a generation, and the folder
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the verbs run: most print no path of this machine then, and this one has always the same length."""
+    with tempfile.TemporaryDirectory(prefix="node-", dir="/tmp") as made:
+        monkeypatch.chdir(made)
+        yield Path(made)
+
+
+def driver(folder: Path) -> tuple[object, ...]:
+    make_driver_root(folder / "root", VERSION)
+    (folder / f"root/lib64/libnvidia-cfg.so.{VERSION}").chmod(0o777)
+    (folder / f"root/lib64/libnvidia-newthing.so.{VERSION}").touch()
+    return "driver", "--driver-root", folder / "root"
+
+
+def on_a_host(folder: Path) -> tuple[object, ...]:
+    """On the machine of the fixture below."""
+    host = host_below(folder).loaded()
+    host.node("nvidia0", NVIDIA, 0, 0o600)
+    host.node("nvidia-uvm", NVIDIA, 9)
+    host.write("dev/nvidia1", "")
+    (host.dev / "char" / f"{UVM}:0").symlink_to("../gone")
+    return "prepare", "--dry-run"
+
+
+def replay(folder: Path) -> tuple[object, ...]:
+    record(folder / "audit.jsonl")
+    (folder / "new.toml").write_text('[namespaces]\ndeny = ["ml"]\n')
+    return "replay", "audit.jsonl", "--policy", "new.toml"
+
+
+VERBS: dict[str, Callable[[Path], tuple[object, ...]]] = {
+    "check": lambda _: COMMANDS["check"],
+    "driver": driver,
+    "explain": lambda _: COMMANDS["explain"],
+    "gpus": lambda _: ("gpus", "--gpus", MIG),
+    "prepare": on_a_host,
+    "replay": replay,
+}
+by_verb = pytest.mark.parametrize("verb", VERBS)
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(nri_gpu: NriGpuCall, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Printed:
+    """What a verb prints, into a pipe or on a terminal of so many columns."""
+    monkeypatch.setattr(prepare, "PLACES", HostPaths(*(folder / "host" / name for name in ("dev", "proc", "sys"))))
+
+    def run(verb: str, *options: str, columns: int | None = None) -> str:
+        arguments = (*VERBS[verb](folder), *options)
+        if verb == "check":
+            os.chdir(ROOT)  # which its file is named from
+        screen = Screen()
+        if columns is not None:
+            monkeypatch.setattr(sys, "stdout", screen)
+            monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setenv("TERM", "xterm-256color")
+        done = nri_gpu(*arguments)
+        assert done.err == ""
+        return unstyled(screen.getvalue()) or done.out
+
+    return run
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps what is written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def hold(text: str, name: str) -> None:
+    """Against the golden of that name."""
+    golden, text = GOLDENS / name, VARYING.sub("........", text)
+    if os.environ.get("NRI_GPU_GOLDENS") == "write":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@by_verb
+def test_into_a_pipe(printed: Printed, verb: str) -> None:
+    hold(printed(verb), f"{verb}-piped.txt")
+
+
+@by_verb
+@pytest.mark.parametrize("columns", [80, 200])
+def test_on_a_terminal(printed: Printed, verb: str, columns: int) -> None:
+    text = printed(verb, columns=columns)
+    assert all(len(line) <= columns for line in text.splitlines())
+    hold(text, f"{verb}-{columns}.txt")
+
+
+@by_verb
+def test_for_programs(printed: Printed, verb: str) -> None:
+    text = printed(verb, "-o", "json")
+    conforming(json.loads(text))
+    hold(text, f"{verb}.json")
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_report_of_doctor(columns: int) -> None:
+    hold(f"{to_text(REPORT, columns)}\n", f"doctor-{columns}.txt")
+
+
+DOCUMENTS = {"doctor": to_json(REPORT), "status": json_text(node_in_trouble()), "verify": json_text(CHECKED)}
+
+
+@pytest.mark.parametrize("verb", DOCUMENTS)
+def test_documents(verb: str) -> None:
+    conforming(json.loads(DOCUMENTS[verb]))
+    hold(f"{DOCUMENTS[verb]}\n", f"{verb}.json")
