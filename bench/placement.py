@@ -22,7 +22,7 @@ from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.allocation.topology import Topology, choose, topology_of
-from nri_gpu.cli.render import table
+from nri_gpu.cli.page import table
 from nri_gpu.domain.claim import Claim, Count, Mode, Strategy
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant, Reason

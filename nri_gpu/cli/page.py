@@ -44,21 +44,21 @@ class Column(Struct, frozen=True):
     prose: bool = False
 
 
-class Table(Struct, frozen=True):
+class Grid(Struct, frozen=True):
     """A table. Its first column names the rows; a row in which it is empty goes on with the row above."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-Page = Sequence[Line | Table]
+Page = Sequence[Line | Grid]
 
 
 def plain(page: Page) -> str:
     """The page as text, each column as wide as its widest cell."""
     lines: list[str] = []
     for part in page:
-        lines += table([each.head for each in part.columns], part.rows) if isinstance(part, Table) else [part.text]
+        lines += table([each.head for each in part.columns], part.rows) if isinstance(part, Grid) else [part.text]
     return "\n".join(lines)
 
 

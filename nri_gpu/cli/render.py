@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nri_gpu.allocation.messages import IN_MIG_MODE, why_not
-from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
-from nri_gpu.cli.page import table as table  # for verbs that print one
+from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
 from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
@@ -37,12 +36,12 @@ def show_text(text: str, tones: Mapping[str, Tone]) -> None:
     show([Line(line, tone(line)) for line in text.split("\n")])
 
 
-def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Table]:
+def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Grid]:
     """A table, with the faults below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
     headline = f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")
-    table = Table(GPU_COLUMNS, tuple(_row(unit) for unit in inventory.units))
+    table = Grid(GPU_COLUMNS, tuple(_row(unit) for unit in inventory.units))
     here = [extra for extra, offer in inventory.extras.items() if not offer.lacking]
     lacking = [extra for extra in inventory.extras if extra not in here]
     extras = [f"extras: {', '.join(here)}"] if here else []
@@ -203,7 +202,7 @@ def of_link(cell: str) -> Tone:
     )
 
 
-def matrix(inventory: Inventory) -> list[Line | Table]:
+def matrix(inventory: Inventory) -> list[Line | Grid]:
     """A line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
     links = {(link.a, link.b): link for link in inventory.links}
     cpus = {node.number: node.cpus for node in inventory.numa}
@@ -222,7 +221,7 @@ def matrix(inventory: Inventory) -> list[Line | Table]:
         *map(Column, ("CPU Affinity", "NUMA Affinity")),
     )
     legend = [Line(f"  {word.ljust(4)} = {meaning}", of_link(word)) for word, meaning in LEGEND]
-    return [Table(columns, tuple(rows)), Line(""), Line("Legend:"), *legend]
+    return [Grid(columns, tuple(rows)), Line(""), Line("Legend:"), *legend]
 
 
 def _cell(one: Gpu, other: Gpu, links: dict[tuple[int, int], Link]) -> str:

@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     instead = load_policy(args.policy) if args.policy else None
     decisions, unreadable, different = 0, 0, list[Compared]()
     try:
-        reading = Reading(tuple(map(Path, args.files)))
-        with working("deciding again", reading.share):
-            for compared in compare(reading.lines(), instead):
+        logs = AuditLogs(tuple(map(Path, args.files)))
+        with working("deciding again", logs.share):
+            for compared in compare(logs.lines(), instead):
                 if isinstance(compared, str):
                     unreadable += 1
                     print(f"nri-gpu: {compared}", file=sys.stderr)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return Exit.FINDING if different or unreadable else Exit.OK
 
 
-class Reading:
+class AuditLogs:
     """The lines of files, and how much of these has been read."""
 
     def __init__(self, files: Sequence[Path]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import UnsetType
 
-from nri_gpu.cli.page import Column, Line, Table, Tone, plain
+from nri_gpu.cli.page import Column, Grid, Line, Tone, plain
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, StrayStatus, UnitStatus
 from nri_gpu.domain.decision import Refused
@@ -46,7 +46,7 @@ def to_text(status: DaemonStatus, now: float) -> str:
     return plain(status_page(status, now))
 
 
-def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Table]:
+def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Grid]:
     """A headline, a table with a line for each GPU and holder, and faults below it.
 
     glance: for a terminal, where a count of the GPUs and the faults come first.
@@ -59,7 +59,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     return [
         Line(headline, Tone.HEAD),
         *([Line(counted(status)), *wrong] if glance else []),
-        Table(COLUMNS, rows) if rows else Line("no GPUs"),
+        Grid(COLUMNS, rows) if rows else Line("no GPUs"),
         *lines(_notes(status), Tone.WARN),
         *lines(_stray_lines(status.stray, now), Tone.BAD),
         *lines(_of_kubelet(status, now), Tone.PLAIN),

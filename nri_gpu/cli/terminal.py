@@ -19,10 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import SegmentLines
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
-from nri_gpu.cli.page import Column, Line, Page, Table, Tone
+from nri_gpu.cli.page import Column, Grid, Line, Page, Tone
 
 GAP: Final = 2  # blanks between columns
 PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read
@@ -68,9 +68,9 @@ def _cut(page: Page, console: Console) -> SegmentLines:
 
 def drawn(page: Page, width: int) -> Group:
     """The page for a terminal of that many columns."""
-    parts: list[Text | RichTable] = []
+    parts: list[Text | Table] = []
     for part in page:
-        if isinstance(part, Table):
+        if isinstance(part, Grid):
             for number, block in enumerate(_blocks(part, width)):
                 parts += [Text(""), block] if number else [block]
         else:
@@ -90,29 +90,29 @@ def _wrapped(text: str, width: int) -> str:
     return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _blocks(table: Table, width: int) -> Iterator[RichTable]:
+def _blocks(grid: Grid, width: int) -> Iterator[Table]:
     """The table, in as many tables below each other as the width needs; each has the first column.
 
     Rows about which one has nothing to say are left out of it; the first names every row that has a name.
     """
-    rows = [tuple(map(_safe, row)) for row in table.rows]
-    widths = [max(len(line[at]) for line in (_heads(table), *rows)) for at in range(len(table.columns))]
-    for number, chosen in enumerate(_fitting(table.columns, widths, width)):
+    rows = [tuple(map(_safe, row)) for row in grid.rows]
+    widths = [max(len(line[at]) for line in (_heads(grid), *rows)) for at in range(len(grid.columns))]
+    for number, chosen in enumerate(_fitting(grid.columns, widths, width)):
         told = chosen[1:] if number else chosen
         kept = [row for row in rows if any(row[at] not in NOTHING for at in told)]
         if not kept:
             continue
-        made = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+        made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
         for at in chosen:
-            wraps = table.columns[at].prose or widths[0] + GAP + widths[at] > width
-            made.add_column(Text(table.columns[at].head), no_wrap=not wraps, overflow="fold")
+            wraps = grid.columns[at].prose or widths[0] + GAP + widths[at] > width
+            made.add_column(Text(grid.columns[at].head), no_wrap=not wraps, overflow="fold")
         for row in kept:
-            made.add_row(*(Text(row[at], table.columns[at].tone(row[at])) for at in chosen))
+            made.add_row(*(Text(row[at], grid.columns[at].tone(row[at])) for at in chosen))
         yield made
 
 
-def _heads(table: Table) -> tuple[str, ...]:
-    return tuple(column.head for column in table.columns)
+def _heads(grid: Grid) -> tuple[str, ...]:
+    return tuple(column.head for column in grid.columns)
 
 
 def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> Iterator[list[int]]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.cli.client import ask, daemon_status
-from nri_gpu.cli.page import Column, Line, Table, Tone, json_text, plain
+from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text, plain
 from nri_gpu.cli.render import at, lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.daemon.policy_file import load_last_good, load_policy
@@ -143,7 +143,7 @@ def _holders(status: DaemonStatus | None) -> Mapping[str, str] | None:
     return {each.container_id: f"{each.namespace}/{each.pod}" for each in holders}
 
 
-def verify_page(report: Report, inventory: Inventory) -> list[Line | Table]:
+def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
     """A line for each container, and below them the differences and what could not be seen."""
     shown = report.containers
     counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
@@ -154,7 +154,7 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Table]:
     rows = tuple(_row(each, inventory) for each in shown)
     return [
         Line(headline, Tone.HEAD),
-        *([Table(COLUMNS, rows)] if rows else []),
+        *([Grid(COLUMNS, rows)] if rows else []),
         *lines((sentence for each in shown for sentence in _sentences(each)), Tone.BAD),
         *lines((f"not seen: {sentence}" for sentence in report.unseen), Tone.WARN),
     ]

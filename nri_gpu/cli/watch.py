@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from nri_gpu.cli.page import Line, Table, Tone, plain
+from nri_gpu.cli.page import Grid, Line, Tone, plain
 from nri_gpu.cli.render import at
 from nri_gpu.cli.status_page import faults, holder_words, refusal_words, status_page
 from nri_gpu.daemon.answers import DaemonStatus
@@ -42,7 +42,7 @@ class WatchLine(Struct, Generic[S], frozen=True, tag_field="schema", tag="nri-gp
     status: S | None
 
 
-class Moment(Struct, frozen=True):
+class WatchMoment(Struct, frozen=True):
     """What one question brought. asked: the last answer there was. fault: why there was none now; empty if there was.
 
     changes: since the moment before; None at first. recent: the last changes, the newest first.
@@ -78,12 +78,12 @@ def watch(ask: Callable[[], Asked], *, as_json: bool) -> Exit:
 
 def moments(
     ask: Callable[[], Asked], clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Moment]:
+) -> Iterator[WatchMoment]:
     """One each second, without an end. Raises: CommandError: the first question was not answered."""
     asked, fault = ask(), ""
     known = [*(asked[1].transitions or NO_HISTORY).last, *map(_refused, asked[1].refusals)]
     recent = tuple(sorted(known, key=lambda each: each.at_s, reverse=True))[:RECENT]
-    yield Moment(clock(), asked, "", None, recent)
+    yield WatchMoment(clock(), asked, "", None, recent)
     while True:
         sleep(ASK_S)
         before, was_lost = asked[1], bool(fault)
@@ -94,7 +94,7 @@ def moments(
         now = clock()
         found = (*_of_daemon(fault, now, was_lost=was_lost), *changes(before, asked[1], now))
         recent = (*reversed(found), *recent)[:RECENT]
-        yield Moment(now, asked, fault, found, recent)
+        yield WatchMoment(now, asked, fault, found, recent)
 
 
 def _of_daemon(fault: str, now: float, *, was_lost: bool) -> Iterator[Happened]:
@@ -152,7 +152,7 @@ def _happened(at_s: float, kind: str, what: str, uuid: str = "", *, worse: bool 
     return Happened(at_s=at_s, kind=kind, uuid=uuid, index=None, worse=worse, what=what)
 
 
-def _print_lines(seen: Iterator[Moment]) -> None:
+def _print_lines(seen: Iterator[WatchMoment]) -> None:
     for moment in seen:
         if moment.changes is None:
             print(plain(status_page(moment.asked[1], moment.at_s)), flush=True)
@@ -160,7 +160,7 @@ def _print_lines(seen: Iterator[Moment]) -> None:
             print(f"{at(each.at_s)} {each.what}", flush=True)
 
 
-def _print_json(seen: Iterator[Moment]) -> None:
+def _print_json(seen: Iterator[WatchMoment]) -> None:
     for moment in seen:
         if moment.changes is None or moment.changes:
             status = None if moment.fault else moment.asked[0]
@@ -168,7 +168,7 @@ def _print_json(seen: Iterator[Moment]) -> None:
             print(json.dumps(to_builtins(line)), flush=True)
 
 
-def live_page(moment: Moment) -> list[Line | Table]:
+def live_page(moment: WatchMoment) -> list[Line | Grid]:
     """The page of a terminal: the status and a clock, and the last changes below it."""
     status = replace(moment.asked[1], transitions=None, refusals=())
     page = status_page(status, moment.at_s, glance=True)

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from nri_gpu.cli import terminal
-from nri_gpu.cli.page import Column, Line, Page, Table, Tone, plain
+from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
 from nri_gpu.cli.render import gpus_page, matrix, of_link, of_state, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
 from nri_gpu.cli.verify import verify_page
-from nri_gpu.cli.watch import Moment, live_page
+from nri_gpu.cli.watch import WatchMoment, live_page
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
@@ -76,7 +76,7 @@ def node_in_trouble() -> DaemonStatus:
 def pages(*, piped: bool = False) -> dict[str, Page]:
     return {
         "status": status_page(node_in_trouble(), NOW, glance=not piped),
-        "watch": live_page(Moment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
+        "watch": live_page(WatchMoment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
         "gpus": gpus_page(load_topology(MIG)),
         "verify": verify_page(CHECKED, make.inventory()),
         "topology": matrix(load_topology(PCIE)),
@@ -141,7 +141,7 @@ def test_no_width_loses_a_word_or_breaks_a_line(name: str, width: int) -> None:
 
 def test_what_a_terminal_would_obey_is_shown_as_a_question_mark() -> None:
     evil = "\x1b]0;owned\x07\x1b[2Jpod"
-    shown = drawn([Table((Column("POD"), Column("WHY")), ((evil, "[bold]x[/]"),)), Line(evil)], 80)
+    shown = drawn([Grid((Column("POD"), Column("WHY")), ((evil, "[bold]x[/]"),)), Line(evil)], 80)
     assert "\x1b]" not in shown
     assert "\x1b[2J" not in shown
     assert shown.count("?]0;owned??[2Jpod") == 2

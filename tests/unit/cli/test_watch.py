@@ -20,7 +20,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import daemon_status
 from nri_gpu.cli.page import plain
-from nri_gpu.cli.watch import Asked, Moment, changes, live_page, moments
+from nri_gpu.cli.watch import Asked, WatchMoment, changes, live_page, moments
 from nri_gpu.daemon.answers import DaemonStatus, OpenedBy, PolicyStatus, RuntimeConnection, StrayStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
@@ -127,7 +127,7 @@ def test_what_changed(before: DaemonStatus, after: DaemonStatus, said: list[str]
     assert list(changes(after, after, NOW)) == []
 
 
-def seen(*answers: DaemonStatus | str) -> list[Moment]:
+def seen(*answers: DaemonStatus | str) -> list[WatchMoment]:
     """What is seen of a daemon that answers so; a sentence where it does not."""
     script, ticks = iter(answers), count()
 
