@@ -61,8 +61,8 @@ class Source(ast.NodeVisitor):
             return
         phrase, level = node.args[0], CALLS[node.func.attr]
         if node.func.attr == "log":
-            if all(_text(each) in QUIET for each in _choices(phrase)):
-                return
+            if len(node.args) != 2 or all(_text(each) in QUIET for each in _choices(phrase)):
+                return  # not loguru's, or not for an operator to act on
             phrase = node.args[1]
         elif node.func.attr == "note" and len(node.args) < 2:
             return  # not LogOnce's

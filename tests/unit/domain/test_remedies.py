@@ -98,6 +98,7 @@ class Part:
         self._log.warning("said by LogOnce", "fault", path="/x")
         self._log.note("a note", "fault")
         folder.note(process)
+        refusals.log(fields, reason, f"{worse} is an answer")
         self._said("given", "first")
         logger.log("INFO" if worse else "DEBUG", "quiet")
         logger.log(LEVELS.get(worse, "INFO"), "loud" if worse else "louder")
