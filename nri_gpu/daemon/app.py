@@ -74,7 +74,7 @@ class Daemon:
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
-        self._sizes = Sizes(self._plugin.request_bytes, later, self._refusals.log)
+        self._sizes = Sizes(self._plugin.request_bytes, later, self._refusals.add)
         self._stray = StrayController(state, self._sizes.containers)
         self._supervisor = Supervisor(
             self._plugin,

@@ -62,8 +62,8 @@ class Refusals:
         self._clock = clock
         self._total = 0
 
-    def log(self, fields: Mapping[str, object], reason: Reason, phrase: str) -> None:
-        """As `log_refusal`."""
+    def add(self, fields: Mapping[str, object], reason: Reason, phrase: str) -> None:
+        """Log a refusal as `log_refusal` does, and remember it."""
         log_refusal(fields, reason, phrase)
         self._total += 1
         self.last.append(
@@ -98,7 +98,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
             if note:
                 logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
-            refusals.log(facts, reason, "container refused")
+            refusals.add(facts, reason, "container refused")
         case Pass(_, why, note):
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:

@@ -163,7 +163,7 @@ class Plugin:
         if reason:
             self.counts.refused(reason.code, Outcome.REJECTED)
             fields = container_fields(adjusted.container)
-            self._needs.later(lambda: self._needs.refusals.log(fields, reason, "container rejected"))
+            self._needs.later(lambda: self._needs.refusals.add(fields, reason, "container rejected"))
         return validation.verdict_to_pb(reason)
 
     def unanswered(self, payload: bytes) -> None:

@@ -133,5 +133,5 @@ class GrantedContainers:
 
     def _refuse(self, container: Container, reason: Reason) -> Reply:
         self._counts.refused(reason.code, Outcome.START_REFUSED)
-        self._needs.later(lambda: self._needs.refusals.log(container_fields(container), reason, "start refused"))
+        self._needs.later(lambda: self._needs.refusals.add(container_fields(container), reason, "start refused"))
         return status_of(reason)

@@ -15,7 +15,7 @@ def test_each_way_to_be_refused() -> None:
     bench.refused(nri.asking("9", "greedy"))
     bench.plugin.lifecycle(nri.event(Event.START_CONTAINER, of, nri.container(of))[1])
     bench.plugin.validate(nri.validate(of, nri.container(of), {}))
-    sizes = Sizes(lambda: 10, bench.later, bench.refusals.log)
+    sizes = Sizes(lambda: 10, bench.later, bench.refusals.add)
     assert sizes.refusal(nri.create(of, nri.container(of)))
     bench.settle()
     assert [(each.number, each.what, each.code) for each in bench.refusals.last] == [

@@ -100,7 +100,7 @@ def test_the_troubled_node_has_the_troubles_that_it_says() -> None:
         f"13 {gpu[2]} is in MIG mode",
         "13 MIG device 2:0 3g.40gb (MIG-20bad080-0000-5000-8000-010000000000) of GPU 2 is new",
         "13 MIG device 2:1 1g.10gb (MIG-21bad080-0000-5000-8000-090000000000) of GPU 2 is new",
-        "17 nvmlInit: Driver Not Loaded (9)",
+        *(f"{second} nvmlInit: Driver Not Loaded (9)" for second in (17, 18, 19)),
         "20 driver 580.95.05 -> 590.10",
         "20 CUDA 13.0 -> 13.1",
         "20 kernel module nvidia-uvm has major 1520, and had 1510",
