@@ -19,14 +19,17 @@ import pytest
 
 from nri_gpu.cli import prepare
 from nri_gpu.cli.page import json_text
+from nri_gpu.cli.watch import WatchLine
 from nri_gpu.doctor.examine import to_json, to_text
 from nri_gpu.host.facts import HostPaths
+from nri_gpu.verify.report import NoReport
 from tests.support.driver_root import make_driver_root
 from tests.support.schemas import conforming
 from tests.unit.cli.conftest import NriGpuCall
 from tests.unit.cli.test_replay import record
-from tests.unit.cli.test_terminal import COMMANDS, GOLDENS, MIG, ROOT, node_in_trouble, unstyled
+from tests.unit.cli.test_terminal import COMMANDS, GOLDENS, GRANTED, LOST, MIG, ROOT, node_in_trouble, unstyled
 from tests.unit.cli.test_verify import CHECKED
+from tests.unit.daemon.test_report import NOW
 from tests.unit.doctor.test_examine import REPORT
 from tests.unit.host.host_tree import NVIDIA, UVM, host_below
 
@@ -138,10 +141,16 @@ def test_the_report_of_doctor(columns: int) -> None:
     hold(f"{to_text(REPORT, columns)}\n", f"doctor-{columns}.txt")
 
 
-DOCUMENTS = {"doctor": to_json(REPORT), "status": json_text(node_in_trouble()), "verify": json_text(CHECKED)}
+DOCUMENTS = {
+    "doctor": to_json(REPORT),
+    "status": json_text(node_in_trouble()),
+    "status-watch": json_text(WatchLine(NOW, (LOST, GRANTED), node_in_trouble())),
+    "verify": json_text(CHECKED),
+    "verify-error": json_text(NoReport("no daemon answers", NOW)),
+}
 
 
-@pytest.mark.parametrize("verb", DOCUMENTS)
-def test_documents(verb: str) -> None:
-    conforming(json.loads(DOCUMENTS[verb]))
-    hold(f"{DOCUMENTS[verb]}\n", f"{verb}.json")
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents(name: str) -> None:
+    conforming(json.loads(DOCUMENTS[name]))
+    hold(f"{DOCUMENTS[name]}\n", f"{name}.json")
