@@ -20,6 +20,7 @@ from nri_gpu.system.storage import text_of
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 CHECKPOINT_MAX: Final = 16 << 20  # bytes
+CONFIG_MAX: Final = 1 << 20
 ANSWER_S: Final = 0.4  # for PodResources
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 _RESTART: Final = "systemctl restart kubelet    # pods go on running"
@@ -105,10 +106,10 @@ def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:
     subject, shown = "kubelet checkpoint", f"{seen.policy.kubelet.dir}/{CHECKPOINT}"
     path = seen.at(shown)
     try:
+        if not path.is_file():
+            return
         with path.open("rb") as file:
             found = msgspec.json.decode(file.read(CHECKPOINT_MAX), type=_Checkpoint)
-    except FileNotFoundError:
-        return
     except OSError:
         yield unseen(subject, f"only root can read {shown}", "sudo nri-gpu doctor")
     except ValueError as fault:
@@ -127,7 +128,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     subject = "cgroup driver"
     if runtime is None or runtime.containerd is None:
         return
-    text = text_of(seen.at(_CONFIG), encoding="utf-8") or ""
+    text = text_of(seen.at(_CONFIG), CONFIG_MAX, "utf-8") or ""
     said = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("cgroupDriver:")), "")
     theirs = "systemd" if runtime.containerd.cri.systemd_cgroup else "cgroupfs"
     if said and said != theirs:

@@ -14,6 +14,7 @@ from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, p
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.host.advice import ComponentKind, components, node_advice
 from nri_gpu.policy.model import Disarm
+from nri_gpu.system.storage import text_of
 
 BLOBS: Final = "io.containerd.content.v1.content/blobs/sha256"
 CONFIG_MAX: Final = 256 << 10  # bytes; an image's configuration is mostly below 20 kB
@@ -79,8 +80,8 @@ def _runc(runtime: ContainerRuntime) -> tuple[str, str]:
 def _docker(seen: Examined) -> Iterator[DoctorFinding]:
     """Docker's containers never come to NRI: NVIDIA's runtime is theirs alone to use or not."""
     try:
-        settings = msgspec.json.decode((seen.at(DOCKER)).read_bytes(), type=_DockerSettings)
-    except (OSError, msgspec.DecodeError):
+        settings = msgspec.json.decode(text_of(seen.at(DOCKER), CONFIG_MAX, "utf-8") or "", type=_DockerSettings)
+    except msgspec.DecodeError:
         return
     if "nvidia" in settings.default_runtime:
         yield warning(

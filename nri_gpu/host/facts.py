@@ -235,6 +235,6 @@ def is_loaded(sys: Path, module: KernelModule) -> bool:
     """Whether the module is loaded and initialized. The kernel has `_` where file names have `-`."""
     state = sys / "module" / module.replace("-", "_") / "initstate"
     try:
-        return state.read_text() == "live\n"
+        return state.read_text(errors="replace") == "live\n"
     except OSError:
         return False

@@ -14,9 +14,10 @@ from msgspec import Struct
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import process_of
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import text_of, write_whole
 
 STATUS_FILE: Final = "guard.json"
+STATUS_MAX: Final = 1 << 16  # bytes
 DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
 REPORT_EVERY_S: Final = 5.0  # a guard that is alive writes its status this often
 
@@ -48,8 +49,8 @@ def write_guard_status(folder: Path, status: GuardStatus) -> None:
 def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
     """What the guard that runs now reports; None where none runs."""
     try:
-        status = msgspec.json.decode((folder / STATUS_FILE).read_bytes(), type=GuardStatus)
-    except (OSError, ValueError):
+        status = msgspec.json.decode(text_of(folder / STATUS_FILE, STATUS_MAX) or "", type=GuardStatus)
+    except ValueError:
         return None
     return status if status.started == process_started(status.pid) else None
 

@@ -22,12 +22,19 @@ class NotPrivateError(PermissionError):
 
 
 def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
-    """What is in a file, odd bytes replaced; None where it cannot be read. most: bytes of it; -1: all."""
+    """What is in a file, odd bytes replaced; None where it cannot be read. most: bytes of it; -1: all.
+
+    A pipe in its place is empty, and hangs nobody.
+    """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             return file.read(most).decode(encoding, errors="replace")
     except OSError:
         return None
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = False) -> None:

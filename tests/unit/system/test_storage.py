@@ -42,6 +42,15 @@ def test_what_is_not_there_is_nothing(tmp_path: Path) -> None:
     assert len(boot_id()) == 36
 
 
+def test_a_pipe_or_a_folder_in_the_place_of_a_file_hangs_and_leaks_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    piped(file)
+    before = descriptors()
+    assert (text_of(file), text_of(tmp_path)) == ("", None)
+    assert descriptors() == before
+
+
 @pytest.mark.parametrize(
     ("make", "fault"),
     [

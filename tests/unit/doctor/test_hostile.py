@@ -1,0 +1,81 @@
+"""Whatever lies in the place of any file that `doctor` reads: it ends with findings, and in time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.doctor.bundle import bundle
+from nri_gpu.doctor.runtime import container_runtime
+from tests.unit.doctor.node import DoctorNode
+from tests.unit.doctor.test_kubelet import CHECKPOINT, HEALTHY, PLUGINS
+from tests.unit.doctor.test_others import image, installed
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 20)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    each.__name__: each for each in (garbage, empty, folder, pipe, loop, endless)
+}
+
+
+@pytest.mark.parametrize("spoil", KINDS.values(), ids=KINDS)
+def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[Path], None]) -> None:
+    installed(node)
+    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
+    node.listen(f"{PLUGINS}/kubelet.sock")
+    node.write(CHECKPOINT, HEALTHY)
+    node.write("var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n")
+    node.write("etc/docker/daemon.json", "{}")
+    files = [path for path in sorted(node.root.rglob("*")) if path.is_file() and not path.is_symlink()]
+    places = {str(path.relative_to(node.root)): path for path in files}
+    others = (
+        "waiting",
+        "majors",
+        "bin",
+        *(("proc", "sys") if spoil in (pipe, endless) else ()),
+    )  # these are the kernel's
+    libraries = [name for name in places if name.startswith("usr/lib")]
+    for path in (places[name] for name in places if not name.startswith(others) and name not in libraries[1:]):
+        kept = path.with_name(f"{path.name}.kept")
+        shutil.copy2(path, kept)
+        kept.rename(node.root.parent / "kept")
+        spoil(path)
+        began = time.monotonic()
+        assert list(node.examine().findings), path
+        assert bundle(node.seen, container_runtime(node.seen), {}), path
+        assert time.monotonic() - began < 4, path
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (node.root.parent / "kept").rename(path)
+    assert node.found().keys() == {"other injectors", "images", "cgroup driver"}
