@@ -20,6 +20,7 @@ from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.host.advice import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
+from nri_gpu.metrics.advice import metrics_advice
 from nri_gpu.mps.folders import mps_advice
 from nri_gpu.plugin.guard_status import guard_advice
 from nri_gpu.policy.advice import advise
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         *node_advice(policy),
         *kubelet_advice(policy),
         *guard_advice(policy, served=served),
+        *metrics_advice(policy.metrics),
         *(mps_advice(state_dir, enabled=policy.mps.enabled) if served else ()),
         *(_of_daemon(status.runtime) if status else ()),
     )

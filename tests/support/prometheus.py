@@ -42,13 +42,13 @@ def free_port() -> int:
 class Prometheus:
     """One that scrapes a target while it is entered."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, target: str, *, every: str = EVERY) -> None:
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
         folder.mkdir()
         rules, config = folder / "alerts.yaml", folder / "prometheus.yaml"
         rules.write_text(re.sub(r"\bfor: \w+", "for: 0s", ALERTS.read_text()))
-        config.write_text(CONFIG.format(every=EVERY, rules=rules, target=target))
+        config.write_text(CONFIG.format(every=every, rules=rules, target=target))
 
     def __enter__(self) -> Self:
         options = {

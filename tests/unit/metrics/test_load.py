@@ -1,4 +1,4 @@
-"""A real daemon with 10,000 holders, scraped without a pause by good and by bad scrapers: no grant is delayed by it."""
+"""A real daemon with 10,000 holders, scraped by Prometheus and by worse, all at once: no grant is delayed by it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from nri_gpu.domain.names import GRANT_KEY
 from tests.support import nri_messages as nri
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.metrics import entry
+from tests.support.prometheus import Prometheus, free_port
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 from tests.support.waiting import aside, in_a_loop
+from tests.unit.metrics.test_prometheus import asked_until
 
 HOLDERS: Final = 10_000
+SEEN: Final = f"count(nri_gpu_grant_info) >= {HOLDERS}"
 TURNS: Final = 5
 GRANTS: Final = 12  # in each
 GET: Final = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n"
@@ -65,8 +68,7 @@ async def granted_s(runtime: ScriptedRuntime, name: str) -> list[float]:
 CLIENT: Final = """
 import socket, sys
 while True:
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(sys.argv[1])
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as one:
         one.sendall(sys.argv[2].encode())
         while sys.argv[2] and one.recv(1 << 20):
             pass
@@ -74,17 +76,15 @@ while True:
 
 
 @contextlib.asynccontextmanager
-async def clients(path: Path) -> AsyncIterator[None]:
+async def clients(port: int) -> AsyncIterator[None]:
     """Two scrape without a pause, one connects and goes again and again, one never reads, and two never ask."""
     processes = [
-        await asyncio.create_subprocess_exec("nice", sys.executable, "-c", CLIENT, str(path), sent)
+        await asyncio.create_subprocess_exec("nice", sys.executable, "-c", CLIENT, str(port), sent)
         for sent in (GET.decode(), GET.decode(), "")
     ]
     with contextlib.ExitStack() as idle:
         for sent in (GET, b"", b""):
-            one = idle.enter_context(socket.socket(socket.AF_UNIX))
-            one.connect(str(path))
-            one.sendall(sent)
+            idle.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(sent)
         try:
             yield
         finally:
@@ -94,10 +94,9 @@ async def clients(path: Path) -> AsyncIterator[None]:
                 await process.wait()
 
 
-def scrape(path: Path) -> str:
+def scrape(port: int) -> str:
     """The text of one scrape."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(str(path))
+    with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(GET)
         read = bytearray()
         while some := one.recv(1 << 20):
@@ -118,24 +117,26 @@ def resident_mib(pid: int) -> float:
 
 @in_a_loop
 async def test_ten_thousand_holders(folder: Path) -> None:
-    path = folder / "metrics.sock"
-    launch = Launch(folder / "d", folder / "nri.sock", metrics=str(path), log_level="INFO")
+    address = f"127.0.0.1:{(port := free_port())}"
+    launch = Launch(folder / "d", folder / "nri.sock", metrics=address, log_level="INFO")
     async with Listener(launch.socket) as listener:
         with NriGpu(launch) as daemon:
             runtime = await listener.accept(20)
             await aside(daemon.wait_logged, "driver files not found")  # so GPUs are granted without them
             await runtime.register()
             await runtime.synchronize(*holders((launch.state / "key").read_bytes()), parts=40)
-            assert (await aside(scrape, path)).count("nri_gpu_grant_info{") == HOLDERS
+            assert (await aside(scrape, port)).count("nri_gpu_grant_info{") == HOLDERS
             before = cpu_s(daemon.pid)
             for _ in range(SCRAPES):
-                await aside(scrape, path)
+                await aside(scrape, port)
             assert (cpu_s(daemon.pid) - before) / SCRAPES < SCRAPE_S
             alone, scraping = await granted_s(runtime, "first"), list[float]()
             memory = resident_mib(daemon.pid)
-            for turn in range(TURNS):  # in turns, as what else the machine does comes and goes
-                alone += await granted_s(runtime, f"alone-{turn}")
-                async with clients(path):
-                    scraping += await granted_s(runtime, f"scraping-{turn}")
+            with Prometheus(folder / "prometheus", address, every="1s") as prometheus:
+                for turn in range(TURNS):  # in turns, as what else the machine does comes and goes
+                    alone += await granted_s(runtime, f"alone-{turn}")
+                    async with clients(port):
+                        scraping += await granted_s(runtime, f"scraping-{turn}")
+                        await asked_until(SEEN, lambda: prometheus.query(SEEN))
             assert median(scraping) < 2 * median(alone) + DELAY_S, (sorted(alone), sorted(scraping))
             assert resident_mib(daemon.pid) < memory + GROWTH_MIB
