@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -87,3 +89,20 @@ def test_a_busy_node_takes_less_than_two_seconds(node: DoctorNode) -> None:
     began = time.monotonic()
     assert node.found().keys() == {"other injectors"}
     assert time.monotonic() - began < 2
+
+
+def test_it_changes_nothing(node: DoctorNode) -> None:
+    def everything() -> dict[str, tuple[int, ...]]:
+        found = {path: path.lstat() for path in node.root.rglob("*")}
+        return {str(path): (each.st_mode, each.st_size, each.st_mtime_ns) for path, each in found.items()}
+
+    before = everything()
+    node.examine()
+    assert everything() == before
+
+
+def test_nvml_is_not_loaded(node: DoctorNode) -> None:
+    program = "import sys; from nri_gpu.cli.main import main; main(sys.argv[1:]); print('pynvml' in sys.modules)"
+    command = [sys.executable, "-c", program, "doctor", "--root", str(node.root), "--state-dir", "/none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

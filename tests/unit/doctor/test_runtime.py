@@ -144,6 +144,19 @@ def test_a_containerd_without_a_file_gets_one_first(node: DoctorNode) -> None:
     assert finding.fix[0] == "containerd config default > /etc/containerd/config.toml"
 
 
+def test_a_file_that_only_root_may_read(node: DoctorNode) -> None:
+    (node.root / TOML).chmod(0o600)
+    for path in (node.root.parent, node.root):
+        path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        found = node.found()
+    finally:
+        os.seteuid(0)
+    assert found["runtime configuration"].level is Level.UNSEEN
+    assert found["NRI"].level is Level.UNSEEN  # the socket is root's
+
+
 def test_a_pipe_in_the_place_of_a_file_does_not_block(node: DoctorNode) -> None:
     node.remove(TOML)
     os.mkfifo(node.root / TOML)
