@@ -14,7 +14,7 @@ from nri_gpu.domain.decision import Refused
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.GOOD}  # nobody holds a free GPU; others share it
+MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.FAINT}  # others share it
 COLUMNS: Final = (
     Column("GPU", lambda _: Tone.HEAD),
     Column("MODEL"),
