@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -22,6 +23,8 @@ _RELOAD: Final = (
     "modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && nri-gpu prepare",
 )
 _OURS: Final = ("nvidia", "nvidia-uvm", "nvidia-caps")
+# Debian calls it nvidia-current.ko, and others. The kernel's own nvidiafb, i2c-nvidia-gpu and so on are not it.
+_BUILT: Final = re.compile(r"/nvidia(?:-(?:current|open|tesla|legacy|[0-9])[\w-]*)?\.ko")
 _MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
 
 
@@ -101,7 +104,7 @@ def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
     """Why there is no module nvidia: not built for this kernel, or not loaded."""
     release = (text_of(seen.at("/proc/sys/kernel/osrelease")) or "").strip()
     known = text_of(seen.at(f"/lib/modules/{release}/modules.dep"), _MODULES_MAX, "utf-8") if release else None
-    if known is not None and "nvidia" not in known:
+    if known is not None and not _BUILT.search(known):
         return error(
             subject,
             f"module nvidia is not installed for the running kernel {release}: no GPU can be granted",

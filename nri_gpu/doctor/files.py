@@ -15,7 +15,7 @@ from nri_gpu.policy.model import BUILT_IN
 from nri_gpu.system.storage import why_untrusted
 
 _SUBJECT: Final = "our files"
-_SHARED: Final = ("mps",)  # in the state folder: clients of MPS daemons write below it
+_SHARED: Final = ("mps",)  # in the state folder
 _UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.service", "nri-gpu-cdi.service")
 _UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system")
 
@@ -38,6 +38,7 @@ def files_findings(seen: Examined) -> Iterator[DoctorFinding]:
 def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
     """Each path with what is wrong with it; with nothing where this user cannot look."""
     yield from _secret(seen)
+    yield from _logged(seen)
     policy = seen.policy.source
     stage = seen.policy.driver.stage_dir
     trusted = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in _UNIT_FOLDERS for unit in _UNITS)]
@@ -70,14 +71,22 @@ def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
         yield shown, ""
         return
     for path in entries:
-        if path.name in _SHARED:
-            continue
         status = path.lstat()
+        if path.name in _SHARED or (stat.S_ISSOCK(status.st_mode) and path.name != CONTROL_SOCKET):
+            continue  # MPS' clients write there; who may connect for metrics is the policy's to say
         mode = stat.S_IMODE(status.st_mode)
         if why := why_untrusted(status) if not (group and path.name == CONTROL_SOCKET) else "":
             yield f"{shown}/{path.name}", why
         elif path.name != CONTROL_SOCKET and mode & 0o077:
             yield f"{shown}/{path.name}", f"mode {mode:04o}: others can read it"
+
+
+def _logged(seen: Examined) -> Iterator[tuple[str, str]]:
+    """An audit log outside the state folder."""
+    folder = seen.policy.audit.dir
+    for path in _entries(seen.at(folder)) if folder else ():
+        if path.name.startswith("audit") and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077:
+            yield f"{folder}/{path.name}", f"mode {mode:04o}: others can read it"
 
 
 def _untrusted(path: Path, shown: str) -> Iterator[tuple[str, str]]:

@@ -128,8 +128,8 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     subject = "cgroup driver"
     if runtime is None or runtime.containerd is None:
         return
-    text = text_of(seen.at(_CONFIG), CONFIG_MAX, "utf-8") or ""
-    said = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("cgroupDriver:")), "")
+    lines = (text_of(seen.at(_CONFIG), CONFIG_MAX, "utf-8") or "").splitlines()
+    said = next((line.partition(":")[2].strip(" \"'") for line in lines if line.startswith("cgroupDriver:")), "")
     theirs = "systemd" if runtime.containerd.cri.systemd_cgroup else "cgroupfs"
     if said and said != theirs:
         yield warning(

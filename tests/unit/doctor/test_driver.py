@@ -35,7 +35,9 @@ def no_modules(node: DoctorNode) -> None:
 
 def not_built(node: DoctorNode) -> None:
     no_modules(node)
-    node.write(f"lib/modules/{RELEASE}/modules.dep", "kernel/drivers/net/tun.ko:\n")
+    own = ("video/fbdev/nvidia/nvidiafb", "i2c/busses/i2c-nvidia-gpu", "platform/x86/nvidia-wmi-ec-backlight")
+    lines = "".join(f"kernel/drivers/{name}.ko.xz:\n" for name in own)
+    node.write(f"lib/modules/{RELEASE}/modules.dep", lines)
 
 
 def nouveau(node: DoctorNode) -> None:
@@ -197,6 +199,13 @@ def test_a_driver_root_of_its_own(node: DoctorNode) -> None:
 def test_the_driver_root_of_a_daemon_in_a_pod(node: DoctorNode) -> None:
     mounted = DriverSettings(root="/driver-root", host_root="/")
     assert "driver versions" not in node.found(policy=Policy(driver=mounted))
+
+
+@pytest.mark.parametrize("name", ["nvidia.ko", "nvidia.ko.zst", "nvidia-current.ko.xz", "nvidia-tesla-535-current.ko"])
+def test_a_module_that_is_installed_and_not_loaded(node: DoctorNode, name: str) -> None:
+    no_modules(node)
+    node.write(f"lib/modules/{RELEASE}/modules.dep", f"updates/dkms/{name}:\n")
+    assert "module nvidia is not loaded" in node.found()["driver modules"].meaning
 
 
 def test_files_that_only_root_may_read(node: DoctorNode) -> None:

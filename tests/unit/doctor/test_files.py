@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import Level
-from nri_gpu.policy.service import ControlSettings
+from nri_gpu.policy.service import AuditSettings, ControlSettings
 from tests.unit.doctor.node import HEALTHY_POLICY, DoctorNode
 
 Break = Callable[[DoctorNode], object]
@@ -65,6 +65,18 @@ def test_a_group_that_may_ask(node: DoctorNode) -> None:
     made(f"{STATE}/control.sock", 0o660)(node)
     assert len([each for each in node.examine().findings if each.subject == "our files"]) == 2
     assert node.found(policy=replace(HEALTHY_POLICY, control=ControlSettings(group="gpu"))) == {}
+
+
+def test_an_audit_log_elsewhere(node: DoctorNode) -> None:
+    node.write("var/log/nri-gpu/audit.jsonl", "").chmod(0o644)
+    finding = node.only(policy=replace(HEALTHY_POLICY, audit=AuditSettings(dir="/var/log/nri-gpu")))
+    assert "/var/log/nri-gpu/audit.jsonl: mode 0644: others can read it" in finding.meaning
+
+
+def test_a_socket_for_metrics_is_the_policys(node: DoctorNode) -> None:
+    node.listen(f"{STATE}/metrics.sock")
+    (node.root / STATE / "metrics.sock").chmod(0o666)
+    assert node.found() == {}
 
 
 def test_what_clients_of_mps_write_is_theirs(node: DoctorNode) -> None:

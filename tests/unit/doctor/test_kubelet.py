@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_damaged(served: DoctorNode, text: str) -> None:
 def test_two_cgroup_drivers(served: DoctorNode, ours: bool) -> None:
     options = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]\nSystemdCgroup = '
     served.write("etc/containerd/config.toml", f"{CONFIG}{options}{str(ours).lower()}\n")
-    served.write("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncgroupDriver: systemd\n")
+    served.write("var/lib/kubelet/config.yaml", 'kind: KubeletConfiguration\ncgroupDriver: "systemd"\n')
     found = served.found()
     assert found.keys() == (set() if ours else {"cgroup driver"})
     if not ours:
