@@ -31,7 +31,7 @@ from nri_gpu.verify.report import (
     DAEMON,
     SNAPSHOT,
     ContainerReport,
-    Evidence,
+    Expected,
     NoReport,
     Report,
     Verdict,
@@ -74,7 +74,7 @@ def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
     if inventory.fault and not inventory.gpus:
         raise CommandError(Exit.UNAVAILABLE, f"the GPUs of this node are not known: {inventory.fault}")
     try:
-        evidence = Evidence(
+        evidence = Expected(
             kernel=Kernel(),
             key=key,
             inventory=inventory,

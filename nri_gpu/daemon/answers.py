@@ -16,7 +16,7 @@ from nri_gpu.domain.gpu import Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Inventory, KernelGpu
-from nri_gpu.stray.judge import Finding
+from nri_gpu.stray.judge import StrayUse
 
 
 class SynchronizeStatus(Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class StrayStatus(Struct, frozen=True):
     enabled: bool = False
     looked_s: float | None = None
     fault: str = ""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[StrayUse, ...] = ()
 
 
 class HealthStatus(Struct, frozen=True):

@@ -23,7 +23,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.service import GuardSettings
 from nri_gpu.policy.stray import OnStray, StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
-from nri_gpu.stray.judge import Finding, Kind, Known, PodName, StrayProcess, container_of, judge
+from nri_gpu.stray.judge import Kind, Known, PodName, StrayProcess, StrayUse, container_of, judge
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.line_process import lines_of, python
@@ -102,7 +102,7 @@ class StrayController:
         apart_s: float = APART_S,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
-        self.findings: tuple[Finding, ...] = ()
+        self.findings: tuple[StrayUse, ...] = ()
         self.fault = ""
         self.looked_s: float | None = None
         self._node_state = node_state
@@ -177,7 +177,7 @@ class StrayController:
         if not unknown:
             await self._stop(began)
 
-    async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[Finding, ...], str]:
+    async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
         """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
         settings = self._node_state.settings
         exceptions = Globs((*settings.stray.exceptions.patterns, self._programs))
@@ -195,10 +195,10 @@ class StrayController:
         self.findings, self.fault, self.looked_s = (), why, None
         self._first_seen.clear()
 
-    def _see(self, found: Iterable[Finding]) -> None:
+    def _see(self, found: Iterable[StrayUse]) -> None:
         """Keep the findings, each with when one of its processes was first seen."""
         now = (time.monotonic(), time.time())
-        dated: list[Finding] = []
+        dated: list[StrayUse] = []
         seen: dict[_Seen, tuple[float, float]] = {}
         for each in found:
             times = {key: self._first_seen.get(key, now) for key in _keys(each)}
@@ -206,7 +206,7 @@ class StrayController:
             dated.append(replace(each, since_s=min(wall for _, wall in times.values())))
         self.findings, self._first_seen = tuple(dated), seen
 
-    def _report(self, found: Finding) -> None:
+    def _report(self, found: StrayUse) -> None:
         """Once for each container, and for each program of the host."""
         whose = found.container_id or tuple(each.program for each in found.processes)
         about = (found.kind, whose, found.nodes)
@@ -255,5 +255,5 @@ class StrayController:
             self._stop_due_s = time.monotonic() + self._stop_pauses.next_s()
 
 
-def _keys(found: Finding) -> list[_Seen]:
+def _keys(found: StrayUse) -> list[_Seen]:
     return [(found.container_id, each) for each in found.processes]

@@ -49,7 +49,7 @@ class StrayProcess(Struct, frozen=True):
     program: str
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class StrayUse(Struct, frozen=True, kw_only=True):
     """A container, or a process of the host, that uses what nobody granted to it.
 
     kind: of `Kind`. message: who, what, and what to do. gpu_uuids, nodes: what nobody granted; a node such as nvidiactl
@@ -100,11 +100,11 @@ class Known(Struct, frozen=True, kw_only=True):
         return any(container_id in each for each in (self.entries, self.live, self.containers))
 
 
-def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[Finding, ...]:
+def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[StrayUse, ...]:
     """What nobody granted, of these uses: containers first. exceptions: of the policy."""
     contained: dict[ContainerId, list[Use]] = {}
     owners = _owners(known.inventory)
-    host: list[Finding] = []
+    host: list[StrayUse] = []
     for use in uses:
         if container_id := container_of(use.cgroups, known):
             contained.setdefault(container_id, []).append(use)
@@ -130,13 +130,13 @@ def _container_ids(cgroups: Iterable[str]) -> Iterator[ContainerId]:
                 yield ContainerId(match["id"])
 
 
-def _excepted(found: Finding, uses: Mapping[ContainerId, list[Use]], exceptions: Globs) -> bool:
+def _excepted(found: StrayUse, uses: Mapping[ContainerId, list[Use]], exceptions: Globs) -> bool:
     if found.pod:
         return exceptions.match(f"{found.namespace}/{found.pod}")
     return any(map(exceptions.match, uses[ContainerId(found.container_id)][0].cgroups))
 
 
-def _of_container(container_id: ContainerId, uses: list[Use], known: Known, owners: Owners) -> Finding | None:
+def _of_container(container_id: ContainerId, uses: list[Use], known: Known, owners: Owners) -> StrayUse | None:
     listed, entry = known.containers.get(container_id), known.entries.get(container_id)
     namespace, pod, name = _names(listed, entry)
     allocated = known.allocated.get((namespace, pod), frozenset())
@@ -190,14 +190,14 @@ def _finding(
     container: str = "",
     container_id: str = "",
     stoppable: bool = False,
-) -> Finding:
+) -> StrayUse:
     holding = [use for use in uses if not numbers.isdisjoint(use.numbers)]
     nodes = [_node(number, majors) for number in sorted(numbers)]
     cgroup = max(holding[0].cgroups, key=len, default="/")
     who = f"{namespace}/{pod}, container {container}" if pod else f"container {container_id} (cgroup {_text(cgroup)})"
     running = _some(f"pid {use.pid} {_text(use.program)}" for use in holding)
     who = f"host process {running}" if kind is Kind.HOST else f"{who} ({running})"
-    return Finding(
+    return StrayUse(
         kind=kind,
         message=f"{who} has {_some(nodes)} open: {_REMEDIES[kind]}",
         processes=tuple(StrayProcess(use.pid, use.started, use.program) for use in holding),

@@ -55,7 +55,7 @@ def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
     return tuple(map(Mounted.parse, _lines(proc / str(pid) / "mountinfo")))
 
 
-class Rule(Struct, frozen=True):
+class DeviceRule(Struct, frozen=True):
     """A line of v1's devices.list. kind: a, b or c. None: any number. access: of the letters rwm."""
 
     kind: str
@@ -83,7 +83,7 @@ class DeviceFilter(Struct, frozen=True):
     rules: of cgroup v1; None where it has none. programs: of cgroup v2; all of them must let a device through.
     """
 
-    rules: tuple[Rule, ...] | None = None
+    rules: tuple[DeviceRule, ...] | None = None
     programs: tuple[Program, ...] = ()
 
     def lets_through(self, access: int, number: DeviceNumber) -> bool:
@@ -129,11 +129,11 @@ class Kernel:
             return DeviceFilter(rules)
         return DeviceFilter(rules, tuple(self._read_programs(_below(where, unified))))
 
-    def _rules(self, path: str) -> tuple[Rule, ...]:
+    def _rules(self, path: str) -> tuple[DeviceRule, ...]:
         where = self._place("cgroup", _DEVICES)
         if where is None:
             raise UnseenError("the devices controller of cgroup v1 is not mounted here")
-        return tuple(Rule.parse(line) for line in _lines(_below(where, path) / "devices.list"))
+        return tuple(DeviceRule.parse(line) for line in _lines(_below(where, path) / "devices.list"))
 
     def _read_programs(self, cgroup: Path) -> Iterator[Program]:
         try:

@@ -83,7 +83,7 @@ class NoReport(Struct, frozen=True, tag_field="schema", tag=SCHEMA):
     at_s: float
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class Expected(Struct, frozen=True, kw_only=True):
     """What containers are held against.
 
     stage_dir: without symlinks. numbers_from: as in `Report`. holders: asks the daemon which containers run with GPUs,
@@ -98,7 +98,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     holders: Callable[[], Mapping[str, str] | None]
 
 
-def verify(bundles: Callable[[], Iterable[Bundle]], by: Evidence) -> Report:
+def verify(bundles: Callable[[], Iterable[Bundle]], by: Expected) -> Report:
     """The report on these containers. A pod's sandbox is no container to users: it is there if something is wrong."""
     numbers, found, denied = device_numbers(by.inventory), list[ContainerReport](), False
     pods, holders = dict[str, str](), by.holders()
@@ -120,7 +120,7 @@ def verify(bundles: Callable[[], Iterable[Bundle]], by: Evidence) -> Report:
     )
 
 
-def _missing(by: Evidence, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
+def _missing(by: Expected, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
     """Why what was found is not all."""
     if holders is None:
         yield "which containers have GPUs by the daemon's word: it stopped, or is of another version"
@@ -135,7 +135,7 @@ def _missing(by: Evidence, holders: Mapping[str, str] | None, pods: Mapping[str,
             )
 
 
-def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Evidence) -> ContainerReport:
+def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Expected) -> ContainerReport:
     """Raises: UnseenError."""
     if bundle.fault:
         raise UnseenError(bundle.fault)

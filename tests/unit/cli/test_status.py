@@ -34,7 +34,7 @@ from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.policy.health import OtherXids
-from nri_gpu.stray.judge import Finding, StrayProcess
+from nri_gpu.stray.judge import StrayProcess, StrayUse
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.unit.cli.conftest import Done, NriGpuCall
@@ -100,7 +100,7 @@ def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
     assert (done.code, done.out) == (Exit.OK, to_text(convert(FREE, answers.DaemonStatus), NOW) + "\n")
 
 
-STRAY = Finding(
+STRAY = StrayUse(
     kind="ungranted-container",
     message="ml/train, container main (pid 7 /bin/train) has /dev/nvidia1 open: delete the pod",
     processes=(StrayProcess(7, 700, "/bin/train"),),

@@ -28,7 +28,7 @@ from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.health import Happened, History
 from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.stray.judge import Finding
+from nri_gpu.stray.judge import StrayUse
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.schemas import conforming
@@ -69,7 +69,7 @@ FIRST, SECOND = (
     )
     for number in (1, 2)
 )
-STRAY = StrayStatus(findings=(Finding(kind="host", message="process 7 has /dev/nvidia0 open", processes=()),))
+STRAY = StrayStatus(findings=(StrayUse(kind="host", message="process 7 has /dev/nvidia0 open", processes=()),))
 CHANGES = {
     "nothing": (with_history(HOT, total=1), with_history(HOT, total=1), []),
     "a transition": (with_history(HOT, total=1), with_history(HOT, COLD, total=2), [COLD.what]),

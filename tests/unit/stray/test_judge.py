@@ -14,7 +14,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.stray import StraySettings
-from nri_gpu.stray.judge import Finding, Kind, Known, container_of, judge
+from nri_gpu.stray.judge import Kind, Known, StrayUse, container_of, judge
 from nri_gpu.stray.uses import Use
 from tests.support import builders as make
 
@@ -49,7 +49,7 @@ def known(*entries: Entry, **fields: Any) -> Known:  # noqa: ANN401 - of a Known
     return Known(**{"inventory": INVENTORY, **ledger, **fields})
 
 
-def found(uses: list[Use], knowing: Known, *exceptions: str) -> list[Finding]:
+def found(uses: list[Use], knowing: Known, *exceptions: str) -> list[StrayUse]:
     return list(judge(uses, knowing, Globs(exceptions)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.verify.kernel import DeviceFilter, Kernel, Mounted, Rule, UnseenError, mounts_of, staged_by_mounts
+from nri_gpu.verify.kernel import DeviceFilter, DeviceRule, Kernel, Mounted, UnseenError, mounts_of, staged_by_mounts
 from nri_gpu.verify.program import READ, WRITE
 
 ID = "0a1b2c3d"
@@ -70,13 +70,13 @@ IN_V1, IN_V2 = f"5:cpu,devices:/pods/{ID}\n", f"0::/pods/{ID}\n"
     ],
 )
 def test_a_rule_of_v1(line: str, access: int, number: tuple[int, int], expected: bool) -> None:
-    assert Rule.parse(line).lets_through(access, *number) is expected
+    assert DeviceRule.parse(line).lets_through(access, *number) is expected
 
 
 def test_a_number_that_may_only_be_read_can_be_opened() -> None:
-    assert DeviceFilter((Rule.parse("c 195:1 r"),)).opens(GPU)
-    assert DeviceFilter((Rule.parse("c 195:1 w"),)).opens(GPU)
-    assert not DeviceFilter((Rule.parse("c 195:1 m"),)).opens(GPU)
+    assert DeviceFilter((DeviceRule.parse("c 195:1 r"),)).opens(GPU)
+    assert DeviceFilter((DeviceRule.parse("c 195:1 w"),)).opens(GPU)
+    assert not DeviceFilter((DeviceRule.parse("c 195:1 m"),)).opens(GPU)
 
 
 def test_cgroup_v1(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.verify.bundles import Bundle
 from nri_gpu.verify.kernel import Kernel
-from nri_gpu.verify.report import ContainerReport, Evidence, Report, Verdict, verify
+from nri_gpu.verify.report import ContainerReport, Expected, Report, Verdict, verify
 from nri_gpu.verify.spec import Spec, SpecDevice, SpecLinux, SpecProcess, SpecResources, SpecRule
 from tests.support import builders as make
 
@@ -63,7 +63,7 @@ class Host:
     def verify(self, *holders: Mapping[str, str] | None, kernel: Kernel | None = None) -> Report:
         """holders: the daemon's answers, one after the other."""
         said = iter(holders or ({},))
-        evidence = Evidence(
+        evidence = Expected(
             kernel=kernel or Kernel(self.base),
             key=KEY,
             inventory=make.inventory(simulated=True),
