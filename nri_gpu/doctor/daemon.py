@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.doctor.files import UNIT_FOLDERS
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.processes import running
 from nri_gpu.driver.owner import stage_advice
@@ -16,7 +17,6 @@ from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.model import BUILT_IN
 
-_START: Final = ("systemctl enable --now nri-gpu", "journalctl -u nri-gpu -e    # if it does not stay up")
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
 _GUARD_PODS: Final = "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard"
 FAULTS_SHOWN: Final = 10
@@ -72,6 +72,16 @@ def _served(state_dir: Path) -> bool:
         return False
 
 
+def _start(seen: Examined, unit: str) -> tuple[str, ...]:
+    """How to start it, where its unit is installed, and else where to look."""
+    if any(seen.at(f"{folder}/{unit}.service").exists() for folder in UNIT_FOLDERS):
+        return f"systemctl enable --now {unit}", f"journalctl -u {unit} -e    # if it does not stay up"
+    return (
+        f"# no {unit}.service is installed here: see docs/install.md, and in a cluster the chart's pods:",
+        "kubectl get pods --all-namespaces -o wide -l app.kubernetes.io/name=nri-gpu",
+    )
+
+
 def _answers(seen: Examined) -> DoctorFinding:
     """Whether a daemon answers at the control socket."""
     subject = "daemon"
@@ -82,13 +92,15 @@ def _answers(seen: Examined) -> DoctorFinding:
             return unseen(subject, f"only root may ask the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
         case FileNotFoundError():
             return error(
-                subject, f"no nri-gpu runs with state folder {seen.state_dir}: containers start without GPUs", *_START
+                subject,
+                f"no nri-gpu runs with state folder {seen.state_dir}: containers start without GPUs",
+                *_start(seen, "nri-gpu"),
             )
         case ConnectionRefusedError():
             return error(
                 subject,
                 f"the nri-gpu with state folder {seen.state_dir} has ended: containers start without GPUs",
-                *_START,
+                *_start(seen, "nri-gpu"),
             )
         case TimeoutError():
             return error(subject, "nri-gpu runs and does not answer: it hangs, or the machine is overloaded", *_RESTART)
@@ -185,7 +197,7 @@ def _guard(seen: Examined) -> DoctorFinding:
             subject,
             "no guard runs: a container that asks for GPUs, created and started while nri-gpu is away, runs without "
             "them",
-            "systemctl enable --now nri-gpu-guard",
+            *_start(seen, "nri-gpu-guard"),
         )
     if not status.connected:
         return error(

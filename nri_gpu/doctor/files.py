@@ -17,7 +17,7 @@ from nri_gpu.system.storage import why_untrusted
 _SUBJECT: Final = "our files"
 _SHARED: Final = ("mps",)  # in the state folder
 _UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.service", "nri-gpu-cdi.service")
-_UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system")
+UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system")
 
 
 def files_findings(seen: Examined) -> Iterator[DoctorFinding]:
@@ -41,7 +41,7 @@ def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
     yield from _logged(seen)
     policy = seen.policy.source
     stage = seen.policy.driver.stage_dir
-    trusted = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in _UNIT_FOLDERS for unit in _UNITS)]
+    trusted = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in UNIT_FOLDERS for unit in _UNITS)]
     if policy != BUILT_IN:
         yield from _untrusted(Path(policy), policy)
         yield from _untrusted(Path(policy).parent, str(Path(policy).parent))

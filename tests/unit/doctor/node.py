@@ -60,6 +60,8 @@ class DoctorNode:
         self.write("etc/containerd/config.toml", CONFIG)
         self.listen("run/nri/nri.sock")
         self.guard(HEALTHY_GUARD)
+        for name in ("nri-gpu", "nri-gpu-guard"):
+            self.write(f"etc/systemd/system/{name}.service", "")
         self.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
         (self.root / "run/nri-gpu").mkdir(mode=0o700)
         for name in ("key", "ledger.json"):

@@ -95,7 +95,10 @@ def test_mps_without_a_mount_for_its_clients(node: DoctorNode) -> None:
 def test_no_guard(node: DoctorNode) -> None:
     node.remove("run/nri-gpu-guard/guard.json")
     finding = node.only()
-    assert (finding.level, finding.fix) == (Level.WARNING, ("systemctl enable --now nri-gpu-guard",))
+    assert (finding.level, finding.fix[0]) == (Level.WARNING, "systemctl enable --now nri-gpu-guard")
+    node.remove("etc/systemd/system/nri-gpu-guard.service")
+    assert "docs/install.md" in node.only().fix[0]
+    assert node.only().fix[1].startswith("kubectl get pods")
 
 
 def test_a_guard_in_a_pod_is_seen_from_the_host(node: DoctorNode) -> None:
