@@ -43,7 +43,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python api/generate.py --check
 	$(BIN)/python config/generate.py --check
 	$(BIN)/python api/schemas/generate.py --check
-	$(BIN)/python docs/messages.py --check
+	$(BIN)/python docs/messages.py
 	$(BIN)/python share/generate.py --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python -m tests.support.manifests --check
@@ -55,10 +55,9 @@ format: $(READY) ## mend what a machine can mend
 proto: $(READY) ## api/*.proto -> generated modules
 	$(BIN)/python api/generate.py
 
-schema: $(READY) ## declarations of policy and `-o json` -> JSON Schemas; causes and fixes -> docs/messages.md
+schema: $(READY) ## declarations of policy and `-o json` -> JSON Schemas
 	$(BIN)/python config/generate.py
 	$(BIN)/python api/schemas/generate.py
-	$(BIN)/python docs/messages.py
 
 share: $(READY) ## the table of verbs -> completions for shells, man pages
 	$(BIN)/python share/generate.py

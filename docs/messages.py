@@ -1,23 +1,27 @@
-"""The catalogue in docs/messages.md, from the tables of causes and fixes and from what the source logs.
+"""Checks docs/messages.md: a row for all that is refused and that is logged as a warning or an error, and no others.
 
-python docs/messages.py [--check]     --check: only tell whether it is up to date and nothing is missing in the tables
+python docs/messages.py     prints what is missing, too much or otherwise in the source, and returns 1 if anything is
 """
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from nri_gpu.domain.log_remedies import LOG, SUBJECTS
-from nri_gpu.domain.remedies import REFUSALS, REFUSED, VALIDATION, Remedy
+from nri_gpu.domain.fixes import FIXES
 
 PACKAGE: Final = Path(__file__).parents[1] / "nri_gpu"
-TABLES: Final = (PACKAGE / "domain" / "remedies.py", PACKAGE / "domain" / "log_remedies.py")
+TABLE: Final = PACKAGE / "domain" / "fixes.py"
 MANUAL: Final = Path(__file__).with_suffix(".md")
-FIRST: Final = "## Refusals"  # the catalogue is the end of the page, from here on
+# First lines of tables.
+CODES: Final = "| code | cause | fix |"
+SENTENCES: Final = "| words of the sentence | cause | fix |"
+REFUSED: Final = "| phrase | cause | fix |"
+LOG: Final = "| phrase | level | cause | fix |"
 
 CALLS: Final = {"warning": "warning", "note": "warning", "error": "error", "critical": "error", "log": "warning"}
 QUIET: Final = ("INFO", "DEBUG")
@@ -26,11 +30,38 @@ EITHER: Final = "warning or error"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+class Row(NamedTuple):
+    """A row of the page. name: a code, a phrase or words. level: of a line of the log; empty for a refusal."""
+
+    table: str
+    name: str
+    level: str
+    cause: str
+    fix: str
+
+
+def rows(text: str) -> Iterator[Row]:
+    """Of the page's catalogue. Raises: ValueError: a row has too few cells, or too many."""
+    table = ""
+    for line in text.splitlines():
+        if line in (CODES, SENTENCES, REFUSED, LOG):
+            table = line
+        elif line.startswith("| `"):
+            name, *level, cause, fix = line.strip("| ").split(" | ")
+            if len(level) != (table == LOG):
+                raise ValueError(f"messages.md: not a row of {table}: {line}")
+            yield Row(table, name.strip("`"), "".join(level), cause, fix)
+
+
 class Source(ast.NodeVisitor):
-    """What one file logs. found: phrase -> level. strings: all of its texts. loose: where a phrase is not fixed."""
+    """What one file logs. found: phrase -> level. lasting: what LogOnce says. strings: all of its texts.
+
+    loose: where a phrase is not fixed.
+    """
 
     def __init__(self, file: Path) -> None:
         self.found: dict[str, str] = {}
+        self.lasting: set[str] = set()
         self.loose: list[str] = []
         self._file = file
         self._tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -73,6 +104,7 @@ class Source(ast.NodeVisitor):
                 self.loose.append(f"{self._file}:{node.lineno}")
             else:
                 self.found[text] = _level({level, self.found.get(text, level)})
+                self.lasting |= {text} if level == LASTING else set()
 
     def _values(self, phrase: ast.expr) -> Iterable[ast.expr]:
         """What a phrase can be: itself, a constant of the module, or what callers within the module give."""
@@ -109,71 +141,45 @@ def _text(node: ast.expr) -> str | None:
 
 
 def sources(package: Path = PACKAGE) -> list[Source]:
-    return [Source(file) for file in sorted(package.rglob("*.py")) if "_pb" not in file.parts and file not in TABLES]
+    return [Source(file) for file in sorted(package.rglob("*.py")) if "_pb" not in file.parts and file != TABLE]
 
 
-def faults(files: Iterable[Source], log: Mapping[str, Remedy] = LOG) -> Iterator[str]:
-    """What is wrong between the source and the tables."""
+def faults(files: Iterable[Source], page: Iterable[Row], fixes: Mapping[str, str] = FIXES) -> Iterator[str]:
+    """What is wrong between the source, the rows of the page, and the fixes that are logged."""
     found: dict[str, str] = {}
     strings: set[str] = set()
+    lasting: set[str] = set()
     for file in files:
         yield from (f"{place}: the phrase is not fixed: put what varies in a field" for place in file.loose)
         found |= file.found
         strings |= set(file.strings)
-    yield from (f"log_remedies.py has no cause and fix of {phrase!r}" for phrase in found if phrase not in log)
-    said = "\n".join(strings)
-    yield from (f"nothing logs {phrase!r}, which log_remedies.py has" for phrase in log if phrase not in said)
+        lasting |= file.lasting
+    log = [row for row in page if row.table == LOG]
+    yield from (
+        f"messages.md has {name!r} twice" for name, times in Counter(row.name for row in log).items() if times > 1
+    )
+    named = {row.name: row for row in log}
+    found = {_shown(phrase): level for phrase, level in found.items()}
+    yield from (f"messages.md has no cause and fix of {phrase!r}" for phrase in found if phrase not in named)
+    said = _shown("\n".join(strings))
+    for row in log:
+        if row.name not in said:
+            yield f"nothing logs {row.name!r}, which messages.md has"
+        elif row.level != found.get(row.name, "warning"):
+            yield f"messages.md: the level of {row.name!r} is {found.get(row.name, 'warning')!r}"
+    yield from (f"fixes.py: {phrase!r} is not what LogOnce says, or lacks" for phrase in lasting ^ set(fixes))
+    for phrase, fix in fixes.items():
+        if _shown(phrase) in named and named[_shown(phrase)].fix != fix:
+            yield f"fixes.py and messages.md differ in the fix of {phrase!r}"
 
 
-def catalogue(files: Iterable[Source]) -> str:
-    """The tables, as Markdown."""
-    levels = {phrase: level for file in files for phrase, level in file.found.items()}
-    lines = [
-        FIRST,
-        "",
-        "The code stands in brackets in the sentence that `kubectl describe pod` and `crictl` show, and in the field",
-        "`CODE` of the log's line.",
-        "",
-        *_table("code", REFUSALS),
-        "Validation (`not-granted`, `ungranted-nodes`) and a start have these sentences:",
-        "",
-        *_table("words of the sentence", VALIDATION),
-        "In the log a refusal is a line at level INFO:",
-        "",
-        *_table("phrase", REFUSED),
-        "## Warnings and errors",
-        "",
-    ]
-    for subject, remedies in SUBJECTS.items():
-        lines += [f"### {subject}", "", *_table("phrase", remedies, levels)]
-    return "\n".join(lines)
-
-
-def page(old: str, files: Iterable[Source]) -> str:
-    """The page with its catalogue as it has to be."""
-    return old.partition(FIRST)[0] + catalogue(files).strip() + "\n"
-
-
-def _table(first: str, remedies: Mapping[str, Remedy], levels: Mapping[str, str] | None = None) -> Iterator[str]:
-    yield f"| {first} |{' level |' if levels else ''} cause | fix |"
-    yield f"|---|{'---|' if levels else ''}---|---|"
-    for name, (cause, fix) in remedies.items():
-        shown = name.replace("`", "")  # Markdown quotes nothing within quotes
-        level = f" {levels.get(name, 'warning')} |" if levels else ""
-        yield f"| `{shown}` |{level} {cause} | {fix} |"
-    yield ""
+def _shown(phrase: str) -> str:
+    """As the page has it: Markdown quotes nothing within quotes."""
+    return phrase.replace("`", "")
 
 
 def main() -> int:
-    """Write or check. Returns an exit code."""
-    files = sources()
-    wrong = list(faults(files))
-    old = MANUAL.read_text(encoding="utf-8")
-    new = page(old, files)
-    if "--check" not in sys.argv[1:]:
-        MANUAL.write_text(new, encoding="utf-8")
-    elif new != old:
-        wrong.append("messages.md is not what nri_gpu/domain/*remedies.py say: run `make schema`")
+    wrong = list(faults(sources(), rows(MANUAL.read_text(encoding="utf-8"))))
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return bool(wrong)
 

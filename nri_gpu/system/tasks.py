@@ -11,7 +11,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.domain.errors import Exit, RestartNeededError
-from nri_gpu.domain.log_remedies import LOG
+from nri_gpu.domain.fixes import FIXES
 
 STUCK_S: Final = 300.0
 
@@ -59,8 +59,8 @@ class LogOnce:
             self.note(phrase, fault, **fields)
             return
         self.fault, self._told = fault, True
-        fix = LOG[phrase].fix if phrase in LOG else ""
-        logger.bind(**fields, fault=fault, lasting_s=round(lasting_s), fix=fix).error(phrase)
+        bound = logger.bind(**fields, fault=fault, lasting_s=round(lasting_s), fix=FIXES.get(phrase, ""))
+        bound.error(phrase)
 
     def note(self, phrase: str, fault: str, **fields: object) -> None:
         """The same for what is no error however long it lasts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from nri_gpu.domain.log_remedies import LOG
+from nri_gpu.domain.fixes import FIXES
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 from tests.support.log import Log
 
@@ -58,7 +58,7 @@ def test_faults_that_last_for_minutes_are_one_error_that_says_what_to_do() -> No
         ("WARNING", "gone"),
     ]
     error = log.said(LOST)[2].fields
-    assert error == {"socket": "/s", "fault": "gone", "lasting_s": 300, "fix": LOG[LOST].fix}
+    assert error == {"socket": "/s", "fault": "gone", "lasting_s": 300, "fix": FIXES[LOST]}
 
 
 def test_a_note_is_no_error_however_long_it_lasts() -> None:

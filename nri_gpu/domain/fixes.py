@@ -1,0 +1,63 @@
+"""What to do about a warning that lasts for minutes: it is logged as an error with its fix (`system/tasks.py`).
+
+Those of docs/messages.md, which has the cause and fix of all that is logged and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+FIXES: Final[Mapping[str, str]] = {
+    "runtime not reached, trying again": (
+        "Start containerd, switch NRI on in its configuration, or set plugin.socket in the policy to its NRI socket."
+    ),
+    "connection ended, reconnecting": (
+        "Find out in the runtime's own log (journalctl -u containerd) why it drops the plugin or restarts."
+    ),
+    "key not read: no signed grant is valid": (
+        "Run the guard as root with the daemon's --state-dir, and restart the daemon if others could read the key."
+    ),
+    "stray use not looked for": "Mend what the line says; until then nobody is told who uses GPUs without a grant.",
+    "stray use is looked for in part": (
+        "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md)."
+    ),
+    "`nri-gpu check` will not see this guard": (
+        "Make room or give it rights to the folder that the line names; it guards all the same."
+    ),
+    "policy file still has a fault": "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+    "inventory not refreshed": (
+        "Load the driver's modules (`nri-gpu prepare`), and see in the kernel's log why they do not answer."
+    ),
+    "not listening for errors of the GPUs; trying again": (
+        "See in the kernel's log what is wrong with the driver; restart it if nothing is."
+    ),
+    "MPS daemon not up": (
+        "See the daemon's own log in the folder that docs/mps.md names, and whether another program holds the GPU."
+    ),
+    "driver files not found": (
+        "Install the driver's libraries, or set driver.root; `nri-gpu driver` shows what is found."
+    ),
+    "old driver files not removed": "Remove the folder that the line names once no container has it mounted.",
+    "application profiles not written": "Make room, or mend the rights of the folder that the line names.",
+    "CUDA compatibility packages left out": "Unpack the package that the line names again, or remove it.",
+    "CDI specification not written": "Make room, or mend the rights of the folder that the line names.",
+    "CDI specification removed, nothing to describe": "Load the driver; the specification is written again by itself.",
+    "not registered with the kubelet, trying again": (
+        "Start the kubelet, remove other device plugins of that resource, or set kubelet.dir to the kubelet's folder."
+    ),
+    "device plugin not started yet": "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
+    "PodResources not answered, trying again": "Start the kubelet, or set kubelet.podresources to its socket.",
+    "required CDI device not written, containers can start without nri-gpu": (
+        "Let nri-gpu write kubelet.cdi_dir, or run the guard."
+    ),
+    "node labels not written": "Make its folder, or set labels.file.",
+    "ledger.json not written; the grants on the containers hold": "Make room under /run, or mend what the line names.",
+    "journal not written; the grants on the containers hold": "Make room under /run, or mend what the line names.",
+    "snapshot not written; a restart will wait for the driver": "Make room under /run, or mend what the line names.",
+    "audit log not written; nothing else depends on it": "Make room, or set audit.dir to a folder that can be written.",
+    "socket accepts no connections": (
+        "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=."
+    ),
+    "metrics are not served": "Correct metrics.listen, or install the library: pip install 'nri-gpu[metrics]'.",
+}
