@@ -160,10 +160,6 @@ def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
     ]
 
 
-def _tone(verdict: str) -> Tone:
-    return TONES[Verdict(verdict)]
-
-
 TONES: Final = {
     Verdict.OK: Tone.GOOD,
     Verdict.NO_GPU: Tone.FAINT,
@@ -171,7 +167,10 @@ TONES: Final = {
     Verdict.DIFFERS: Tone.BAD,
     Verdict.UNSEEN: Tone.WARN,
 }
-COLUMNS: Final = (*map(Column, ("POD", "CONTAINER", "GPUS", "MODE")), Column("VERDICT", _tone))
+COLUMNS: Final = (
+    *map(Column, ("POD", "CONTAINER", "GPUS", "MODE")),
+    Column("VERDICT", lambda verdict: TONES[Verdict(verdict)]),
+)
 
 
 def _row(each: ContainerReport, inventory: Inventory) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,9 +12,10 @@ from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_li
 from nri_gpu.doctor.processes import running
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.mps.folders import mps_advice
-from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
+from nri_gpu.plugin.guard_status import guard_advice, in_pod, read_guard_status
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.model import BUILT_IN
+from nri_gpu.system.storage import signature
 
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
 _GUARD_PODS: Final = "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard"
@@ -61,15 +61,8 @@ def _advice(seen: Examined) -> Iterator[str]:
     yield from advise(policy)
     yield from guard_advice(policy, served=False)
     yield from stage_advice(str(seen.at(policy.driver.stage_dir)), state_dir)
-    if _served(state_dir):
+    if signature(state_dir):
         yield from mps_advice(state_dir, enabled=policy.mps.enabled)
-
-
-def _served(state_dir: Path) -> bool:
-    try:
-        return state_dir.exists()
-    except OSError:
-        return False
 
 
 def _start(seen: Examined, unit: str) -> tuple[str, ...]:
@@ -90,18 +83,11 @@ def _answers(seen: Examined) -> DoctorFinding:
             return ok(subject, "nri-gpu runs and answers")
         case PermissionError():
             return unseen(subject, f"only root may ask the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
-        case FileNotFoundError():
-            return error(
-                subject,
-                f"no nri-gpu runs with state folder {seen.state_dir}: containers start without GPUs",
-                *_start(seen, "nri-gpu"),
-            )
-        case ConnectionRefusedError():
-            return error(
-                subject,
-                f"the nri-gpu with state folder {seen.state_dir} has ended: containers start without GPUs",
-                *_start(seen, "nri-gpu"),
-            )
+        case FileNotFoundError() | ConnectionRefusedError():
+            missing = isinstance(seen.silence, FileNotFoundError)
+            which = f"with state folder {seen.state_dir}"
+            what = f"no nri-gpu runs {which}" if missing else f"the nri-gpu {which} has ended"
+            return error(subject, f"{what}: containers start without GPUs", *_start(seen, "nri-gpu"))
         case TimeoutError():
             return error(subject, "nri-gpu runs and does not answer: it hangs, or the machine is overloaded", *_RESTART)
         case fault:
@@ -180,7 +166,7 @@ def _contained_guard(seen: Examined) -> int:
 def _guard(seen: Examined) -> DoctorFinding:
     subject = "guard"
     status = read_guard_status(seen.at(seen.guard_dir))
-    if status is None and "KUBERNETES_SERVICE_HOST" in os.environ and seen.root == Path("/"):
+    if status is None and in_pod() and seen.root == Path("/"):
         return unseen(
             subject,
             "its status is not shown in this pod: the readiness of its own pod says whether it is connected",

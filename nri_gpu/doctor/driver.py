@@ -10,9 +10,9 @@ from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, u
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.driver.scan import scan
 from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
-from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, make_plan
+from nri_gpu.host.plan import FixNode, LoadModule, MakeLink, make_plan
 from nri_gpu.inventory.kernel import DRIVER, PciGpu, gpus_on_the_bus
 from nri_gpu.system.kernel_modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.system.storage import text_of
@@ -25,6 +25,10 @@ _RELOAD: Final = (
 _OURS: Final = ("nvidia", "nvidia-uvm", "nvidia-caps")
 # Debian calls it nvidia-current.ko, and others. The kernel's own nvidiafb, i2c-nvidia-gpu and so on are not it.
 _BUILT: Final = re.compile(r"/nvidia(?:-(?:current|open|tesla|legacy|[0-9])[\w-]*)?\.ko")
+_MISSING: Final = (
+    ("device nodes", False, "device nodes", "a container that needs them does not start, or its CUDA fails"),
+    ("MIG nodes", True, "capability nodes of MIG devices", "a container with such a MIG device fails to open it"),
+)
 _MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
 
 
@@ -40,8 +44,7 @@ def driver_findings(seen: Examined) -> Iterator[DoctorFinding]:
         return
     yield from _bound_elsewhere(gpus)
     yield from _modules(seen, gpus, module=module)
-    found, fault = _user_space(seen)
-    yield from _versions(seen, found, fault)
+    yield from _versions(seen)
     if module:
         yield from _nodes(seen)
         yield _persistence(seen)
@@ -120,24 +123,15 @@ def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
     )
 
 
-def _user_space(seen: Examined) -> tuple[FoundDriver | None, str]:
-    """The driver's files, or why there are none."""
-    settings = seen.policy.driver
-    root = seen.at(settings.root)
+def _versions(seen: Examined) -> Iterator[DoctorFinding]:
+    """Those of the modules and of the driver's files."""
+    subject, settings = "driver versions", seen.policy.driver
+    root, where = seen.at(settings.root), settings.root
     if settings.host_root and not root.is_dir():
         root = seen.at(settings.host_root)  # the other is a mount in the daemon's pod
     try:
-        return scan(root, library_dirs=settings.library_dirs), ""
+        found = scan(root, library_dirs=settings.library_dirs)
     except DriverError as fault:
-        return None, str(fault)
-
-
-def _versions(seen: Examined, found: FoundDriver | None, fault: str) -> Iterator[DoctorFinding]:
-    subject, where = "driver versions", seen.policy.driver.root
-    kernel = module_version(seen.at("/sys"), seen.at(PROC))
-    others = {name: each for name, each in module_versions(seen.at("/sys")).items() if each and kernel}
-    odd = [f"{name} {each}" for name, each in sorted(others.items()) if each != kernel]
-    if found is None:
         yield error(
             subject,
             f"the driver's libraries are not usable: {fault}. No container can be given a driver",
@@ -145,6 +139,9 @@ def _versions(seen: Examined, found: FoundDriver | None, fault: str) -> Iterator
             "driver.library_dirs in /etc/nri-gpu/policy.toml to where they are",
         )
         return
+    kernel = module_version(seen.at("/sys"), seen.at(PROC))
+    others = {name: each for name, each in module_versions(seen.at("/sys")).items() if each and kernel}
+    odd = [f"{name} {each}" for name, each in sorted(others.items()) if each != kernel]
     if kernel and found.version != kernel:
         yield error(
             subject,
@@ -179,19 +176,14 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
         yield error("device nodes", f"{finding}", f"{_PREPARE} --dry-run    # once fixed: nothing left to do")
     wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
     nodes = [action for action in wrong if not isinstance(action, FixNode)]
-    caps = [action for action in nodes if "nvidia-caps" in action.subject]
-    yield from _undone(
-        "device nodes",
-        [action for action in nodes if action not in caps],
-        "device nodes are missing or have an old number",
-        "a container that needs them does not start, or its CUDA fails",
-    )
-    yield from _undone(
-        "MIG nodes",
-        caps,
-        "capability nodes of MIG devices are missing or have an old number",
-        "a container with such a MIG device fails to open it",
-    )
+    for subject, of_mig, what, meaning in _MISSING:
+        if paths := [action.subject for action in nodes if ("nvidia-caps" in action.subject) is of_mig]:
+            yield error(
+                subject,
+                f"{what} are missing or have an old number ({listed(paths)}): {meaning}",
+                _PREPARE,
+                "systemctl enable nri-gpu-prepare    # each boot",
+            )
     if fixes := [action for action in wrong if isinstance(action, FixNode)]:
         yield warning(
             "device nodes",
@@ -209,14 +201,6 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
             f"{len(links)} links by number are missing or wrong, such as {links[0].subject}: with runc 1.1.3 to 1.1.6 "
             "or systemd before 240, containers lose their GPUs at the next `systemctl daemon-reload`",
             _PREPARE,
-        )
-
-
-def _undone(subject: str, actions: Sequence[Action], what: str, meaning: str) -> Iterator[DoctorFinding]:
-    if actions:
-        paths = listed(action.subject for action in actions)
-        yield error(
-            subject, f"{what} ({paths}): {meaning}", _PREPARE, "systemctl enable nri-gpu-prepare    # each boot"
         )
 
 

@@ -22,6 +22,7 @@ from nri_gpu.doctor.runtime import ContainerRuntime
 
 WIDTH_MIN: Final = 40
 _INDENT: Final = " " * 10
+_COMMENT: Final = f"  {_INDENT}# "
 _SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARNING", Level.ERROR: "ERROR", Level.UNSEEN: "not seen"}
 
 
@@ -104,14 +105,7 @@ def to_text(found: Examination, width: int) -> str:
 
 def _lines(finding: DoctorFinding, width: int) -> Iterator[str]:
     start = f"{_SIGNS[finding.level]:<10}"
-    yield from textwrap.wrap(
-        f"{finding.subject}: {finding.meaning}",
-        width,
-        initial_indent=f"  {start}",
-        subsequent_indent=f"  {_INDENT}",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    yield from _wrapped(f"{finding.subject}: {finding.meaning}", width, f"  {start}", f"  {_INDENT}")
     for each in finding.fix:
         yield from _fix_lines(each, width)
 
@@ -124,22 +118,16 @@ def _fix_lines(line: str, width: int) -> Iterator[str]:
         yield whole
         return
     if not command.startswith("# "):
-        yield from _comment_lines(comment, width)
+        yield from _wrapped(comment, width, _COMMENT, _COMMENT)
         yield f"  {_INDENT}{command.rstrip()}"
     else:
-        yield from _comment_lines(line.removeprefix("# "), width)
+        yield from _wrapped(line.removeprefix("# "), width, _COMMENT, _COMMENT)
 
 
-def _comment_lines(text: str, width: int) -> list[str]:
-    indent = f"  {_INDENT}# "
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, width: int, first: str, then: str) -> list[str]:
+    """Words whole, to be copied. first, then: what lines begin with."""
+    wrapper = textwrap.TextWrapper(width, first, then, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
 def summary(found: Examination) -> str:

@@ -129,12 +129,9 @@ def _file_system(seen: Examined, folder: Path) -> os.statvfs_result | None:
 def _free(subject: str, folder: Path, found: os.statvfs_result, least: int, otherwise: str) -> DoctorFinding:
     free = found.f_bavail * found.f_frsize
     if found.f_files and found.f_favail < INODES:
-        return _full(subject, folder, f"{found.f_favail} inodes", otherwise, empty=not found.f_favail)
-    if found.f_blocks and free < least:
-        return _full(subject, folder, f"{free / MIB:.0f} MiB", otherwise, empty=free < MIB)
-    return ok(subject, f"{free / MIB:.0f} MiB free at {folder}")
-
-
-def _full(subject: str, folder: Path, free: str, otherwise: str, *, empty: bool) -> DoctorFinding:
-    level = error if empty else warning
-    return level(subject, f"only {free} free at {folder}: {otherwise}", f"df -h {folder}; df -i {folder}")
+        left, level = f"{found.f_favail} inodes", warning if found.f_favail else error
+    elif found.f_blocks and free < least:
+        left, level = f"{free / MIB:.0f} MiB", error if free < MIB else warning
+    else:
+        return ok(subject, f"{free / MIB:.0f} MiB free at {folder}")
+    return level(subject, f"only {left} free at {folder}: {otherwise}", f"df -h {folder}; df -i {folder}")

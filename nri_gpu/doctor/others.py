@@ -48,7 +48,7 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     advice = node_advice(seen.policy, seen.root)
     for sentence in advice:
         yield warning("other injectors", sentence, *policy_lines(sentence))
-    default = _default_runtime(runtime)
+    default = runtime.default_handler if runtime and "nvidia" in runtime.default_handler else ""
     disarmed = seen.policy.environment.disarm is Disarm.ALL
     if runtime and default and not disarmed:
         yield error(
@@ -64,11 +64,6 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
         yield ok("other injectors", "no other component that gives GPUs to containers" if not found else "provided for")
     obeys = bool(default) or any(each.kind is ComponentKind.RUNTIME for each in found)
     yield from _images(seen, runtime, obeys=obeys and not disarmed)
-
-
-def _default_runtime(runtime: ContainerRuntime | None) -> str:
-    """The name of the runtime handler that containers get without asking, where it is NVIDIA's."""
-    return runtime.default_handler if runtime and "nvidia" in runtime.default_handler else ""
 
 
 def _runc(runtime: ContainerRuntime) -> tuple[str, str]:

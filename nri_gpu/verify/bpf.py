@@ -6,8 +6,6 @@ import ctypes
 import os
 import platform
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +30,7 @@ def effective_programs(cgroup: Path) -> tuple[int, ...]:
     try:
         ids = (ctypes.c_uint32 * _PROGRAMS_MAX)()
         head = struct.pack("<4I", descriptor, _CGROUP_DEVICE, _QUERY_EFFECTIVE, 0)
-        answer = _bpf(_PROG_QUERY, head + struct.pack("<QI", ctypes.addressof(ids), _PROGRAMS_MAX))
+        _, answer = _bpf(_PROG_QUERY, head + struct.pack("<QI", ctypes.addressof(ids), _PROGRAMS_MAX))
     finally:
         os.close(descriptor)
     (count,) = struct.unpack_from("<I", answer, 24)
@@ -41,22 +39,16 @@ def effective_programs(cgroup: Path) -> tuple[int, ...]:
 
 def instructions(program: int) -> bytes:
     """A loaded program as the kernel's verifier left it; empty where the kernel hides it. Raises: OSError."""
-    with _opened(program) as descriptor:
+    descriptor, _ = _bpf(_PROG_GET_FD_BY_ID, struct.pack("<I", program))
+    try:
         length = _info(descriptor, 0, 0)[0]
         if not length:
             return b""
         code = ctypes.create_string_buffer(length)
         length, address = _info(descriptor, length, ctypes.addressof(code))
         return code.raw[:length] if address else b""
-
-
-@contextmanager
-def _opened(program: int) -> Iterator[int]:
-    answer = _call(_PROG_GET_FD_BY_ID, bytearray(struct.pack("<I", program).ljust(_ATTR_BYTES, b"\0")))
-    try:
-        yield answer
     finally:
-        os.close(answer)
+        os.close(descriptor)
 
 
 def _info(descriptor: int, length: int, address: int) -> tuple[int, int]:
@@ -67,21 +59,14 @@ def _info(descriptor: int, length: int, address: int) -> tuple[int, int]:
     return fields[5], fields[7]
 
 
-def _bpf(command: int, attributes: bytes) -> bytes:
-    """One command; returns its attributes, in which the kernel has written. Raises: OSError."""
-    buffer = bytearray(attributes.ljust(_ATTR_BYTES, b"\0"))
-    _call(command, buffer)
-    return bytes(buffer)
-
-
-def _call(command: int, attributes: bytearray) -> int:
-    """Raises: OSError."""
+def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
+    """One command; returns its result and its attributes, in which the kernel has written. Raises: OSError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(f"nri-gpu does not know bpf(2) on {platform.machine()}")
-    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
-    result = int(_libc.syscall(number, command, buffer, len(attributes)))
+    buffer = ctypes.create_string_buffer(attributes, _ATTR_BYTES)
+    result = int(_libc.syscall(number, command, buffer, _ATTR_BYTES))
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return result
+    return result, buffer.raw

@@ -90,8 +90,7 @@ def _entries(folder: Path) -> list[Path] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        denied = isinstance(error, PermissionError)
-        raise UnseenError(f"{folder} cannot be listed: {error.strerror}; be root", denied=denied) from error
+        raise UnseenError(f"{folder} cannot be listed: {error.strerror}; be root", error) from error
 
 
 def _read(path: Path) -> Bundle | None:

@@ -27,9 +27,9 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks, see 
 class UnseenError(NriGpuError):
     """Something that cannot be looked at. Says what and why, as a clause. denied: for want of permission."""
 
-    def __init__(self, sentence: str, *, denied: bool = False) -> None:
+    def __init__(self, sentence: str, cause: OSError | None = None) -> None:
         super().__init__(sentence)
-        self.denied = denied
+        self.denied = isinstance(cause, PermissionError)
 
 
 class Mounted(Struct, frozen=True):
@@ -140,7 +140,7 @@ class Kernel:
             raw = [self._code(program) for program in self._programs(cgroup)]
         except OSError as error:
             sentence = f"the eBPF programs of {cgroup} cannot be read: {error.strerror or error}"
-            raise UnseenError(sentence, denied=isinstance(error, PermissionError)) from error
+            raise UnseenError(sentence, error) from error
         for each in raw:
             if not each:
                 raise UnseenError("the kernel hides the eBPF program that filters its devices: net.core.bpf_jit_harden")
@@ -185,8 +185,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line for line in path.read_text(errors="surrogateescape").split("\n") if line]
     except OSError as error:
-        denied = isinstance(error, PermissionError)
-        raise UnseenError(f"{path} cannot be read: {error.strerror}", denied=denied) from error
+        raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
 
 
 def _plain(path: str) -> str:

@@ -49,12 +49,7 @@ _JUMPED: Final[Mapping[int, Callable[[int, int], bool]]] = {
     0xA0: lambda a, b: a < b,
     0xB0: lambda a, b: a <= b,
 }
-_JUMPED_SIGNED: Final[Mapping[int, Callable[[int, int], bool]]] = {
-    0x60: lambda a, b: a > b,
-    0x70: lambda a, b: a >= b,
-    0xC0: lambda a, b: a < b,
-    0xD0: lambda a, b: a <= b,
-}
+_SIGNED_JUMPS: Final = {0x60: 0x20, 0x70: 0x30, 0xC0: 0xA0, 0xD0: 0xB0}  # to those that compare without a sign
 
 
 class UnreadableProgramError(NriGpuError):
@@ -156,9 +151,9 @@ def _compute(each: Instruction, registers: list[int]) -> int:
 def _jumps(each: Instruction, registers: list[int]) -> bool:
     bits, operation = 64 if each.opcode & 7 == _JMP else 32, each.opcode & 0xF0
     left, right = _operands(each, registers, bits)
-    if operation in _JUMPED:
-        return _JUMPED[operation](left, right)
-    return _JUMPED_SIGNED[operation](_signed(left, bits), _signed(right, bits))
+    if operation in _SIGNED_JUMPS:
+        left, right, operation = _signed(left, bits), _signed(right, bits), _SIGNED_JUMPS[operation]
+    return _JUMPED[operation](left, right)
 
 
 def _signed(value: int, bits: int) -> int:
