@@ -123,8 +123,8 @@ def _program(pid: int) -> str:
 
 
 def _cgroups(pid: int) -> tuple[str, ...]:
-    """Source: cgroups(7), `4:memory:/kubepods/...`."""
-    paths = (line.split(":", 2)[2][:TEXT_MAX] for line in _text(f"/proc/{pid}/cgroup").splitlines())
+    """Source: cgroups(7), `4:memory:/kubepods/...`. A path has no newline, and may have all else that ends lines."""
+    paths = (line.split(":", 2)[2][:TEXT_MAX] for line in _text(f"/proc/{pid}/cgroup").split("\n") if line)
     return tuple(dict.fromkeys(path for path in paths if path != "/"))
 
 

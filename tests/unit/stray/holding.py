@@ -67,4 +67,4 @@ def cgroup_of(name: str) -> Iterator[Path]:
 def into(cgroup: Path) -> list[str]:
     """How the command line of a process in that cgroup begins."""
     assert shutil.which("sh")
-    return ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs; exec "$@"', "sh"]
+    return ["sh", "-c", f'echo $$ > "{cgroup}/cgroup.procs"; exec "$@"', "sh"]

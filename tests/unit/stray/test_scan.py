@@ -105,6 +105,14 @@ def test_an_odd_name_changes_nothing(tmp_path: Path) -> None:
         assert scanned()[0][process.pid].started == process.started
 
 
+def test_a_cgroups_name_is_no_line_of_its_own(tmp_path: Path) -> None:
+    """Who may make cgroups below its own may name them with all but a newline."""
+    name = f"nri-gpu-test-stray/a\v0::/kubepods/{'ab' * 32}/b\u2028c"
+    with cgroup_of(name) as cgroup, holding(tmp_path, FULL, before=into(cgroup)) as process:
+        cgroups = scanned()[0][process.pid].cgroups
+    assert [each for each in cgroups if "kubepods" in each] == [f"/{name}"]
+
+
 CLOSED = scanned()[1].closed  # processes that this machine lets nobody look into
 WITHOUT = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
 UNSEEING: Mapping[str, tuple[Sequence[str], bool, bool]] = {  # whether it sees all, and whether into all
