@@ -24,6 +24,7 @@ from nri_gpu.stray.uses import Use
 # and runc does not (`kubepods-podUID.slice:cri-containerd:ID`). `crio-conmon-ID.scope` is the host's, a monitor.
 _CONTAINER: Final = re.compile(r"(?P<word>[\w.:-]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _MONITOR: Final = "conmon"
+_OF_A_USER: Final = re.compile(r"user@[0-9]+\.service")  # systemd lets that user make cgroups below it, by any name
 _SHOWN_MAX: Final = 4  # nodes and processes in a sentence
 _TEXT_MAX: Final = 120  # characters of a path in a sentence
 
@@ -117,17 +118,22 @@ def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[StrayUs
 def container_of(cgroups: Iterable[str], known: Known) -> ContainerId | None:
     """The container that a process with these cgroups is in; None for one of the host.
 
-    Of several, nested in one another, the outermost that is known: a container may name cgroups below its own.
+    Of several, nested in one another, the outermost that is known: a container may name cgroups below its own. So may
+    a user of the host, whose own containers are not known.
     """
-    ids = list(_container_ids(cgroups))
+    ids = list(_container_ids(cgroups, known))
     return next(filter(known.knows, ids), ids[0] if ids else None)
 
 
-def _container_ids(cgroups: Iterable[str]) -> Iterator[ContainerId]:
+def _container_ids(cgroups: Iterable[str], known: Known) -> Iterator[ContainerId]:
     for path in cgroups:
+        of_a_user = False
         for part in path.split("/"):
+            of_a_user = of_a_user or bool(_OF_A_USER.fullmatch(part))
             if (match := _CONTAINER.fullmatch(part)) and _MONITOR not in (match["word"] or ""):
-                yield ContainerId(match["id"])
+                id_ = ContainerId(match["id"])
+                if not (of_a_user and known.knows(id_)):
+                    yield id_
 
 
 def _excepted(found: StrayUse, uses: Mapping[ContainerId, list[Use]], exceptions: Globs) -> bool:

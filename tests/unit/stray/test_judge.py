@@ -227,3 +227,12 @@ def test_a_cgroup_below_a_container_names_no_other_one() -> None:
     attacker = listed(make.container(of="attacker", id=OTHER_ID))
     assert container_of((cgroup,), replace(victim, containers={**victim.containers, **attacker})) == OTHER_ID
     assert container_of((cgroup,), victim) == ID  # of a node inside a container: that is of no runtime known here
+
+
+def test_a_user_of_the_host_is_no_container_that_is_known() -> None:
+    """Systemd lets users make cgroups of their own, which they may call after a container."""
+    users = "/user.slice/user-1000.slice/user@1000.service"
+    (said,) = found([use(number(1), cgroup=f"{users}/kubepods/{ID}")], known())
+    assert (said.kind, said.container_id, said.stoppable) == (Kind.HOST, "", False)
+    assert container_of((f"{users}/user.slice/libpod-{OTHER_ID}.scope/container",), known()) == OTHER_ID
+    assert container_of((f"/kubepods/pod1/{ID}{users}/{OTHER_ID}",), known()) == ID  # systemd inside a container
