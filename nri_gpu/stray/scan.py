@@ -5,7 +5,8 @@ It takes a second on a full node, so it runs in a child process, which can be en
     python -I -m nri_gpu.stray.scan OWNER_PID MAJOR ...
 
 It prints a line of JSON for each such process, a `Use`, and at the end one for all, an `Extent`. What the owner itself
-has open through its children is left out.
+has open through its children is left out, and of one cgroup what HOLDERS_MAX before it have open: a container can have
+a hundred thousand processes, and the daemon answers the runtime besides reading these lines.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import stat
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
@@ -34,6 +36,7 @@ _KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES: Final = 2
 _NICE: Final = 10
 TEXT_MAX: Final = 1024  # bytes of a path
+HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +46,7 @@ def main(arguments: list[str]) -> int:
         os.nice(_NICE)
     encode, write = msgspec.json.encode, sys.stdout.buffer.write
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (the names are enough)
-    closed = 0
+    closed, named = 0, Counter[tuple[tuple[str, ...], DeviceNumber]]()
     for pid in pids:
         try:
             use = _use(pid, owner, majors)
@@ -52,7 +55,9 @@ def main(arguments: list[str]) -> int:
             continue
         except OSError:  # it ended meanwhile
             continue
-        if use:
+        holds = [(use.cgroups, number) for number in use.numbers] if use else []
+        if any(named[each] < HOLDERS_MAX for each in holds):
+            named.update(holds)
             write(encode(use) + b"\n")
     whole = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PIDS and 1 in pids  # noqa: PTH116
     write(encode(Extent(len(pids), closed, whole, _cgroups(os.getpid()))) + b"\n")

@@ -14,6 +14,7 @@ import pytest
 
 from nri_gpu.domain.node import Majors
 from nri_gpu.stray.controller import LookError, look
+from nri_gpu.stray.scan import HOLDERS_MAX
 from nri_gpu.stray.uses import Extent, Use
 from tests.unit.stray.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
 
@@ -111,6 +112,32 @@ def test_a_cgroups_name_is_no_line_of_its_own(tmp_path: Path) -> None:
     with cgroup_of(name) as cgroup, holding(tmp_path, FULL, before=into(cgroup)) as process:
         cgroups = scanned()[0][process.pid].cgroups
     assert [each for each in cgroups if "kubepods" in each] == [f"/{name}"]
+
+
+MANY: Final = f"""\
+import os, sys
+os.open(sys.argv[1], os.O_RDWR)
+for index in range({HOLDERS_MAX + 9}):
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+print("open", flush=True)
+sys.stdin.read()
+for index in range({HOLDERS_MAX + 9}):
+    os.wait()
+"""
+
+
+def test_of_many_processes_some_are_named_and_every_node(tmp_path: Path) -> None:
+    """A container's processes are as many as it likes; what one of them alone has open is found."""
+    with (
+        cgroup_of("nri-gpu-test-stray") as cgroup,
+        holding(tmp_path, ZERO, script=MANY, before=into(cgroup)),
+        holding(tmp_path, ZERO, FULL, before=into(cgroup)),
+    ):
+        uses = [each for each in scanned()[0].values() if f"/{cgroup.name}" in each.cgroups]
+    assert len(uses) == HOLDERS_MAX + 1
+    assert {number for each in uses for number in each.numbers} == {ZERO, FULL}
 
 
 CLOSED = scanned()[1].closed  # processes that this machine lets nobody look into
