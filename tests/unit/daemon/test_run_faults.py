@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 from tests.support.scripted_runtime import until
+from tests.support.silent import SilentFile
 from tests.unit.daemon.chain import (
     CUT,
     DRIVER,
@@ -129,32 +129,41 @@ async def test_sixteen_gpus_and_none(chain: Chain) -> None:
         await chain.until("two", "device=1")
 
 
-async def never_answers(chain: Chain) -> Path:
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[SilentFile]:
+    """Mounted before the daemon has its own view of all mounts."""
+    file = SilentFile(tmp_path / "silent")
+    try:
+        yield file
+    finally:
+        file.end()
+
+
+async def never_answers(chain: Chain, silent: SilentFile) -> Path:
     """A capability's file of the driver's, once the daemon has noticed."""
     chain.play(CUT)
     file = chain.capability("gi1")
-    os.mkfifo(file)
+    file.symlink_to(silent.path)
     await chain.shown("the file", lambda said: "/proc and /sys" in fault(said))
     return file
 
 
-async def test_a_capability_file_that_never_answers(chain: Chain) -> None:
+async def test_a_capability_file_that_never_answers(chain: Chain, silent: SilentFile) -> None:
     async with chain.running():
-        file = await never_answers(chain)
+        file = await never_answers(chain, silent)
         assert len((await chain.status())["gpus"]) == 2
         await chain.goes_on()
-        writing = os.open(file, os.O_WRONLY | os.O_NONBLOCK)  # the one reader there is
         file.unlink()
         chain.capabilities(1, 2)
-        os.close(writing)
+        silent.fail()
         await chain.until("the instance", f"device={PARTS[0].uuid}")
     assert chain.refused == []
 
 
-async def test_a_daemon_ends_whatever_hangs(chain: Chain) -> None:
+async def test_a_daemon_ends_whatever_hangs(chain: Chain, silent: SilentFile) -> None:
     """The process is gone when told to go, and leaves nothing behind."""
     async with chain.connected():
-        await never_answers(chain)
+        await never_answers(chain, silent)
         asking = chain.children()
         began = time.monotonic()
     assert time.monotonic() - began < PATIENCE_S / 2
