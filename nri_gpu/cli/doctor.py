@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.client import ask
-from nri_gpu.cli.page import Line, Tone
+from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.policy_file import build_policy, load_last_good, load_policy
 from nri_gpu.doctor.bundle import bundle
-from nri_gpu.doctor.examine import Examination, examine, paragraphs, to_json, to_text
-from nri_gpu.doctor.finding import Examined, Level, below
+from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
+from nri_gpu.doctor.finding import Examined, Level, below, is_there
 from nri_gpu.doctor.runtime import container_runtime
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
@@ -44,31 +44,30 @@ def run(args: argparse.Namespace) -> int:
     runtime = container_runtime(seen)
     found = examine(seen, runtime)
     if args.output == "json":
-        print(to_json(found))
+        print(json_text(found))
     elif sys.stdout.isatty():
         _show(found)
     else:
         print(to_text(found, PIPED_COLUMNS))
     if args.bundle:
         _pack(Path(args.bundle), bundle(seen, runtime, reports(found)))
-    return Exit.FINDING if found.count(Level.ERROR) else Exit.OK
+    return Exit.FINDING if found.counts[Level.ERROR] else Exit.OK
 
 
-def reports(found: Examination) -> dict[str, str]:
+def reports(found: DoctorDocument) -> dict[str, str]:
     """Both reports, for the bundle."""
-    return {"doctor.txt": f"{to_text(found, PIPED_COLUMNS)}\n", "doctor.json": f"{to_json(found)}\n"}
+    return {"doctor.txt": f"{to_text(found, PIPED_COLUMNS)}\n", "doctor.json": f"{json_text(found)}\n"}
 
 
 def _pack(path: Path, content: bytes) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        code = Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
-        raise CommandError(code, f"{path} cannot be written: {error.strerror}") from None
+        raise CommandError(Exit.of(error), f"{path} cannot be written: {error.strerror}") from None
     print(f"{path} is for a bug report: no keys, no environments; it names pods, GPUs and paths", file=sys.stderr)
 
 
-def _show(found: Examination) -> None:
+def _show(found: DoctorDocument) -> None:
     from nri_gpu.cli.terminal import show_whole  # rich: only on a terminal
 
     columns = shutil.get_terminal_size().columns
@@ -109,14 +108,7 @@ def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus
         return load_policy(named, options)
     source = status.policy.source if status else ""
     path = below(root, source if source.startswith("/") else "/etc/nri-gpu/policy.toml")
-    if _is_there(path):
+    if is_there(path):
         return load_policy(path, options)
     kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None
     return kept or build_policy(None, options)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return True  # reading it says why not

@@ -75,7 +75,6 @@ def _record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        code = Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
-        raise CommandError(code, f"{path} cannot be written: {error.strerror}") from None
+        raise CommandError(Exit.of(error), f"{path} cannot be written: {error.strerror}") from None
     print(f"{path}: {len(inventory.gpus)} GPUs; try it with `nri-gpu gpus --gpus {path}`")
     return Exit.OK

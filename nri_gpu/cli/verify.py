@@ -96,8 +96,7 @@ def _key(state_dir: Path) -> bytes:
         sentence = f"no key {path} to check grants with: `nri-gpu run` makes it; --state-dir names another state folder"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
     except OSError as error:
-        code = Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
-        raise CommandError(code, f"key {path} cannot be used: {error.strerror}; be root") from None
+        raise CommandError(Exit.of(error), f"key {path} cannot be used: {error.strerror}; be root") from None
     if len(key) != KEY_BYTES:
         raise CommandError(Exit.UNAVAILABLE, f"key {path} is not {KEY_BYTES} bytes long: start `nri-gpu run` again")
     return key

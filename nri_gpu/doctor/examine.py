@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, Self
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 
 from nri_gpu.doctor.daemon import daemon_findings
 from nri_gpu.doctor.driver import driver_findings
@@ -33,24 +31,20 @@ class Section(Struct, frozen=True):
     findings: tuple[DoctorFinding, ...]
 
 
-class Examination(Struct, frozen=True):
-    """Everything that was found."""
-
-    sections: tuple[Section, ...]
-
-    @property
-    def findings(self) -> Iterator[DoctorFinding]:
-        return (finding for section in self.sections for finding in section.findings)
-
-    def count(self, level: Level) -> int:
-        return Counter(finding.level for finding in self.findings)[level]
-
-
 class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/doctor/v1"):
     """The findings, from kernel to container. counts: how many there are of each level."""
 
     counts: Mapping[str, int]
     sections: tuple[Section, ...]
+
+    @classmethod
+    def of(cls, *sections: Section) -> Self:
+        levels = [finding.level for section in sections for finding in section.findings]
+        return cls({level.value: levels.count(level) for level in Level}, sections)
+
+    @property
+    def findings(self) -> Iterator[DoctorFinding]:
+        return (finding for section in self.sections for finding in section.findings)
 
 
 Part = Callable[[Examined, ContainerRuntime | None], Iterator[DoctorFinding]]
@@ -65,9 +59,9 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 )
 
 
-def examine(seen: Examined, runtime: ContainerRuntime | None) -> Examination:
+def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
     """Looks at everything once. A part that fails is a finding, and the others are there all the same."""
-    return Examination(tuple(_section(name, part, seen, runtime) for name, part in PARTS))
+    return DoctorDocument.of(*(_section(name, part, seen, runtime) for name, part in PARTS))
 
 
 def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | None) -> Section:
@@ -79,12 +73,7 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
     return Section(name, tuple(findings))
 
 
-def to_json(found: Examination) -> str:
-    counts = {level.value: found.count(level) for level in Level}
-    return json.dumps(to_builtins(DoctorDocument(counts, found.sections)), indent=1)
-
-
-def paragraphs(found: Examination, width: int) -> Iterator[tuple[str, Level | None]]:
+def paragraphs(found: DoctorDocument, width: int) -> Iterator[tuple[str, Level | None]]:
     """The report's lines, each with the level of its finding; none for headings. A line to copy is never broken.
 
     width: columns.
@@ -98,7 +87,7 @@ def paragraphs(found: Examination, width: int) -> Iterator[tuple[str, Level | No
     yield from ((line, None) for line in textwrap.wrap(summary(found), width))
 
 
-def to_text(found: Examination, width: int) -> str:
+def to_text(found: DoctorDocument, width: int) -> str:
     """The same as text."""
     return "\n".join(line for line, _ in paragraphs(found, width))
 
@@ -130,13 +119,11 @@ def _wrapped(text: str, width: int, first: str, then: str) -> list[str]:
     return wrapper.wrap(text)
 
 
-def summary(found: Examination) -> str:
+def summary(found: DoctorDocument) -> str:
     """`2 errors, 1 warning, 9 ok.` and how to see the rest."""
-    errors, warnings, unseens = (found.count(level) for level in (Level.ERROR, Level.WARNING, Level.UNSEEN))
-    parts = [_number(errors, "error"), _number(warnings, "warning"), f"{found.count(Level.OK)} ok"]
-    sentence = ", ".join(parts)
-    return f"{sentence}, {unseens} could not be seen." if unseens else f"{sentence}."
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+    counts = found.counts
+    told = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in (Level.ERROR, Level.WARNING)]
+    told.append(f"{counts[Level.OK]} ok")
+    if counts[Level.UNSEEN]:
+        told.append(f"{counts[Level.UNSEEN]} could not be seen")
+    return f"{', '.join(told)}."

@@ -93,6 +93,14 @@ def below(root: Path, path: str | Path) -> Path:
     return root / inside
 
 
+def is_there(path: Path) -> bool:
+    """Also where this user may not look: reading it says why not."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
+
+
 def policy_lines(sentence: str) -> tuple[str, ...]:
     """What to write into the policy where a sentence advises `set a.b = value`; else which setting to change."""
     named = _NAMED.search(sentence)

@@ -11,11 +11,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import Examined
+from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
-    CONTAINERD_CONFIG,
-    CRIO_CONFIG,
+    CONFIGS,
     ContainerdSettings,
     FileFault,
     NriSettings,
@@ -75,8 +74,7 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     """The runtime whose NRI socket is ours, else the first that runs, else one that has a configuration."""
     found = [_described(seen, process.name, process) for process in running(seen.at("/proc"), {"containerd", "crio"})]
     if not found:
-        names = (("containerd", CONTAINERD_CONFIG), ("crio", CRIO_CONFIG))
-        found = [_described(seen, name, None) for name, path in names if _exists(seen.at(path))]
+        found = [_described(seen, name, None) for name, path in CONFIGS.items() if is_there(seen.at(path))]
     ours = (each for each in found if same_socket(seen, each.nri.socket_path))
     chosen = next(ours, found[0] if found else None)
     told = seen.status.runtime if seen.status else None
@@ -88,34 +86,25 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
 def _described(seen: Examined, name: str, process: RunningProgram | None, told: str = "") -> ContainerRuntime:
     """told: its version, where its program does not say."""
     version = told or _version(seen, name, process)
-    config = process.option("-c", "--config", "-config") if process else ""
+    config = (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
+    settings, handler, faults = None, "", list[FileFault]()
     if name == "crio":
-        faults: list[FileFault] = []
-        config = config or CRIO_CONFIG
         nri, handler, files = crio_settings(seen.root, config, faults)
-        return ContainerRuntime(
-            name=name,
-            process=process,
-            version=version,
-            config=config,
-            nri=nri,
-            files=files,
-            faults=tuple(faults),
-            crio_handler=handler,
-        )
-    config = config or CONTAINERD_CONFIG
-    settings = containerd_settings(seen.root, config, release_of(version))
-    if process and (folder := process.option("--root")):
-        settings = replace(settings, root=folder)
+    else:
+        settings = containerd_settings(seen.root, config, release_of(version))
+        nri, files, faults = settings.nri, settings.files, [*settings.faults]
+        if process and (folder := process.option("--root")):
+            settings = replace(settings, root=folder)
     return ContainerRuntime(
         name=name,
         process=process,
         version=version,
         config=config,
-        nri=settings.nri,
-        files=settings.files,
-        faults=settings.faults,
+        nri=nri,
+        files=files,
+        faults=tuple(faults),
         containerd=settings,
+        crio_handler=handler,
     )
 
 
@@ -141,17 +130,7 @@ def _version(seen: Examined, name: str, process: RunningProgram | None) -> str:
 
 def same_socket(seen: Examined, path: str) -> bool:
     """Whether a path leads to the NRI socket that the policy names; /var/run is mostly a link."""
-    return os.path.realpath(seen.at(path)) == os.path.realpath(seen.at(seen.policy.plugin.socket)) or _plain(
-        path
-    ) == _plain(seen.policy.plugin.socket)
-
-
-def _plain(path: str) -> str:
-    return path.replace("/var/run/", "/run/", 1)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
+    ours = seen.policy.plugin.socket
+    if path.replace("/var/run/", "/run/", 1) == ours.replace("/var/run/", "/run/", 1):
         return True
+    return os.path.realpath(seen.at(path)) == os.path.realpath(seen.at(ours))

@@ -17,8 +17,7 @@ from msgspec import Meta, Struct, field
 
 from nri_gpu.system.storage import text_of
 
-CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
-CRIO_CONFIG: Final = "/etc/crio/crio.conf"
+CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/crio/crio.conf"}
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 NRI: Final = "io.containerd.nri.v1.nri"
 CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # version 3, 2 and 1
@@ -27,6 +26,17 @@ TEXT_MAX: Final = 1 << 20  # bytes of a file
 _DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:h|ms|us|ns|m|s))+")
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(h|ms|us|ns|m|s)")
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+# CRI-O's words for containerd's.
+_CRIO_NRI: Final = {
+    "nri_disable_connections": "disable_connections",
+    "nri_listen": "socket_path",
+    "nri_plugin_registration_timeout": "plugin_registration_timeout",
+    "nri_plugin_request_timeout": "plugin_request_timeout",
+}
+_CRIO_VALIDATOR: Final = {
+    "nri_enable_default_validator": "enable",
+    "nri_validator_required_plugins": "required_plugins",
+}
 T = TypeVar("T")
 Toml = dict[str, object]
 
@@ -43,7 +53,6 @@ class Validator(Struct, frozen=True):
 
     enable: bool = False
     required_plugins: tuple[str, ...] = ()
-    tolerate_missing_plugins_annotation: str = ""
 
 
 class NriSettings(Struct, frozen=True, kw_only=True):
@@ -74,8 +83,6 @@ class CriSettings(Struct, frozen=True):
     """The CRI plugin of containerd."""
 
     containerd: _Handlers = _Handlers()
-    enable_cdi: bool | None = None
-    cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     enable_selinux: bool = False
 
     @property
@@ -113,7 +120,8 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
         version = content.get("version", 1) if not files else version
         files.append(name)
         merges = release >= (2,) if release else version not in (1, 2)
-        together = _merged(together, content, replace_plugins=not merges)
+        plugins = {**_table(together.get("plugins")), **_table(content.get("plugins"))}
+        together = _deep(together, content) | ({} if merges else {"plugins": plugins})
         pending += _imports(root, name, content)
     plugins = _table(together.get("plugins"))
     cri = next((plugins[name] for name in CRI_PLUGINS if name in plugins), {})
@@ -140,23 +148,10 @@ def crio_settings(root: Path, path: str, faults: list[FileFault]) -> tuple[NriSe
             handler = str(_table(crio.get("runtime")).get("default_runtime", handler))
             validator |= _table(table.get("default_validator"))
             nri |= table
-    words: Toml = {
-        key: nri[theirs]
-        for key, theirs in (
-            ("disable_connections", "nri_disable_connections"),
-            ("socket_path", "nri_listen"),
-            ("plugin_registration_timeout", "nri_plugin_registration_timeout"),
-            ("plugin_request_timeout", "nri_plugin_request_timeout"),
-        )
-        if theirs in nri
-    }
+    words: Toml = {ours: nri[theirs] for theirs, ours in _CRIO_NRI.items() if theirs in nri}
     if isinstance(enabled := nri.get("enable_nri"), bool):
         words["disable"] = not enabled
-    words["default_validator"] = {
-        "enable": validator.get("nri_enable_default_validator", False),
-        "required_plugins": validator.get("nri_validator_required_plugins", []),
-        "tolerate_missing_plugins_annotation": validator.get("nri_validator_tolerate_missing_plugins_annotation", ""),
-    }
+    words["default_validator"] = {ours: validator[each] for each, ours in _CRIO_VALIDATOR.items() if each in validator}
     return _read(words, NriSettings, "[crio.nri]", faults), handler, tuple(read)
 
 
@@ -169,27 +164,22 @@ def seconds(duration: str) -> float | None:
 
 def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> Toml | None:
     path = root / name.lstrip("/")
+    fault = FileFault(f"{name} cannot be read by this user", denied=True)
     try:
-        missing = not path.exists()
-        plain = missing or path.is_file()
-    except OSError:
-        missing, plain = False, True
-    if missing:
-        if required:
-            faults.append(FileFault(f"{name} is imported and does not exist, so containerd does not start"))
-        return None
-    if not plain:
-        faults.append(FileFault(f"{name} is not a regular file"))
-        return None
-    text = text_of(path, TEXT_MAX, "utf-8")
-    if text is None:
-        faults.append(FileFault(f"{name} cannot be read by this user", denied=True))
-        return None
-    try:
-        return tomllib.loads(text)
+        if not path.exists():
+            if not required:
+                return None
+            fault = FileFault(f"{name} is imported and does not exist, so containerd does not start")
+        elif not path.is_file():
+            fault = FileFault(f"{name} is not a regular file")
+        elif (text := text_of(path, TEXT_MAX, "utf-8")) is not None:
+            return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        faults.append(FileFault(f"{name} is not TOML: {error}"))
-        return None
+        fault = FileFault(f"{name} is not TOML: {error}")
+    except OSError:
+        pass  # as said above
+    faults.append(fault)
+    return None
 
 
 def _imports(root: Path, name: str, content: Toml) -> Iterator[str]:
@@ -205,13 +195,6 @@ def _matches(root: Path, pattern: str) -> list[str]:
         return sorted(f"/{path.relative_to(root)}" for path in root.glob(pattern.lstrip("/")))[:FILES_MAX]
     except (OSError, ValueError):
         return []
-
-
-def _merged(before: Toml, after: Toml, *, replace_plugins: bool) -> Toml:
-    merged = _deep(before, after)
-    if replace_plugins:
-        merged["plugins"] = {**_table(before.get("plugins")), **_table(after.get("plugins"))}
-    return merged
 
 
 def _deep(before: Toml, after: Toml) -> Toml:

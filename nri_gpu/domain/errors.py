@@ -110,6 +110,11 @@ class Exit(IntEnum):
     PERMISSION = 77
     CONFIGURATION = 78
 
+    @classmethod
+    def of(cls, error: OSError) -> Exit:
+        """Of what could not be read or written."""
+        return cls.PERMISSION if isinstance(error, PermissionError) else cls.UNAVAILABLE
+
 
 class CommandError(NriGpuError):
     """A command cannot be carried out: it ends with this code, after the sentence was printed."""

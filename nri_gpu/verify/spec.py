@@ -11,8 +11,6 @@ from nri_gpu.domain.names import NVIDIA_HOOKS
 
 
 class SpecDevice(Struct, frozen=True):
-    """A device node."""
-
     path: str
     type: str = ""
     major: int = -1
@@ -44,27 +42,19 @@ class SpecRule(Struct, frozen=True):
 
 
 class SpecMount(Struct, frozen=True):
-    """A mount."""
-
     destination: str
     source: str = ""
 
 
 class SpecProcess(Struct, frozen=True):
-    """The first process."""
-
     env: tuple[str, ...] | None = None
 
 
 class SpecResources(Struct, frozen=True):
-    """The limits."""
-
     devices: tuple[SpecRule, ...] | None = None
 
 
 class SpecLinux(Struct, frozen=True):
-    """What is Linux's own."""
-
     devices: tuple[SpecDevice, ...] | None = None
     resources: SpecResources | None = None
 

@@ -20,7 +20,7 @@ import pytest
 from nri_gpu.cli import prepare
 from nri_gpu.cli.page import json_text
 from nri_gpu.cli.watch import WatchLine
-from nri_gpu.doctor.examine import to_json, to_text
+from nri_gpu.doctor.examine import to_text
 from nri_gpu.host.facts import HostPaths
 from nri_gpu.verify.report import NoReport
 from tests.support.driver_root import make_driver_root
@@ -142,7 +142,7 @@ def test_the_report_of_doctor(columns: int) -> None:
 
 
 DOCUMENTS = {
-    "doctor": to_json(REPORT),
+    "doctor": json_text(REPORT),
     "status": json_text(node_in_trouble()),
     "status-watch": json_text(WatchLine(NOW, (LOST, GRANTED), node_in_trouble())),
     "verify": json_text(CHECKED),

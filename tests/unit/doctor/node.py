@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import DaemonStatus, PolicyStatus
 from nri_gpu.daemon.report import status_of
-from nri_gpu.doctor.examine import Examination, examine
+from nri_gpu.doctor.examine import DoctorDocument, examine
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level
 from nri_gpu.doctor.runtime import container_runtime
 from nri_gpu.domain.node import Majors
@@ -139,7 +139,7 @@ class DoctorNode:
         fields = {"policy": PolicyStatus(BUILT_IN, ""), **fields}
         return status_of(view(node=make.node(driver_version=VERSION, majors=Majors(1510, 1511, 1512)), **fields))
 
-    def examine(self, **changes: Any) -> Examination:  # noqa: ANN401 - of Examined
+    def examine(self, **changes: Any) -> DoctorDocument:  # noqa: ANN401 - of Examined
         seen = replace(self.seen, **changes)
         return examine(seen, container_runtime(seen))
 

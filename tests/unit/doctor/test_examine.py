@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from nri_gpu.doctor.examine import Examination, Section, summary, to_json, to_text
+from nri_gpu.cli.page import json_text
+from nri_gpu.doctor.examine import DoctorDocument, Section, summary, to_text
 from nri_gpu.doctor.finding import error, ok, unseen, warning
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from tests.support.schemas import conforming
@@ -17,11 +18,9 @@ from tests.unit.doctor.node import DoctorNode
 from tests.unit.doctor.test_others import BLOBS, installed
 
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
-REPORT = Examination(
-    (
-        Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
-        Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
-    )
+REPORT = DoctorDocument.of(
+    Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
+    Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
 )
 AT_80 = """\
 driver
@@ -56,7 +55,7 @@ def test_only_a_line_to_copy_is_wider(node: DoctorNode, width: int) -> None:
 
 
 def test_the_json(node: DoctorNode) -> None:
-    document = conforming(json.loads(to_json(node.examine())))
+    document = conforming(json.loads(json_text(node.examine())))
     assert [each["name"] for each in document["sections"]][:3] == ["driver", "host", "container runtime"]
     assert document["counts"]["error"] == 0
 
