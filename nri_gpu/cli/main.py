@@ -39,11 +39,19 @@ def _option(*flags: str, help: str, **settings: object) -> Option:
     return flags, {"help": help, **settings}
 
 
-SOCKET: Final = _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH")
-POLICY: Final = _option("--policy", help="policy file (default /etc/nri-gpu/policy.toml)", metavar="FILE")
-GPUS: Final = _option("--gpus", help="simulate the node in this topology file instead of asking NVML", metavar="FILE")
-DRIVER_ROOT: Final = _option("--driver-root", help="root folder of the host's NVIDIA driver (default /)", metavar="DIR")
-STATE_DIR: Final = _option("--state-dir", help="the daemon's state folder (default /run/nri-gpu)", metavar="DIR")
+def _switch(flag: str, help: str) -> Option:
+    return _option(flag, help=help, action="store_true")
+
+
+def _value(flag: str, metavar: str, help: str) -> Option:
+    return _option(flag, help=help, metavar=metavar)
+
+
+SOCKET: Final = _value("--socket", "PATH", "the runtime's NRI socket (default /var/run/nri/nri.sock)")
+POLICY: Final = _value("--policy", "FILE", "policy file (default /etc/nri-gpu/policy.toml)")
+GPUS: Final = _value("--gpus", "FILE", "simulate the node in this topology file instead of asking NVML")
+DRIVER_ROOT: Final = _value("--driver-root", "DIR", "root folder of the host's NVIDIA driver (default /)")
+STATE_DIR: Final = _value("--state-dir", "DIR", "the daemon's state folder (default /run/nri-gpu)")
 OUTPUT: Final = _option(
     "-o", "--output", help="json: for programs; fields are added, never changed", choices=("text", "json")
 )
@@ -66,7 +74,7 @@ VERBS: Final = (
         "SIGTERM answers the requests in flight and stops.",
         (
             SOCKET,
-            _option("--index", help="two digits: index among NRI plugins (default 10)", metavar="NN"),
+            _value("--index", "NN", "two digits: index among NRI plugins (default 10)"),
             POLICY,
             GPUS,
             DRIVER_ROOT,
@@ -75,31 +83,19 @@ VERBS: Final = (
                 help="also be the kubelet's device plugin, or not (docs/kubernetes.md)",
                 action=argparse.BooleanOptionalAction,
             ),
-            _option(
+            _value(
                 "--kubelet-registration",
-                help="register: call the kubelet (default); watcher: be found in plugins_registry",
-                metavar="WORD",
+                "WORD",
+                "register: call the kubelet (default); watcher: be found in plugins_registry",
             ),
-            _option(
-                "--driver-host-root",
-                help="--driver-root as the runtime sees it, where ours is a mount in a pod",
-                metavar="DIR",
-            ),
-            _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
-            _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
-            _option(
-                "--stand-by",
-                help="wait for the daemon that runs with this state folder, and take over when it stops",
-                action="store_true",
-            ),
-            _option("--labels", help="write the node's labels to this file for Node Feature Discovery", metavar="FILE"),
-            _option("--metrics", help="serve metrics for Prometheus at this address or socket", metavar="ADDRESS"),
+            _value("--driver-host-root", "DIR", "--driver-root as the runtime sees it, where ours is a mount in a pod"),
+            _value("--state-dir", "DIR", "folder for key and ledger (default /run/nri-gpu)"),
+            _value("--stage-dir", "DIR", "folder for staged driver files"),
+            _switch("--stand-by", "wait for the daemon that runs with this state folder, and take over when it stops"),
+            _value("--labels", "FILE", "write the node's labels to this file for Node Feature Discovery"),
+            _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
             _option("--metrics-public", help="also where other machines reach it", action="store_true", default=None),
-            _option(
-                "--watch-policy",
-                help="reload the policy whenever its file changes, such as a ConfigMap's",
-                action="store_true",
-            ),
+            _switch("--watch-policy", "reload the policy whenever its file changes, such as a ConfigMap's"),
             LOG_LEVEL,
         ),
     ),
@@ -113,8 +109,8 @@ VERBS: Final = (
         (
             SOCKET,
             POLICY,
-            _option("--state-dir", help="state folder of `run` (default /run/nri-gpu); only read", metavar="DIR"),
-            _option("--run-dir", help="folder for the guard's own state (default /run/nri-gpu-guard)", metavar="DIR"),
+            _value("--state-dir", "DIR", "state folder of `run` (default /run/nri-gpu); only read"),
+            _value("--run-dir", "DIR", "folder for the guard's own state (default /run/nri-gpu-guard)"),
             LOG_LEVEL,
         ),
     ),
@@ -130,12 +126,10 @@ VERBS: Final = (
             DRIVER_ROOT,
             STATE_DIR,
             OUTPUT,
-            _option("--watch", help=argparse.SUPPRESS, action="store_true"),  # says what to use instead
-            _option(
-                "--topology", help="how the GPUs are connected, as `nvidia-smi topo -m` shows it", action="store_true"
-            ),
-            _option("--record", help="write this node as a topology file for --gpus", metavar="FILE"),
-            _option("--scrub", help="with --record: replace the UUIDs by made-up ones", action="store_true"),
+            _switch("--watch", argparse.SUPPRESS),  # says what to use instead
+            _switch("--topology", "how the GPUs are connected, as `nvidia-smi topo -m` shows it"),
+            _value("--record", "FILE", "write this node as a topology file for --gpus"),
+            _switch("--scrub", "with --record: replace the UUIDs by made-up ones"),
         ),
     ),
     Verb(
@@ -146,14 +140,10 @@ VERBS: Final = (
         "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
         (
             STATE_DIR,
-            _option(
-                "--watch",
-                help="stay, live on a terminal; into a pipe, print a line for each change",
-                action="store_true",
-            ),
-            _option("--alive", help="print nothing; exit 0 if the daemon answers at all", action="store_true"),
-            _option("--probe", help="exit 0 also while a successor stands by", action="store_true"),
-            _option("--guard", help="ask about the guard with this --run-dir instead", metavar="DIR"),
+            _switch("--watch", "stay, live on a terminal; into a pipe, print a line for each change"),
+            _switch("--alive", "print nothing; exit 0 if the daemon answers at all"),
+            _switch("--probe", "exit 0 also while a successor stands by"),
+            _value("--guard", "DIR", "ask about the guard with this --run-dir instead"),
             OUTPUT,
         ),
     ),
@@ -164,7 +154,7 @@ VERBS: Final = (
         "Compares every running container's OCI spec, mounts, environment and the kernel's device rules with its\n"
         "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen.",
         (
-            _option("--watch", help="keep looking, and print what changes", action="store_true"),
+            _switch("--watch", "keep looking, and print what changes"),
             _option(
                 "--every",
                 help="with --watch: seconds between looks (default 5)",
@@ -172,7 +162,7 @@ VERBS: Final = (
                 default=5.0,
                 metavar="SECONDS",
             ),
-            _option("--containerd-state", help="containerd's state folder (default: the usual ones)", metavar="DIR"),
+            _value("--containerd-state", "DIR", "containerd's state folder (default: the usual ones)"),
             POLICY,
             STATE_DIR,
             OUTPUT,
@@ -194,7 +184,7 @@ VERBS: Final = (
         "the options that it was started with override the file here, too.",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
-            _option("--gpus", help="compare pools and limits with the GPUs of this topology file", metavar="FILE"),
+            _value("--gpus", "FILE", "compare pools and limits with the GPUs of this topology file"),
             STATE_DIR,
             OUTPUT,
         ),
@@ -208,11 +198,9 @@ VERBS: Final = (
         (
             POLICY,
             STATE_DIR,
-            _option("--run-dir", help="the guard's --run-dir (default /run/nri-gpu-guard)", metavar="DIR"),
-            _option("--root", help="root folder of the host's files, in a pod that mounts them", metavar="DIR"),
-            _option(
-                "--bundle", help="also pack what was seen, for a bug report, without secrets", metavar="FILE.tar.gz"
-            ),
+            _value("--run-dir", "DIR", "the guard's --run-dir (default /run/nri-gpu-guard)"),
+            _value("--root", "DIR", "root folder of the host's files, in a pod that mounts them"),
+            _value("--bundle", "FILE.tar.gz", "also pack what was seen, for a bug report, without secrets"),
             OUTPUT,
         ),
     ),
@@ -228,12 +216,10 @@ VERBS: Final = (
             POLICY,
             GPUS,
             DRIVER_ROOT,
-            _option("--stage-dir", help="folder for staged driver files (default /var/lib/nri-gpu/cdi)", metavar="DIR"),
-            _option("--capabilities", help="driver capabilities to include (default: the policy's)", metavar="LIST"),
-            _option("--output", help="file to write, ending in .json or .yaml", metavar="FILE"),
-            _option(
-                "--watch", help="keep running, and update the file when driver or GPUs change", action="store_true"
-            ),
+            _value("--stage-dir", "DIR", "folder for staged driver files (default /var/lib/nri-gpu/cdi)"),
+            _value("--capabilities", "LIST", "driver capabilities to include (default: the policy's)"),
+            _value("--output", "FILE", "file to write, ending in .json or .yaml"),
+            _switch("--watch", "keep running, and update the file when driver or GPUs change"),
             LOG_LEVEL,
         ),
     ),
@@ -261,7 +247,7 @@ VERBS: Final = (
         "  nri-gpu replay /run/nri-gpu/audit.1.jsonl /run/nri-gpu/audit.jsonl --policy new.toml",
         (
             _option("files", help="audit logs, the oldest first", nargs="+", metavar="LOG"),
-            _option("--policy", help="policy to use instead of the recorded ones", metavar="FILE"),
+            _value("--policy", "FILE", "policy to use instead of the recorded ones"),
             OUTPUT,
         ),
     ),
@@ -272,8 +258,8 @@ VERBS: Final = (
         "Does only what is missing. Exits 1 when something is left for the administrator to fix. Makes no device node\n"
         "if the driver's parameter ModifyDeviceFiles is 0.",
         (
-            _option("--dry-run", help="print what would be done, and change nothing", action="store_true"),
-            _option("--graphics", help="also nvidia-modeset, for containers that use graphics", action="store_true"),
+            _switch("--dry-run", "print what would be done, and change nothing"),
+            _switch("--graphics", "also nvidia-modeset, for containers that use graphics"),
             DRIVER_ROOT,
             OUTPUT,
         ),

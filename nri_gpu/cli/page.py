@@ -24,11 +24,6 @@ class Tone(StrEnum):
 Toning = Callable[[str], Tone]  # of a cell
 
 
-def untoned(cell: str) -> Tone:
-    del cell
-    return Tone.PLAIN
-
-
 class Line(Struct, frozen=True):
     """A line of its own; one too long for a terminal goes on below, indented."""
 
@@ -40,7 +35,7 @@ class Column(Struct, frozen=True):
     """A column. prose: sentences, which a narrow terminal may wrap."""
 
     head: str
-    tone: Toning = untoned
+    tone: Toning = lambda _: Tone.PLAIN
     prose: bool = False
 
 

@@ -67,10 +67,6 @@ def _gpus_faults(inventory: Inventory) -> Iterator[str]:
         yield "nvidia-caps has no major: no MIG device can be granted"
 
 
-def gpus_text(inventory: Inventory, status: DaemonStatus | None = None) -> str:
-    return plain(gpus_page(inventory, status))
-
-
 def lines(sentences: Iterable[str], tone: Tone) -> Iterator[Line]:
     return (Line(each, tone) for each in sentences)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import UnsetType
 
-from nri_gpu.cli.page import Column, Grid, Line, Tone, plain
+from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, StrayStatus, UnitStatus
 from nri_gpu.domain.decision import Refused
@@ -40,10 +40,6 @@ def _inventory_fault(node: NodeStatus) -> str:
     if node.inventory_age_s is None or not node.inventory_confirmed:
         return sentence
     return f"{sentence} (its GPUs were last confirmed {ago(node.inventory_age_s)} ago)"
-
-
-def to_text(status: DaemonStatus, now: float) -> str:
-    return plain(status_page(status, now))
 
 
 def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Grid]:

@@ -96,7 +96,9 @@ def _blocks(grid: Grid, width: int) -> Iterator[Table]:
     Rows about which one has nothing to say are left out of it; the first names every row that has a name.
     """
     rows = [tuple(map(_safe, row)) for row in grid.rows]
-    widths = [max(len(line[at]) for line in (_heads(grid), *rows)) for at in range(len(grid.columns))]
+    widths = [
+        max(len(cell) for cell in (column.head, *(row[at] for row in rows))) for at, column in enumerate(grid.columns)
+    ]
     for number, chosen in enumerate(_fitting(grid.columns, widths, width)):
         told = chosen[1:] if number else chosen
         kept = [row for row in rows if any(row[at] not in NOTHING for at in told)]
@@ -109,10 +111,6 @@ def _blocks(grid: Grid, width: int) -> Iterator[Table]:
         for row in kept:
             made.add_row(*(Text(row[at], grid.columns[at].tone(row[at])) for at in chosen))
         yield made
-
-
-def _heads(grid: Grid) -> tuple[str, ...]:
-    return tuple(column.head for column in grid.columns)
 
 
 def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> Iterator[list[int]]:

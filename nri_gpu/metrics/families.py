@@ -104,19 +104,15 @@ Samples = Sequence[tuple[Iterable[str], float]]
 
 
 def _gauge(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
-    family = GaugeMetricFamily(name, help_text, labels=labels)
-    for values, value in _several(samples):
-        family.add_metric(tuple(values), value)
-    return family
+    return _filled(GaugeMetricFamily(name, help_text, labels=labels), samples)
 
 
 def _counter(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
     """The name is without `_total`, which the library adds."""
-    family = CounterMetricFamily(name, help_text, labels=labels)
-    for values, value in _several(samples):
+    return _filled(CounterMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: float | Samples) -> Metric:
+    for values, value in [((), samples)] if isinstance(samples, (int, float)) else samples:
         family.add_metric(tuple(values), value)
     return family
-
-
-def _several(samples: float | Samples) -> Samples:
-    return [((), samples)] if isinstance(samples, (int, float)) else samples

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.cli import client, render
 from nri_gpu.cli.gpus_document import gpus_document
+from nri_gpu.cli.page import plain
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.edits import Extra, NodeExtra
@@ -118,7 +119,7 @@ def test_extras_of_the_host(shown: Shown) -> None:
     imex = shown(h100, "-o", "json").document["extras"]["imex"]
     assert imex == {"lacking": "", "nodes": [], "mounts": [], "channels": 2048}
     lacking = make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
-    assert render.gpus_text(lacking).splitlines()[-1] == "extras not here: gds (`-o json` says why)"
+    assert plain(render.gpus_page(lacking)).splitlines()[-1] == "extras not here: gds (`-o json` says why)"
     assert gpus_document(lacking).extras["gds"].lacking == "there is no /dev/nvidia-fsN"
 
 

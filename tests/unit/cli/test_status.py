@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import with_health
+from nri_gpu.cli.page import plain
 from nri_gpu.cli.render import health_lines, state_of
-from nri_gpu.cli.status_page import ago, to_text
+from nri_gpu.cli.status_page import ago, status_page
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
@@ -75,7 +76,7 @@ def asked(nri_gpu: NriGpuCall, tmp_path: Path) -> NriGpuCall:
 
 
 def lines(**fields: Any) -> list[str]:  # noqa: ANN401 - of a View
-    return to_text(status_of(view(**fields)), NOW).splitlines()
+    return plain(status_page(status_of(view(**fields)), NOW)).splitlines()
 
 
 # --- the verb ---------------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
 def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
     added = ("transitions", "faults", "kubelet", "stray")
     done = asked({key: value for key, value in FREE.items() if key not in added})
-    assert (done.code, done.out) == (Exit.OK, to_text(convert(FREE, answers.DaemonStatus), NOW) + "\n")
+    assert (done.code, done.out) == (Exit.OK, plain(status_page(convert(FREE, answers.DaemonStatus), NOW)) + "\n")
 
 
 STRAY = StrayUse(
@@ -220,7 +221,7 @@ def test_a_container_whose_mps_daemon_ended_has_to_be_restarted() -> None:
     seated["created"] = replace(seated["created"], phase=GrantPhase.CREATED)
     status = status_of(view(make.ledger(*seated.values()), replace(make.node(), mps=MpsFolders("/m", "b"))))
     assert [bool(each.restart) for each in status.gpus[0].holders] == [True, False, False]
-    (line,) = [line for line in to_text(status, NOW).splitlines() if "restart it" in line]
+    (line,) = [line for line in plain(status_page(status, NOW)).splitlines() if "restart it" in line]
     assert line.startswith("ml/old, container main: its MPS daemon has ended")
 
 
@@ -363,4 +364,4 @@ def test_a_missing_gpu_with_since_when_and_why() -> None:
     status = answer(health.applied_to(shown, RULES))
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
     assert status.faults == (answers.FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
-    assert f"GPU 1 cannot be described: {why}" in to_text(status, 0.0)
+    assert f"GPU 1 cannot be described: {why}" in plain(status_page(status, 0.0))
