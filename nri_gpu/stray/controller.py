@@ -114,6 +114,7 @@ class StrayController:
         # On the host, MPS daemons are known by their programs; they outlive the daemon that started them.
         self._programs = f"{os.path.realpath(node_state.settings.driver.stage_dir)}/*"
         self._first_seen: dict[_Seen, tuple[float, float]] = {}  # by the monotonic clock, and since the epoch
+        self._told_since: float | None = None  # on the monotonic clock: no look since then lacked the kubelet's answer
         self._reported: dict[tuple[object, ...], None] = {}
         self._stop_pauses = Backoff(first_retry_s, LONGEST_RETRY_S)
         self._stop_due_s = 0.0  # on the monotonic clock; after a stop that failed
@@ -174,8 +175,12 @@ class StrayController:
             self._log.warning("stray use is looked for in part", self.fault)
         else:
             self._log.clear()
-        if not unknown:
-            await self._stop(began)
+        if unknown:
+            self._told_since = None
+        elif self._told_since is None:  # a kubelet that has just started may not know yet what it allocated
+            self._told_since = time.monotonic()
+        else:
+            await self._stop(began, self._told_since)
 
     async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
         """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
@@ -226,10 +231,10 @@ class StrayController:
         }
         logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray gpu use")
 
-    async def _stop(self, began: float) -> None:
+    async def _stop(self, began: float, told_since: float) -> None:
         """Stop the containers that the policy lets us stop, and whose process a look long enough before showed too.
 
-        began: when this look did, on the monotonic clock.
+        began: when this look did, on the monotonic clock. told_since: as `_told_since`.
         """
         settings = self._settings
         if settings.action is not OnStray.STOP:
@@ -239,7 +244,7 @@ class StrayController:
             for each in self.findings
             if each.stoppable
             and settings.namespaces.match(each.namespace)
-            and any(began - self._first_seen[key][0] >= self._apart_s for key in _keys(each))
+            and any(began - max(told_since, self._first_seen[key][0]) >= self._apart_s for key in _keys(each))
         }
         if not names or began < self._stop_due_s:
             return
