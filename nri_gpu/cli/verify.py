@@ -21,12 +21,12 @@ from nri_gpu.cli.render import at, lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.daemon.policy_file import load_last_good, load_policy
 from nri_gpu.daemon.snapshot import SnapshotError, read_snapshot
-from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
 from nri_gpu.system.storage import read_private
 from nri_gpu.verify.bundles import STATES, read_bundles
-from nri_gpu.verify.kernel import Kernel, UnseenError
+from nri_gpu.verify.kernel import Kernel
 from nri_gpu.verify.report import (
     DAEMON,
     SNAPSHOT,

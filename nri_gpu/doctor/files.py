@@ -39,18 +39,14 @@ def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
     """Each path with what is wrong with it; with nothing where this user cannot look."""
     yield from _secret(seen)
     yield from _logged(seen)
-    policy = seen.policy.source
+    policy = Path(seen.policy.source)
     stage = seen.policy.driver.stage_dir
-    trusted = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in UNIT_FOLDERS for unit in _UNITS)]
-    if policy != BUILT_IN:
-        yield from _untrusted(Path(policy), policy)
-        yield from _untrusted(Path(policy).parent, str(Path(policy).parent))
-    for each in trusted:
-        yield from _untrusted(seen.at(each), each)
-    for path in _entries(seen.at(stage)):
-        yield from _untrusted(path, f"{stage}/{path.name}")
-    if seen.root == Path("/"):
-        yield from _untrusted(Path(nri_gpu.__file__).parent, str(Path(nri_gpu.__file__).parent))
+    below = [stage, str(seen.guard_dir), *(f"{folder}/{unit}" for folder in UNIT_FOLDERS for unit in _UNITS)]
+    below += [f"{stage}/{path.name}" for path in _entries(seen.at(stage))]
+    ours = [policy, policy.parent] if seen.policy.source != BUILT_IN else []
+    ours += [Path(nri_gpu.__file__).parent] if seen.root == Path("/") else []
+    for shown, path in [*((str(each), each) for each in ours), *((each, seen.at(each)) for each in below)]:
+        yield from _untrusted(path, shown)
 
 
 def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
@@ -91,14 +87,12 @@ def _logged(seen: Examined) -> Iterator[tuple[str, str]]:
 
 def _untrusted(path: Path, shown: str) -> Iterator[tuple[str, str]]:
     try:
-        why = why_untrusted(path.stat())
+        if why := why_untrusted(path.stat()):
+            yield shown, why
     except PermissionError:
         yield shown, ""
     except OSError:
         return  # not there
-    else:
-        if why:
-            yield shown, why
 
 
 def _entries(folder: Path) -> list[Path]:

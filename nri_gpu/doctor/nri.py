@@ -19,6 +19,7 @@ _NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}
 _VALIDATES: Final = {"containerd": (2, 2), "crio": (1, 34)}
 _CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
 _CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections = false")
+_REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"')
 
 
 def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
@@ -142,14 +143,14 @@ def _timeouts(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
             subject,
             f"a timeout is no duration: plugin_request_timeout {request!r}, plugin_registration_timeout "
             f"{registration!r}",
-            *_edit(runtime, "nri", 'plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"'),
+            *_edit(runtime, "nri", *_REQUEST),
         )
     elif request_s < SLOW_S:
         yield warning(
             subject,
             f"the runtime waits only {request} for an answer: after that it drops nri-gpu and creates containers "
             "without it; a busy node can take longer",
-            *_edit(runtime, "nri", 'plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"'),
+            *_edit(runtime, "nri", *_REQUEST),
         )
     else:
         yield ok(subject, f"{request} for a request, {registration} for a registration")

@@ -99,6 +99,14 @@ class RestartNeededError(NriGpuError):
     """What only a new process can repair: this one exits with the sentence, to be restarted by its supervisor."""
 
 
+class UnseenError(NriGpuError):
+    """`verify` cannot look at something. Says what and why, as a clause. denied: for want of permission."""
+
+    def __init__(self, sentence: str, cause: OSError | None = None) -> None:
+        super().__init__(sentence)
+        self.denied = isinstance(cause, PermissionError)
+
+
 class Exit(IntEnum):
     """Exit codes; the numbers above 60 are sysexits(3)'s."""
 

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.errors import UnseenError
 from nri_gpu.domain.text import shown
-from nri_gpu.verify.kernel import UnseenError
 from nri_gpu.verify.spec import Spec
 
 TASKS: Final = "io.containerd.runtime.v2.task"

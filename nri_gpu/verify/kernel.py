@@ -14,22 +14,14 @@ from typing import Final, Self
 from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import UnseenError
 from nri_gpu.verify import bpf
-from nri_gpu.verify.program import READ, WRITE, Program, UnreadableProgramError, lets_through, parse_program
+from nri_gpu.verify.program import READ, WRITE, Program, lets_through, parse_program
 
 PROC: Final = Path("/proc")
 _DEVICES: Final = "devices"  # the v1 controller
 _LETTERS: Final = {READ: "r", WRITE: "w"}
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks, see proc(5)
-
-
-class UnseenError(NriGpuError):
-    """Something that cannot be looked at. Says what and why, as a clause. denied: for want of permission."""
-
-    def __init__(self, sentence: str, cause: OSError | None = None) -> None:
-        super().__init__(sentence)
-        self.denied = isinstance(cause, PermissionError)
 
 
 class Mounted(Struct, frozen=True):
@@ -90,10 +82,7 @@ class DeviceFilter(Struct, frozen=True):
         """Whether a character device may be opened for all of this access. Raises: UnseenError."""
         if self.rules is not None and not any(rule.lets_through(access, *number) for rule in self.rules):
             return False
-        try:
-            return all(lets_through(code, access, *number) for code in self.programs)
-        except UnreadableProgramError as error:
-            raise UnseenError(f"the eBPF program that filters its devices cannot be judged: {error}") from error
+        return all(lets_through(code, access, *number) for code in self.programs)
 
     def opens(self, number: DeviceNumber) -> bool:
         """Whether it may be opened at all: the driver lets a GPU be used through a descriptor of either kind."""
@@ -144,10 +133,7 @@ class Kernel:
         for each in raw:
             if not each:
                 raise UnseenError("the kernel hides the eBPF program that filters its devices: net.core.bpf_jit_harden")
-            try:
-                yield parse_program(each)
-            except UnreadableProgramError as error:
-                raise UnseenError(f"the eBPF program that filters its devices cannot be judged: {error}") from error
+            yield parse_program(each)
 
     def _place(self, kind: str, option: str) -> Path | None:
         """Where a whole hierarchy is mounted."""

@@ -9,19 +9,9 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.gpu import Gpu, GpuUuid
+from nri_gpu.domain.gpu import Capability, Gpu, GpuUuid
 from nri_gpu.domain.node import Inventory
-from nri_gpu.injection.devices import (
-    MODESET,
-    MODESET_MINOR,
-    NVIDIACTL,
-    NVIDIACTL_MINOR,
-    UVM,
-    UVM_MINOR,
-    UVM_TOOLS,
-    UVM_TOOLS_MINOR,
-    draws,
-)
+from nri_gpu.injection.devices import draws, shared_nodes
 
 GPUS_MAX: Final = 32  # NV_MAX_DEVICES: minors below are looked at even where no GPU has them
 CHANNELS_LOOKED_AT: Final = 8  # of a node's IMEX channels, of which there can be thousands
@@ -46,19 +36,16 @@ def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
     if majors.nvidia is not None:
         for minor in range(GPUS_MAX):
             found[majors.nvidia, minor] = Owner(f"/dev/nvidia{minor}", "a GPU that nri-gpu does not know")
-        found[majors.nvidia, NVIDIACTL_MINOR] = Owner(NVIDIACTL, shared=True)
-        found[majors.nvidia, MODESET_MINOR] = Owner(MODESET, shared=True)
-    if majors.nvidia_uvm is not None:
-        found[majors.nvidia_uvm, UVM_MINOR] = Owner(UVM, shared=True)
-        found[majors.nvidia_uvm, UVM_TOOLS_MINOR] = Owner(UVM_TOOLS, shared=True)
+    shared = [*shared_nodes(frozenset(Capability), majors)]
     for extra, each in inventory.extras.items():
         if extra is Extra.RDMA:
             continue  # adapters are not NVIDIA's GPUs, and other components give them to containers
-        found.update({(node.major, node.minor): Owner(node.path, shared=True) for node in each.nodes})
+        shared += each.nodes
         if channels := each.channels:
             for minor in range(min(channels.count, CHANNELS_LOOKED_AT)):
                 path = f"/dev/nvidia-caps-imex-channels/channel{minor}"
                 found[channels.major, minor] = Owner(path, shared=True)
+    found.update({(node.major, node.minor): Owner(node.path, shared=True) for node in shared})
     for gpu in inventory.gpus:
         found.update(_of_gpu(gpu, inventory))
     return found
@@ -76,15 +63,12 @@ def _of_gpu(gpu: Gpu, inventory: Inventory) -> Iterator[tuple[DeviceNumber, Owne
     if majors.nvidia_caps is None:
         return
     for device in gpu.mig:
-        beside = [each for each in gpu.mig if each.gpu_instance_minor == device.gpu_instance_minor]
-        if device.gpu_instance_minor is not None:
-            owner = Owner(
-                f"/dev/nvidia-caps/nvidia-cap{device.gpu_instance_minor}",
-                f"a GPU instance of {name}",
-                frozenset(each.uuid for each in beside),
-            )
-            yield (majors.nvidia_caps, device.gpu_instance_minor), owner
-        if device.compute_instance_minor is not None:
-            path = f"/dev/nvidia-caps/nvidia-cap{device.compute_instance_minor}"
-            what = f"MIG device {gpu.index}:{device.index}, {device.uuid}"
-            yield (majors.nvidia_caps, device.compute_instance_minor), Owner(path, what, frozenset({device.uuid}))
+        beside = {each.uuid for each in gpu.mig if each.gpu_instance_minor == device.gpu_instance_minor}
+        instance = f"MIG device {gpu.index}:{device.index}, {device.uuid}"
+        for minor, what, uuids in (
+            (device.gpu_instance_minor, f"a GPU instance of {name}", beside),
+            (device.compute_instance_minor, instance, {device.uuid}),
+        ):
+            if minor is not None:
+                path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+                yield (majors.nvidia_caps, minor), Owner(path, what, frozenset(uuids))

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import UnseenError
 
 CHARACTER: Final = 2  # BPF_DEVCG_DEV_CHAR, in the lower half of the context's first word; the access is in the upper
 READ, WRITE = 2, 4  # BPF_DEVCG_ACC_*
@@ -52,8 +52,11 @@ _JUMPED: Final[Mapping[int, Callable[[int, int], bool]]] = {
 _SIGNED_JUMPS: Final = {0x60: 0x20, 0x70: 0x30, 0xC0: 0xA0, 0xD0: 0xB0}  # to those that compare without a sign
 
 
-class UnreadableProgramError(NriGpuError):
-    """A program that does what no plain device filter does. Says what, as a clause."""
+class UnreadableProgramError(UnseenError):
+    """A program that does what no plain device filter does. why: what, as a clause."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the eBPF program that filters its devices cannot be judged: {why}")
 
 
 class Instruction(Struct, frozen=True):

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, DeviceNumber, PodUid
+from nri_gpu.domain.errors import UnseenError
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory
 from nri_gpu.system.process import process_of
 from nri_gpu.verify.bundles import Bundle
 from nri_gpu.verify.compare import Seen, differences
-from nri_gpu.verify.kernel import Kernel, UnseenError, mounts_of, staged_by_mounts
+from nri_gpu.verify.kernel import Kernel, mounts_of, staged_by_mounts
 from nri_gpu.verify.numbers import Owner, device_numbers
 
 SCHEMA: Final = "nri-gpu/verify/v1"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.domain.errors import UnseenError
 from nri_gpu.verify.bundles import STARTING_S, TASKS, Bundle, read_bundles
-from nri_gpu.verify.kernel import UnseenError
 
 CRI = {
     "io.kubernetes.cri.container-type": "container",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.verify.kernel import DeviceFilter, DeviceRule, Kernel, Mounted, UnseenError, mounts_of, staged_by_mounts
+from nri_gpu.domain.errors import UnseenError
+from nri_gpu.verify.kernel import DeviceFilter, DeviceRule, Kernel, Mounted, mounts_of, staged_by_mounts
 from nri_gpu.verify.program import READ, WRITE
 
 ID = "0a1b2c3d"
