@@ -16,7 +16,7 @@ from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
 from nri_gpu.driver.host_files import LeftOut
-from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
+from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.requirements.compat import unfit_driver
 
 TONES: Final = {"  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
@@ -88,10 +88,11 @@ def run(args: argparse.Namespace) -> int:
         packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()
     except DriverError as error:
         raise CommandError(Exit.UNAVAILABLE, error) from None
+    document = driver_document(found, packages)
     if args.output == "json":
-        print(json_text(driver_document(found, packages)))
+        print(json_text(document))
     else:
-        show_text("\n".join((*_lines(found), *_packages_lines(packages, found.version))), TONES)
+        show_text("\n".join(_lines(document)), TONES)
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
@@ -101,10 +102,7 @@ def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocume
         version=found.version,
         generation=found.generation,
         capabilities={
-            capability.value: CapabilityFiles(
-                tuple(_file_line(kind, file) for kind, file in _of(found, capability)), tuple(found.missing[capability])
-            )
-            for capability in Capability
+            each.value: CapabilityFiles(tuple(_files(found, each)), tuple(found.missing[each])) for each in Capability
         },
         left_out=found.left_out,
         unknown=tuple(found.unknown),
@@ -112,36 +110,14 @@ def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocume
     )
 
 
-def _file_line(kind: str, file: DriverFile) -> FileLine:
-    links = tuple(name for name, _ in file.links)
-    return FileLine(kind, file.name, file.source.relative, file.source.size_bytes, links, file.places)
-
-
-def _lines(found: FoundDriver) -> Iterator[str]:
-    """A paragraph for each capability, then the files that no container gets, and why."""
-    yield f"driver {found.version} below {found.root}, generation {found.generation}"
-    for capability in Capability:
-        yield f"\n{capability}"
-        for kind, file in _of(found, capability):
-            names = ", ".join(file.places or [name for name, _ in file.links])
-            yield f"  {kind:<8} {file.source.relative}{' as ' if names else ''}{names}"
-        if missing := found.missing[capability]:
-            yield f"  missing  {', '.join(missing)}"
-    if found.left_out:
-        yield "\nleft out, no container gets them"
-        yield from (f"  {each.path}: {each.reason}" for each in found.left_out)
-    if found.unknown:
-        yield "\nof no known capability, no container gets them"
-        yield from (f"  {name}" for name in found.unknown)
-
-
-def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, DriverFile]]:
+def _files(found: FoundDriver, capability: Capability) -> Iterator[FileLine]:
     """The files of one capability; a 32-bit library is of compat32 alone."""
     kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.singles)
     for kind, files in (*kinds, ("library", found.libraries_32)):
         for file in files:
             if capability in (file.capabilities & COMPAT_32 or file.capabilities):
-                yield kind, file
+                links = tuple(name for name, _ in file.links)
+                yield FileLine(kind, file.name, file.source.relative, file.source.size_bytes, links, file.places)
 
 
 def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
@@ -155,14 +131,30 @@ def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
     )
 
 
-def _packages_lines(packages: FoundPackages, driver_version: str) -> Iterator[str]:
-    if packages.packages:
+def _lines(document: DriverDocument) -> Iterator[str]:
+    """A paragraph for each capability, the files that no container gets and why, and the compatibility packages."""
+    yield f"driver {document.version} below {document.root}, generation {document.generation}"
+    for capability, given in document.capabilities.items():
+        yield f"\n{capability}"
+        for file in given.files:
+            names = ", ".join(file.places or file.links)
+            yield f"  {file.kind:<8} {file.source}{' as ' if names else ''}{names}"
+        if given.missing:
+            yield f"  missing  {', '.join(given.missing)}"
+    yield from _left_out("left out, no container gets them", document.left_out)
+    if document.unknown:
+        yield "\nof no known capability, no container gets them"
+        yield from (f"  {name}" for name in document.unknown)
+    if document.compat.packages:
         yield "\nCUDA compatibility packages"
-    for each in packages.packages:
-        made_for = f"for drivers {', '.join(map(str, sorted(each.drivers)))}" if each.drivers else "for older drivers"
-        unfit = unfit_driver(each.version, each.drivers, driver_version)
-        cuda = "{}.{}".format(*each.cuda)
-        yield f"  CUDA {cuda:<6} libcuda {each.version}, {made_for}{f'; NOT on this one: {unfit}' if unfit else ''}"
-    if packages.left_out:
-        yield "\nCUDA compatibility packages left out"
-        yield from (f"  {each.path}: {each.reason}" for each in packages.left_out)
+    for each in document.compat.packages:
+        made_for = f"for drivers {', '.join(map(str, each.drivers))}" if each.drivers else "for older drivers"
+        unfit = f"; NOT on this one: {each.not_with_this_driver}" if each.not_with_this_driver else ""
+        yield f"  CUDA {each.cuda:<6} libcuda {each.version}, {made_for}{unfit}"
+    yield from _left_out("CUDA compatibility packages left out", document.compat.left_out)
+
+
+def _left_out(head: str, files: tuple[LeftOut, ...]) -> Iterator[str]:
+    if files:
+        yield f"\n{head}"
+        yield from (f"  {each.path}: {each.reason}" for each in files)

@@ -11,7 +11,7 @@ from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
 from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, Gpu, Unit
 from nri_gpu.domain.health import History
-from nri_gpu.domain.node import Inventory, KernelGpu, Link, NumaNode
+from nri_gpu.domain.node import Inventory, KernelGpu, Link
 
 
 class MigDeviceLine(Struct, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> G
         unlisted=inventory.unlisted,
         faults=convert(inventory.faults, tuple[FaultStatus, ...], from_attributes=True),
         links=inventory.links,
-        numa=tuple(map(_numa_line, inventory.numa)),
+        numa=tuple(NumaLine(each.number, each.cpus, each.memory) for each in inventory.numa),
         transitions=status.transitions if status else None,
     )
 
@@ -172,7 +172,3 @@ def _gpu_line(gpu: Gpu) -> GpuLine:
 
 def _state(unit: Unit) -> Mapping[str, object]:
     return {"unavailable": why_not(unit), "health": to_builtins(HealthStatus.of(unit))}
-
-
-def _numa_line(node: NumaNode) -> NumaLine:
-    return NumaLine(node.number, node.cpus, node.memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
@@ -42,6 +42,9 @@ def _pod_of(document: object, where: str) -> tuple[object, Mapping[str, object]]
 
 def _containers(found: object, spec: Mapping[str, object], number: int, where: str) -> Iterator[Container]:
     metadata = _mapping(found, f"{where}: metadata")
+    init = _list(spec.get("initContainers"), f"{where}: spec.initContainers")
+    both = (*init, *_list(spec["containers"], where))
+    containers = [_mapping(item, f"{where}: a container") for item in both]
     pod = Pod(
         id=PodId(f"pod-{number}"),
         uid=PodUid(f"pod-{number}"),
@@ -51,12 +54,10 @@ def _containers(found: object, spec: Mapping[str, object], number: int, where: s
         # A RuntimeClass mostly has its handler's name; the class itself is not in the manifest.
         runtime_handler=str(spec.get("runtimeClassName") or ""),
         labels={str(k): str(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
-        cgroup_parent=cgroup_of(spec),
+        cgroup_parent=cgroup_of([each.get("resources") for each in containers]),
     )
     hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
-    init = _list(spec.get("initContainers"), f"{where}: spec.initContainers")
-    for item in (*init, *_list(spec["containers"], where)):
-        container = _mapping(item, f"{where}: a container")
+    for container in containers:
         name = str(container.get("name") or "unnamed")
         env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
         volumes = _list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}")
@@ -110,28 +111,23 @@ def _list(value: object, where: str) -> list[object]:
     raise CommandError(Exit.USAGE, f"{where} is not a list")
 
 
-def cgroup_of(spec: Mapping[str, object]) -> str:
-    """The parent of the pod's cgroup, by its QoS class. Quantities are compared as written, so `1` is not `1000m`."""
-    resources = [each if isinstance(each, Mapping) else {} for each in _resources(spec)]
+def cgroup_of(resources: Sequence[object]) -> str:
+    """The parent of a pod's cgroup, by its QoS class. Quantities are compared as written, so `1` is not `1000m`.
+
+    resources: of each of its containers.
+    """
     if not any(_counted(each, kind) for each in resources for kind in ("requests", "limits")):
         return "/kubepods/besteffort/pod"
     return "/kubepods/pod" if all(map(_guaranteed, resources)) else "/kubepods/burstable/pod"
 
 
-def _resources(spec: Mapping[str, object]) -> Iterator[object]:
-    for kind in ("initContainers", "containers"):
-        containers = spec.get(kind)
-        for container in containers if isinstance(containers, list) else ():
-            yield container.get("resources") if isinstance(container, Mapping) else None
-
-
-def _guaranteed(resources: Mapping[str, object]) -> bool:
+def _guaranteed(resources: object) -> bool:
     """Limits of both kinds, and requests that are the same or left out."""
     limits = _counted(resources, "limits")
     return len(limits) == len(_COUNTED) and {**limits, **_counted(resources, "requests")} == limits
 
 
-def _counted(resources: Mapping[str, object], kind: str) -> dict[str, str]:
-    found = resources.get(kind)
+def _counted(resources: object, kind: str) -> dict[str, str]:
+    found = resources.get(kind) if isinstance(resources, Mapping) else None
     items = found.items() if isinstance(found, Mapping) else ()
     return {str(name): str(value) for name, value in items if name in _COUNTED and str(value) != "0"}
