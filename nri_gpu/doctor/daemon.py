@@ -166,19 +166,14 @@ def _contained_guard(seen: Examined) -> int:
 def _guard(seen: Examined) -> DoctorFinding:
     subject = "guard"
     status = read_guard_status(seen.at(seen.guard_dir))
-    if status is None and in_pod() and seen.root == Path("/"):
-        return unseen(
-            subject,
-            "its status is not shown in this pod: the readiness of its own pod says whether it is connected",
-            _GUARD_PODS,
-        )
-    if status is None and (pid := _contained_guard(seen)):
-        return unseen(
-            subject,
-            f"one runs in a container (pid {pid}): the readiness of its pod says whether it is connected",
-            _GUARD_PODS,
-        )
     if status is None:
+        hidden = ""
+        if in_pod() and seen.root == Path("/"):
+            hidden = "its status is not shown in this pod: the readiness of its own pod"
+        elif pid := _contained_guard(seen):
+            hidden = f"one runs in a container (pid {pid}): the readiness of its pod"
+        if hidden:
+            return unseen(subject, f"{hidden} says whether it is connected", _GUARD_PODS)
         return warning(
             subject,
             "no guard runs: a container that asks for GPUs, created and started while nri-gpu is away, runs without "

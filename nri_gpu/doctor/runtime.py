@@ -32,7 +32,8 @@ NRI_BY_DEFAULT: Final = {"containerd": (2,), "crio": (1, 30)}
 class ContainerRuntime(Struct, frozen=True, kw_only=True):
     """The runtime that this node has. name: `containerd` or `crio`. version: empty where unknown.
 
-    process: None where none is seen to run. config: its main file. containerd, crio_handler: the settings of each.
+    process: None where none is seen to run. config: its main file. default_handler: the OCI runtime of pods that ask
+    for none. containerd: its own settings.
     """
 
     name: str
@@ -43,12 +44,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     faults: tuple[FileFault, ...] = ()
     containerd: ContainerdSettings | None = None
-    crio_handler: str = ""
-
-    @property
-    def default_handler(self) -> str:
-        """The OCI runtime of pods that ask for none."""
-        return self.containerd.cri.containerd.default_runtime_name if self.containerd else self.crio_handler
+    default_handler: str = ""
 
     @property
     def release(self) -> tuple[int, ...] | None:
@@ -87,12 +83,13 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
     """told: its version, where its program does not say."""
     version = told or _version(seen, name, process)
     config = (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
-    settings, handler, faults = None, "", list[FileFault]()
+    settings, faults = None, list[FileFault]()
     if name == "crio":
         nri, handler, files = crio_settings(seen.root, config, faults)
     else:
         settings = containerd_settings(seen.root, config, release_of(version))
         nri, files, faults = settings.nri, settings.files, [*settings.faults]
+        handler = settings.cri.containerd.default_runtime_name
         if process and (folder := process.option("--root")):
             settings = replace(settings, root=folder)
     return ContainerRuntime(
@@ -104,7 +101,7 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
         files=files,
         faults=tuple(faults),
         containerd=settings,
-        crio_handler=handler,
+        default_handler=handler,
     )
 
 
