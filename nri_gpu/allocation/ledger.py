@@ -16,6 +16,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
+from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.domain.value import Recorded
 
 
@@ -188,6 +189,7 @@ class Ledger(Struct, frozen=True):
 
     external: GPUs that containers can open and were not granted. releasing: GPUs that other pods wait for. live: the
     devices that containers have; which GPUs these are changes with the node, and `external` with it (`external.py`).
+    claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods.
     """
 
     entries: Mapping[ContainerId, Entry] = {}
@@ -195,6 +197,7 @@ class Ledger(Struct, frozen=True):
     releasing: Mapping[GpuUuid, Releasing] = {}
     live: Mapping[ContainerId, Live] = {}
     reservations: Mapping[AllocatedDevice, Reservation] = {}
+    claims: Mapping[ClaimUid, PreparedClaim] = {}
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""

@@ -206,7 +206,7 @@ class Daemon:
     def _warn_of_fixed(self, policy: Policy) -> None:
         if restart_only(policy) != restart_only(self._fixed):
             logger.warning(
-                "socket, folders, audit log, refresh interval, [kubelet] and [metrics] change with a restart only"
+                "socket, folders, audit log, refresh interval, [kubelet], [dra], [metrics] change with a restart only"
             )
 
     def _configured(self, configured: Configured) -> None:

@@ -28,7 +28,8 @@ def restart_only(policy: Policy) -> tuple[object, ...]:
     """The settings that hold for the life of the process; a reload that changes one logs that it needs a restart."""
     driver = policy.driver
     folders = (driver.root, driver.host_root, driver.library_dirs, driver.stage_dir, policy.compat.dir)
-    return (policy.plugin.socket, folders, policy.inventory.refresh_s, policy.audit, policy.kubelet, policy.metrics)
+    sections = (policy.audit, policy.kubelet, policy.dra, policy.metrics)
+    return (policy.plugin.socket, folders, policy.inventory.refresh_s, *sections)
 
 
 class NodeControllers:

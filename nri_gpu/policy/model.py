@@ -10,6 +10,7 @@ from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.node import Loader
 from nri_gpu.domain.value import Value
+from nri_gpu.policy.dra import DraSettings
 from nri_gpu.policy.forms import (
     ANY_FOLDER,
     DEFAULT_EXTRAS,
@@ -355,6 +356,7 @@ class Policy(Value, frozen=True, kw_only=True):
     metrics: MetricsSettings = MetricsSettings()
     stray: StraySettings = StraySettings()
     kubelet: KubeletSettings = KubeletSettings()
+    dra: DraSettings = DraSettings()
     rule: RuleList = RuleList()
     pool: PoolList = PoolList()
     source: str = BUILT_IN

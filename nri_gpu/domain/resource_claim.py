@@ -1,0 +1,49 @@
+"""ResourceClaims of Kubernetes' Dynamic Resource Allocation (DRA) that are prepared on this node."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.value import Recorded
+
+ClaimUid = NewType("ClaimUid", str)
+
+
+class ClaimedDevice(Recorded, frozen=True, kw_only=True):
+    """One device that the scheduler allocated to a claim, found on this node.
+
+    request: the claim's name for it. pool, device, share_id: as the allocation names it. mode: how it is held. text:
+    what else the claim's configuration asks for, in the grammar of the annotation; empty where it has none. admin: for
+    monitoring, beside whoever holds it: it holds nothing itself.
+    """
+
+    request: str
+    pool: str
+    device: str
+    uuid: GpuUuid
+    mode: Mode
+    text: str = ""
+    share_id: str = ""
+    admin: bool = False
+
+
+class PreparedClaim(Recorded, frozen=True, kw_only=True):
+    """A claim from NodePrepareResources to NodeUnprepareResources. It holds its GPUs for its pods for that long.
+
+    pods: those it is reserved for, UID -> name. owned: it was made for one pod, so that no other will come for it.
+    """
+
+    uid: ClaimUid
+    namespace: str
+    name: str
+    pods: dict[PodUid, str]
+    devices: tuple[ClaimedDevice, ...]
+    owned: bool = False
+
+    @property
+    def held(self) -> frozenset[GpuUuid]:
+        """GPUs and MIG devices that it keeps from others."""
+        return frozenset(each.uuid for each in self.devices if not each.admin)

@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation: GPUs as devices that the scheduler allocates to ResourceClaims."""

@@ -1,0 +1,158 @@
+"""What `nri-gpu dra` asks the daemon on its socket `dra.sock`, and what the daemon answers. One question a connection.
+
+    driver process: one JSON document and a line break          daemon: one JSON document, then it closes
+
+The daemon decides and keeps everything: what is offered, which claims are prepared, the key that signs their markers.
+The driver process carries it to the API server and to the kubelet, and can be restarted at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.resource_claim import ClaimUid
+
+DRA_SOCKET: Final = "dra.sock"  # in the state folder, for root alone
+VIEW_WAIT_S: Final = 20.0  # for how long the daemon keeps a question for a view that has not changed
+
+
+class Version(Struct, frozen=True, tag=True):
+    """An attribute of the type `version`, as semver: `580.95.5`."""
+
+    text: str
+
+
+Attribute = bool | int | str | Version
+
+
+class Taint(Struct, frozen=True):
+    """Keeps claims from a device. effect: NoSchedule, or NoExecute, which also evicts pods that have it."""
+
+    key: str
+    value: str
+    effect: str
+
+
+class Capacity(Struct, frozen=True):
+    """What a device has of something, in bytes or as a number. share: what one of several claims consumes of it."""
+
+    amount: int
+    share: int = 0
+
+
+class OfferedDevice(Struct, frozen=True, kw_only=True):
+    """A GPU or MIG device as it is published. The devices of an offer are in the order in which to use them.
+
+    shared: several claims may have it at once. counters: what it consumes of its GPU's counter set; empty for none.
+    counter_set: name of that set.
+    """
+
+    name: str
+    attributes: dict[str, Attribute]
+    capacity: dict[str, Capacity]
+    taints: tuple[Taint, ...] = ()
+    shared: bool = False
+    counter_set: str = ""
+    counters: dict[str, int] = {}
+
+
+class PreparedName(Struct, frozen=True):
+    """A claim that is prepared on this node. reread: its pods may have changed, so it is to be prepared again."""
+
+    uid: ClaimUid
+    namespace: str
+    name: str
+    reread: bool = False
+
+
+class View(Struct, frozen=True, kw_only=True, tag=True):
+    """What the driver process needs to know of the node.
+
+    number: another one whenever anything in it changed. driver, dir, registry_dir, cdi_dir: of the policy.
+    counter_sets: name -> counter -> amount. known: whether the inventory has been taken; before that nothing is
+    published or withdrawn.
+    """
+
+    number: int
+    driver: str
+    dir: str
+    registry_dir: str
+    cdi_dir: str
+    known: bool = False
+    devices: tuple[OfferedDevice, ...] = ()
+    counter_sets: dict[str, dict[str, int]] = {}
+    claims: tuple[PreparedName, ...] = ()
+
+
+class AllocatedResult(Struct, frozen=True, kw_only=True):
+    """One result of a claim's allocation that is for our driver.
+
+    text: of its configuration, in the annotation's grammar; empty where it has none.
+    """
+
+    request: str
+    pool: str
+    device: str
+    text: str = ""
+    share_id: str = ""
+    admin: bool = False
+
+
+class AllocatedClaim(Struct, frozen=True, kw_only=True):
+    """A ResourceClaim as the API server has it. pods: of `reservedFor`, UID -> name. owned: one pod is its owner."""
+
+    uid: ClaimUid
+    namespace: str
+    name: str
+    pods: dict[PodUid, str]
+    results: tuple[AllocatedResult, ...]
+    owned: bool = False
+
+
+class AskView(Struct, frozen=True, tag=True):
+    """The view, once its number is another one than `after`."""
+
+    after: int = 0
+
+
+class AskPrepare(Struct, frozen=True, tag=True):
+    """Reserve the claim's GPUs for its pods. The same claim again: the same answer, with the pods of now."""
+
+    claim: AllocatedClaim
+
+
+class AskUnprepare(Struct, frozen=True, tag=True):
+    """Release what was reserved for the claim; one that is not prepared is no fault."""
+
+    uid: ClaimUid
+
+
+Question = AskView | AskPrepare | AskUnprepare
+
+
+class Prepared(Struct, frozen=True, tag=True):
+    """The claim's GPUs are reserved.
+
+    markers: for each result in its order, the variable that stands for it: name and value. required: whether the mount
+    that keeps a container from starting without our reply belongs beside them.
+    """
+
+    markers: tuple[tuple[str, str], ...]
+    required: bool
+
+
+class Unprepared(Struct, frozen=True, tag=True):
+    """It holds nothing any more."""
+
+
+class Fault(Struct, frozen=True, tag=True):
+    """Why not: one sentence, which `kubectl describe pod` shows. passing: it may be over in less than a second."""
+
+    sentence: str
+    passing: bool = False
+
+
+Answer = View | Prepared | Unprepared | Fault

@@ -1,0 +1,39 @@
+"""Settings of Dynamic Resource Allocation: how this node's GPUs are offered to the scheduler as devices."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from nri_gpu.policy.forms import FOLDER, POOL_OR_NONE, about, text
+
+DRIVER_MAX: Final = 63  # characters (kubernetes: staging/src/k8s.io/api/resource/v1/types.go, DriverNameMaxLength)
+_DRIVER: Final = text(
+    r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)+",
+    "a DNS name such as gpu.nri.io",
+    DRIVER_MAX,
+)
+
+
+class DraSettings(Struct, frozen=True, kw_only=True):
+    """Dynamic Resource Allocation: `nri-gpu dra` publishes GPUs and prepares ResourceClaims (docs/dra.md)."""
+
+    enabled: Annotated[
+        bool, about("Serve `nri-gpu dra`, a process of its own that talks to kubelet and API server.", flag="--dra")
+    ] = False
+    driver: Annotated[str, _DRIVER, about("Name of the driver in DeviceClasses and ResourceSlices.")] = "gpu.nri.io"
+    pool: Annotated[
+        str, POOL_OR_NONE, about("Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too.")
+    ] = ""
+    replicas: Annotated[
+        int,
+        Meta(ge=1, le=64),
+        about("How many claims share each GPU or MIG device; 1: each has its own. Needs DRAConsumableCapacity."),
+    ] = 1
+    dir: Annotated[
+        str,
+        FOLDER,
+        about(
+            "The kubelet's folder for plugins; the driver's socket is in it. kubelet.registry_dir, kubelet.cdi_dir and "
+            "kubelet.fail_closed hold here, too."
+        ),
+    ] = "/var/lib/kubelet/plugins"
