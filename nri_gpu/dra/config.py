@@ -1,0 +1,143 @@
+"""The opaque configuration of a claim or a DeviceClass, turned into the grammar of the annotation.
+
+    apiVersion: gpu.nri.io/v1
+    kind: GpuConfig
+    mode: mps                                mode=mps
+    capabilities: [compute, utility]         capabilities=compute,utility
+    extras: [rdma, "imex:0"]                 extras=rdma,imex:0
+    sharing: {memory: 10Gi, threads: 50}     sharing=memory:10Gi,threads:50
+
+All but the first two may be left out. Each value is read by the reader of the annotation's clause, so that both ways
+to ask take the same words and explain the same mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from nri_gpu.domain.claim import Operator
+from nri_gpu.domain.errors import NriGpuError, RequestError
+from nri_gpu.domain.text import did_you_mean, quoted
+from nri_gpu.request.parse import CLAUSES, parse_claim
+from nri_gpu.request.values import Piece, listed
+
+API_VERSION: Final = "gpu.nri.io/v1"
+KIND: Final = "GpuConfig"
+BYTES_MAX: Final = 10 * 1024  # kubernetes: staging/src/k8s.io/api/resource/v1/types.go, OpaqueParametersMaxLength
+_FIELDS: Final = ("apiVersion", "kind", "mode", "capabilities", "extras", "sharing")
+_SHARES: Final = ("memory", "threads")
+_NAMES: Final[Mapping[type, str]] = {
+    **{str: "a string", int: "a whole number", float: "a number", bool: "a boolean"},
+    **{list: "a list", tuple: "an object", type(None): "null"},
+}
+
+
+class ConfigError(NriGpuError):
+    """A configuration with faults: all of them at once, each with its field."""
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
+def parse_config(raw: bytes) -> str:
+    """A configuration's text in the annotation's grammar; empty where it asks for nothing. Raises: ConfigError."""
+    if len(raw) > BYTES_MAX:
+        raise ConfigError((f"it has {len(raw)} bytes, over the limit of {BYTES_MAX}",))
+    try:
+        document: object = json.loads(raw, object_pairs_hook=tuple)  # objects are tuples of pairs, lists are lists
+    except (ValueError, RecursionError) as error:
+        raise ConfigError((f"it is not JSON: {error}",)) from None
+    faults: list[str] = []
+    fields = _object(document, "", _FIELDS, faults)
+    for name, right in (("apiVersion", API_VERSION), ("kind", KIND)):
+        found = fields.get(name)
+        if found != right:
+            has = f"{_shown(found)} is not known" if name in fields else "it is missing"
+            faults.append(f"{name}: {has}: write {right}")
+    clauses = dict(_clauses(fields, faults))
+    text = ";".join(f"{name}={value}" for name, value in clauses.items())
+    if text and not faults:
+        try:
+            parse_claim(KIND, text, given=True)
+        except RequestError as error:
+            faults.append(_message(error))
+    if faults:
+        raise ConfigError(tuple(faults))
+    return text
+
+
+def _object(value: object, path: str, known: tuple[str, ...], faults: list[str]) -> dict[str, object]:
+    """The fields of an object that are known; a fault for each that is not, or comes twice."""
+    if not isinstance(value, tuple):
+        faults.append(f"{path or 'parameters'}: {_shown(value)} is not an object")
+        return {}
+    fields: dict[str, object] = {}
+    for name, each in value:
+        place = f"{path}.{name}" if path else name
+        if name not in known:
+            hint = did_you_mean(name, known)
+            faults.append(f"{quoted(place)} is no field, known: {listed(known)}{hint}")
+        elif name in fields:
+            faults.append(f"{place}: is given twice")
+        else:
+            fields[name] = each
+    return fields
+
+
+def _clauses(fields: Mapping[str, object], faults: list[str]) -> Iterator[tuple[str, str]]:
+    """Clauses and their values in the grammar."""
+    if "mode" in fields and (mode := _word("mode", fields["mode"], "mode", "", faults)):
+        yield "mode", mode
+    if "sharing" in fields:
+        shares = _object(fields["sharing"], "sharing", _SHARES, faults)
+        wanted = (("memory", str), ("threads", int))
+        given = [(name, kind) for name, kind in wanted if name in shares]
+        read = [_word(f"sharing.{name}", shares[name], "sharing", f"{name}:", faults, kind) for name, kind in given]
+        if read and all(read):
+            yield "sharing", ",".join(read)
+    for name in ("capabilities", "extras"):
+        if name in fields and (words := _words(name, fields[name], faults)):
+            yield name, words
+
+
+def _words(name: str, value: object, faults: list[str]) -> str:
+    """A list's words, joined by commas; empty where there is a fault."""
+    if not isinstance(value, list):
+        faults.append(f"{name}: {_shown(value)} is not a list")
+        return ""
+    if not value:
+        faults.append(f"{name}: the list is empty: leave the field out")
+    words = [_word(f"{name}[{at}]", each, name, "", faults) for at, each in enumerate(value)]
+    joined = ",".join(words)
+    return _word(name, joined, name, "", faults, one=False) if words and all(words) else ""
+
+
+def _word(
+    path: str, value: object, clause: str, prefix: str, faults: list[str], kind: type = str, *, one: bool = True
+) -> str:
+    """One value as its clause has it, after that prefix; empty where there is a fault. one: it has no commas."""
+    if type(value) is not kind:  # a boolean is an int, too
+        faults.append(f"{path}: {_shown(value)} is not {_NAMES[kind]}")
+        return ""
+    text = f"{prefix}{value}"
+    if (one and "," in text) or ";" in text or not (text.isascii() and text.isprintable()):
+        faults.append(f"{path}: {_shown(value)} is not one word")
+        return ""
+    try:
+        CLAUSES[clause].read(Piece(path, text, 0), Operator.EQUAL)
+    except RequestError as error:
+        faults.append(f"{path}: {_message(error)}")
+        return ""
+    return text
+
+
+def _message(error: RequestError) -> str:
+    """What is wrong, without the position, which is in a text that nobody wrote."""
+    return str(error).partition(": ")[2]
+
+
+def _shown(value: object) -> str:
+    return quoted(value) if isinstance(value, str) else _NAMES[type(value)]

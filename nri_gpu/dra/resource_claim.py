@@ -1,0 +1,159 @@
+"""A ResourceClaim as the API server has it, read for what it allocates of our driver's devices.
+
+Its own fields are Kubernetes', so unknown ones are passed over. Those of a configuration are ours, and strict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.dra.config import ConfigError, parse_config
+from nri_gpu.dra.messages import AllocatedClaim, AllocatedResult, PreparedName
+
+BYTES_MAX: Final = 2 << 20  # etcd takes less (kubernetes: its request limit of 1.5 MiB)
+_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")  # it becomes part of names of files
+
+
+class ResourceClaimError(NriGpuError):
+    """Why a claim cannot be prepared: one sentence. over: whatever it had of us, it has no more."""
+
+    def __init__(self, sentence: str, *, over: bool = False) -> None:
+        super().__init__(sentence)
+        self.over = over
+
+
+class _Owner(Struct):
+    kind: str = ""
+
+
+class _Metadata(Struct, rename="camel"):
+    uid: str
+    owner_references: list[_Owner] = []
+
+
+class _Consumer(Struct, rename="camel"):
+    resource: str
+    name: str
+    uid: str
+    api_group: str = ""
+
+
+class _Result(Struct, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    share_id: str | None = field(name="shareID", default=None)
+
+
+class _Opaque(Struct):
+    driver: str
+    parameters: Raw = Raw(b"null")
+
+
+class _Config(Struct):
+    source: str = ""
+    requests: list[str] | None = None
+    opaque: _Opaque | None = None
+
+    def applies_to(self, request: str) -> bool:
+        """Whether it names the request, or the one that this is an alternative of, or none at all."""
+        return not self.requests or bool({request, request.partition("/")[0]}.intersection(self.requests))
+
+
+class _Devices(Struct):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(Struct):
+    devices: _Devices = field(default_factory=_Devices)
+
+
+class _Status(Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
+
+
+class _ResourceClaim(Struct):
+    metadata: _Metadata
+    status: _Status = field(default_factory=_Status)
+
+
+def parse_resource_claim(document: bytes, asked: PreparedName, driver: str) -> AllocatedClaim:
+    """What the claim allocates of this driver's devices, and to which pods.
+
+    asked: whom the kubelet, or the daemon, means. Raises: ResourceClaimError.
+    """
+    what = claim_name(asked)
+    if not _UID.fullmatch(asked.uid):
+        raise ResourceClaimError(f"{what}: its UID is not of letters, digits and dashes")
+    if len(document) > BYTES_MAX:
+        raise ResourceClaimError(f"{what}: {len(document)} bytes are over the limit of {BYTES_MAX}")
+    try:
+        claim = msgspec.json.decode(document, type=_ResourceClaim)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ResourceClaimError(f"{what}: the API server's answer cannot be read: {error}") from None
+    if claim.metadata.uid != asked.uid:
+        raise ResourceClaimError(f"{what}: metadata.uid: it was deleted, and another one made with its name", over=True)
+    allocation = claim.status.allocation
+    if allocation is None:
+        raise ResourceClaimError(f"{what}: status.allocation: nothing is allocated to it", over=True)
+    ours = [each for each in allocation.devices.results or () if each.driver == driver]
+    if not ours:
+        sentence = f"{what}: status.allocation.devices.results: none is of the driver {driver}"
+        raise ResourceClaimError(sentence, over=True)
+    texts = _texts(what, allocation.devices.config or (), ours, driver)
+    return AllocatedClaim(
+        uid=asked.uid,
+        namespace=asked.namespace,
+        name=asked.name,
+        pods={PodUid(each.uid): each.name for each in claim.status.reserved_for or () if _is_pod(each)},
+        results=tuple(_result(each, text) for each, text in zip(ours, texts, strict=True)),
+        owned=any(each.kind == "Pod" for each in claim.metadata.owner_references),
+    )
+
+
+def claim_name(claim: PreparedName) -> str:
+    """How a sentence calls a claim."""
+    return f"ResourceClaim {claim.namespace}/{claim.name}"
+
+
+def _texts(what: str, configs: Sequence[_Config], results: Sequence[_Result], driver: str) -> list[str]:
+    """For each result the text of its configuration: the claim's last one, or else its class's last one."""
+    read: list[tuple[_Config, str]] = []
+    faults: list[str] = []
+    for at, config in enumerate(configs):
+        if config.opaque is None or config.opaque.driver != driver:
+            continue
+        try:
+            read.append((config, parse_config(bytes(config.opaque.parameters))))
+        except ConfigError as error:
+            faults.append(f"status.allocation.devices.config[{at}] ({config.source}): {error}")
+    if faults:
+        raise ResourceClaimError(f"{what}: {'; '.join(faults)}")
+    read.sort(key=lambda each: each[0].source == "FromClaim")
+    return [next((text for config, text in reversed(read) if config.applies_to(each.request)), "") for each in results]
+
+
+def _is_pod(consumer: _Consumer) -> bool:
+    return consumer.resource == "pods" and not consumer.api_group
+
+
+def _result(result: _Result, text: str) -> AllocatedResult:
+    return AllocatedResult(
+        request=result.request,
+        pool=result.pool,
+        device=result.device,
+        text=text,
+        share_id=result.share_id or "",
+        admin=bool(result.admin_access),
+    )

@@ -1,0 +1,48 @@
+"""ResourceClaims as the API server has them, as JSON values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DRIVER = "gpu.nri.io"
+UID = "5a1c9b1e-0d5f-4a63-8f86-0a54a1c7e001"
+POD = "7f000000-0000-4000-8000-00000000000a"
+CONFIG = {"apiVersion": "gpu.nri.io/v1", "kind": "GpuConfig"}
+
+
+def result(device: str = "gpu-0", request: str = "gpu", **more: object) -> dict[str, Any]:
+    return {"request": request, "driver": DRIVER, "pool": "node-1", "device": device, **more}
+
+
+def opaque(parameters: object, *requests: str, source: str = "FromClaim", driver: str = DRIVER) -> dict[str, Any]:
+    """One entry of `allocation.devices.config`."""
+    return {"source": source, "requests": list(requests), "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def resource_claim(
+    *results: dict[str, Any],
+    uid: str = UID,
+    name: str = "train",
+    namespace: str = "ml",
+    config: list[dict[str, Any]] | None = None,
+    pods: dict[str, str] | None = None,
+    owner: str = "",
+) -> dict[str, Any]:
+    """An allocated claim. pods: UID -> name. owner: kind of the object that it was made for."""
+    consumers = {POD: "web"} if pods is None else pods
+    owners = [{"apiVersion": "v1", "kind": owner, "name": "web", "uid": POD, "controller": True}] if owner else []
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": namespace, "uid": uid, "ownerReferences": owners},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
+        "status": {
+            "allocation": {"devices": {"results": list(results) or [result()], "config": config or []}},
+            "reservedFor": [{"resource": "pods", "name": each, "uid": pod} for pod, each in consumers.items()],
+        },
+    }
+
+
+def document(claim: dict[str, Any]) -> bytes:
+    return json.dumps(claim).encode()

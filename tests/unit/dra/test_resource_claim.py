@@ -1,0 +1,125 @@
+"""What is read of a ResourceClaim, and the sentences about those that cannot be prepared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.dra.messages import AllocatedClaim, AllocatedResult, PreparedName
+from nri_gpu.dra.resource_claim import BYTES_MAX, ResourceClaimError, parse_resource_claim
+from tests.support.resource_claims import CONFIG, DRIVER, POD, UID, document, opaque, resource_claim, result
+
+ASKED = PreparedName(ClaimUid(UID), "ml", "train")
+SHARED = {**CONFIG, "mode": "shared"}
+MPS = {**CONFIG, "mode": "mps"}
+
+
+def parsed(claim: dict[str, Any], asked: PreparedName = ASKED) -> AllocatedClaim:
+    return parse_resource_claim(document(claim), asked, DRIVER)
+
+
+def fault(claim: dict[str, Any] | bytes, asked: PreparedName = ASKED) -> ResourceClaimError:
+    raw = claim if isinstance(claim, bytes) else document(claim)
+    with pytest.raises(ResourceClaimError) as caught:
+        parse_resource_claim(raw, asked, DRIVER)
+    assert str(caught.value).startswith("ResourceClaim ml/train: ")
+    return caught.value
+
+
+def test_only_the_results_of_our_driver_are_read_with_their_pods() -> None:
+    other = {**result("nic-0"), "driver": "dra.net"}
+    mine = result("gpu-3", "gpus", adminAccess=True, shareID="s-1", tolerations=[{"key": "x"}])
+    read = parsed(resource_claim(other, mine, pods={POD: "web", "pod-2": "api"}, owner="Pod"))
+    assert read == AllocatedClaim(
+        uid=ClaimUid(UID),
+        namespace="ml",
+        name="train",
+        pods={PodUid(POD): "web", PodUid("pod-2"): "api"},
+        results=(AllocatedResult(request="gpus", pool="node-1", device="gpu-3", share_id="s-1", admin=True),),
+        owned=True,
+    )
+
+
+def test_a_claim_that_stands_by_itself_or_belongs_to_a_group_is_not_owned_by_one_pod() -> None:
+    assert not parsed(resource_claim()).owned
+    assert not parsed(resource_claim(owner="PodGroup")).owned
+
+
+def test_what_reserves_it_and_is_no_pod_is_passed_over() -> None:
+    claim = resource_claim()
+    claim["status"]["reservedFor"] += [
+        {"resource": "podgroups", "apiGroup": "scheduling.k8s.io", "name": "g", "uid": "g-1"},
+        {"resource": "pods", "apiGroup": "metrics.k8s.io", "name": "m", "uid": "m-1"},
+    ]
+    assert parsed(claim).pods == {POD: "web"}
+
+
+def texts(*config: dict[str, Any], requests: tuple[str, ...] = ("gpu",)) -> tuple[str, ...]:
+    results = [result(f"gpu-{at}", request) for at, request in enumerate(requests)]
+    return tuple(each.text for each in parsed(resource_claim(*results, config=list(config))).results)
+
+
+def test_a_configuration_applies_to_the_requests_that_it_names_or_to_all() -> None:
+    requests = ("a", "b", "c/large", "c/small")
+    assert texts(opaque(SHARED), requests=requests) == ("mode=shared",) * 4
+    assert texts(opaque(SHARED, "a", "c"), requests=requests) == ("mode=shared", "", "mode=shared", "mode=shared")
+    assert texts(opaque(SHARED, "c/small"), requests=requests) == ("", "", "", "mode=shared")
+
+
+def test_a_claim_prevails_over_its_class_and_of_one_source_the_last() -> None:
+    of_class = opaque(SHARED, source="FromClass")
+    assert texts(opaque(MPS), of_class) == ("mode=mps",)
+    assert texts(of_class, opaque(MPS, source="FromClass")) == ("mode=mps",)
+    assert texts(of_class, opaque(MPS, "other")) == ("mode=shared",)
+    assert texts(of_class, opaque(CONFIG)) == ("",)
+
+
+def test_the_configuration_of_another_driver_is_not_looked_at() -> None:
+    assert texts(opaque({"kind": "Nic"}, driver="dra.net"), {"source": "FromClaim"}) == ("",)
+
+
+def test_all_faulty_configurations_are_named_by_source_and_field() -> None:
+    wrong = {**CONFIG, "mode": "share", "x": 1}
+    error = fault(resource_claim(config=[opaque(wrong, source="FromClass"), opaque({})]))
+    assert 'config[0] (FromClass): "x" is no field' in str(error)
+    assert 'mode: unknown mode "share"' in str(error)
+    assert "config[1] (FromClaim): apiVersion: it is missing: write gpu.nri.io/v1" in str(error)
+    assert not error.over
+
+
+def test_a_claim_that_has_nothing_of_ours_any_more_is_over() -> None:
+    made_anew = fault(resource_claim(uid="another"))
+    assert "metadata.uid: it was deleted, and another one made with its name" in str(made_anew)
+    freed = resource_claim()
+    del freed["status"]["allocation"]
+    assert "status.allocation: nothing is allocated to it" in str(fault(freed))
+    bare = fault(document({"metadata": {"uid": UID}}))
+    foreign = fault(resource_claim({**result(), "driver": "dra.net"}))
+    assert "none is of the driver gpu.nri.io" in str(foreign)
+    assert all(error.over for error in (made_anew, fault(freed), bare, foreign))
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (b"", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b'{"metadata": {"uid": 5}}', "`$.metadata.uid`"),
+        (b" " * (BYTES_MAX + 1), "over the limit"),
+        (json.dumps({"metadata": {"uid": UID}, "status": {"allocation": {"devices": {"results": [{}]}}}}).encode(),
+         "`$.status.allocation.devices.results[0]`"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_no_claim_is_a_fault_that_says_where(raw: bytes, sentence: str) -> None:
+    error = fault(raw)
+    assert sentence in str(error)
+    assert not error.over
+
+
+def test_a_uid_that_would_not_do_as_the_name_of_a_file_is_refused() -> None:
+    for uid in ("../../etc/x", "", "a/b", "-a", "x" * 65):
+        assert "its UID" in str(fault(resource_claim(uid=uid), PreparedName(ClaimUid(uid), "ml", "train")))
