@@ -88,6 +88,11 @@ VERBS: Final = (
                 "WORD",
                 "register: call the kubelet (default); watcher: be found in plugins_registry",
             ),
+            _option(
+                "--dra",
+                help="also serve `nri-gpu dra`, the driver of ResourceClaims, or not (docs/dra.md)",
+                action=argparse.BooleanOptionalAction,
+            ),
             _value("--driver-host-root", "DIR", "--driver-root as the runtime sees it, where ours is a mount in a pod"),
             _value("--state-dir", "DIR", "folder for key and ledger (default /run/nri-gpu)"),
             _value("--stage-dir", "DIR", "folder for staged driver files"),

@@ -117,6 +117,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, str | bool]:
         "driver.stage_dir": args.stage_dir,
         "kubelet.enabled": args.kubelet,
         "kubelet.registration": args.kubelet_registration,
+        "dra.enabled": args.dra,
         "labels.file": args.labels,
         "metrics.listen": args.metrics,
         "metrics.public": args.metrics_public,

@@ -25,6 +25,10 @@ SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "the kubelet allocates GPUs, and finds their device plugin by itself",
         {"kubelet": {"registration": "watcher"}},
     ),
+    "dra.yaml": (
+        "the scheduler allocates GPUs, by claims and as nvidia.com/gpu",
+        {"kubelet": {"enabled": False}, "dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
+    ),
 }
 HEAD: Final = """\
 # {purpose}.
@@ -44,10 +48,10 @@ def manifests(name: str) -> str:
     """All of one file, in the order to apply."""
     purpose, changed = SETS[name]
     texts = render(values(**changed))
-    order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml")
-    assert set(order) == set(texts)
+    order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml", "dra.yaml")
+    assert set(texts) <= set(order)
     head = HEAD.format(purpose=f"{purpose[0].upper()}{purpose[1:]}", values=_said(changed))
-    return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order)
+    return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order if each in texts)
 
 
 def _said(changed: Mapping[str, Any]) -> str:

@@ -43,6 +43,8 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 ADMISSION = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+NEWER = {*ADMISSION, "DeviceClass"}  # than the oldest
+RIGHTS = {"ClusterRole", "ClusterRoleBinding", "DeviceClass"}  # of the DRA driver: tests/unit/deploy/test_dra.py
 OPERATORS = {"ServiceMonitor"}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "defaults": {},
@@ -61,6 +63,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
     "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True, "criDir": "/run/containerd"}},
+    "claims": {"kubelet": {"enabled": False}, "dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
     "metrics": {"metrics": {"enabled": True}},
     "scraped by the operator": {
         "metrics": {"enabled": True, "scrape": "serviceMonitor", "port": 9999, "labels": {"release": "prometheus"}},
@@ -127,6 +130,8 @@ def test_kubernetes_takes_it(variant: str, version: str) -> None:
     for document in documents(given, release(version)):
         if document["kind"] in OPERATORS:  # whose schemas are not Kubernetes' own
             continue
+        if document["kind"] in NEWER and version == VERSIONS[0]:
+            continue
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"].get("namespace", "elsewhere") == "elsewhere"
         assert re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", document["metadata"]["name"])
@@ -137,11 +142,11 @@ def test_kubernetes_takes_it(variant: str, version: str) -> None:
 def test_kubernetes_takes_each_file_as_it_is_applied(path: Path, version: str) -> None:
     found = list(yaml.safe_load_all(path.read_text()))
     kinds = ["Namespace", "ServiceAccount", "ConfigMap", *ADMISSION, "DaemonSet", "DaemonSet"]
-    assert [each["kind"] for each in found] == kinds
+    assert [each["kind"] for each in found][: len(kinds)] == kinds
     for document in found:
-        if document["kind"] not in ADMISSION or version != VERSIONS[0]:
+        if document["kind"] not in NEWER or version != VERSIONS[0]:
             kubernetes_validate.validate(document, version, strict=True)
-    namespace, *others = (each for each in found if each["kind"] not in ADMISSION)
+    namespace, *others = (each for each in found if each["kind"] not in {*ADMISSION, *RIGHTS})
     assert {each["metadata"]["namespace"] for each in others} == {namespace["metadata"]["name"]}
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
@@ -186,7 +191,7 @@ def test_a_misspelt_key_is_refused_at_every_level(path: tuple[str, ...]) -> None
 def test_every_table_of_the_values_is_one_of_those() -> None:
     free = {"affinity", "nodeSelector", "podAnnotations", "podLabels"}  # their keys are Kubernetes'
     found = {(key,) for key, value in values().items() if isinstance(value, dict) and key not in free}
-    assert found | {(), ("guard", "resources")} == set(tables(SCHEMA))
+    assert found | {(), ("guard", "resources"), ("dra", "resources")} == set(tables(SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +219,11 @@ def test_every_table_of_the_values_is_one_of_those() -> None:
         {"policy": {"namespaces": {}}},
         {"kubelet": {"registration": "both"}},
         {"kubelet": {"enabled": "false"}},
+        {"dra": {"enabled": 1}},
+        {"dra": {"driver": "gpu"}},
+        {"dra": {"driver": "gpu.nri.io'"}},
+        {"dra": {"extendedResource": "gpu"}},
+        {"dra": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
         {"resources": {"limits": {"nvidia.com/gpu": 1}}},
         {"guard": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
         {"podAnnotations": {"gpu.nri.io": "1"}},
@@ -315,7 +325,7 @@ def test_the_kubelets_folders_are_where_the_daemon_looks(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_programs_take_their_arguments(variant: str) -> None:
     assert arguments("daemon", variant).kubelet is policy_of(variant).kubelet.enabled
-    for component in daemon_sets(variant):
+    for component in daemon_sets(variant).keys() - {"dra"}:
         assert all(arguments(component, variant, probe) for probe in ("", "readinessProbe", "livenessProbe"))
 
 
@@ -446,9 +456,11 @@ def test_every_path_of_the_cluster_that_it_names_is_the_charts() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
+def test_nobody_but_the_dra_driver_has_rights_at_the_api_server(variant: str) -> None:
     kinds = {each["kind"] for each in documents(values(**VARIANTS[variant]))}
-    assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", *OPERATORS, *ADMISSION}
+    assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", *OPERATORS, *ADMISSION} | (
+        RIGHTS if variant == "claims" else set()
+    )
     for component in daemon_sets(variant):
         assert pod(component, variant)["automountServiceAccountToken"] is False
 
@@ -458,6 +470,7 @@ KUBELET = "/var/lib/kubelet"
 SERVING = ALWAYS | {"/var/run/cdi": "rw", f"{KUBELET}/device-plugins": "rw"}
 HOST_PATHS = dict.fromkeys(VARIANTS, SERVING | {f"{KUBELET}/pod-resources": "ro"}) | {
     "annotations": ALWAYS,
+    "claims": ALWAYS,
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
     "stray": ALWAYS | {f"{KUBELET}/pod-resources": "ro", "/run/containerd": "ro"},
     "all of it": SERVING
@@ -485,7 +498,7 @@ def test_its_own_pods_ask_for_no_gpu(variant: str) -> None:
         wanted = container(component, variant)["resources"]
         names = {name for amounts in wanted.values() for name in amounts}
         assert names <= {"cpu", "memory"}, component
-        annotations = found["spec"]["template"]["metadata"]["annotations"]
+        annotations = found["spec"]["template"]["metadata"].get("annotations", {})
         assert select_annotation(annotations, {}, component) is None
 
 
