@@ -100,6 +100,16 @@ def choose(
     return tuple(pool[each] for each in best_set(alone, rows, number))
 
 
+def split(topology: Topology, number: int, pool: tuple[int, ...]) -> tuple[int, ...]:
+    """Places of so many GPUs of a pool, so that as little as possible joins them to the rest of it."""
+    size = len(topology.points)
+    rows = [[_joined(topology, a, b) << size for b in pool] for a in pool]
+    # What stays together on both sides: the pairs among them count twice, less all that any of them is part of.
+    alone = [(1 << (size - 1 - place)) - sum(row) for place, row in zip(pool, rows, strict=True)]
+    twice = [[2 * each for each in row] for row in rows]
+    return tuple(pool[each] for each in best_set(alone, twice, number))
+
+
 def _alone(topology: Topology, place: int, taken: tuple[int, ...], around: Surroundings) -> int:
     """What a GPU is worth without the pairs within the pool."""
     row, size = topology.points[place], len(topology.points)

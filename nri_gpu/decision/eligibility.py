@@ -218,16 +218,20 @@ def over_limit(
 
 
 def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
-    """What to do where all GPUs that are closed to this container are in the kubelet's pool; empty elsewhere."""
-    settings = asked.terms.policy.kubelet
-    pools = {pool.name for pool in closed.values() if pool is not None}
-    if not settings.enabled or pools != {settings.pool}:
+    """What to do where all closed GPUs are in one pool, the kubelet's or that of ResourceClaims; empty elsewhere."""
+    kubelet, dra = asked.terms.policy.kubelet, asked.terms.policy.dra
+    pools = [pool.name for pool in closed.values() if pool is not None]
+    if kubelet.enabled and {kubelet.pool} == {*pools}:
+        how = (
+            f"the kubelet gives from: write {kubelet.resource} into the container's resources.limits, and keep the "
+            "annotation for capabilities= and the like, which shape what the kubelet gives."
+        )
+    elif dra.enabled and {dra.pool} == {*pools}:
+        how = f"ResourceClaims get: give the pod a claim with a DeviceClass of {dra.driver} instead of the annotation."
+    else:
         return ""
-    return (
-        f"every GPU that {quoted(container.pod.namespace)} may have here is in pool {quoted(settings.pool)}, "
-        f"which only the kubelet gives from: write {settings.resource} into the container's resources.limits, and keep "
-        "the annotation for capabilities= and the like, which shape what the kubelet gives."
-    )
+    namespace = quoted(container.pod.namespace)
+    return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}"
 
 
 def _seat_faults(

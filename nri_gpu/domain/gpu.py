@@ -164,7 +164,8 @@ class Gpu(Value, frozen=True, kw_only=True):
     NVML cannot tell. It changes all the time, so it does not count when inventories are compared.
     signs: what else the query showed, for `health/` and for people. health: what follows from signs and events.
     architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
-    addressing: `hmm`, `ats` or `none`. These are empty, and the other facts None, where NVML does not tell.
+    addressing: `hmm`, `ats` or `none`. pcie_root: of its PCI tree, `pci0000:c9`. These are
+    empty, and the other facts None, where NVML or the kernel does not tell.
     compute_mode: an MPS daemon that we start changes it, so it does not count in comparisons; a GPU on which it
     prohibits all programs is `unavailable`.
     """
@@ -194,6 +195,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     ecc: Ecc | None = None
     addressing: str = ""
     fabric: Fabric | None = None
+    pcie_root: str = ""
 
     @property
     def parts(self) -> tuple[MigPart, ...]:

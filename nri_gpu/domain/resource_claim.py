@@ -6,7 +6,7 @@ from typing import NewType
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit, whole
 from nri_gpu.domain.value import Recorded
 
 ClaimUid = NewType("ClaimUid", str)
@@ -47,3 +47,16 @@ class PreparedClaim(Recorded, frozen=True, kw_only=True):
     def held(self) -> frozenset[GpuUuid]:
         """GPUs and MIG devices that it keeps from others."""
         return frozenset(each.uuid for each in self.devices if not each.admin)
+
+
+def device_name(unit: Unit) -> str:
+    """What a GPU or MIG device is called in ResourceSlices: `gpu-0`, `gpu-0-mig-1g10gb-me-7-0`; a DNS label.
+
+    A MIG device's instance ids come last, so that one which is made anew with another profile has another name.
+    """
+    name = f"gpu-{whole(unit).minor_number}"
+    if isinstance(unit, Gpu):
+        return name
+    device = unit.device
+    profile = device.profile.replace(".", "").replace("+", "-")
+    return f"{name}-mig-{profile}-{device.gpu_instance_id}-{device.compute_instance_id}"

@@ -14,6 +14,7 @@ from nri_gpu.inventory.formats import (
     CPULIST,
     FABRIC_STATES,
     MIG_UUID,
+    PCIE_ROOT,
     UNKNOWN_PROFILE,
     profile_in,
 )
@@ -74,6 +75,8 @@ def setup_facts(
     Raises: NvmlCallError, when the GPU is gone.
     """
     yield {"cpus": CPULIST.or_empty((text_of(folder / "local_cpulist") or "").strip())}
+    # A link to /sys/devices/pci0000:c9/0000:c9:01.0/0000:ca:00.0
+    yield {"pcie_root": next(filter(PCIE_ROOT.matches, folder.resolve().parts), "")}
     number = nvml.optional("nvmlDeviceGetArchitecture", handle, gpu=index)
     yield {"architecture": ARCHITECTURES.get(number, "")}
     mode = nvml.optional("nvmlDeviceGetComputeMode", handle, gpu=index)

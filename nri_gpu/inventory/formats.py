@@ -55,6 +55,7 @@ CLUSTER_UUID: Final = Format(_UUID, f"a cluster UUID ({_UUID_SHOWN})")  # of an 
 VERSION: Final = Format(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,2}", "a version (580.95.05)")  # of a driver, or of CUDA
 MODULE_VERSION: Final = Format("[0-9A-Za-z._+-]{0,64}", "the version of a kernel module (580.95.05)")
 BUS_ID: Final = Format("[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]", "a PCI bus id (0000:3b:00.0)")
+PCIE_ROOT: Final = Format("pci[0-9a-f]{4,8}:[0-9a-f]{2}", "a PCIe root (pci0000:c9)")  # as sysfs names it
 # 96 is NVML_DEVICE_NAME_V2_BUFFER_SIZE.
 MODEL: Final = Format("[ -~]{1,96}", "a model name (1 to 96 printable ASCII characters)")
 PROFILE: Final = Format(MIG_PROFILE.pattern, "a MIG profile (1g.10gb, 1c.3g.40gb, 1g.10gb+me)")

@@ -83,6 +83,7 @@ class _Gpu(Struct):
     ecc: _Ecc | None = None
     addressing: Annotated[str, formats.one_of(("", *formats.ADDRESSING))] = ""
     fabric: _Fabric | None = None
+    pcie_root: Annotated[str, formats.PCIE_ROOT.meta("")] = ""
 
 
 class _Fault(Struct):

@@ -183,17 +183,15 @@ def pools_among_themselves(policy: Policy) -> Iterator[str]:
     """Pools whose GPUs no container may have."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
-        kubelets = pool.name == policy.kubelet.pool
-        if (
-            pool.name in named
-            or (pool.namespaces and pool.namespaces.patterns)
-            or (kubelets and policy.kubelet.enabled)
-        ):
+        given = {"kubelet": policy.kubelet.enabled} if pool.name == policy.kubelet.pool else {}
+        given |= {"dra": policy.dra.enabled} if pool.name == policy.dra.pool else {}
+        if pool.name in named or (pool.namespaces and pool.namespaces.patterns) or any(given.values()):
             continue
-        if kubelets:
+        if given:
+            section = next(iter(given))
             yield (
-                f'pool[{index}] "{pool.name}" is the kubelet\'s, and kubelet.enabled is not set: its GPUs are granted '
-                "only where `nri-gpu run` has --kubelet"
+                f'pool[{index}] "{pool.name}" is that of {section}.pool, and {section}.enabled is not set: its GPUs '
+                f"are granted only where `nri-gpu run` has --{section}"
             )
         else:
             yield (

@@ -1,10 +1,12 @@
 """Settings of Dynamic Resource Allocation: how this node's GPUs are offered to the scheduler as devices."""
 
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from nri_gpu.policy.forms import FOLDER, POOL_OR_NONE, about, text
+from nri_gpu.policy.kubelet import KubeletSettings
 
 DRIVER_MAX: Final = 63  # characters (kubernetes: staging/src/k8s.io/api/resource/v1/types.go, DriverNameMaxLength)
 _DRIVER: Final = text(
@@ -37,3 +39,13 @@ class DraSettings(Struct, frozen=True, kw_only=True):
             "kubelet.fail_closed hold here, too."
         ),
     ] = "/var/lib/kubelet/plugins"
+
+
+def dra_faults(settings: DraSettings, kubelet: KubeletSettings) -> Iterator[tuple[str, str]]:
+    """Faults between keys: key path and sentence of each."""
+    if settings.enabled and kubelet.enabled and not (settings.pool and kubelet.pool and settings.pool != kubelet.pool):
+        yield (
+            "dra.pool",
+            "dra.enabled and kubelet.enabled would both offer the same GPUs to the scheduler, which counts them twice: "
+            "set dra.pool and kubelet.pool to two different [[pool]]s, or leave one of the two off",
+        )

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.text import quoted
+from nri_gpu.policy.dra import dra_faults
 from nri_gpu.policy.forms import given
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
@@ -101,10 +102,12 @@ def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
         yield from ((f"rule[{index}]{key}", message) for key, message in _rule_faults(rule, names))
     for index, pool in enumerate(pools):
         yield from ((f"pool[{index}]{key}", message) for key, message in _pool_faults(pool))
-    if policy.kubelet.pool:
-        yield from _unknown_pool("kubelet.pool", policy.kubelet.pool, names)
+    for key, name in (("kubelet.pool", policy.kubelet.pool), ("dra.pool", policy.dra.pool)):
+        if name:
+            yield from _unknown_pool(key, name, names)
     yield from health_faults(policy.health)
     yield from metrics_faults(policy.metrics)
+    yield from dra_faults(policy.dra, policy.kubelet)
     yield from _external_faults(policy.kubelet)
 
 

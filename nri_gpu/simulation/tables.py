@@ -171,6 +171,7 @@ class GpuTable(
     addressing: Annotated[str, formats.one_of(["", *formats.ADDRESSING])] = ""
     processes: formats.ProcessCount | None = None
     fabric: FabricTable | None = None
+    pcie_root: Annotated[str, formats.PCIE_ROOT.meta("")] = ""
     drm: tuple[DrmTable, ...] = ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:

@@ -101,6 +101,7 @@ def facts() -> st.SearchStrategy[dict[str, Any]]:
             "persistence": st.none() | st.booleans(),
             "ecc": st.none() | st.builds(Ecc, st.booleans(), st.booleans()),
             "addressing": st.sampled_from(["", "none", "hmm", "ats"]),
+            "pcie_root": st.sampled_from(["", "pci0000:c9", "pci00010000:00"]),
             "fabric": st.none()
             | st.builds(Fabric, st.sampled_from(FabricState), numbers, cluster, numbers, st.none() | numbers),
         }

@@ -59,6 +59,7 @@ def gpu(index: int) -> dict[str, Any]:
         "persistence": None if index else True,
         "ecc": None if index else [True, False],
         "addressing": "" if index else "hmm",
+        "pcie_root": "" if index else "pci0000:c9",
         "fabric": None if index else FABRIC,
     }
 

@@ -138,6 +138,8 @@ TO_LATE: list[Raw] = [{"namespace": "guest", "allow": True, "pool": "late"}]
 CLUSTER: list[Raw] = [{"name": "cluster", "model": "*"}]
 KUBELETS: Raw = {"pool": CLUSTER, "kubelet": {"enabled": True, "pool": "cluster"}}
 TO_KUBELET = 'in pool "cluster", which only the kubelet gives from: write nvidia.com/gpu'
+CLAIMS: Raw = {"pool": CLUSTER, "dra": {"enabled": True, "pool": "cluster"}}
+TO_CLAIMS = 'in pool "cluster", which only ResourceClaims get: give the pod a claim with a DeviceClass of gpu.nri.io'
 BY_PROFILE: Raw = {"pool": [{"name": "small", "mig": ["1g.5gb"], "namespaces": ["x"]}]}
 BY_GPU: Raw = {"pool": [{"name": "cut", "device": ["2"], "namespaces": ["x"]}]}
 ONE_PART: Raw = {"pool": [{"name": "cut", "device": ["2:1"], "namespaces": ["x"]}]}
@@ -158,6 +160,7 @@ POOLED: dict[str, tuple[Raw, Node, str, str, str]] = {
     "and keeps to it": ({"pool": POOLS, "rule": TO_LATE}, NODE, "device=3", "guest", "kept for others"),
     "where only the kubelet gives": (KUBELETS, NODE, "1", "ml", TO_KUBELET),
     "a GPU where only the kubelet gives": (KUBELETS, NODE, "device=0", "ml", TO_KUBELET),
+    "where only claims give": (CLAIMS, NODE, "1", "ml", TO_CLAIMS),
     "beside the kubelet's": ({**KUBELETS, "pool": [POOLS[0], *CLUSTER]}, NODE, "1", "ml", "kept for others"),
     "a MIG profile of others": (BY_PROFILE, MIXED, "mig=1g.5gb", "ml", "kept for others"),
     "a MIG profile of one's own": (BY_PROFILE, MIXED, "mig=1g.5gb", "x", "2:0"),

@@ -30,7 +30,10 @@ def test_nvml_and_a_topology_file_describe_a_node_alike(machine: Machine, name: 
     gpus, ancestors = gpus_of(simulated)
     for gpu in simulated.gpus:
         folder = f"bus/pci/devices/{gpu.pci_bus_id}"
-        machine.write(f"{folder}/local_cpulist", f"{gpu.cpus}\n")
+        place = f"devices/{gpu.pcie_root or 'platform'}/{gpu.pci_bus_id}"
+        machine.write(f"{place}/local_cpulist", f"{gpu.cpus}\n")
+        (machine.sysfs / folder).parent.mkdir(parents=True, exist_ok=True)
+        (machine.sysfs / folder).symlink_to(f"../../../{place}")
         for node in gpu.drm:
             machine.write(f"{folder}/drm/{node.name}/dev", f"{node.major}:{node.minor}\n")
         for other, number in (("card9-DP-1", "226:9"), ("controlD64", "226:64"), ("card8", "nothing")):

@@ -134,7 +134,11 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is unused'),
     "a pool of a kubelet that is not served": (
         {"pool": [{"name": "a", "device": ["0"]}], "kubelet": {"pool": "a"}},
-        'pool[0] "a" is the kubelet\'s, and kubelet.enabled is not set',
+        'pool[0] "a" is that of kubelet.pool, and kubelet.enabled is not set',
+    ),
+    "a pool of claims that are not served": (
+        {"pool": [{"name": "a", "device": ["0"]}], "dra": {"pool": "a"}},
+        'pool[0] "a" is that of dra.pool, and dra.enabled is not set',
     ),
     "environment": ({"environment": {"may_ask": ["x"]}}, "makes every image with NVIDIA_VISIBLE_DEVICES ask"),
     "beside others, and the kubelet not asked": (

@@ -39,6 +39,13 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         "takes nvidia.com/gpu, which nri-gpu offers to the kubelet itself",
     ),
     "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
+    "unknown pool for claims": ({"pool": [POOL], "dra": {"pool": "bgi"}}, "dra.pool", 'mean "big"?'),
+    "two doors to the same GPUs": ({"kubelet": {"enabled": True}, "dra": {"enabled": True}}, "dra.pool", "counts them"),
+    "two doors to one pool": (
+        {"pool": [POOL], "kubelet": {"enabled": True, "pool": "big"}, "dra": {"enabled": True, "pool": "big"}},
+        "dra.pool",
+        "set dra.pool and kubelet.pool to two different [[pool]]s",
+    ),
     "pools of one name": ({"pool": [POOL, POOL]}, "pool[1].name", '"big" is the name of pool[0] already'),
     "rules of one name": (
         {"rule": [{"allow": True, "name": "a"}, {"allow": True}, {"allow": True, "name": "a"}]},
