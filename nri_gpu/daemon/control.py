@@ -36,14 +36,13 @@ from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.stray.controller import StrayController
-from nri_gpu.system.acceptor import Acceptor
+from nri_gpu.system.acceptor import Acceptor, listen
 from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
 QUESTION_MAX: Final = 64  # bytes
 OPEN_MAX: Final = 8
 PATIENCE_S: Final = 5.0
-BACKLOG: Final = 100
 
 
 class ControlSocket:
@@ -57,17 +56,7 @@ class ControlSocket:
 
     async def open(self) -> None:
         """Listen, for root alone. Raises: OSError."""
-        self._path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            # Before bind(2), which gives the file the socket's own mode (Linux: net/unix/af_unix.c).
-            os.fchmod(listener.fileno(), 0o600)
-            listener.bind(str(self._path))
-            listener.listen(BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-        self._acceptor = Acceptor("control socket", str(self._path), listener, self._serve)
+        self._acceptor = Acceptor("control socket", str(self._path), listen(self._path), self._serve)
 
     def admit(self, group: int | None) -> None:
         """Let this group connect, too; it may enter the folder, not list it. None: root alone. Raises: OSError."""

@@ -112,10 +112,23 @@ class AllocatedClaim(Struct, frozen=True, kw_only=True):
     owned: bool = False
 
 
+class DriverReport(Struct, frozen=True):
+    """What the driver process says of itself, for `nri-gpu status`.
+
+    published: devices in the slices on the API server. missing: feature gates that the server lacks for what policy
+    wants, `DRADeviceTaints`. fault: what does not work now, a sentence; empty where all is well.
+    """
+
+    published: int = 0
+    missing: tuple[str, ...] = ()
+    fault: str = ""
+
+
 class AskView(Struct, frozen=True, tag=True):
     """The view, once its number is another one than `after`."""
 
     after: int = 0
+    report: DriverReport = DriverReport()
 
 
 class AskPrepare(Struct, frozen=True, tag=True):

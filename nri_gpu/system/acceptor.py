@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Final
 
 from loguru import logger
@@ -13,6 +15,22 @@ from nri_gpu.system.tasks import LogOnce, cancelled
 
 ACCEPT_AGAIN_S: Final = 1.0  # after there was no file descriptor for a connection
 CALM_S: Final = 5.0  # so long without that fault, and it is over
+BACKLOG: Final = 100
+
+
+def listen(path: Path) -> socket.socket:
+    """A Unix socket that listens, for root alone, in place of any that is there. Raises: OSError."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # Before bind(2), which gives the file the socket's own mode (Linux: net/unix/af_unix.c).
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 class Acceptor:
