@@ -1,0 +1,401 @@
+"""What the driver process asks of the Kubernetes API server: plain HTTP by urllib3, each question in a thread.
+
+All that comes from there is untrusted: answers have limits in size and time, and only the fields that we need are
+read. The certificate of the server is always checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import urllib3
+from msgspec import Struct
+from msgspec.structs import replace
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError, SSLError
+
+from nri_gpu import __version__
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.text import shown
+from nri_gpu.dra.api_access import Access, AccessError, content
+from nri_gpu.dra.slices import ResourceSlice
+from nri_gpu.system.storage import Signature, signature
+
+GROUP: Final = "resource.k8s.io"
+VERSIONS: Final = ("v1", "v1beta2")  # the same fields; v1 since Kubernetes 1.34
+MESSAGE_MAX: Final = 400  # characters of what a server says, in a sentence of ours
+_READ_BYTES: Final = 1 << 16
+T = TypeVar("T")
+
+
+class ApiServerError(NriGpuError):
+    """A question that was not answered as it should be. Its sentence names the server."""
+
+
+class NotFoundError(ApiServerError):
+    """There is no such object."""
+
+
+class ConflictError(ApiServerError):
+    """Somebody else wrote the object meanwhile, or made one of that name."""
+
+
+class GoneError(ApiServerError):
+    """The server knows no more what happened since that version: list again."""
+
+
+class UnauthorizedError(ApiServerError):
+    """It does not accept our token or certificate."""
+
+
+class RefusedError(ApiServerError):
+    """It will not do this, and not the next time either: no right to it, or an object that breaks its rules."""
+
+
+class UnavailableError(ApiServerError):
+    """It was not reached, is overloaded, or what it sent cannot be understood. It may be better soon.
+
+    retry_after_s: for how long it wants not to be asked.
+    """
+
+    def __init__(self, sentence: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(sentence)
+        self.retry_after_s = retry_after_s
+
+
+_ERRORS: Final[dict[int, type[ApiServerError]]] = {
+    400: RefusedError,
+    401: UnauthorizedError,
+    403: RefusedError,
+    404: NotFoundError,
+    405: RefusedError,
+    409: ConflictError,
+    410: GoneError,
+    413: RefusedError,
+    422: RefusedError,
+}
+
+
+class ApiTimes(Struct, frozen=True):
+    """Seconds. connect, read: for each wait for the server. answer: for a whole one.
+
+    watch: until the server ends a watch. silent: for how long nothing may come on it; a bookmark comes each minute.
+    """
+
+    connect: float = 3.0
+    read: float = 5.0
+    answer: float = 10.0
+    watch: float = 480.0
+    silent: float = 180.0
+
+
+class SliceList(Struct, frozen=True):
+    """The slices that are there, and the version from which to watch."""
+
+    items: tuple[ResourceSlice, ...]
+    resource_version: str
+
+
+class SliceEvent(Struct, frozen=True):
+    """kind: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no slice."""
+
+    kind: str
+    resource_version: str
+    slice: ResourceSlice | None
+
+
+class _Meta(Struct, frozen=True, rename="camel"):
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Object(Struct, frozen=True):
+    metadata: _Meta
+
+
+class _List(Struct, frozen=True):
+    metadata: _Meta
+    items: list[ResourceSlice] | None = None
+
+
+class _Group(Struct, frozen=True):
+    versions: list[dict[str, str]]
+
+
+class _Status(Struct, frozen=True):
+    message: str = ""
+    code: int = 0
+
+
+class _Event(Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class ApiServer:
+    """One API server. bytes_max: of an answer; a slice has 1.5 MiB at most. Methods raise ApiServerError's kinds."""
+
+    def __init__(self, access: Access, *, times: ApiTimes | None = None, bytes_max: int = 16 << 20) -> None:
+        self._access = access
+        self._times = times or ApiTimes()
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._pool: urllib3.HTTPSConnectionPool | None = None
+        self._files: tuple[Signature | None, ...] = ()
+        self._token = b""
+        self._token_file: Signature | None = None
+        self._version = ""  # of resource.k8s.io
+
+    @property
+    def url(self) -> str:
+        return self._access.url
+
+    async def discover(self) -> str:
+        """The version of resource.k8s.io that is used from now on. Raises: RefusedError: it serves none of ours."""
+        try:
+            served = {each.get("version") for each in (await self._ask("GET", f"/apis/{GROUP}", _Group)).versions}
+        except NotFoundError:
+            served = set()
+        self._version = next((version for version in VERSIONS if version in served), "")
+        if not self._version:
+            raise RefusedError(
+                f"the API server at {self.url} does not serve {GROUP}/v1: nri-gpu dra needs Kubernetes 1.34 or later, "
+                "or 1.33 with resource.k8s.io/v1beta2 enabled"
+            )
+        return self._version
+
+    async def node_uid(self, name: str) -> str:
+        return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
+
+    async def claim(self, namespace: str, name: str, form: type[T]) -> T:
+        """A ResourceClaim, as far as `form` has its fields."""
+        place = f"namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
+        return await self._ask("GET", f"{await self._base()}/{place}", form)
+
+    async def slices(self, node: str, driver: str) -> SliceList:
+        """Those of the driver on the node."""
+        found = await self._ask("GET", f"{await self._base()}/resourceslices?{_selector(node, driver)}", _List)
+        return SliceList(tuple(found.items or ()), found.metadata.resource_version)
+
+    async def create(self, wanted: ResourceSlice, *, dry_run: bool = False) -> ResourceSlice:
+        """Returns it as it is kept. dry_run: as it would be kept."""
+        query = "?dryRun=All" if dry_run else ""
+        return await self._ask("POST", f"{await self._base()}/resourceslices{query}", ResourceSlice, wanted)
+
+    async def update(self, wanted: ResourceSlice) -> ResourceSlice:
+        """Returns it as it is kept. Raises: ConflictError: it is not the version any more from which this was made."""
+        path = f"{await self._base()}/resourceslices/{quote(wanted.metadata.name, safe='')}"
+        return await self._ask("PUT", path, ResourceSlice, wanted)
+
+    async def delete(self, unwanted: ResourceSlice) -> None:
+        """That very object, not another one of its name."""
+        path = f"{await self._base()}/resourceslices/{quote(unwanted.metadata.name, safe='')}"
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": unwanted.metadata.uid}}
+        await self._ask("DELETE", path, msgspec.Raw, body)
+
+    async def watch(self, node: str, driver: str, since: str, take: Callable[[SliceEvent], None]) -> None:
+        """Give each change of the driver's slices on the node to `take`, until the server ends the watch.
+
+        In a thread of its own, which ends at once when this is cancelled.
+        """
+        asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(self._times.watch))}
+        query = f"{_selector(node, driver)}&{urlencode({**asked, 'resourceVersion': since})}"
+        path = f"{await self._base()}/resourceslices?{query}"
+        stream, loop = _Stream(self._bytes_max), asyncio.get_running_loop()
+        ended: asyncio.Future[Exception | None] = loop.create_future()
+
+        def end(fault: Exception | None) -> None:
+            if not ended.done():
+                ended.set_result(fault)
+
+        def follow() -> None:
+            fault: Exception | None = None
+            try:
+                with contextlib.closing(self._open("GET", path, None)) as response:
+                    for line in stream.lines(response, self._times.silent):
+                        loop.call_soon_threadsafe(take, self._event(line))
+            except (HTTPError, AccessError, OSError, ValueError) as error:
+                fault = self._unreached(error)
+            except Exception as error:  # raised where the watch is awaited
+                fault = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end, fault)
+
+        threading.Thread(target=follow, name="watch of ResourceSlices", daemon=True).start()
+        try:
+            if fault := await ended:
+                raise fault
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool:
+            pool.close()
+
+    async def _base(self) -> str:
+        return f"/apis/{GROUP}/{self._version or await self.discover()}"
+
+    async def _ask(self, verb: str, path: str, form: type[T], body: object = None) -> T:
+        if isinstance(body, ResourceSlice):
+            body = replace(body, api_version=f"{GROUP}/{self._version}", kind="ResourceSlice")
+        sent = None if body is None else msgspec.json.encode(body)
+        answer = await asyncio.to_thread(self._answer, verb, path, sent)
+        try:
+            return msgspec.json.decode(answer, type=form)
+        except msgspec.DecodeError as error:
+            raise self._not_understood(error) from None
+
+    def _answer(self, verb: str, path: str, body: bytes | None) -> bytes:
+        """In a thread: the body of the answer. Raises: ApiServerError."""
+        try:
+            with contextlib.closing(self._open(verb, path, body)) as response:
+                return self._body(response)
+        except (HTTPError, AccessError, ValueError) as error:
+            raise self._unreached(error) from None
+
+    def _open(self, verb: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
+        """An answer whose body is still to be read. A token that was refused is read again, once."""
+        for again in (False, True):
+            headers = {"Accept": "application/json", "User-Agent": f"nri-gpu/{__version__}", **self._bearer(again)}
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+            response = self._connections().urlopen(
+                verb,
+                f"{self._access.prefix}{path}",
+                body=body,
+                headers=headers,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+                timeout=urllib3.Timeout(connect=self._times.connect, read=self._times.read),
+            )
+            if 200 <= response.status < 300:
+                return response
+            with contextlib.closing(response):
+                error = self._refusal(response)
+            if not isinstance(error, UnauthorizedError) or again:
+                raise error
+        raise AssertionError("not reached: the second answer is returned or raised")
+
+    def _bearer(self, again: bool) -> dict[str, str]:
+        """again: the last one was refused, so read it even if its file looks unchanged."""
+        source = self._access.token
+        if isinstance(source, bytes):
+            token = source
+        else:
+            now = signature(source)
+            with self._lock:
+                if again or now != self._token_file or not self._token:
+                    self._token, self._token_file = content(source), now
+                token = self._token
+        return {"Authorization": f"Bearer {token.decode('latin-1').strip()}"} if token else {}
+
+    def _connections(self) -> urllib3.HTTPSConnectionPool:
+        """The pool; another one once a certificate changed on disk."""
+        files = self._access.signatures()
+        with self._lock:
+            if self._pool is None or files != self._files:
+                name = self._access.server_name or None
+                self._pool = urllib3.HTTPSConnectionPool(
+                    self._access.host,
+                    self._access.port,
+                    maxsize=4,
+                    ssl_context=self._access.tls(),
+                    cert_reqs="CERT_REQUIRED",
+                    assert_hostname=name,
+                    server_hostname=name,
+                )
+                self._files = files
+            return self._pool
+
+    def _body(self, response: urllib3.BaseHTTPResponse) -> bytes:
+        until, parts, size = time.monotonic() + self._times.answer, [], 0
+        while part := response.read1(_READ_BYTES, decode_content=False):
+            parts.append(part)
+            size += len(part)
+            if size > self._bytes_max:
+                raise UnavailableError(f"the API server at {self.url} sent more than {self._bytes_max} bytes")
+            if time.monotonic() > until:
+                raise UnavailableError(f"the API server at {self.url} took over {self._times.answer:g} s to answer")
+        return b"".join(parts)
+
+    def _refusal(self, response: urllib3.BaseHTTPResponse) -> ApiServerError:
+        try:
+            says = msgspec.json.decode(self._body(response), type=_Status).message
+        except (msgspec.DecodeError, HTTPError, UnavailableError):
+            says = ""
+        sentence = f"the API server at {self.url} answered {response.status}: {shown(says or 'no reason', MESSAGE_MAX)}"
+        if known := _ERRORS.get(response.status):
+            return known(sentence)
+        after = response.headers.get("Retry-After", "")
+        return UnavailableError(sentence, float(after) if after.isascii() and after.isdecimal() else 0.0)
+
+    def _event(self, line: bytes) -> SliceEvent:
+        try:
+            event = msgspec.json.decode(line, type=_Event)
+            if event.type == "ERROR":
+                status = msgspec.json.decode(event.object, type=_Status)
+                raise _ERRORS.get(status.code, UnavailableError)(
+                    f"the API server at {self.url} ended the watch: {shown(status.message, MESSAGE_MAX)}"
+                )
+            version = msgspec.json.decode(event.object, type=_Object).metadata.resource_version
+            found = None if event.type == "BOOKMARK" else msgspec.json.decode(event.object, type=ResourceSlice)
+        except msgspec.DecodeError as error:
+            raise self._not_understood(error) from None
+        return SliceEvent(event.type, version, found)
+
+    def _not_understood(self, error: msgspec.DecodeError) -> UnavailableError:
+        return UnavailableError(
+            f"the API server at {self.url} sent what it should not: {shown(str(error), MESSAGE_MAX)}; is it one?"
+        )
+
+    def _unreached(self, error: Exception) -> UnavailableError:
+        why = shown(str(error), MESSAGE_MAX)
+        if isinstance(error, SSLError):
+            why = f"{why}; its certificate must be of the authority that this node was given"
+        return UnavailableError(f"the API server at {self.url} cannot be reached: {why}")
+
+
+class _Stream:
+    """An answer without an end, which another thread may end. bytes_max: of a line."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._response: urllib3.BaseHTTPResponse | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def lines(self, response: urllib3.BaseHTTPResponse, silent_s: float) -> Iterator[bytes]:
+        """Each line, as it comes. Raises: HTTPError; UnavailableError: a line is too long."""
+        with self._lock:
+            self._response = response
+        if isinstance(response.connection, HTTPConnection) and response.connection.sock:
+            response.connection.sock.settimeout(silent_s)
+        rest = b""
+        while not self._closed and (part := response.read1(_READ_BYTES, decode_content=False)):
+            *lines, rest = (rest + part).split(b"\n")
+            yield from (line for line in lines if line.strip())
+            if len(rest) > self._bytes_max:
+                raise UnavailableError(f"a watch sent a line of more than {self._bytes_max} bytes")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._response is not None:
+                with contextlib.suppress(OSError, RuntimeError, ValueError):  # it ended by itself
+                    self._response.shutdown()
+
+
+def _selector(node: str, driver: str) -> str:
+    return urlencode({"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"})
