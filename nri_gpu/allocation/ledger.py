@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from enum import StrEnum
-from types import MappingProxyType
+from itertools import chain
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+from nri_gpu.domain.resource_claim import ClaimHold, ClaimUid, PreparedClaim
 from nri_gpu.domain.value import Recorded
 
 
@@ -79,6 +79,10 @@ class Entry(Recorded, frozen=True):
         if self.phase is not GrantPhase.CREATED or self.until is Lapse.NEVER:
             return False
         return now > (self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until)
+
+    def lapsed(self, now: float) -> Entry:
+        """The same, holding nothing from now on."""
+        return Entry(self.grant, GrantPhase.LAPSED, now)
 
     @property
     def holds(self) -> bool:
@@ -143,6 +147,7 @@ class Usage(Struct, frozen=True):
     reservations: Mapping[AllocatedDevice, Reservation] = {}
     external: Mapping[ContainerId, ExternalAllocation] = {}
     releasing: Releasing | None = None
+    claims: Mapping[ClaimUid, ClaimHold] = {}
 
     @property
     def holders(self) -> tuple[Grant | Reservation, ...]:
@@ -152,7 +157,7 @@ class Usage(Struct, frozen=True):
     def mode(self) -> Mode | None:
         """The mode of its holders; None without any."""
         # A lapsed container that started while we were away may have left two modes on one GPU.
-        modes = {each.mode for each in self.holders}
+        modes = {each.mode for each in (*self.holders, *self.claims.values())}
         return next((each for each in _STRICTEST_FIRST if each in modes), None)
 
     @property
@@ -161,23 +166,49 @@ class Usage(Struct, frozen=True):
         return {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
 
     @property
+    def idle_claims(self) -> tuple[str, ...]:
+        """The claims that hold it while no container of their pods does: `claim namespace/name`."""
+        pods = self.pods.keys() if self.claims else ()
+        return tuple(each.claim.called for each in self.claims.values() if each.claim.pods.keys().isdisjoint(pods))
+
+    @property
     def load(self) -> int:
-        """How many containers and reservations are on it."""
-        return len(self.grants) + len(self.reservations) + len(self.external)
+        """How many containers, reservations and claims without a container are on it."""
+        return len(self.grants) + len(self.reservations) + len(self.external) + len(self.idle_claims)
 
-    def blocks(self, mode: Mode, pod_uid: PodUid) -> bool:
-        """Whether a container of that pod cannot have this GPU in that mode."""
-        return self.held_from(mode, pod_uid) or (self.releasing is not None and self.releasing.blocks(pod_uid))
+    def blocks(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
+        """Whether a container of that pod cannot have this GPU in that mode. claims: as in `held_from`."""
+        if self.held_from(mode, pod_uid, claims):
+            return True
+        fellows = any(pod_uid in each.claim.pods for each in self.claims.values())  # of the pod that released it
+        return self.releasing is not None and self.releasing.blocks(pod_uid) and not fellows
 
-    def held_from(self, mode: Mode, pod_uid: PodUid) -> bool:
-        """Whether those who hold it now are the reason. Modes never mix on one GPU."""
+    def held_from(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
+        """Whether those who hold it now are the reason.
+
+        claims: those by which the container asks; None: whichever are reserved for its pod.
+        """
+        ours = {
+            uid: each.claim.pods
+            for uid, each in self.claims.items()
+            if pod_uid in each.claim.pods and (claims is None or uid in claims)
+        }
+        return self._held_from(mode, {pod_uid}.union(*ours.values()), ours.keys())
+
+    def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
+        """The same for a claim that is to be prepared: exclusive is to all of its pods."""
+        return self._held_from(mode, claim.pods.keys(), {claim.uid})
+
+    def _held_from(self, mode: Mode, pods: Set[PodUid], claims: Set[ClaimUid]) -> bool:
+        """Whether others than these hold it so. Modes never mix on one GPU."""
         if self.mode not in (None, mode):
             return True
         if mode is Mode.SHARED:
             return False
         if mode is Mode.MPS:  # the daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
             return bool(self.external)
-        return bool(self.external) or any(each.pod_uid != pod_uid for each in self.holders)
+        others = any(each.pod_uid not in pods for each in self.holders)
+        return others or bool(self.external) or not claims >= self.claims.keys()
 
 
 _STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
@@ -204,20 +235,29 @@ class Ledger(Struct, frozen=True):
         grants: defaultdict[GpuUuid, dict[ContainerId, Grant]] = defaultdict(dict)
         reservations: defaultdict[GpuUuid, dict[AllocatedDevice, Reservation]] = defaultdict(dict)
         external: defaultdict[GpuUuid, dict[ContainerId, ExternalAllocation]] = defaultdict(dict)
+        claims: defaultdict[GpuUuid, dict[ClaimUid, ClaimHold]] = defaultdict(dict)
         for id_, entry in self.entries.items():
             if entry.holds:
-                for uuid in entry.grant.uuids:
+                for uuid in entry.grant.held:
                     grants[uuid][id_] = entry.grant
         for device, each in self.reservations.items():
             reservations[device.uuid][device] = each
         for id_, other in self.external.items():
             for uuid in other.uuids:
                 external[uuid][id_] = other
+        for uid, claim in self.claims.items():
+            for uuid, mode in claim.holds.items():
+                claims[uuid][uid] = ClaimHold(claim, mode)
+        found = (grants, reservations, external, self.releasing, claims)
         return {
             uuid: Usage(
-                grants.get(uuid, {}), reservations.get(uuid, {}), external.get(uuid, {}), self.releasing.get(uuid)
+                grants.get(uuid, {}),
+                reservations.get(uuid, {}),
+                external.get(uuid, {}),
+                self.releasing.get(uuid),
+                claims.get(uuid, {}),
             )
-            for uuid in dict.fromkeys((*grants, *reservations, *external, *self.releasing))
+            for uuid in dict.fromkeys(chain.from_iterable(found))
         }
 
     def after(self, decision: Decision, now: float) -> Ledger:
@@ -246,7 +286,7 @@ class Ledger(Struct, frozen=True):
         ledger = self.without_reservations(
             device for device, each in self.reservations.items() if each.until is not None and now > each.until
         )
-        over = {id_: _lapsed(entry, now) for id_, entry in self.entries.items() if entry.is_over(now, grace_s)}
+        over = {id_: entry.lapsed(now) for id_, entry in self.entries.items() if entry.is_over(now, grace_s)}
         return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
 
     def started(self, container_id: ContainerId, now: float) -> Ledger | None:
@@ -254,7 +294,7 @@ class Ledger(Struct, frozen=True):
         entry = self.entries.get(container_id)
         if entry is None:
             return self
-        if entry.phase is GrantPhase.LAPSED and _taken(entry.grant, self.usage()):
+        if entry.phase is GrantPhase.LAPSED and taken(entry.grant, self.usage()):
             return None
         return self.with_entry(Entry(entry.grant, GrantPhase.RUNNING, now))
 
@@ -271,7 +311,7 @@ class Ledger(Struct, frozen=True):
         entry = self.entries.get(container_id)
         if entry is None or entry.phase is GrantPhase.RUNNING:
             return self.released(container_id)
-        return self.with_entry(_lapsed(entry, now))
+        return self.with_entry(entry.lapsed(now))
 
     def pod_gone(self, pod_id: PodId) -> Ledger:
         """Without any container of that sandbox."""
@@ -319,48 +359,8 @@ class Ledger(Struct, frozen=True):
         return replace(self, entries=kept[0], external=kept[1], live=kept[2])
 
 
-def rebuilt(
-    entries: Iterable[Entry],
-    external: Iterable[ExternalAllocation],
-    releasing: Mapping[GpuUuid, Releasing] = MappingProxyType({}),
-    live: Iterable[Live] = (),
-    reservations: Iterable[Reservation] = (),
-) -> Ledger:
-    """The ledger as the runtime's list of containers shows it, at Synchronize.
-
-    The list does not say which created containers had lapsed. One whose GPUs another container holds has; of two
-    created ones the first in the list holds. One whose GPUs nobody took holds them again, for another grace. External
-    allocations do not count here: they may have come after the grant.
-    releasing, reservations: of the ledger so far, since no list shows them. A reservation gives way to grants.
-    """
-    listed = tuple(entries)
-    kept = {entry.grant.container_id: entry for entry in listed if entry.phase is GrantPhase.RUNNING}
-    usage = dict(Ledger(kept, releasing=releasing).usage())
-    for entry in (entry for entry in listed if entry.phase is not GrantPhase.RUNNING):
-        lapsed = entry.phase is GrantPhase.CREATED and _taken(entry.grant, usage)
-        kept[entry.grant.container_id] = _lapsed(entry, entry.since) if lapsed else entry
-        if kept[entry.grant.container_id].holds:
-            for uuid in entry.grant.uuids:
-                use = usage.get(uuid, UNUSED)
-                usage[uuid] = replace(use, grants={**use.grants, entry.grant.container_id: entry.grant})
-    return Ledger(
-        kept,
-        {other.container_id: other for other in external},
-        releasing,
-        {each.container_id: each for each in live},
-        {
-            each.device: each
-            for each in reservations
-            if not usage.get(each.device.uuid, UNUSED).held_from(each.mode, each.pod_uid)
-        },
-    )
-
-
-def _lapsed(entry: Entry, now: float) -> Entry:
-    return Entry(entry.grant, GrantPhase.LAPSED, now)
-
-
-def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
+def taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
+    """Whether others hold what was granted, so that the container cannot have it any more."""
     mode = grant.mode
     return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
 

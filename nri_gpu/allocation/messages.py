@@ -23,6 +23,7 @@ from nri_gpu.domain.claim import (
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
+from nri_gpu.domain.kubelet import ClaimUid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
 
@@ -152,15 +153,16 @@ def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
     )
 
 
-def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
+def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[ClaimUid] = frozenset()) -> Reason:
     """It is held in a way that excludes this request, or just released and perhaps still in use."""
-    if usage.releasing is not None and not usage.held_from(asked, pod_uid):
+    if usage.releasing is not None and not usage.held_from(asked, pod_uid, claims):
         return Reason(
             Code.GPU_BUSY,
             f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods have it as soon as no process "
             f"is on it, or {usage.releasing.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
         )
-    others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
+    others = [name for uid, name in usage.pods.items() if uid != pod_uid]
+    others = [*others, *usage.idle_claims] or list(usage.pods.values())
     holders = _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
     return Reason(
@@ -197,11 +199,11 @@ def all_busy(
     """Too few of those that fit are free. asked: `2 GPUs`."""
     taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
     fewer = "ask for fewer, " if open_ones else ""
-    left = [each.releasing for each in taken if each.releasing and not (each.pods or each.external)]
+    left = [each.releasing for each in taken if each.releasing and not (each.pods or each.external or each.idle_claims)]
     if len(left) == len(taken):
         asked = f"asked for {asked}, but of the {len(fitting)} that fit {len(open_ones) or 'none'}"
         return _all_releasing(asked, left, fewer)
-    names = [name for each in taken for name in each.pods.values()]
+    names = [name for each in taken for name in (*each.pods.values(), *each.idle_claims)]
     names += [f"{each.pod} (just released)" for each in left]
     names += [opener(other) for each in taken for other in each.external.values()]
     holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)

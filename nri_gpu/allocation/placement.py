@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TypeVar, assert_never
 
 from msgspec import Struct
@@ -39,15 +39,17 @@ from nri_gpu.domain.claim import (
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, nvml_order
+from nri_gpu.domain.kubelet import ClaimUid
 from nri_gpu.domain.node import Inventory
 
 
 class Asker(Struct, frozen=True):
-    """The pod that asks, in which mode, and policy's strategy for exclusive GPUs."""
+    """The pod that asks, in which mode, and policy's strategy for exclusive GPUs. claims: those by which it asks."""
 
     pod_uid: PodUid
     mode: Mode
     strategy: Strategy = Strategy.PACK
+    claims: Set[ClaimUid] = frozenset()
 
 
 def place(claim: Claim, asker: Asker, inventory: Inventory, ledger: Ledger) -> tuple[Unit, ...] | Reason:
@@ -73,8 +75,8 @@ def _all(claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUui
     if not chosen:
         return none_fit(claim, inventory)
     for gpu in chosen:
-        if (use := usage.get(gpu.uuid)) and use.blocks(asker.mode, asker.pod_uid):
-            return busy(gpu, asker.pod_uid, asker.mode, use)
+        if (use := usage.get(gpu.uuid)) and use.blocks(asker.mode, asker.pod_uid, asker.claims):
+            return busy(gpu, asker.pod_uid, asker.mode, use, asker.claims)
     return chosen
 
 
@@ -167,7 +169,9 @@ def _open(
     number: int, noun: str, fitting: Sequence[U], asker: Asker, usage: Mapping[GpuUuid, Usage]
 ) -> list[U] | Reason:
     """Those that can be granted now, or why they are too few."""
-    open_ones = [unit for unit in fitting if not usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid)]
+    open_ones = [
+        unit for unit in fitting if not usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid, asker.claims)
+    ]
     if len(open_ones) < number:
         return all_busy(counted(number, noun), asker.mode, fitting, open_ones, usage)
     return open_ones
@@ -185,8 +189,8 @@ def _named(
             return cannot(called(unit), why, kubelet=claim.kubelet)
         if not matches(unit, claim.selectors):
             return misfit(unit)
-        if usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid):
-            return busy(unit, asker.pod_uid, asker.mode, usage[unit.uuid])
+        if usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid, asker.claims):
+            return busy(unit, asker.pod_uid, asker.mode, usage[unit.uuid], asker.claims)
         chosen[unit.uuid] = unit
     return tuple(sorted(chosen.values(), key=nvml_order))
 

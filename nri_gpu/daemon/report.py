@@ -123,9 +123,9 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
         return reason
     if usage is None:
         return ""
-    if not (usage.pods or usage.external):
+    if not (usage.pods or usage.external or usage.claims):
         return f"just released by {usage.releasing}" if usage.releasing else ""
-    pods = ", ".join(sorted(usage.pods.values()))
+    pods = ", ".join(sorted((*usage.pods.values(), *usage.idle_claims)))
     if usage.mode is Mode.EXCLUSIVE:
         return f"held exclusively by {pods}"
     if pods:

@@ -11,6 +11,7 @@ from typing import Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.allocation.claims import unprepare
 from nri_gpu.allocation.ledger import UNUSED, Ledger, Reservation
 from nri_gpu.allocation.messages import by_the_kernel, called, fitting_gpus
 from nri_gpu.decision.mps import seat_fault, single_gpu_fault
@@ -19,6 +20,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
 from nri_gpu.domain.edits import Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
+from nri_gpu.domain.kubelet import Allocated
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.domain.text import quoted
@@ -57,7 +59,11 @@ def check_request(
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
     extras = claim.extras if claim.extras.asked else terms.extras
-    denied = terms.denied_mode(mode) or terms.denied_capabilities(capabilities) or terms.denied_extras(extras.asked)
+    denied = (
+        (not claim.admin and terms.denied_mode(mode))
+        or terms.denied_capabilities(capabilities)
+        or terms.denied_extras(extras.asked)
+    )
     if denied:
         return Reason(Code.NOT_ALLOWED, denied)
     seat = _mps_seat(claim, container, node, terms) if mode is Mode.MPS else None
@@ -200,9 +206,18 @@ class Candidates(Struct, frozen=True):
 
 
 def over_limit(
-    asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger, chosen: tuple[Unit, ...]
+    asked: Eligible,
+    container: Container,
+    inventory: Inventory,
+    ledger: Ledger,
+    chosen: tuple[Unit, ...],
+    *,
+    claim: bool = False,
 ) -> Reason | None:
-    """Why granting these GPUs exceeds a limit, the narrowest first; None if it does not."""
+    """Why granting these GPUs exceeds a limit, the narrowest first; None if it does not.
+
+    claim: a claim that is to be prepared asks, and the container stands for those of its pod.
+    """
     terms = asked.terms
     full = _full(asked, container, inventory, ledger)
     for unit in chosen:
@@ -213,7 +228,7 @@ def over_limit(
     if terms.limits == NO_LIMITS:
         return None
     uuids, exclusive = frozenset(unit.uuid for unit in chosen), asked.mode is Mode.EXCLUSIVE
-    denied = terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive)
+    denied = terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive, claim=claim)
     return Reason(Code.OVER_LIMIT, denied) if denied else None
 
 
@@ -240,7 +255,7 @@ def _seat_faults(
     """The GPUs among these whose MPS daemon has no room for the request, each with why."""
     if asked.seat is None:
         return {}
-    usage = ledger.released(container.id).usage()
+    usage = _before(container, ledger).usage()
     most = asked.terms.policy.mps.containers_per_gpu
     faults = ((unit.uuid, seat_fault(unit, usage.get(unit.uuid, UNUSED), asked.seat, most)) for unit in units)
     return {uuid: fault for uuid, fault in faults if fault}
@@ -254,7 +269,7 @@ def _full(
         return {}
     members = asked.terms.policy.pool.members(inventory)
     full: dict[GpuUuid, tuple[int, str]] = {}
-    for uuid, used in ledger.released(container.id).usage().items():
+    for uuid, used in _before(container, ledger).usage().items():
         limit, path = asked.terms.containers_per_gpu(members.get(uuid))
         if used.load >= limit:
             full[uuid] = (limit, path)
@@ -269,15 +284,23 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> str:
     )
 
 
+def _before(container: Container, ledger: Ledger) -> Ledger:
+    """The ledger without what this container holds, and without the claims by which it asks."""
+    allocation = container.kubelet
+    claims = allocation.claims if isinstance(allocation, Allocated) else ()
+    return unprepare(ledger.released(container.id), *claims)
+
+
 def _holdings(container: Container, ledger: Ledger) -> Holdings:
     """What everybody but this container holds."""
+    before = _before(container, ledger)
     pod: set[GpuUuid] = set()
     namespace: set[GpuUuid] = set()
     exclusive: set[GpuUuid] = set()
     node: set[GpuUuid] = set()
-    grants = (entry.grant for id_, entry in ledger.entries.items() if entry.holds and id_ != container.id)
-    holders: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = [(grant, grant.uuids) for grant in grants]
-    holders += [(each, (device.uuid,)) for device, each in ledger.reservations.items()]
+    grants = (entry.grant for entry in before.entries.values() if entry.holds)
+    holders: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = [(grant, grant.held) for grant in grants]
+    holders += [(each, (device.uuid,)) for device, each in before.reservations.items()]
     for holder, uuids in holders:
         node.update(uuids)
         if holder.pod_uid == container.pod.uid:
@@ -286,6 +309,13 @@ def _holdings(container: Container, ledger: Ledger) -> Holdings:
             namespace.update(uuids)
             if holder.mode is Mode.EXCLUSIVE:
                 exclusive.update(uuids)
+    for claim in before.claims.values():
+        node.update(claim.holds)
+        if container.pod.uid in claim.pods:
+            pod.update(claim.holds)
+        if claim.namespace == container.pod.namespace:
+            namespace.update(claim.holds)
+            exclusive.update(uuid for uuid, mode in claim.holds.items() if mode is Mode.EXCLUSIVE)
     return Holdings(pod=pod, namespace=namespace, namespace_exclusive=exclusive, node=node)
 
 

@@ -110,7 +110,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     """One container's request.
 
     key: the annotation it came from. text: its value. mode, capabilities: None leaves them to the policy.
-    kubelet: the kubelet chose the GPUs, so its pool is open to the request.
+    kubelet: the kubelet chose the GPUs, so its pool is open to the request. admin: it monitors them
+    and holds none.
     """
 
     key: str
@@ -122,3 +123,4 @@ class Claim(Struct, frozen=True, kw_only=True):
     extras: Extras = NO_EXTRAS
     kubelet: bool = False
     sharing: MpsLimits = NO_MPS_LIMITS
+    admin: bool = False

@@ -21,8 +21,9 @@ REFUSAL_MAX: Final = 700  # characters
 class Grant(Recorded, frozen=True, kw_only=True):
     """The GPUs one container holds.
 
-    mode: None for a grant of nothing (`none`). generation: the driver generation it was made with, and behind a `+`
-    that of a compatibility package of CUDA where it has one. seat: its share of an MPS daemon; None in other modes.
+    mode: None for a grant that keeps no GPU from others: of none (`none`), or for monitoring. generation: the driver
+    generation it was made with, and behind a `+` that of a compatibility package of CUDA where it has one. seat: its
+    share of an MPS daemon; None in other modes.
     """
 
     container_id: ContainerId
@@ -35,6 +36,11 @@ class Grant(Recorded, frozen=True, kw_only=True):
     mode: Mode | None
     generation: str
     seat: Seat | None = None
+
+    @property
+    def held(self) -> tuple[GpuUuid, ...]:
+        """The GPUs that it keeps from others."""
+        return self.uuids if self.mode else ()
 
     @property
     def generations(self) -> tuple[str, ...]:

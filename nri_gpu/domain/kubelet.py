@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NewType
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ REQUIRED_KIND: Final = f"{BASE_KEY}/daemon"
 REQUIRED_NAME: Final = "required"
 REQUIRED_SOURCE: Final = "/proc/nri-gpu-is-not-running-on-this-node"
 REQUIRED_DESTINATION: Final = "/nri-gpu-is-not-running-on-this-node"
+ClaimUid = NewType("ClaimUid", str)  # of a ResourceClaim
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 
@@ -35,12 +36,17 @@ class AllocatedDevice(Recorded, frozen=True):
 class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
     """All that the kubelet allocated to one container; no devices where its variable says `void`.
 
-    key: where it stands on the container: our annotation, or the variable that other device plugins set.
+    key: where it stands on the container: our annotation, or the variable that other device plugins set; for devices
+    of ResourceClaims `claim namespace/name`. claims: those claims. request: what their configuration asks for, in the
+    grammar of the annotation. admin: for monitoring, beside whoever holds them.
     """
 
     devices: tuple[AllocatedDevice, ...] = ()
     shared: bool = False
     key: str = KUBELET_KEY
+    claims: tuple[ClaimUid, ...] = ()
+    request: str = ""
+    admin: bool = False
 
     @property
     def uuids(self) -> tuple[GpuUuid, ...]:

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from collections.abc import Mapping
+
+from msgspec import Struct
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit, whole
+from nri_gpu.domain.kubelet import ClaimUid as ClaimUid
 from nri_gpu.domain.value import Recorded
 
-ClaimUid = NewType("ClaimUid", str)
+
+class AllocatedResult(Struct, frozen=True, kw_only=True):
+    """One result of a claim's allocation that is for our driver.
+
+    text: of its configuration, in the annotation's grammar; empty where it has none.
+    """
+
+    request: str
+    pool: str
+    device: str
+    text: str = ""
+    share_id: str = ""
+    admin: bool = False
+
+
+class AllocatedClaim(Struct, frozen=True, kw_only=True):
+    """A ResourceClaim as the API server has it. pods: of `reservedFor`, UID -> name. owned: one pod is its owner."""
+
+    uid: ClaimUid
+    namespace: str
+    name: str
+    pods: dict[PodUid, str]
+    results: tuple[AllocatedResult, ...]
+    owned: bool = False
 
 
 class ClaimedDevice(Recorded, frozen=True, kw_only=True):
@@ -44,9 +70,21 @@ class PreparedClaim(Recorded, frozen=True, kw_only=True):
     owned: bool = False
 
     @property
-    def held(self) -> frozenset[GpuUuid]:
-        """GPUs and MIG devices that it keeps from others."""
-        return frozenset(each.uuid for each in self.devices if not each.admin)
+    def holds(self) -> Mapping[GpuUuid, Mode]:
+        """GPUs and MIG devices that it keeps from others, and how."""
+        return {each.uuid: each.mode for each in self.devices if not each.admin}
+
+    @property
+    def called(self) -> str:
+        """`claim ml/train`, as sentences name it among pods."""
+        return f"claim {self.namespace}/{self.name}"
+
+
+class ClaimHold(Struct, frozen=True):
+    """How a prepared claim holds one GPU."""
+
+    claim: PreparedClaim
+    mode: Mode
 
 
 def device_name(unit: Unit) -> str:

@@ -78,7 +78,6 @@ def offer(
     hindrance: as `not_ready` says it.
     """
     inventory, usage = node.inventory, ledger.usage()
-    claimed = frozenset[GpuUuid]().union(*(claim.held for claim in ledger.claims.values()))
     domains = _nvlink_domains(inventory)
     # Counters are for devices that one claim has: whether each of several claims consumes them is not ours to say.
     shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
@@ -88,7 +87,7 @@ def offer(
             name=device_name(unit),
             attributes=_attributes(unit, inventory, domains),
             capacity={"memory": Capacity(unit.memory_bytes, unit.memory_bytes // settings.replicas if shared else 0)},
-            taints=tuple(_taints(unit, policy, _holder(unit, usage, claimed, shared=shared), hindrance)),
+            taints=tuple(_taints(unit, policy, _holder(usage.get(unit.uuid, UNUSED), shared=shared), hindrance)),
             shared=shared,
             counter_set=_counter_set(unit.gpu) if unit in counted and isinstance(unit, MigPart) else "",
             counters=_counters(unit) if unit in counted and isinstance(unit, MigPart) else {},
@@ -200,10 +199,9 @@ def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
 
 
-def _holder(unit: Unit, usage: Mapping[GpuUuid, Usage], claimed: frozenset[GpuUuid], *, shared: bool) -> str:
+def _holder(used: Usage, *, shared: bool) -> str:
     """Who has it, if not a claim: the scheduler knows of those, and would allocate what others have."""
-    used = usage.get(unit.uuid, UNUSED)
-    if unit.uuid in claimed:
+    if used.claims:
         return ""
     if used.external:
         return "other-component"

@@ -12,7 +12,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.resource_claim import AllocatedClaim as AllocatedClaim
+from nri_gpu.domain.resource_claim import AllocatedResult as AllocatedResult
 from nri_gpu.domain.resource_claim import ClaimUid
 
 DRA_SOCKET: Final = "dra.sock"  # in the state folder, for root alone
@@ -85,31 +86,6 @@ class View(Struct, frozen=True, kw_only=True, tag=True):
     devices: tuple[OfferedDevice, ...] = ()
     counter_sets: dict[str, dict[str, int]] = {}
     claims: tuple[PreparedName, ...] = ()
-
-
-class AllocatedResult(Struct, frozen=True, kw_only=True):
-    """One result of a claim's allocation that is for our driver.
-
-    text: of its configuration, in the annotation's grammar; empty where it has none.
-    """
-
-    request: str
-    pool: str
-    device: str
-    text: str = ""
-    share_id: str = ""
-    admin: bool = False
-
-
-class AllocatedClaim(Struct, frozen=True, kw_only=True):
-    """A ResourceClaim as the API server has it. pods: of `reservedFor`, UID -> name. owned: one pod is its owner."""
-
-    uid: ClaimUid
-    namespace: str
-    name: str
-    pods: dict[PodUid, str]
-    results: tuple[AllocatedResult, ...]
-    owned: bool = False
 
 
 class DriverReport(Struct, frozen=True):

@@ -14,8 +14,9 @@ from msgspec import Raw, Struct, field
 
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult
 from nri_gpu.dra.config import ConfigError, parse_config
-from nri_gpu.dra.messages import AllocatedClaim, AllocatedResult, PreparedName
+from nri_gpu.dra.messages import PreparedName
 
 BYTES_MAX: Final = 2 << 20  # etcd takes less (kubernetes: its request limit of 1.5 MiB)
 _UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")  # it becomes part of names of files

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Live, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Live
+from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
 from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
@@ -208,7 +209,7 @@ class Plugin:
         entries += self._not_listed(frozenset(container.id for container in containers), now, request_timeout_s)
         reserved = self.kubelet.listed(containers, self.ledger, now)
         self.external.synchronized(containers)
-        anew = seen(rebuilt(entries, (), self.ledger.releasing, lives, reserved), node.inventory)
+        anew = seen(rebuilt(entries, (), self.ledger.releasing, lives, reserved, self.ledger.claims), node.inventory)
         self.state.synchronized = True
         self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)

@@ -125,8 +125,13 @@ class Terms(Struct, frozen=True, kw_only=True):
             "ask without."
         )
 
-    def denied_number(self, chosen: Set[GpuUuid], held: Holdings, pod: Pod, *, exclusive: bool) -> str:
-        """Why a container may not have so many GPUs, by the narrowest limit; empty when it may."""
+    def denied_number(
+        self, chosen: Set[GpuUuid], held: Holdings, pod: Pod, *, exclusive: bool, claim: bool = False
+    ) -> str:
+        """Why a container may not have so many GPUs, by the narrowest limit; empty when it may.
+
+        claim: why a ResourceClaim may not; its containers may have some of them each.
+        """
         none: Set[GpuUuid] = frozenset()
         in_namespace = f"namespace {quoted(pod.namespace)}"
         for key, whose, before, new in (
@@ -137,15 +142,15 @@ class Terms(Struct, frozen=True, kw_only=True):
             ("gpus_per_node", "all containers of this node together", held.node, chosen),
         ):
             limit, used, more = getattr(self.limits, key), len(before), len(new - before)
-            if not more or used + more <= limit:
+            if not more or used + more <= limit or (claim and key == "gpus_per_container"):
                 continue
             gpus = f"GPU{'s' * (limit != 1)}{' in exclusive mode' * key.startswith('exclusive')}"
             of_which = f", of which {used} {'is' if used == 1 else 'are'} held already" if used else ""
             wait = "wait until some are given back, " if used and more <= limit else ""
             return (
-                f"{whose} may have at most {limit} {gpus}{of_which}; this container asks for {more}"
-                f"{' more' * bool(used)} ({self.limit_path(key)} in {self.source}): {wait}ask for fewer, or raise that "
-                "limit."
+                f"{whose} may have at most {limit} {gpus}{of_which}; this {'claim' if claim else 'container'} asks for "
+                f"{more}{' more' * bool(used)} ({self.limit_path(key)} in {self.source}): {wait}ask for fewer, "
+                "or raise that limit."
             )
         return ""
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.mps import start_fault
 from nri_gpu.domain.claim import Mode

@@ -18,8 +18,10 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.kubelet import ClaimUid
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Inventory, Majors, Node
+from nri_gpu.domain.resource_claim import ClaimedDevice, PreparedClaim
 
 KEY: Final = "gpu.nri.io"
 MIB: Final = 2**20
@@ -191,6 +193,30 @@ def foreign(*indices: int, of: str = "plugin", name: str = "main") -> ExternalAl
 def ledger(*entries: Entry, others: Iterable[ExternalAllocation] = ()) -> Ledger:
     """A ledger of these and no more."""
     return Ledger({each.grant.container_id: each for each in entries}, {each.container_id: each for each in others})
+
+
+def prepared_claim(
+    *indices: int,
+    name: str = "shared",
+    pods: Iterable[str] = ("train",),
+    mode: Mode = Mode.EXCLUSIVE,
+    **fields: Any,  # noqa: ANN401 - any other field
+) -> PreparedClaim:
+    """A claim that has these GPUs for pods of those names; its UID is its name's."""
+    devices = (
+        ClaimedDevice(request="gpu", pool="node", device=f"gpu-{7 - index}", uuid=uuid(index), mode=mode)
+        for index in indices
+    )
+    return PreparedClaim(
+        **{
+            "uid": ClaimUid(f"claim-{name}"),
+            "namespace": "ml",
+            "name": name,
+            "pods": {PodUid(f"uid-{each}"): each for each in pods},
+            "devices": tuple(devices),
+            **fields,
+        }
+    )
 
 
 def pod_message(of: Pod, **fields: Any) -> pb.PodSandbox:  # noqa: ANN401 - any field of the message

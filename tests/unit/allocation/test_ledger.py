@@ -4,7 +4,8 @@ from itertools import permutations
 
 import pytest
 
-from nri_gpu.allocation.ledger import UNUSED, Entry, ExternalAllocation, GrantPhase, Ledger, Usage, rebuilt
+from nri_gpu.allocation.ledger import UNUSED, Entry, ExternalAllocation, GrantPhase, Ledger, Usage
+from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid

@@ -8,8 +8,9 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing
 from nri_gpu.allocation.placement import Asker, place
+from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.allocation.reservations import Wait, looked, vacated
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.messages import AllocatedClaim, AllocatedResult, PreparedName
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
+from nri_gpu.dra.messages import PreparedName
 from nri_gpu.dra.resource_claim import BYTES_MAX, ResourceClaimError, parse_resource_claim
 from tests.support.resource_claims import CONFIG, DRIVER, POD, UID, document, opaque, resource_claim, result
 
