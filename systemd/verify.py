@@ -23,8 +23,11 @@ FOLDER: Final = Path(__file__).parent
 THRESHOLD: Final = 15
 # Making nodes and loading modules takes four capabilities that the daemon does without.
 # The drop-in for MPS opens the unit for other programs than ours.
-# The one for metrics gives it the loopback.
-THRESHOLDS: Final = {"nri-gpu-prepare.service": 25, "mps.conf": 28, "metrics.conf": 22}
+# The one for metrics gives it the loopback. The DRA driver talks to the API server.
+THRESHOLDS: Final = {
+    **{"nri-gpu-prepare.service": 25, "nri-gpu-dra.service": 22},
+    **{"mps.conf": 28, "metrics.conf": 22},
+}
 ANALYZE: Final = "systemd-analyze"
 OFFLINE_SINCE: Final = 250  # the version of systemd that learned --offline and --threshold
 TIMEOUT_S: Final = 60

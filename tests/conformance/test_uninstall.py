@@ -18,6 +18,7 @@ from typing import Final
 
 import pytest
 
+from nri_gpu.policy.model import Policy
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.support.kubelet import Kubelet
@@ -31,6 +32,7 @@ STARTS_S: Final = 30.0
 BEFORE: Final = (
     *("etc/systemd/system", "etc/kubernetes/node-feature-discovery/features.d", "usr/local/bin", "opt", "proc"),
     *("run/cdi", "var/run/cdi", "var/run/nri", "var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry"),
+    "var/lib/kubelet/plugins",
     *(f"usr/local/share/{name}" for name in ("man/man1", "bash-completion/completions")),
     *(f"usr/local/share/{name}" for name in ("zsh/site-functions", "fish/vendor_completions.d")),
 )
@@ -96,7 +98,21 @@ async def live(root: Path, elsewhere: Path) -> None:
         # Killed while it wrote them.
         labels.with_name(".nri-gpu.new").write_text("half")
         (kubelet.dir / ".nri-gpu.key.4711").write_text("half")
+        prepared_a_claim(root)
     (kubelet.dir / "kubelet.sock").unlink(missing_ok=True)
+
+
+def prepared_a_claim(root: Path) -> None:
+    """What `nri-gpu dra` leaves when it is killed."""
+    policy = Policy.default()
+    folder = root / policy.dra.dir.strip("/") / policy.dra.driver
+    folder.mkdir()
+    for path in (
+        folder / "dra.sock",
+        root / policy.kubelet.registry_dir.strip("/") / f"{policy.dra.driver}-reg.sock",
+        root / policy.kubelet.cdi_dir.strip("/") / "nri-gpu-claim-0a1b.json",
+    ):
+        path.touch()
 
 
 def daemon_options(root: Path, elsewhere: Path, policy: Path, labels: Path) -> list[str]:
@@ -130,7 +146,7 @@ def test_a_cluster_leaves_no_trace(root: Path, tmp_path: Path) -> None:
 
 def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     before = tree(root)
-    files = [line for page in ("install.md", "guard.md", "host.md", "cdi.md") for line in installing(page)]
+    files = [line for page in ("install.md", "guard.md", "host.md", "cdi.md", "dra.md") for line in installing(page)]
     assert len(files) >= 5
     (root / "opt/nri-gpu/bin").mkdir(parents=True)
     shutil.copytree(ROOT / "share", root / "opt/nri-gpu/share", ignore=shutil.ignore_patterns("*.py", "__pycache__"))

@@ -37,16 +37,16 @@ from tests.support.kubelet import Kubelet
 from tests.support.unit_file import OURS, Line, Unit
 
 FOLDER, PROJECT = OURS.parent, OURS.parents[1]
-GUARD_FILE, CDI_FILE, CDI_PATH_FILE = (
-    FOLDER / f"nri-gpu-{name}" for name in ("guard.service", "cdi.service", "cdi.path")
+GUARD_FILE, CDI_FILE, CDI_PATH_FILE, DRA_FILE = (
+    FOLDER / f"nri-gpu-{name}" for name in ("guard.service", "cdi.service", "cdi.path", "dra.service")
 )
 KUBELET_FILE, MPS_FILE, STRAY_FILE = (
     FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf", "stray.conf")
 )
 MPS_MOUNT = FOLDER / (DEFAULT_MPS_DIR.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
 PREPARE_FILE = FOLDER / "nri-gpu-prepare.service"
-FILES = (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, PREPARE_FILE)
-DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE = UNITS = [Unit.read(file) for file in FILES]
+FILES = (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, PREPARE_FILE, DRA_FILE)
+DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA = UNITS = [Unit.read(file) for file in FILES]
 # `verify.py` is a script, in a folder that is no package.
 VERIFY: dict[str, Any] = runpy.run_path(str(FOLDER / "verify.py"))
 # Lines whose reason is the line before them, or plain to see.
@@ -68,7 +68,7 @@ def test_every_line_says_why(line: Line) -> None:
 @needs_systemd
 @pytest.mark.parametrize(
     "file",
-    [OURS, GUARD_FILE, CDI_FILE, PREPARE_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, MPS_MOUNT],
+    [OURS, GUARD_FILE, CDI_FILE, PREPARE_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, MPS_MOUNT, DRA_FILE],
     ids=lambda file: file.name,
 )
 def test_systemd_has_nothing_against_it(file: Path) -> None:
@@ -158,6 +158,34 @@ def test_the_guards_unit_is_no_looser_than_the_daemons() -> None:
     assert set(GUARD.words("RestrictAddressFamilies")) < set(DAEMON.words("RestrictAddressFamilies"))
     assert GUARD.on("PrivateDevices")
     assert not GUARD.values("Wants")
+
+
+# --- the DRA driver's ------------------------------------------------------------------------------------------------
+
+
+def test_the_dra_drivers_unit_is_the_guards_with_a_network_and_three_folders() -> None:
+    wanted = {line.key: GUARD.values(line.key) for line in GUARD.lines if line.section == "Service"}
+    of_its_own = {"ExecStart", "RuntimeDirectory", "RuntimeDirectoryMode", "InaccessiblePaths", "OOMScoreAdjust"}
+    of_its_own |= {"OOMPolicy", "PrivateNetwork", "IPAddressDeny", "RestrictAddressFamilies"}
+    assert {key: DRA.values(key) for key in wanted.keys() - of_its_own} == {
+        key: values for key, values in wanted.items() if key not in of_its_own
+    }
+    assert DRA.words("RestrictAddressFamilies") == ["AF_UNIX", "AF_INET", "AF_INET6"]
+    policy = Policy.default()
+    writable = {policy.dra.dir, policy.kubelet.registry_dir, policy.kubelet.cdi_dir.removeprefix("/var")}
+    assert set(DRA.words("ReadWritePaths")) == writable
+    made = {word for line in DRA.values("ExecStartPre") for word in line.split() if word.startswith("/")}
+    assert made == writable
+    hidden = {Path(word.removeprefix("-")) for word in DRA.words("InaccessiblePaths")}
+    needed = {DEFAULT_STATE, *map(Path, (*writable, "/etc/kubernetes/kubelet.conf", "/var/lib/kubelet/pki"))}
+    assert hidden.isdisjoint(needed.union(*(path.parents for path in needed)))
+
+
+def test_the_dra_drivers_unit_outlives_the_daemons() -> None:
+    """The kubelet withdraws the slices of a driver that is gone for half a minute."""
+    assert "nri-gpu.service" in DRA.words("After")
+    assert not [key for key in REQUIREMENTS if DRA.values(key)]
+    assert DRA.value("StartLimitIntervalSec") == "0"
 
 
 # --- those of the CDI specification -----------------------------------------------------------------------------------
