@@ -24,10 +24,12 @@ class SpecFileError(NriGpuError):
 
 
 class SpecFile:
-    """One file, written whole, and removed where it would be wrong."""
+    """One file, written whole, and removed where it would be wrong. kind: what it describes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: str = KIND, mode: int = FILE_MODE) -> None:
         self.path = path
+        self._kind = kind
+        self._mode = mode
 
     def write(self, text: str) -> bool:
         """Write `text` unless the file has it. Returns whether it was written. Raises: SpecFileError."""
@@ -35,15 +37,15 @@ class SpecFile:
             if _read(self.path) == text:
                 return False
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            write_whole(self.path, text.encode(), FILE_MODE, sync=True)
+            write_whole(self.path, text.encode(), self._mode, sync=True)
         except OSError as error:
             raise SpecFileError(f"{self.path} cannot be written: {error.strerror}") from error
         return True
 
     def remove(self) -> bool:
-        """Remove the file if it describes our kind. Returns whether it did. Raises: SpecFileError."""
+        """Remove the file if it describes that kind. Returns whether it did. Raises: SpecFileError."""
         try:
-            if not _describes_kind(_read(self.path)):
+            if not _describes(self._kind, _read(self.path)):
                 return False
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -59,9 +61,9 @@ class SpecFile:
                     text = "" if path == own / self.path.name else _read(path)
                 except OSError:  # an unreadable file is passed over
                     continue
-                if not _describes_kind(text):
+                if not _describes(self._kind, text):
                     continue
-                what = f"{path} describes {KIND} too" + (", with hooks" if "hookName" in text else "")
+                what = f"{path} describes {self._kind} too" + (", with hooks" if "hookName" in text else "")
                 if folder == own:
                     yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
                 else:
@@ -84,10 +86,10 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _describes_kind(text: str) -> bool:
-    """Whether a text is a specification of our kind. Of YAML only the line with the kind is looked for."""
+def _describes(kind: str, text: str) -> bool:
+    """Whether a text is a specification of that kind. Of YAML only the line with the kind is looked for."""
     try:
         document = json.loads(text)
     except ValueError:
-        return bool(re.search(rf"""^kind:\s*["']?{re.escape(KIND)}["']?\s*$""", text, re.MULTILINE))
-    return isinstance(document, dict) and document.get("kind") == KIND
+        return bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))
+    return isinstance(document, dict) and document.get("kind") == kind

@@ -46,6 +46,9 @@ FIXES: Final[Mapping[str, str]] = {
     "not registered with the kubelet, trying again": (
         "Start the kubelet, remove other device plugins of that resource, or set kubelet.dir to the kubelet's folder."
     ),
+    "DRA driver not registered, trying again": (
+        "Start the kubelet, or set dra.dir and kubelet.registry_dir to its folders."
+    ),
     "device plugin not started yet": "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
     "PodResources not answered, trying again": "Start the kubelet, or set kubelet.podresources to its socket.",
     "required CDI device not written, containers can start without nri-gpu": (

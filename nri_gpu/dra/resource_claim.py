@@ -19,7 +19,7 @@ from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import PreparedName
 
 BYTES_MAX: Final = 2 << 20  # etcd takes less (kubernetes: its request limit of 1.5 MiB)
-_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")  # it becomes part of names of files
+_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
 
 
 class ResourceClaimError(NriGpuError):
@@ -95,7 +95,7 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str) -> A
     asked: whom the kubelet, or the daemon, means. Raises: ResourceClaimError.
     """
     what = claim_name(asked)
-    if not _UID.fullmatch(asked.uid):
+    if not usable_uid(asked.uid):
         raise ResourceClaimError(f"{what}: its UID is not of letters, digits and dashes")
     if len(document) > BYTES_MAX:
         raise ResourceClaimError(f"{what}: {len(document)} bytes are over the limit of {BYTES_MAX}")
@@ -121,6 +121,11 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str) -> A
         results=tuple(_result(each, text) for each, text in zip(ours, texts, strict=True)),
         owned=any(each.kind == "Pod" for each in claim.metadata.owner_references),
     )
+
+
+def usable_uid(uid: str) -> bool:
+    """Whether it can be part of names of files and devices, as those that Kubernetes makes can."""
+    return bool(_UID.fullmatch(uid))
 
 
 def claim_name(claim: PreparedName) -> str:

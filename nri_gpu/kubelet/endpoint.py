@@ -25,6 +25,7 @@ from msgspec import Struct
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
 from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
+from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.kubelet.devices import AdvertisedDevices
@@ -120,7 +121,8 @@ class Endpoint:
             raise RegistrationError(rival)
         self.plugin.lost.clear()
         self.plugin.paused = False
-        watcher = None if self._by_register else PluginWatcherService(self.resource)
+        info = PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
+        watcher = None if self._by_register else PluginWatcherService(info)
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         pb_grpc.add_DevicePluginServicer_to_server(self.plugin, server)
         if watcher:
@@ -140,7 +142,7 @@ class Endpoint:
             path.unlink(missing_ok=True)
 
     def _fresh_path(self) -> Path:
-        self._check_reached()
+        check_reached(self._folder, self._kubelet.parent)
         if not self._folder.is_dir():
             raise RegistrationError(f"there is no folder {self._folder}: the kubelet makes it at its start")
         for left in self._folder.glob("nri-gpu-*.sock"):  # by a process of ours that was killed
@@ -183,7 +185,7 @@ class Endpoint:
         """Until the session is over. Returns why. watcher: where the kubelet finds us by itself."""
         until = asyncio.get_running_loop().time() + self._times.watched_within
         while True:
-            self._check_reached()
+            check_reached(self._folder, self._kubelet.parent)
             if self.plugin.lost.is_set():
                 return "the kubelet ended its stream"
             if signature(path, follow=False) is None:
@@ -210,8 +212,7 @@ class Endpoint:
 
     def _take_verdict(self, path: Path, watcher: PluginWatcherService) -> None:
         """Raises: RegistrationError: the plugin watcher refused us, and will not ask again by itself."""
-        verdict, watcher.verdict = watcher.verdict, None
-        watcher.answered.clear()
+        verdict = watcher.take_verdict()
         if verdict:
             raise RegistrationError(f"the kubelet did not register it: {ascii(verdict)[1:301]}")
         if verdict is not None:
@@ -227,15 +228,6 @@ class Endpoint:
             f"{path} is NVIDIA's device plugin and serves {self.resource} already, and two of one name take it from "
             "each other: remove that one from the node, or set kubelet.resource"
         )
-
-    def _check_reached(self) -> None:
-        """Raises: RestartNeededError: a folder was removed and made anew, and our mount still shows the old one."""
-        for folder in {self._folder, self._kubelet.parent}:
-            if _removed(folder):
-                raise RestartNeededError(
-                    f"{folder} was removed, and this process has a mount of it that shows no other one made in its "
-                    "place: it ends, so that it is started with a new mount"
-                )
 
     async def _pause(self) -> None:
         """The back-off, which ends early if a kubelet starts."""
@@ -267,6 +259,16 @@ class Endpoint:
     def _complain(self, fault: str) -> None:
         self._log.warning("not registered with the kubelet, trying again", fault, resource=self.resource)
         self._fault = fault
+
+
+def check_reached(*folders: Path) -> None:
+    """Raises: RestartNeededError: one of them was removed and made anew, and our mount still shows the old one."""
+    for folder in folders:
+        if _removed(folder):
+            raise RestartNeededError(
+                f"{folder} was removed, and this process has a mount of it that shows no other one made in its "
+                "place: it ends, so that it is started with a new mount"
+            )
 
 
 def _removed(folder: Path) -> bool:

@@ -101,25 +101,28 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
 
 class PluginWatcherService(watcher_grpc.RegistrationServicer):
-    """What the kubelet's plugin watcher calls on a socket that it found.
+    """What the kubelet's plugin watcher calls on a socket that it found. answered: set with a verdict."""
 
-    verdict: why it refused us; empty if it accepted; None while there is nothing new. answered: set with a verdict.
-    """
-
-    def __init__(self, resource: str) -> None:
-        self.resource = resource
-        self.verdict: str | None = None
+    def __init__(self, info: watcher_pb.PluginInfo) -> None:
         self.answered = asyncio.Event()
+        self._info = info
+        self._verdict: str | None = None
+
+    def take_verdict(self) -> str | None:
+        """Why it refused us; empty if it accepted; None while there is nothing new."""
+        verdict, self._verdict = self._verdict, None
+        self.answered.clear()
+        return verdict
 
     async def GetInfo(
         self, request: watcher_pb.InfoRequest, context: grpc.aio.ServicerContext
     ) -> watcher_pb.PluginInfo:
-        return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
+        return self._info
 
     async def NotifyRegistrationStatus(
         self, request: watcher_pb.RegistrationStatus, context: grpc.aio.ServicerContext
     ) -> watcher_pb.RegistrationStatusResponse:
-        self.verdict = "" if request.plugin_registered else request.error or "it gave no reason"
+        self._verdict = "" if request.plugin_registered else request.error or "it gave no reason"
         self.answered.set()
         return watcher_pb.RegistrationStatusResponse()
 

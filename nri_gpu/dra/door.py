@@ -1,0 +1,183 @@
+"""The two sockets of the kubelet's door: `dra.sock`, and the one in `plugins_registry` by which it finds that.
+
+The kubelet's plugin watcher dials a registration socket as it appears, and drops the driver as it goes. So the answer
+to a refusal is a new one. `dra.sock` stays meanwhile, with the calls that are being answered on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+from loguru import logger
+
+from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
+from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.text import shown
+from nri_gpu.dra.messages import View
+from nri_gpu.dra.service import SUPPORTED, ClaimService
+from nri_gpu.kubelet.endpoint import EndpointTimes, check_reached
+from nri_gpu.kubelet.service import PluginWatcherService
+from nri_gpu.policy.forms import SOCKET_PATH_MAX
+from nri_gpu.system.inotify import folder_changed
+from nri_gpu.system.storage import lock_holder, open_lock, signature, try_lock
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+
+DRAIN_S: Final = 2.0
+LOOK_S: Final = 0.05
+
+
+class DoorError(NriGpuError):
+    """Why the kubelet cannot find or call us; it is tried again."""
+
+
+class KubeletDoor:
+    """Serves one driver. One process at a time holds its folder; the next one waits for that, as an update needs."""
+
+    def __init__(self, view: View, service: ClaimService, times: EndpointTimes | None = None) -> None:
+        self.folder = Path(view.dir, view.driver)
+        self.socket = self.folder / "dra.sock"
+        self.registration = Path(view.registry_dir, f"{view.driver}-reg.sock")
+        self._driver = view.driver
+        self._service = service
+        self._times = times = times or EndpointTimes()
+        self._log = LogOnce(stuck_s=times.stuck)
+        self._waits = Backoff(times.first_wait, times.longest_wait, jitter=0.5)
+        self._lock: int | None = None
+
+    async def hold(self) -> None:
+        """Return once no other process serves this driver. Raises: RestartNeededError."""
+        while not self._holds():
+            try:
+                self._make_folder()
+                lock = open_lock(self.folder / "lock")
+            except (DoorError, OSError) as error:
+                self._complain(str(error))
+                await asyncio.sleep(self._waits.next_s())
+                continue
+            if try_lock(lock):
+                self.release()
+                self._lock = lock
+                self._all_well()
+                return
+            fault = f"another process{lock_holder(lock)} serves {self._driver}: this one begins when that one ends"
+            self._log.note("waiting for another nri-gpu dra", fault, path=str(self.folder))
+            os.close(lock)
+            await asyncio.sleep(LOOK_S)
+
+    def _holds(self) -> bool:
+        """Whether the lock is ours, in the folder that is there now."""
+        with suppress(OSError):
+            return self._lock is not None and os.path.samestat(os.fstat(self._lock), (self.folder / "lock").stat())
+        return False
+
+    def release(self) -> None:
+        """Let the next process have it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises: RestartNeededError: this process cannot reach a folder that is there now."""
+        while True:
+            try:
+                await self._serve()
+            except (DoorError, OSError) as error:
+                self._complain(str(error))
+            await asyncio.sleep(self._waits.next_s())
+
+    async def _serve(self) -> None:
+        """Answer on `dra.sock` until it is gone, registered as well as may be."""
+        await self.hold()  # again, where the folder was made anew
+        handlers = self._service.handlers()
+        async with _served(self.socket, lambda server: server.add_generic_rpc_handlers(handlers)):
+            while signature(self.socket, follow=False) is not None:
+                try:
+                    ended = await self._session()
+                    logger.bind(resource=self._driver, fault=ended).info("registering with the kubelet again")
+                except (DoorError, OSError) as error:
+                    self._complain(str(error))
+                await asyncio.sleep(self._waits.next_s())
+
+    async def _session(self) -> str:
+        """One registration socket, until there has to be another. Returns why. Raises: DoorError."""
+        loop, path = asyncio.get_running_loop(), self.registration
+        check_reached(path.parent)
+        if not path.parent.is_dir():
+            raise DoorError(f"there is no folder {path.parent}: the kubelet makes it at its start")
+        watcher = PluginWatcherService(
+            PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=SUPPORTED)
+        )
+        until, refused = loop.time() + self._times.watched_within, False
+        async with _served(path, lambda server: add_RegistrationServicer_to_server(watcher, server)):
+            while True:
+                check_reached(path.parent, self.folder)
+                for socket in (path, self.socket):
+                    if signature(socket, follow=False) is None:
+                        return f"{socket} was removed"
+                if (verdict := watcher.take_verdict()) == "":
+                    logger.bind(resource=self._driver, socket=str(self.socket)).info("registered with the kubelet")
+                    self._all_well()
+                    until, refused = math.inf, False
+                elif verdict:
+                    # The kubelet asks again on another socket only. One that restarts meanwhile finds this one.
+                    self._complain(f"the kubelet did not register it: {shown(verdict, 300)}")
+                    until, refused = loop.time() + self._waits.next_s(), True
+                elif loop.time() >= until:
+                    if refused:
+                        return "the kubelet refused it"
+                    self._complain(
+                        f"no kubelet has come to {path} yet: is kubelet.registry_dir the folder it looks in?"
+                    )
+                    until = math.inf
+                limit_s = min(self._times.look_every, max(until - loop.time(), 0))
+                await first_done(folder_changed(path.parent, limit_s), watcher.answered.wait())
+
+    def _make_folder(self) -> None:
+        """Raises: DoorError, OSError; RestartNeededError."""
+        check_reached(self.folder)
+        if not self.folder.parent.is_dir():
+            raise DoorError(f"there is no folder {self.folder.parent}: the kubelet makes it at its start")
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _all_well(self) -> None:
+        self._log.clear()
+        self._waits.reset()
+
+    def _complain(self, fault: str) -> None:
+        self._log.warning("DRA driver not registered, trying again", fault, resource=self._driver)
+
+
+@asynccontextmanager
+async def _served(path: Path, add: Callable[[grpc.aio.Server], object]) -> AsyncIterator[None]:
+    """A gRPC server on that socket, in place of one that a killed process left. Raises: DoorError; OSError."""
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+        raise DoorError(
+            f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
+            "dra.driver or dra.dir in the policy"
+        )
+    _remove(path)
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    add(server)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise DoorError(f"socket {path} cannot be made: {error}") from error
+    await server.start()
+    try:
+        yield
+    finally:
+        _remove(path)  # before the last calls are answered: the kubelet begins no other ones
+        await server.stop(DRAIN_S)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

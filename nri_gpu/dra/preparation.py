@@ -1,0 +1,174 @@
+"""What happens to a claim on this node: read from the API server, reserved by the daemon, described to the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+from loguru import logger
+from msgspec import Raw, Struct
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.dra.api_server import NotFoundError
+from nri_gpu.dra.messages import (
+    AllocatedClaim,
+    AllocatedResult,
+    Answer,
+    AskPrepare,
+    AskUnprepare,
+    AskView,
+    Fault,
+    Prepared,
+    PreparedName,
+    Question,
+    View,
+)
+from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim
+from nri_gpu.dra.specification import ClaimSpecifications
+
+RUN: Final = "the daemon (`nri-gpu run`)"
+
+
+class AsksDaemon(Protocol):
+    async def ask(self, question: Question) -> Answer:
+        """Raises: NriGpuError: it did not answer."""
+
+
+class ReadsClaims(Protocol):
+    async def claim(self, namespace: str, name: str, form: type[Raw]) -> Raw:
+        """The object as JSON. Raises: NotFoundError; NriGpuError: the API server did not tell."""
+
+
+class ClaimTimes(Struct, frozen=True):
+    """Seconds. again: between two questions about a fault that may pass. passing: for so long."""
+
+    api_server: float = 5.0  # the kubelet waits for 45
+    daemon: float = 2.0
+    again: float = 0.1
+    passing: float = 0.7
+
+
+class PreparationError(NriGpuError):
+    """Why a claim is not prepared or unprepared: one sentence, which `kubectl describe pod` shows."""
+
+
+class PreparedDevice(Struct, frozen=True):
+    """One device of a prepared claim. cdi: its qualified name."""
+
+    result: AllocatedResult
+    cdi: str
+
+
+class ClaimPreparation:
+    """Each claim is worked on by one caller at a time; several claims at once."""
+
+    def __init__(
+        self,
+        daemon: AsksDaemon,
+        api_server: ReadsClaims,
+        specifications: ClaimSpecifications,
+        driver: str,
+        times: ClaimTimes | None = None,
+    ) -> None:
+        self._daemon = daemon
+        self._api_server = api_server
+        self._specifications = specifications
+        self._driver = driver
+        self._times = times or ClaimTimes()
+        self._locks: WeakValueDictionary[ClaimUid, asyncio.Lock] = WeakValueDictionary()
+
+    async def prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
+        """Reserve its devices. The same claim again: the same answer. Raises: NriGpuError, with the sentence."""
+        async with self._alone(asked.uid):
+            return await self._prepare(asked)
+
+    async def unprepare(self, uid: ClaimUid) -> None:
+        """Release what it has; nothing where it has nothing. Raises: NriGpuError, with the sentence."""
+        async with self._alone(uid):
+            await self._release(uid)
+
+    async def refresh(self, known: PreparedName) -> None:
+        """Prepare a prepared claim again for the pods of now, or release it if the API server has it no more.
+
+        Raises: NriGpuError: neither is known; it stays as it is.
+        """
+        async with self._alone(known.uid):
+            if known.uid not in await self._prepared():
+                return  # the kubelet unprepared it meanwhile
+            try:
+                await self._prepare(known)
+            except ResourceClaimError as error:
+                if not error.over:
+                    raise
+                await self._release(known.uid)
+                bound = logger.bind(namespace=known.namespace, name=known.name, reason=str(error))
+                bound.warning("ResourceClaim released that the kubelet did not unprepare")
+
+    async def sweep(self) -> None:
+        """Remove the specifications of claims that are not prepared. Raises: NriGpuError."""
+        written = self._specifications.written()
+        for uid in written - await self._prepared():
+            async with self._alone(uid):
+                if uid not in await self._prepared() and self._specifications.remove(uid):
+                    logger.bind(name=uid).info("CDI specification removed of a ResourceClaim that is not prepared")
+
+    @asynccontextmanager
+    async def _alone(self, uid: ClaimUid) -> AsyncIterator[None]:
+        async with self._locks.setdefault(uid, asyncio.Lock()):
+            yield
+
+    async def _prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
+        claim = parse_resource_claim(await self._document(asked), asked, self._driver)
+        prepared = await self._reserve(claim)
+        names = self._specifications.write(claim.uid, prepared)
+        return tuple(map(PreparedDevice, claim.results, names))
+
+    async def _release(self, uid: ClaimUid) -> None:
+        answer = await self._ask(AskUnprepare(uid))
+        if isinstance(answer, Fault):
+            raise PreparationError(answer.sentence)
+        self._specifications.remove(uid)
+
+    async def _document(self, asked: PreparedName) -> bytes:
+        what, limit_s = claim_name(asked), self._times.api_server
+        try:
+            async with asyncio.timeout(limit_s):
+                return bytes(await self._api_server.claim(asked.namespace, asked.name, Raw))
+        except NotFoundError:
+            sentence = f"{what}: the API server has none of this name: it was deleted"
+            raise ResourceClaimError(sentence, over=True) from None
+        except TimeoutError:
+            raise PreparationError(f"{what}: the API server did not answer within {limit_s:g} s") from None
+
+    async def _reserve(self, claim: AllocatedClaim) -> Prepared:
+        """Ask the daemon, again as long as a fault may pass soon: a GPU of a pod that ends is free a moment later."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._times.passing
+        while True:
+            answer = await self._ask(AskPrepare(claim))
+            if isinstance(answer, Prepared):
+                return answer
+            if not isinstance(answer, Fault):
+                raise PreparationError(f"{RUN} answered what was not asked: is it another version of nri-gpu?")
+            if not answer.passing or loop.time() + self._times.again > until:
+                raise PreparationError(answer.sentence)
+            await asyncio.sleep(self._times.again)
+
+    async def _prepared(self) -> frozenset[ClaimUid]:
+        """The claims that the daemon has prepared now."""
+        view = await self._ask(AskView())
+        if not isinstance(view, View):
+            raise PreparationError(f"{RUN} did not tell which claims are prepared")
+        return frozenset(each.uid for each in view.claims)
+
+    async def _ask(self, question: Question) -> Answer:
+        limit_s = self._times.daemon
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._daemon.ask(question)
+        except TimeoutError:
+            raise PreparationError(f"{RUN} did not answer within {limit_s:g} s: see `nri-gpu status`") from None

@@ -1,0 +1,132 @@
+"""What `nri-gpu dra` talks to besides the kubelet, in this process: a daemon and an API server to be told things.
+
+Tests of the whole have the real daemon, and an API server that speaks HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.dra.api_server import NotFoundError
+from nri_gpu.dra.client import DaemonAwayError
+from nri_gpu.dra.door import KubeletDoor
+from nri_gpu.dra.messages import (
+    Answer,
+    AskPrepare,
+    AskUnprepare,
+    Fault,
+    Prepared,
+    PreparedName,
+    Question,
+    Unprepared,
+    View,
+)
+from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
+from nri_gpu.dra.service import ClaimService
+from nri_gpu.dra.specification import ClaimSpecifications
+from nri_gpu.kubelet.endpoint import EndpointTimes
+from tests.support.resource_claims import DRIVER, document
+
+QUICK = EndpointTimes(watched_within=0.3, look_every=0.05, first_wait=0.01, longest_wait=0.1)
+TIMES = ClaimTimes(api_server=0.3, daemon=0.3, again=0.01, passing=0.1)
+
+
+class TellingDaemon:
+    """faults: answers to the next questions, in their stead. away: it cannot be asked. silent: it never answers.
+
+    busy: most questions that it was answering at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.view = View(
+            number=1,
+            driver=DRIVER,
+            dir=str(folder / "plugins"),
+            registry_dir=str(folder / "plugins_registry"),
+            cdi_dir=str(folder / "cdi"),
+            known=True,
+        )
+        self.asked: list[Question] = []
+        self.prepared: dict[ClaimUid, PreparedName] = {}
+        self.faults: list[Fault] = []
+        self.away = self.silent = False
+        self.required = True
+        self.busy = self._now = 0
+
+    async def ask(self, question: Question) -> Answer:
+        self._now += 1
+        self.busy = max(self.busy, self._now)
+        try:
+            await asyncio.sleep(0.01)
+            if self.away:
+                raise DaemonAwayError("nobody listens on dra.sock")
+            if self.silent:
+                await asyncio.Event().wait()
+            self.asked.append(question)
+            return self._answer(question)
+        finally:
+            self._now -= 1
+
+    def _answer(self, question: Question) -> Answer:
+        if self.faults:
+            return self.faults.pop(0)
+        match question:
+            case AskPrepare(claim=claim):
+                self.prepared[claim.uid] = PreparedName(claim.uid, claim.namespace, claim.name)
+                stem = f"NRI_GPU_CLAIM_{claim.uid.upper().replace('-', '_')}"
+                markers = (
+                    (f"{stem}_{at}", f"v1;claim={claim.uid};device={at};mac=ab") for at, _ in enumerate(claim.results)
+                )
+                return Prepared(tuple(markers), required=self.required)
+            case AskUnprepare(uid=uid):
+                self.prepared.pop(uid, None)
+                return Unprepared()
+        return replace(self.view, claims=tuple(self.prepared.values()))
+
+
+class TellingApiServer:
+    """claims: by namespace and name. silent: it never answers."""
+
+    def __init__(self) -> None:
+        self.claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self.silent = False
+        self.reads = 0
+
+    def put(self, claim: dict[str, Any]) -> tuple[str, str, str]:
+        """Namespace, name and UID, as the kubelet names it."""
+        metadata = claim["metadata"]
+        self.claims[metadata["namespace"], metadata["name"]] = claim
+        return metadata["namespace"], metadata["name"], metadata["uid"]
+
+    async def claim(self, namespace: str, name: str, form: type[Raw]) -> Raw:
+        self.reads += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        claim = self.claims.get((namespace, name))
+        if claim is None:
+            raise NotFoundError("404")
+        return form(document(claim))
+
+
+class DraNode:
+    """Preparation and the kubelet's door, on folders below one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.daemon = TellingDaemon(folder)
+        self.api_server = TellingApiServer()
+        self.cdi = folder / "cdi"
+        self.claims = ClaimPreparation(
+            self.daemon, self.api_server, ClaimSpecifications(self.cdi, DRIVER), DRIVER, TIMES
+        )
+
+    def door(self, times: EndpointTimes = QUICK) -> KubeletDoor:
+        return KubeletDoor(self.daemon.view, ClaimService(self.claims), times)
+
+    def files(self) -> list[str]:
+        return sorted(each.name for each in self.cdi.glob("*")) if self.cdi.exists() else []

@@ -1,0 +1,207 @@
+"""A claim from the API server to the CDI specification and back, and the sentence of each way that this can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
+from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.dra.messages import AskPrepare, AskUnprepare, Fault, PreparedName
+from tests.support.dra_node import TIMES, DraNode
+from tests.support.log import Log
+from tests.support.resource_claims import POD, UID, resource_claim, result
+
+ASKED = PreparedName(ClaimUid(UID), "ml", "train")
+FILE = f"nri-gpu-claim-{UID}.json"
+
+
+@pytest.fixture
+def node(folder: Path) -> DraNode:
+    return DraNode(folder)
+
+
+async def sentence(node: DraNode, asked: PreparedName = ASKED) -> str:
+    with pytest.raises(NriGpuError) as caught:
+        await node.claims.prepare(asked)
+    return str(caught.value)
+
+
+async def test_the_specification_has_a_marker_a_device_and_the_mount_that_keeps_it_from_starting(node: DraNode) -> None:
+    node.api_server.put(resource_claim(result("gpu-0"), result("gpu-1")))
+    devices = await node.claims.prepare(ASKED)
+    assert [each.cdi for each in devices] == [f"gpu.nri.io/claim={UID}-0", f"gpu.nri.io/claim={UID}-1"]
+    written = json.loads((node.cdi / FILE).read_text())
+    assert (written["kind"], written["cdiVersion"]) == ("gpu.nri.io/claim", "0.5.0")
+    assert [each["name"] for each in written["devices"]] == [f"{UID}-0", f"{UID}-1"]
+    stem = "NRI_GPU_CLAIM_" + UID.upper().replace("-", "_")
+    assert written["devices"][1]["containerEdits"] == {"env": [f"{stem}_1=v1;claim={UID};device=1;mac=ab"]}
+    (mount,) = written["containerEdits"]["mounts"]
+    assert (mount["hostPath"], mount["containerPath"]) == (REQUIRED_SOURCE, REQUIRED_DESTINATION)
+
+
+async def test_only_root_reads_it_and_it_stands_there_whole(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    assert (node.cdi / FILE).stat().st_mode & 0o777 == 0o600
+    assert node.files() == [FILE]
+
+
+async def test_without_the_mount_where_the_daemon_does_not_want_it(node: DraNode) -> None:
+    node.daemon.required = False
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    assert "containerEdits" not in json.loads((node.cdi / FILE).read_text())
+
+
+async def test_the_same_claim_again_gets_the_same_answer_and_pods_of_now(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    first = await node.claims.prepare(ASKED)
+    inode = (node.cdi / FILE).stat().st_ino
+    node.api_server.put(resource_claim(pods={POD: "web", "pod-2": "api"}))
+    assert await node.claims.prepare(ASKED) == first
+    assert (node.cdi / FILE).stat().st_ino == inode  # the runtime has nothing to read again
+    last = node.daemon.asked[-1]
+    assert isinstance(last, AskPrepare)
+    assert set(last.claim.pods.values()) == {"web", "api"}
+
+
+async def test_one_claim_is_worked_on_by_one_caller_at_a_time_and_several_at_once(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await asyncio.gather(*(node.claims.prepare(ASKED) for _ in range(4)))
+    assert node.daemon.busy == 1
+    others = [PreparedName(ClaimUid(f"uid-{at}"), "ml", f"claim-{at}") for at in range(4)]
+    for each in others:
+        node.api_server.put(resource_claim(uid=each.uid, name=each.name))
+    await asyncio.gather(*map(node.claims.prepare, others))
+    assert node.daemon.busy == 4
+    assert len(node.files()) == 5
+
+
+async def test_a_fault_that_passes_is_waited_for_and_one_that_stays_is_told_in_time(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    node.daemon.faults = [Fault("GPU 0 is being released", passing=True)] * 2
+    await node.claims.prepare(ASKED)
+    node.daemon.faults = [Fault("GPU 0 is being released", passing=True)] * 50
+    began = time.monotonic()
+    assert await sentence(node) == "GPU 0 is being released"
+    assert time.monotonic() - began < 5 * TIMES.passing
+    assert node.daemon.faults
+
+
+async def test_a_fault_that_does_not_pass_is_told_at_once_and_leaves_nothing(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    node.daemon.faults = [Fault("gpu-9 is not a device of this node")]
+    assert await sentence(node) == "gpu-9 is not a device of this node"
+    assert node.files() == []
+    assert len(node.daemon.asked) == 1
+
+
+async def test_who_did_not_answer_is_named(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    node.api_server.silent = True
+    assert await sentence(node) == "ResourceClaim ml/train: the API server did not answer within 0.3 s"
+    node.api_server.silent, node.daemon.silent = False, True
+    assert "the daemon (`nri-gpu run`) did not answer within 0.3 s" in await sentence(node)
+    node.daemon.silent, node.daemon.away = False, True
+    assert await sentence(node) == "nobody listens on dra.sock"
+    assert node.files() == []
+
+
+async def test_a_claim_that_is_gone_or_another_one_now_is_not_prepared(node: DraNode) -> None:
+    assert await sentence(node) == "ResourceClaim ml/train: the API server has none of this name: it was deleted"
+    node.api_server.put(resource_claim(uid="another"))
+    assert "another one made with its name" in await sentence(node)
+    assert not node.daemon.asked
+
+
+async def test_a_folder_that_cannot_be_written_is_named(node: DraNode) -> None:
+    node.cdi.write_text("in the way")
+    node.api_server.put(resource_claim())
+    assert await sentence(node) == f"{node.cdi / FILE} cannot be written: File exists"
+
+
+async def test_unprepare_leaves_nothing_also_of_a_claim_that_is_gone_or_unknown(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    node.api_server.claims.clear()
+    for _ in range(2):
+        await node.claims.unprepare(ASKED.uid)
+    await node.claims.unprepare(ClaimUid("never-prepared"))
+    assert node.files() == []
+    assert not node.daemon.prepared
+
+
+async def test_unprepare_without_the_daemon_is_an_error_and_changes_nothing(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    node.daemon.away = True
+    with pytest.raises(NriGpuError, match="nobody listens"):
+        await node.claims.unprepare(ASKED.uid)
+    assert node.files() == [FILE]
+
+
+async def test_a_refresh_takes_new_pods_and_mends_a_lost_specification(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    (node.cdi / FILE).unlink()
+    node.api_server.put(resource_claim(pods={"pod-2": "api"}))
+    await node.claims.refresh(ASKED)
+    last = node.daemon.asked[-1]
+    assert isinstance(last, AskPrepare)
+    assert list(last.claim.pods.values()) == ["api"]
+    assert node.files() == [FILE]
+
+
+async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode, log: Log) -> None:
+    freed = resource_claim()
+    freed["status"] = {}
+    for now in (None, resource_claim(uid="another"), freed):
+        node.api_server.put(resource_claim())
+        await node.claims.prepare(ASKED)
+        node.api_server.claims.clear()
+        if now:
+            node.api_server.put(now)
+        await node.claims.refresh(ASKED)
+        assert node.files() == []
+        assert not node.daemon.prepared
+    assert len(log.said("ResourceClaim released that the kubelet did not unprepare")) == 3
+
+
+async def test_a_refresh_releases_nothing_while_the_api_server_cannot_be_asked(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    node.api_server.silent = True
+    with pytest.raises(NriGpuError, match="did not answer"):
+        await node.claims.refresh(ASKED)
+    assert node.files() == [FILE]
+    assert AskUnprepare(ASKED.uid) not in node.daemon.asked
+
+
+async def test_a_refresh_does_not_prepare_what_was_unprepared_meanwhile(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    refreshing = asyncio.create_task(node.claims.unprepare(ASKED.uid))
+    await asyncio.gather(refreshing, node.claims.refresh(ASKED))
+    assert not node.daemon.prepared
+    assert node.files() == []
+
+
+async def test_a_sweep_removes_only_our_specifications_of_claims_that_are_not_prepared(node: DraNode, log: Log) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    whole = (node.cdi / FILE).read_text()
+    (node.cdi / "nri-gpu-claim-left.json").write_text(whole)
+    (node.cdi / "nri-gpu-claim-others.json").write_text(whole.replace("gpu.nri.io/claim", "gpu.example.com/claim"))
+    (node.cdi / "nri-gpu.json").write_text(whole)
+    await node.claims.sweep()
+    assert node.files() == [FILE, "nri-gpu-claim-others.json", "nri-gpu.json"]
+    node.daemon.away = True
+    with pytest.raises(NriGpuError):
+        await node.claims.sweep()
+    assert FILE in node.files()
