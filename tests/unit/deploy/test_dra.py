@@ -100,10 +100,12 @@ def test_the_kubelet_dials_the_socket_by_its_own_path() -> None:
     assert outside["plugins-registry"] == "/data/kubelet/plugins_registry"
 
 
-def test_one_ends_before_the_next_begins() -> None:
-    """Two would fight for one socket."""
-    update = daemon_sets(CLAIMS)["dra"]["spec"]["updateStrategy"]["rollingUpdate"]
-    assert update == {"maxSurge": 0, "maxUnavailable": values()["maxSurge"]}
+def test_the_next_is_there_before_the_last_goes() -> None:
+    """They lock the driver's folder, so that one at a time serves."""
+    spec = daemon_sets(CLAIMS)["dra"]["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": values()["maxSurge"], "maxUnavailable": 0}
+    assert spec["minReadySeconds"] > 0
+    assert "ports" not in container("dra", CLAIMS)
 
 
 # --- its rights ------------------------------------------------------------------------------------------------------
