@@ -54,6 +54,9 @@ FIXES: Final[Mapping[str, str]] = {
     "required CDI device not written, containers can start without nri-gpu": (
         "Let nri-gpu write kubelet.cdi_dir, or run the guard."
     ),
+    "ResourceSlices not published, trying again": (
+        "Mend what the line names: the way to the API server, the rights of the service account, or the node's name."
+    ),
     "node labels not written": "Make its folder, or set labels.file.",
     "ledger.json not written; the grants on the containers hold": "Make room under /run, or mend what the line names.",
     "journal not written; the grants on the containers hold": "Make room under /run, or mend what the line names.",

@@ -96,7 +96,8 @@ class Canned:
 class StandInApiServer:
     """gates: those that are on. served: versions of resource.k8s.io. token: the one that is accepted; empty: any.
 
-    delay_s: before each answer. bookmark_s: between bookmarks of a watch. requests: verb and path of each, in order.
+    delay_s: before each answer. bookmark_s: between bookmarks of a watch; bookmarks: sent so far. requests: verb and
+    path of each, in order.
     client_authority: whose certificates clients need.
     """
 
@@ -106,6 +107,7 @@ class StandInApiServer:
         self.token = ""
         self.delay_s = 0.0
         self.bookmark_s = 0.1
+        self.bookmarks = 0
         self.canned: list[Canned] = []
         self.requests: list[tuple[str, str]] = []
         self.claims: dict[tuple[str, str], Json] = {}
@@ -277,6 +279,7 @@ class StandInApiServer:
             yield from ({"type": kind, "object": each} for _, kind, each in fresh if _selects(selected, each))
             if not fresh:
                 bookmark_at = now + self.bookmark_s
+                self.bookmarks += 1
                 metadata = {"resourceVersion": str(since)}
                 yield {"type": "BOOKMARK", "object": {"kind": "ResourceSlice", "metadata": metadata, "spec": {}}}
 
@@ -310,6 +313,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: _Server
 
     def log_message(self, *_: object) -> None:
