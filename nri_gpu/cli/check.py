@@ -17,6 +17,7 @@ from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.dra.advice import gate_advice
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.host.advice import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         *metrics_advice(policy.metrics),
         *(mps_advice(state_dir, enabled=policy.mps.enabled) if served else ()),
         *(_of_daemon(status.runtime) if status else ()),
+        *(gate_advice(status.dra.report) if status else ()),
     )
     lines = [f"{policy.source}: ok"]
     if options:

@@ -11,6 +11,7 @@ from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, StrayStatus, UnitStatus
 from nri_gpu.domain.decision import Refused
+from nri_gpu.dra.advice import gate_advice, silence
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -59,6 +60,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
         *lines(_notes(status), Tone.WARN),
         *lines(_stray_lines(status.stray, now), Tone.BAD),
         *lines(_of_kubelet(status, now), Tone.PLAIN),
+        *lines(_of_dra(status, now), Tone.PLAIN),
         *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
         *([] if glance else wrong),
         *lines(_refusal_lines(status), Tone.WARN),
@@ -135,6 +137,19 @@ def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
             yield f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
     if status.kubelet.enabled:
         yield f"kubelet: {fail_closed(status)}"
+
+
+def _of_dra(status: DaemonStatus, now: float) -> Iterator[str]:
+    """The driver process, and a line for each claim; nothing where it is off and no claim is prepared."""
+    dra = status.dra
+    if dra.enabled:
+        fault = dra.fault or silence(dra.asked_s, now) or dra.report.fault
+        yield f"dra: {fault}" if fault else f"dra: {dra.driver} publishes {dra.report.published} devices"
+        yield from (f"dra: {sentence}" for sentence in gate_advice(dra.report))
+    for claim in status.claims:
+        devices = ", ".join(f"{each.device} ({'admin' if each.admin else each.mode})" for each in claim.devices)
+        pods = ", ".join(claim.pods) or "no pod"
+        yield f"dra: claim {claim.namespace}/{claim.name} has {devices}, for {pods}"
 
 
 def fail_closed(status: DaemonStatus) -> str:

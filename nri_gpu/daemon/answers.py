@@ -16,6 +16,7 @@ from nri_gpu.domain.gpu import Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Inventory, KernelGpu
+from nri_gpu.dra.messages import DriverReport
 from nri_gpu.stray.judge import StrayUse
 
 
@@ -77,6 +78,39 @@ class KubeletStatus(Struct, frozen=True):
     enabled: bool = False
     resources: tuple[ResourceStatus, ...] = ()
     guard_alone: str = ""
+
+
+class DraStatus(Struct, frozen=True, kw_only=True):
+    """Dynamic Resource Allocation. asked_s: when the driver process last asked; report: what it then said of itself.
+
+    fault: why the daemon does not answer it.
+    """
+
+    enabled: bool = False
+    driver: str = ""
+    asked_s: float | None = None
+    report: DriverReport = DriverReport()
+    fault: str = ""
+
+
+class ClaimedDeviceStatus(Struct, frozen=True, kw_only=True):
+    """A device of a claim. device: its name in ResourceSlices. admin: for monitoring; it holds nothing."""
+
+    request: str
+    device: str
+    gpu_uuid: str
+    mode: str
+    admin: bool = False
+
+
+class ClaimStatus(Struct, frozen=True, kw_only=True):
+    """A ResourceClaim that is prepared here. pods: names of those that it is reserved for."""
+
+    uid: str
+    namespace: str
+    name: str
+    pods: tuple[str, ...]
+    devices: tuple[ClaimedDeviceStatus, ...]
 
 
 class StrayStatus(Struct, frozen=True):
@@ -180,6 +214,8 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     options: Mapping[str, str | bool | int | float] = {}
     stray: StrayStatus = StrayStatus()
     refusals: tuple[Refused, ...] = ()
+    dra: DraStatus = DraStatus()
+    claims: tuple[ClaimStatus, ...] = ()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

@@ -22,6 +22,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import (
+    DraStatus,
     InventoryAnswer,
     KubeletStatus,
     PolicyStatus,
@@ -124,10 +125,12 @@ class Reporter:
         options: Mapping[str, str | bool],
         session: Callable[[], SessionFacts] = SessionFacts,
         refusals: Callable[[], tuple[Refused, ...]] = tuple,
+        dra: Callable[[], DraStatus] = DraStatus,
     ) -> None:
         self._path = path
         self._session = session
         self._refusals = refusals
+        self._dra = dra
         self._node_state = node_state
         self._cache = cache
         self._inventory = inventory
@@ -206,6 +209,7 @@ class Reporter:
             kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
             options=self._options,
             refusals=self._refusals(),
+            dra=self._dra(),
             stray=StrayStatus(self._node_state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
         )
 

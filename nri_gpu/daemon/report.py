@@ -17,6 +17,7 @@ from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.health import NO_HISTORY, History, TransitionKind
 from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import PreparedClaim
 
 _APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
 _DESCRIBED: Final = frozenset({TransitionKind.DESCRIPTION})
@@ -44,6 +45,7 @@ class View(Struct, frozen=True, kw_only=True):
     options: Mapping[str, str | bool] = {}
     stray: answers.StrayStatus = answers.StrayStatus()
     refusals: tuple[Refused, ...] = ()
+    dra: answers.DraStatus = answers.DraStatus()
 
     def wall_of(self, monotonic: float) -> float | None:
         """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
@@ -82,6 +84,23 @@ def status_of(view: View) -> answers.DaemonStatus:
         options=view.options,
         stray=view.stray,
         refusals=view.refusals,
+        dra=view.dra,
+        claims=tuple(map(_claim, view.ledger.claims.values())),
+    )
+
+
+def _claim(claim: PreparedClaim) -> answers.ClaimStatus:
+    return answers.ClaimStatus(
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        pods=tuple(sorted(claim.pods.values())),
+        devices=tuple(
+            answers.ClaimedDeviceStatus(
+                request=each.request, device=each.device, gpu_uuid=each.uuid, mode=each.mode, admin=each.admin
+            )
+            for each in claim.devices
+        ),
     )
 
 

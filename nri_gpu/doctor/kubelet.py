@@ -14,6 +14,7 @@ from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, p
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.dra.advice import gate_advice, silence
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.system.storage import text_of
@@ -23,6 +24,9 @@ CHECKPOINT_MAX: Final = 16 << 20  # bytes
 CONFIG_MAX: Final = 1 << 20
 ANSWER_S: Final = 0.4  # for PodResources
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
+_DRA_PODS: Final = (
+    "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra    # or start: nri-gpu dra"
+)
 _RESTART: Final = "systemctl restart kubelet    # pods go on running"
 
 
@@ -42,6 +46,7 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     process = next(running(seen.at("/proc"), {"kubelet", "k3s-server", "k3s-agent", "rke2"}), None)
     state = socket_state(seen.at(settings.dir) / "kubelet.sock")
     enabled = settings.enabled or bool(seen.status and seen.status.kubelet.enabled)
+    yield from _dra(seen)
     if process is None and state is SocketState.MISSING and not enabled:
         yield ok("kubelet", "none here; annotations allocate")
         return
@@ -100,6 +105,21 @@ def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
             f"{status.guard_alone}",
             "systemctl enable --now nri-gpu-guard",
         )
+
+
+def _dra(seen: Examined) -> Iterator[DoctorFinding]:
+    """Dynamic Resource Allocation."""
+    subject, dra = "DRA driver", seen.status.dra if seen.status else None
+    if dra is None or not dra.enabled:
+        return
+    if fault := dra.fault or silence(dra.asked_s, seen.now_s):
+        yield error(subject, fault, _DRA_PODS)
+    elif dra.report.fault:
+        yield error(subject, dra.report.fault, _DRA_PODS)
+    else:
+        yield ok(subject, f"{dra.driver} publishes {dra.report.published} devices")
+    for sentence in gate_advice(dra.report):
+        yield warning(subject, sentence, "kubectl get --raw /metrics | grep kubernetes_feature_enabled")
 
 
 def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:

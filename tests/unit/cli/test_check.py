@@ -148,3 +148,12 @@ def test_what_keeps_the_running_daemon_from_serving(
     with daemon(folder, json.dumps(status).encode()):
         document = checked("", "--state-dir", folder, "-o", "json").document
     assert document["advice"][-1:] == advice
+
+
+def test_feature_gates_that_the_api_server_lacks(checked: Checked, folder: Path) -> None:
+    dra = {"enabled": True, "driver": "gpu.nri.io", "asked_s": 1.0, "report": {"missing": ["DRAPartitionableDevices"]}}
+    with daemon(folder, json.dumps({**status_json(view()), "dra": dra}).encode()):
+        document = checked("", "--state-dir", folder, "-o", "json").document
+    assert document["advice"][-1].startswith(
+        "the API server lacks the feature gate DRAPartitionableDevices: MIG devices"
+    )

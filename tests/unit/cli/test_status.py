@@ -32,6 +32,8 @@ from nri_gpu.domain.health import Health, HealthState, History, Sign, Transition
 from nri_gpu.domain.kubelet import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
+from nri_gpu.dra.messages import DriverReport
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.policy.health import OtherXids
@@ -42,6 +44,14 @@ from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.daemon.test_report import CLOCK, NOW, status_json, view
 
 FREE = status_json(view(node=make.node(driver_version="580.95.05")))
+CLAIMED = ClaimedDevice(request="gpu", pool="node", device="gpu-7", uuid=make.uuid(0), mode=Mode.SHARED)
+TRAINING = PreparedClaim(
+    uid=ClaimUid("claim"),
+    namespace="ml",
+    name="train",
+    pods={PodUid("2"): "b", PodUid("1"): "a"},
+    devices=(CLAIMED,),
+)
 TRAIN, OTHER = make.container(of="train"), make.container(of="other")
 
 
@@ -263,6 +273,25 @@ def test_the_kubelets_resources_have_a_line_each() -> None:
     ]
     alone = "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6"
     assert lines(kubelet=answers.KubeletStatus(True, resources, "NRI 0.6"))[-1] == alone
+
+
+MONITOR = replace(TRAINING, uid=ClaimUid("watch"), name="watch", pods={}, devices=(replace(CLAIMED, admin=True),))
+
+
+def test_the_driver_process_and_claims_have_a_line_each() -> None:
+    ledger = Ledger(claims={each.uid: each for each in (TRAINING, MONITOR)})
+    report = DriverReport(8, ("DRAConsumableCapacity",))
+    dra = answers.DraStatus(enabled=True, driver="gpu.nri.io", asked_s=NOW - 5, report=report)
+    publishes, lacks, *claims = lines(ledger=ledger, dra=dra)[-4:]
+    assert publishes == "dra: gpu.nri.io publishes 8 devices"
+    assert lacks.startswith("dra: the API server lacks the feature gate DRAConsumableCapacity: dra.replicas has no")
+    assert claims == [
+        "dra: claim ml/train has gpu-7 (shared), for a, b",
+        "dra: claim ml/watch has gpu-7 (admin), for no pod",
+    ]
+    assert "has not asked the daemon for 90 s" in lines(dra=replace(dra, asked_s=NOW - 90))[-2]
+    (said, _) = status_json(view(ledger))["claims"]
+    assert said.items() >= {"uid": "claim", "namespace": "ml", "name": "train", "pods": ["a", "b"]}.items()
 
 
 def test_transitions_with_their_times() -> None:

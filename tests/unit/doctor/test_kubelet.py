@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import KubeletStatus
+from nri_gpu.daemon.answers import DraStatus, KubeletStatus
 from nri_gpu.doctor.finding import Level
+from nri_gpu.doctor.kubelet import kubelet_findings
 from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.dra.messages import DriverReport
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.policy.model import Policy
 from tests.support.builders import uuid
@@ -105,3 +107,27 @@ def test_what_another_device_plugin_allocates(served: DoctorNode) -> None:
         settings = KubeletSettings(enabled=True, podresources="/run/pod-resources/kubelet.sock")
         finding = served.only(policy=replace(HEALTHY_POLICY, kubelet=settings))
     assert (finding.level, "1 of example.com/gpu" in finding.meaning) == (Level.WARNING, True)
+
+
+ASKED = DraStatus(enabled=True, driver="gpu.nri.io", asked_s=1000.0, report=DriverReport(8))
+DRA = {
+    "never asked": (replace(ASKED, asked_s=None), Level.ERROR, "has not asked the daemon since the daemon began"),
+    "silent": (replace(ASKED, asked_s=900.0), Level.ERROR, "has not asked the daemon for 101 s"),
+    "not served": (replace(ASKED, fault="no socket"), Level.ERROR, "no socket"),
+    "its own fault": (replace(ASKED, report=DriverReport(0, (), "HTTP 403")), Level.ERROR, "HTTP 403"),
+    "an old API server": (
+        replace(ASKED, report=DriverReport(8, ("DRADeviceTaints",))),
+        Level.WARNING,
+        "lacks the feature gate DRADeviceTaints: unhealthy GPUs and those that others hold leave",
+    ),
+    "all is well": (ASKED, Level.OK, "gpu.nri.io publishes 8 devices"),
+}
+
+
+@pytest.mark.parametrize(("dra", "level", "words"), DRA.values(), ids=DRA)
+def test_the_driver_process(served: DoctorNode, dra: DraStatus, level: Level, words: str) -> None:
+    kubelet = KubeletStatus(enabled=True, resources=(OFFERED,))
+    seen = replace(served.seen, status=served.status(kubelet=kubelet, dra=dra), now_s=1001.0)
+    findings = [each for each in kubelet_findings(seen, None) if each.subject == "DRA driver"]
+    assert any(each.level is level and words in each.meaning for each in findings)
+    assert all(bool(each.fix) is (each.level is not Level.OK) for each in findings)

@@ -128,6 +128,7 @@ def test_each_holder_of_a_shared_gpu_and_each_gpu_of_a_holder() -> None:
         "mode": "shared",
     }
     assert said.value("nri_gpu_grants") == 3
+    assert said.value("nri_gpu_prepared_claims") == 0
 
 
 def test_a_container_and_its_successor_are_one_series() -> None:

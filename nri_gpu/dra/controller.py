@@ -1,0 +1,233 @@
+"""The daemon's side of the driver process: what it publishes of the node, and the claims that are prepared for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from loguru import logger
+from msgspec.structs import replace
+
+from nri_gpu.allocation.claims import prepare, unprepare
+from nri_gpu.decision.prepare import NotPrepared, prepared
+from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClaim
+from nri_gpu.dra.claims_file import ClaimsFile
+from nri_gpu.dra.devices import not_ready, offer
+from nri_gpu.dra.messages import (
+    DRA_SOCKET,
+    VIEW_WAIT_S,
+    Answer,
+    AskPrepare,
+    AskUnprepare,
+    AskView,
+    DriverReport,
+    Fault,
+    Prepared,
+    PreparedName,
+    Question,
+    Unprepared,
+    View,
+)
+from nri_gpu.dra.socket import DraSocket
+from nri_gpu.kubelet.answer import RequiredDevice
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.dra import dra_faults
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import first_done
+
+TICK_S: Final = 5.0  # between two looks for what changes with time alone
+BURST_S: Final = 0.05  # changes come in bursts, and a view is large
+LASTING_S: Final = 10.0  # after which a node that cannot grant is said to be not ready
+NOT_CONNECTED: Final = Fault(
+    "nri-gpu is not connected to the container runtime, so pods would start without their GPUs; try again",
+    passing=True,
+)
+
+
+class ClaimsPlugin(Protocol):
+    """What is needed of the NRI plugin."""
+
+    def aged(self, node: Node) -> Node:
+        """The node with the age of its inventory, where policy asks for it."""
+
+    def lapse(self) -> None:
+        """Release grants and reservations whose time is over."""
+
+
+class DraController:
+    """Answers the driver process, and remembers prepared claims in the state folder.
+
+    markers: the variables that stand for a claim's devices. rereads: claims whose pods may have changed; whoever
+    knows of others calls `changed`. asked_s, report: when the driver process last asked for a view, seconds since the
+    epoch, and what it said of itself. fault: why it is not served. lasting_s: after how long a node that cannot grant
+    is said to be not ready. wait_s: as VIEW_WAIT_S.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node_state: NodeState,
+        plugin: ClaimsPlugin,
+        fixed: Policy,
+        markers: Callable[[PreparedClaim], tuple[tuple[str, str], ...]],
+        *,
+        rereads: Callable[[], Collection[ClaimUid]] = tuple,
+        lasting_s: float = LASTING_S,
+        wait_s: float = VIEW_WAIT_S,
+    ) -> None:
+        self.asked_s: float | None = None
+        self.report = DriverReport()
+        self.fault = ""
+        self._node_state = node_state
+        self._plugin = plugin
+        self._fixed = fixed
+        self._settings = fixed.dra
+        self._markers = markers
+        self._rereads = rereads
+        self._lasting_s = lasting_s
+        self._wait_s = wait_s
+        self._connected = False
+        self._required = RequiredDevice(fixed.kubelet)
+        self._file = ClaimsFile(folder)
+        self._socket = DraSocket(folder / DRA_SOCKET, self.answer)
+        self._writing = asyncio.Lock()
+        self._woken = asyncio.Event()
+        self._able = time.monotonic()  # when the node could last grant, or began
+        self._view = View(
+            number=time.time_ns() // 1_000_000,  # another one than those of the daemon before this one
+            driver=self._settings.driver,
+            dir=self._settings.dir,
+            registry_dir=fixed.kubelet.registry_dir,
+            cdi_dir=fixed.kubelet.cdi_dir,
+        )
+        node_state.subscribe(self.changed, *Changed)
+
+    @property
+    def enabled(self) -> bool:
+        return self._settings.enabled
+
+    def recalled(self) -> Mapping[ClaimUid, PreparedClaim]:
+        """The claims that the daemon before this one had prepared."""
+        return self._file.read() if self.enabled else {}
+
+    def configured(self, configured: Configured) -> None:
+        self._required.configured(configured)
+
+    def connected(self, yes: bool) -> None:
+        """Whether the container runtime asks us about its containers."""
+        self._connected = yes
+        self.changed()
+
+    def changed(self) -> None:
+        """Something of which the view is made may be another one."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        if self.enabled:
+            self.fault = self._open()
+            if self.fault:
+                logger.bind(fault=self.fault).error("driver process not served")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._socket.close()
+
+    def _open(self) -> str:
+        """Listen. Returns why not, a sentence."""
+        for key, sentence in dra_faults(self._settings, self._fixed.kubelet):  # by the command line
+            return f"{key}: {sentence}"
+        try:
+            self._socket.open()
+        except OSError as error:
+            return f"its socket cannot be made: {error}"
+        return ""
+
+    async def answer(self, question: Question) -> Answer:
+        """The answer to the driver process."""
+        match question:
+            case AskView(after, report):
+                self.asked_s, self.report = time.time(), report
+                return await self._next_view(after)
+            case AskPrepare(claim):
+                async with self._writing:
+                    return await self._prepare(claim)
+            case AskUnprepare(uid):
+                async with self._writing:
+                    return await self._unprepare(uid)
+
+    async def _next_view(self, after: int) -> View:
+        """The view once it has another number, or as it is when nothing has changed for a while."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._wait_s
+        while self.view().number == after and (left_s := until - loop.time()) > 0:
+            self._woken.clear()
+            await first_done(self._woken.wait(), timeout_s=min(TICK_S, left_s))
+            await asyncio.sleep(BURST_S)
+        return self.view()
+
+    def view(self) -> View:
+        """The view of now, with another number than the last one if it is another one."""
+        state = self._node_state
+        node = self._plugin.aged(state.node)
+        word = not_ready(node, state.policy, connected=self._connected)
+        now = time.monotonic()
+        if not word:
+            self._able = now
+        # A runtime or daemon that is restarted is no reason to write the slices twice.
+        lasting = now - self._able >= self._lasting_s
+        devices, counter_sets = offer(node, state.ledger, state.settings, self._settings, word if lasting else "")
+        rereads = self._rereads()
+        seen = replace(
+            self._view,
+            known=self._view.known or lasting or not word,
+            devices=devices,
+            counter_sets=counter_sets,
+            claims=tuple(
+                PreparedName(uid, each.namespace, each.name, uid in rereads)
+                for uid, each in state.ledger.claims.items()
+            ),
+        )
+        if seen != self._view:
+            self._view = replace(seen, number=seen.number + 1)
+        return self._view
+
+    async def _prepare(self, claim: AllocatedClaim) -> Prepared | Fault:
+        """Reserve, write, and only then answer: what was answered is known to the next daemon."""
+        if not self._connected:
+            return NOT_CONNECTED
+        self._plugin.lapse()
+        state = self._node_state
+        policy = replace(state.policy, dra=self._settings)  # that of the start
+        found = prepared(claim, self._plugin.aged(state.node), state.ledger, policy)
+        if isinstance(found, NotPrepared):
+            return Fault(found.reason.sentence, found.passing)
+        before = state.ledger
+        state.commit(prepare(before, found))
+        if state.ledger is not before and (fault := await self._written(state.ledger.claims.values())):
+            if claim.uid not in before.claims:
+                state.commit(unprepare(state.ledger, claim.uid))
+            return fault
+        return Prepared(self._markers(found), required=not self._required.fault())
+
+    async def _unprepare(self, uid: ClaimUid) -> Unprepared | Fault:
+        """Write, release, and only then answer."""
+        claims = self._node_state.ledger.claims
+        if uid in claims:
+            if fault := await self._written(each for each in claims.values() if each.uid != uid):
+                return fault
+            self._node_state.commit(unprepare(self._node_state.ledger, uid))
+        return Unprepared()
+
+    async def _written(self, claims: Iterable[PreparedClaim]) -> Fault | None:
+        try:
+            await asyncio.to_thread(self._file.write, tuple(claims))
+        except OSError as error:
+            logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
+            return Fault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")
+        return None
