@@ -72,8 +72,8 @@ def counted(status: DaemonStatus) -> str:
     """`8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
     with_parts = {gpu.place.partition(":")[0] for gpu in status.gpus if gpu.kind == "mig"}
     units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
-    held = sum(bool(gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
-    free = sum(not gpu.unavailable and not (gpu.holders or gpu.foreign or gpu.opened_by) for gpu in units)
+    held = sum(bool(gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
+    free = sum(not gpu.unavailable and not (gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
     kind = "GPUs and MIG devices" if with_parts else "GPUs"
     return f"{len(units)} {kind}: {held} held, {free} free, {len(units) - held - free} unavailable"
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from loguru import logger
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.replay import (
@@ -228,7 +229,7 @@ def _line(record: Mapping[str, object]) -> str:
 def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, object]]:
     """The whole ledger, a few grants in each record: the first record replaces, the others add."""
     entries = iter(ledger.entries.items())
-    first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.external, ledger.releasing, {}, ledger.reservations)
+    first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})
     yield ledger_record(first)
     while more := dict(islice(entries, GRANTS_AT_ONCE)):
         yield {**ledger_record(Ledger(more)), "kind": RecordKind.CHANGED.value}

@@ -22,13 +22,14 @@ from nri_gpu.system.tasks import LogOnce
 
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 NO_MODE: Final = "none"
+ADMIN: Final = "admin"  # of a container that monitors GPUs: it holds none of them
 DELAY_S: Final = 0.05
 BYTES_MAX: Final = 64 * 1024 * 1024
 GRACE_MAX_S: Final = 86_400.0
 
 
 class HolderLine(Struct, frozen=True, kw_only=True):
-    """A grant; or a reservation, as a grant that was created and has not started. mode: a Mode, or `none`."""
+    """A grant; or a reservation, as a grant that was created and has not started. mode: a Mode, `none` or `admin`."""
 
     namespace: str
     pod: str
@@ -108,7 +109,7 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
     entries: dict[ContainerId, Entry] = {}
     reservations = {}
     for line in document.grants:
-        if line.phase is GrantPhase.LAPSED or line.mode == NO_MODE:
+        if line.phase is GrantPhase.LAPSED or line.mode in (NO_MODE, ADMIN):
             continue  # it holds nothing
         if device := reserved_device(line.container_id):
             # When it began is not written, and whoever carries it over gives it an end.
@@ -191,7 +192,7 @@ def holder_line(holder: Entry | Reservation) -> HolderLine:
         container=grant.container_name,
         container_id=grant.container_id,
         phase=holder.phase,
-        mode=grant.mode.value if grant.mode else NO_MODE,
+        mode=grant.mode.value if grant.mode else ADMIN if grant.uuids else NO_MODE,
         gpu_uuids=grant.uuids,
         driver_generation=grant.generation,
     )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.kubelet import Allocated, KubeletAllocation, gpu_groups
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
 from nri_gpu.request.parse import kubelet_key, parse_claim, select_annotation
+
+MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with admin access gets of the driver
 
 
 def claim_of(container: Container, policy: Policy) -> Claim | None:
@@ -22,11 +26,13 @@ def claim_of(container: Container, policy: Policy) -> Claim | None:
 
 
 def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -> str:
-    """The annotation key by which an existing container must hold a grant; empty where it need not.
+    """The annotation or variable by which an existing container must hold a grant; empty where it need not.
 
     starts: it is about to start. Then a device plugin's NVIDIA_VISIBLE_DEVICES counts too, where nri-gpu injects for
     that plugin; a running container may have been served by NVIDIA's runtime, which leaves no trace here.
     """
+    if container.markers:
+        return next(iter(container.markers))
     try:
         claim = _claim(container, {}, policy)  # its own annotations may be ours or another plugin's
     except RequestError as error:
@@ -70,16 +76,29 @@ def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> 
         raise RequestError(allocation.key, allocation.fault)
     if not allocation.devices:
         return annotated or Claim(key=allocation.key, text="", wanted=Nothing())
-    mode = Mode.SHARED if allocation.shared else Mode.EXCLUSIVE
-    wanted = Devices(tuple(allocation.uuids))
-    if annotated is None:
-        text = ",".join(allocation.uuids)
-        return Claim(key=allocation.key, text=text, wanted=wanted, mode=mode, kubelet=True)
-    if isinstance(annotated.wanted, Nothing):
+    if annotated is not None and isinstance(annotated.wanted, Nothing):
         return annotated
+    given = _given(allocation)
+    if annotated is None:
+        return given
+    if allocation.request or allocation.admin:
+        why = "is for monitoring" if allocation.admin else "has configuration of its own"
+        raise RequestError(annotated.key, f"asks beside {allocation.key}, which {why}: drop the annotation")
+    mode = given.mode or Mode.EXCLUSIVE
     if fault := _beyond_allocation(annotated, len(allocation.uuids), mode):
         raise RequestError(annotated.key, fault)
-    return replace(annotated, wanted=wanted, mode=mode, kubelet=True)
+    return replace(annotated, wanted=given.wanted, mode=mode, kubelet=True)
+
+
+def _given(allocation: Allocated) -> Claim:
+    """The request for exactly what was allocated, as the configuration of its ResourceClaims shapes it."""
+    text = allocation.request
+    asked = parse_claim(allocation.key, text, given=True) if text else None
+    plain = Claim(key=allocation.key, text=",".join(allocation.uuids), wanted=Devices(allocation.uuids))
+    claim = replace(asked, wanted=plain.wanted) if asked else plain
+    if allocation.admin:
+        claim = replace(claim, capabilities=MONITORING, admin=True)
+    return replace(claim, mode=claim.mode or (Mode.SHARED if allocation.shared else Mode.EXCLUSIVE), kubelet=True)
 
 
 def _beyond_allocation(annotated: Claim, number: int, mode: Mode) -> str:

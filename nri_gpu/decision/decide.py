@@ -26,7 +26,7 @@ from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pa
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Unit
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocationPending
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import missing_capability_major
@@ -41,12 +41,14 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
     asked = _check(container, node, policy)
     if isinstance(asked, Eligible):
         return _grant(asked, container, node, ledger)
-    if isinstance(asked, Pass) and REQUIRED_DESTINATION in container.mounts:
+    allocation = container.kubelet
+    claimed = isinstance(allocation, Allocated) and allocation.claims
+    if isinstance(asked, Pass) and (claimed or REQUIRED_DESTINATION in container.mounts):
         # The container could not start without our reply: our sentence explains more than the runtime's error.
         return _refuse(
             Code.NOT_ALLOWED,
-            f"the kubelet gave it GPUs, but {asked.why.rstrip('.')}: have policy allow it, or take them out of its "
-            "resources.limits.",
+            f"the kubelet gave it GPUs, but {asked.why.rstrip('.')}: have policy allow it, or take "
+            f"{'the claim out of its resources.claims' if claimed else 'them out of its resources.limits'}.",
         )
     return asked
 
@@ -137,23 +139,25 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
     return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)
 
 
-Chosen = tuple[tuple[Unit, ...], Mode, Seat | None]
+Chosen = tuple[tuple[Unit, ...], Mode | None, Seat | None]  # no mode: for monitoring
 
 
 def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -> Chosen | Reason:
     """The GPUs and how they are held: those that this container holds already, or the best that it may have."""
     if held := _held(container, node, ledger):
         return held
+    admin, allocation = asked.claim.admin, container.kubelet
     candidates = Candidates.of(asked, container, node.inventory, ledger)
-    asker = Asker(container.pod.uid, asked.mode, asked.terms.policy.placement.strategy)
-    gpus = place(asked.claim, asker, candidates.inventory, ledger)
+    claims = frozenset(allocation.claims) if isinstance(allocation, Allocated) else frozenset[ClaimUid]()
+    asker = Asker(container.pod.uid, asked.mode, asked.terms.policy.placement.strategy, claims)
+    gpus = place(asked.claim, asker, candidates.inventory, Ledger() if admin else ledger)
     if isinstance(gpus, Reason):
         return candidates.explained(gpus)
-    if reason := over_limit(asked, container, node.inventory, ledger, gpus):
+    if not admin and (reason := over_limit(asked, container, node.inventory, ledger, gpus)):
         return reason
     if reason := missing_capability_major(gpus, node.inventory.majors):
         return reason
-    return gpus, asked.mode, asked.seat and replace(asked.seat, folder=node.mps.folder(gpus[0].uuid))
+    return gpus, None if admin else asked.mode, asked.seat and replace(asked.seat, folder=node.mps.folder(gpus[0].uuid))
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> Chosen | None:

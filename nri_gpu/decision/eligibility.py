@@ -58,7 +58,7 @@ def check_request(
     terms = allowed.terms
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
-    extras = claim.extras if claim.extras.asked else terms.extras
+    extras = claim.extras if claim.extras.asked or claim.admin else terms.extras
     denied = (
         (not claim.admin and terms.denied_mode(mode))
         or terms.denied_capabilities(capabilities)

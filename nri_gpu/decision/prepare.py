@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import UNUSED, Ledger
 from nri_gpu.allocation.messages import busy, called, cannot, why_not
+from nri_gpu.decision.claim import MONITORING
 from nri_gpu.decision.eligibility import as_sentence, check_request, node_fault, over_limit
 from nri_gpu.domain.claim import Claim, Devices, Everything, Mode
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capability, Unit
+from nri_gpu.domain.gpu import Unit
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimedDevice, PreparedClaim, device_name
 from nri_gpu.domain.text import clipped, quoted, shown
@@ -27,7 +28,6 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import Allowed, Verdict, select, stale_fault
 from nri_gpu.request.parse import parse_claim
 
-MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with admin access gets of the driver
 _ANEW: Final = "delete the pods that use the claim, so that the scheduler allocates it anew."
 _NAMES_SHOWN_MAX: Final = 200  # characters
 
@@ -97,7 +97,7 @@ def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, poli
         return Reason(Code.NOT_ALLOWED, fault)
     if why := why_not(unit):
         return cannot(called(unit), why, kubelet=True)
-    request = _request(result, unit, policy)
+    request = _request(result, unit, policy.dra.replicas)
     if isinstance(request, Reason):
         return request
     device = ClaimedDevice(
@@ -129,12 +129,11 @@ def _not_offered(unit: Unit, inventory: Inventory, policy: Policy) -> str:
     return f"{called(unit)} is not in pool {quoted(wanted)}, and claims get no others here (dra.pool): {_ANEW}"
 
 
-def _request(result: AllocatedResult, unit: Unit, policy: Policy) -> Claim | Reason:
+def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reason:
     """What the result's configuration asks for, with its mode. Configuration is not for monitoring, so it is left."""
     given = Claim(key="configuration", text="", wanted=Devices((unit.uuid,)), kubelet=True)
     if result.admin:
         return replace(given, capabilities=MONITORING, admin=True)
-    replicas = policy.dra.replicas
     default = Mode.SHARED if replicas > 1 else Mode.EXCLUSIVE
     if not result.text:
         return replace(given, mode=default)

@@ -5,7 +5,8 @@ A log is a list of records, each a JSON object with a `kind`:
     node      a snapshot of the node, before the first decision that used it
     policy    the policy's text, likewise; or the fault of one that could not be used
     ledger    all grants, at the beginning of a file and after each Synchronize
-    changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs, reservations
+    changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs,
+              reservations, prepared claims
     decision  a request and the answer to it
 
 `decide` is pure, so an unchanged replay gives every answer again to the byte. With another policy the replay keeps its
@@ -32,6 +33,7 @@ from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice, AllocationPending
 from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.policy.model import Policy
 
@@ -62,8 +64,9 @@ class _PolicyRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.POLICY
 class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.LEDGER.value):
     entries: dict[str, Entry | None]
     foreign: dict[ContainerId, ExternalAllocation | None]
-    leaving: dict[GpuUuid, Releasing | None] = {}  # older logs have none of these two
+    leaving: dict[GpuUuid, Releasing | None] = {}  # older logs have none of these three
     reservations: dict[str, Reservation | None] = {}
+    claims: dict[ClaimUid, PreparedClaim | None] = {}
 
 
 class _ChangedRecord(_LedgerRecord, frozen=True, tag=RecordKind.CHANGED.value):
@@ -147,6 +150,7 @@ def _changes(old: Ledger, new: Ledger) -> dict[str, object]:
         "foreign": _changed(old.external, new.external),
         "leaving": _changed(old.releasing, new.releasing),
         "reservations": _changed(_by_id(old), _by_id(new)),
+        "claims": _changed(old.claims, new.claims),
     }
 
 
@@ -238,6 +242,7 @@ class Replay:
         for id_, reservation in record.reservations.items():
             if device := reserved_device(id_):
                 self._take_reservation(device, reservation)
+        self.ledger = replace(self.ledger, claims=_updated(self.ledger.claims, record.claims))
         self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, record.foreign))
         if self._instead is None or (not self._instead.fault and self._instead.handover.wait):
             # When a GPU was released, and when it was found unused, follows the recording, whichever pod held it.

@@ -16,6 +16,9 @@ PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made ane
 PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
 
 
+MARKERS_MAX: Final = 128  # on one container
+
+
 DeviceNumber = tuple[int, int]  # major and minor of a character device
 
 
@@ -85,6 +88,8 @@ class Container(Recorded, frozen=True, kw_only=True):
     kubelet: what the kubelet allocated to it, taken out of its annotations; None where it allocated nothing.
     uid: the user id of its program on the host; known from containerd 2.3 on, and not in user namespaces.
     mps_folder: the host folder of the MPS daemon whose pipes it mounts; empty where it mounts none.
+    markers: variables that name devices of ResourceClaims, untrusted; MARKERS_MAX of them and one more at most. They
+    are taken out once they are read: `kubelet` then has the devices.
     """
 
     id: ContainerId
@@ -107,6 +112,7 @@ class Container(Recorded, frozen=True, kw_only=True):
     kubelet: KubeletAllocation | None = None
     uid: int | None = None
     mps_folder: str = ""
+    markers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Added(Struct, frozen=True):

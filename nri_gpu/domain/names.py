@@ -13,6 +13,9 @@ CONTAINER_PREFIX: Final = f"{KEY_PREFIX}container."  # and the container's name
 GRANT_KEY: Final = f"{KEY_PREFIX}grant"  # the signed grant
 KUBELET_KEY: Final = f"{KEY_PREFIX}kubelet"  # what the kubelet allocated; `.` and the resource follow
 
+# Of the variables by which a container shows which devices of a ResourceClaim it has; the claim's UID follows.
+MARKER_PREFIX: Final = "NRI_GPU_CLAIM_"
+
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"

@@ -120,7 +120,7 @@ def holders_of(withheld: Mapping[str, Health], ledger: Ledger) -> Mapping[str, A
         return {}
     found: dict[str, AffectedContainer] = {}
     for entry in ledger.entries.values():
-        bad: dict[str, str] = {unit: withheld[unit].why for unit in entry.grant.uuids if unit in withheld}
+        bad: dict[str, str] = {unit: withheld[unit].why for unit in entry.grant.held if unit in withheld}
         if bad and entry.holds:
             found[entry.grant.container_id] = AffectedContainer(f"{entry.grant.namespace}/{entry.grant.pod_name}", bad)
     return found

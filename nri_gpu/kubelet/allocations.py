@@ -71,9 +71,12 @@ class KubeletAllocations:
         return mounted
 
     def decided(self, container: Container, decision: Decision) -> None:
-        """Remember that the kubelet allocated the GPUs of this container."""
-        if isinstance(container.kubelet, Allocated) and isinstance(decision, Inject) and decision.grant.uuids:
-            self._held[container.id] = container.kubelet
+        """Remember that a device plugin of the kubelet allocated the GPUs of this container."""
+        allocation = container.kubelet
+        if not isinstance(allocation, Allocated) or allocation.claims:
+            return
+        if isinstance(decision, Inject) and decision.grant.uuids:
+            self._held[container.id] = allocation
 
     def adopt(self, container_id: ContainerId, allocation: Allocated) -> None:
         """PodResources lists these devices for a container."""
@@ -137,7 +140,7 @@ class KubeletAllocations:
         self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in ledger.entries}
 
     def taken(self, ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that our device plugin cannot allocate: others than its pods hold them, or other device plugins' pods.
+        """GPUs that our device plugin cannot allocate: others than its pods hold them, or claims, or others' pods.
 
         shared: sharing them does not count as holding, unless for another device plugin.
         """
@@ -152,7 +155,13 @@ class KubeletAllocations:
 
         others = [entry.grant for id_, entry in ledger.entries.items() if entry.holds and not ours(id_, entry)]
         return frozenset[GpuUuid]().union(
-            *(grant.uuids for grant in others),
+            *(grant.held for grant in others),
+            (
+                uuid
+                for claim in ledger.claims.values()
+                for uuid, mode in claim.holds.items()
+                if not (shared and mode is Mode.SHARED)
+            ),
             *(external.uuids for external in ledger.external.values()),
             (device.uuid for device in settings.injected(ledger.reservations)),
         )

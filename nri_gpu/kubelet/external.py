@@ -100,6 +100,8 @@ def verified(
         return allocation
     if settings.injected(listed.devices):
         return AllocationInvalid(TWO_PLUGINS)
+    if allocation.claims:  # no device plugin's
+        return allocation
     for resource in dict.fromkeys(each.resource for each in allocation.devices):
         signed = frozenset(each.id for each in allocation.devices if each.resource == resource)
         if signed != (told := listed.of(resource)):
@@ -257,7 +259,12 @@ class ExternalAllocations:
                 allocation = AllocationPending(NOT_ASKED, allocation.key)
             if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
                 allocation = AllocationPending(JUST_STARTED, BASE_KEY)
-        if isinstance(allocation, Allocated) and allocation.devices and is_reserving(container.pod.namespace, settings):
+        if (
+            isinstance(allocation, Allocated)
+            and allocation.devices
+            and not allocation.claims
+            and is_reserving(container.pod.namespace, settings)
+        ):
             allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
         return container if allocation is container.kubelet else replace(container, kubelet=allocation)
 

@@ -50,7 +50,7 @@ def _grant_pages(ledger: Ledger) -> Iterator[bytes]:
     page, until, left_out = [generate_latest(OneFamily(_grant_info()))], time.perf_counter() + PAGE_S, 0
     for entry in ledger.entries.values():
         grant = entry.grant
-        for uuid in grant.uuids if entry.holds else ():
+        for uuid in grant.held if entry.holds else ():
             labels = (uuid, grant.namespace, grant.pod_name, grant.container_name, grant.mode or "")
             if labels in seen:
                 continue

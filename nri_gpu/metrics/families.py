@@ -85,7 +85,7 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     yield _gauge("nri_gpu_gpu_available", "1 unless the GPU is withheld from all.", units, "uuid", "index", "model")
     undescribed = len(inventory.faults) + len(inventory.unlisted)
     yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
-    holding = sum(entry.holds and bool(entry.grant.uuids) for entry in reading.ledger.entries.values())
+    holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())
     yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)
     yield _gauge("nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", len(reading.ledger.claims))
     stray = [((kind,), count) for kind, count in (reading.stray or {}).items()]

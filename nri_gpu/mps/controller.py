@@ -208,7 +208,7 @@ class MpsController:
 
     def start_hindrance(self, grant: Grant) -> str:
         """Why a container with this grant must not start yet; empty when it may. Costs at most a poll(2) a GPU."""
-        for uuid in grant.uuids:
+        for uuid in grant.held:
             controller = self._controllers.get(uuid)
             if holds_by_mps(grant):
                 if controller is None or not controller.up:

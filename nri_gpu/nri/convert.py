@@ -6,18 +6,18 @@ Decoding is most of what passing a container through costs, so `may_concern` loo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError as DecodeError
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.container import Container, ContainerId, DeviceNumber, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.container import MARKERS_MAX, Container, ContainerId, DeviceNumber, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
-from nri_gpu.domain.names import NVIDIA_HOOKS
+from nri_gpu.domain.names import MARKER_PREFIX, NVIDIA_HOOKS
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
@@ -26,8 +26,10 @@ PREFIX: Final = "gpu.nri.io"
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
+MARKER_NEEDLE: Final = MARKER_PREFIX.encode()
+_MARKER_CHARS: Final = 512  # of a name, and of a value: several times what they need
 # Read of a container that exists: what may be a request, and its seat at an MPS daemon.
-_KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
+_KEPT_ENV_STARTS: Final = (*(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)), MARKER_PREFIX)
 _NOTHING: Final = frozenset[str]()
 _NO_RULES: Final = (False, False, frozenset[DeviceNumber]())
 _OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})
@@ -47,10 +49,11 @@ _ALLOWS: Final = tuple(
 def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, stage_dir: str = "") -> bool:
     """Whether CreateContainer may need more than a pass, and so has to be decoded. A false alarm costs one decoding.
 
-    It has one of our annotations, a device node of NVIDIA's by name or, where that is known, by number; a rule that
-    opens devices; a mount of driver files that we staged. environment: or the variable that policy has us read.
+    It has one of our annotations, a marker of a ResourceClaim, a device node of NVIDIA's by name or, where that is
+    known, by number; a rule that opens devices; a mount of driver files that we staged. environment: or the variable
+    that policy has us read.
     """
-    if PREFIX.encode() in payload or b"/dev/nvidia" in payload or _OPENS in payload:
+    if PREFIX.encode() in payload or MARKER_NEEDLE in payload or b"/dev/nvidia" in payload or _OPENS in payload:
         return True
     return (
         bool(stage_dir and stage_dir.encode() in payload)
@@ -60,11 +63,13 @@ def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, 
 
 
 def may_ask(payload: bytes, by_environment: Callable[[], bool]) -> bool:
-    """Whether a request may ask for GPUs: by annotation, or by environment, as every CUDA image does.
+    """Whether a request may ask for GPUs: by annotation, by claim, or by environment, as every CUDA image does.
 
     by_environment: whether policy lets anybody ask by environment; asked only where it matters.
     """
-    return PREFIX.encode() in payload or (VISIBLE_NEEDLE in payload and by_environment())
+    if PREFIX.encode() in payload or MARKER_NEEDLE in payload:
+        return True
+    return VISIBLE_NEEDLE in payload and by_environment()
 
 
 class Configured(Struct, frozen=True):
@@ -142,15 +147,13 @@ def container_from_pb(
     """A container, with as much of it as a decision reads.
 
     exists: without mounts, and of env with what may be a request alone; the rest is read only of one that is to be
-    created: it is half of the work, and Synchronize has thousands. armed: that variable may be among them.
+    created: it is half of the work, and Synchronize has thousands. armed: such variables may be among them.
     stage_dir: where driver files are staged, without symlinks; empty where nothing of it can be mounted.
     """
+    given: Sequence[str] = container.env
     if exists:
-        env, env_twice, required = _read_env(
-            [each for each in container.env if each.startswith(_KEPT_ENV_STARTS)] if armed else ()
-        )
-    else:
-        env, env_twice, required = _read_env(container.env)
+        given = [each for each in given if each.startswith(_KEPT_ENV_STARTS)] if armed else ()
+    env, env_twice, required = _read_env(given)
     linux, resources = container.linux, container.linux.resources
     privileged, wildcard, opened = _rules(rules) if (rules := resources.devices) else _NO_RULES
     return Container(
@@ -173,6 +176,7 @@ def container_from_pb(
         staged=staged_below(stage_dir, [mount.source for mount in container.mounts]) if stage_dir else _NOTHING,
         uid=_uid(container) if container.HasField("user") else None,
         mps_folder=_mps_folder(container.mounts) if PIPE_VARIABLE in env else "",
+        markers=read_markers(given),
     )
 
 
@@ -258,6 +262,21 @@ def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
     return dict(pairs), frozenset(name for name, number in times.items() if number > 1), required
+
+
+def read_markers(env: Iterable[str]) -> dict[str, str]:
+    """The variables that name devices of ResourceClaims; the last of a name wins. What is too long is cut, and invalid.
+
+    One more than may be shows that there are too many.
+    """
+    found: dict[str, str] = {}
+    for entry in env:
+        if entry.startswith(MARKER_PREFIX):
+            name, _, value = entry.partition("=")
+            found[name[:_MARKER_CHARS]] = value[:_MARKER_CHARS]
+            if len(found) > MARKERS_MAX:
+                break
+    return found
 
 
 def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
-from nri_gpu.nri.convert import container_from_pb, our_annotations, pod_from_pb
+from nri_gpu.nri.convert import container_from_pb, our_annotations, pod_from_pb, read_markers
 
 
 class Event(IntEnum):
@@ -133,7 +133,7 @@ class Lifecycle:
 
     @property
     def asks(self) -> bool:
-        """Whether an annotation of ours is on the pod or on the container."""
-        return bool(
-            our_annotations(self._message.pod.annotations) or our_annotations(self._message.container.annotations)
-        )
+        """Whether an annotation of ours is on the pod or on the container, or a marker of a ResourceClaim."""
+        container = self._message.container
+        annotated = our_annotations(self._message.pod.annotations) or our_annotations(container.annotations)
+        return bool(annotated or read_markers(container.env))

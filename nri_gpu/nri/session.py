@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.errors import RemoteProtocolError
-from nri_gpu.nri.convert import VISIBLE_NEEDLE, container_from_pb, pod_from_pb
+from nri_gpu.nri.convert import MARKER_NEEDLE, VISIBLE_NEEDLE, container_from_pb, pod_from_pb
 from nri_gpu.nri.list_size import ContainerSize, ListSize, PodSize, fields
 
 
@@ -118,7 +118,8 @@ class Parts:
 def _listed_from_pb(container: pb.Container, pod: Pod, data: bytes, stage_dir: str) -> Listed:
     """data: its bytes; searching these is faster than searching each variable and each mount."""
     staged = stage_dir if stage_dir.encode() in data else ""
-    read = container_from_pb(container, pod, exists=True, armed=VISIBLE_NEEDLE in data, stage_dir=staged)
+    armed = VISIBLE_NEEDLE in data or MARKER_NEEDLE in data
+    read = container_from_pb(container, pod, exists=True, armed=armed, stage_dir=staged)
     return Listed(read, created=container.state == pb.CONTAINER_CREATED, pid=container.pid)
 
 

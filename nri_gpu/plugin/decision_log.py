@@ -91,7 +91,12 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     match decision:
         case Inject(_, grant, rule, note, compat, completes):
             uuids = ",".join(completes or grant.uuids) or "-"
-            held = {"gpu_uuid": uuids, "mode": grant.mode or "none", "rule": rule, "reason": compat}
+            held = {
+                "gpu_uuid": uuids,
+                "mode": grant.mode or ("admin" if grant.uuids else "none"),
+                "rule": rule,
+                "reason": compat,
+            }
             phrase = "container completed for GPUs that others gave it" if completes else "gpu granted"
             facts |= {name: fact for name, fact in held.items() if fact}
             logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)

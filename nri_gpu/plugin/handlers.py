@@ -25,6 +25,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.dra.claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.nri import convert, validation
@@ -70,6 +71,7 @@ class Plugin:
         self.counts = Counts()
         self.kubelet = KubeletAllocations()
         self.external = ExternalAllocations(state, self.kubelet)
+        self.claims = ClaimAllocations(key)
         self.stage_dir = needs.stage_dir
         self._needs = needs
         self._key = key
@@ -112,6 +114,7 @@ class Plugin:
         self.observe()
         node = self.aged(self.state.node)
         container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
+        container = self.claims.read(container, self.ledger)
         container = self.external.read(container, node.inventory)
         now = self._needs.clock()
         ledger = self._lapsed(now)
@@ -282,6 +285,7 @@ class Plugin:
             self.ledger.entries
             or self.ledger.reservations
             or self.ledger.live
+            or self.ledger.claims
             or self.external.pods
             or self._asks(payload)
         )
@@ -311,6 +315,7 @@ class Plugin:
     def _pod_came(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
             self.external.pods.add(change.pod)
+        self.claims.pod_came(change.pod, self.ledger)
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:

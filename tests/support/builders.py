@@ -243,7 +243,10 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
         pod_sandbox_id=of.pod.id,
         name=of.name,
         annotations=of.annotations,
-        env=[*(f"{key}=of the image" for key in of.env_twice), *(f"{key}={value}" for key, value in of.env.items())],
+        env=[
+            *(f"{key}=of the image" for key in of.env_twice),
+            *(f"{key}={value}" for key, value in (*of.env.items(), *of.markers.items())),
+        ],
     )
     for destination in sorted(of.mounts):
         made.mounts.add(destination=destination, type="bind", source="/somewhere", options=["rbind", "rw"])

@@ -37,14 +37,20 @@ def allocated(*results: AllocatedResult, pods: tuple[str, ...] = ("train",), **f
     )
 
 
+def _prepared(
+    claim: AllocatedClaim, on: Node | None, held: Ledger | None, policy: Policy
+) -> PreparedClaim | NotPrepared:
+    return prepared(claim, on or node(), held or Ledger(), policy)
+
+
 def done(claim: AllocatedClaim, on: Node | None = None, held: Ledger | None = None, **policy: Any) -> PreparedClaim:  # noqa: ANN401
-    found = prepared(claim, on or node(), held or Ledger(), parse_policy(policy, "test"))
+    found = _prepared(claim, on, held, parse_policy(policy, "test"))
     assert isinstance(found, PreparedClaim), found
     return found
 
 
 def why_not(claim: AllocatedClaim, on: Node | None = None, held: Ledger | None = None, **policy: Any) -> NotPrepared:  # noqa: ANN401
-    found = prepared(claim, on or node(), held or Ledger(), parse_policy(policy, "test"))
+    found = _prepared(claim, on, held, parse_policy(policy, "test"))
     assert isinstance(found, NotPrepared), found
     return found
 
@@ -184,7 +190,7 @@ def test_one_pod_that_may_is_enough() -> None:
 
 
 def test_a_broken_policy_and_a_missing_driver_prepare_nothing() -> None:
-    refused = prepared(allocated(), node(), Ledger(), Policy.broken("line 3 is no setting"))
+    refused = _prepared(allocated(), None, None, Policy.broken("line 3 is no setting"))
     assert isinstance(refused, NotPrepared)
     assert "before the policy is mended: line 3" in refused.reason.sentence
     assert "driver" in why_not(allocated(), replace(node(), driver=None)).reason.sentence

@@ -1,0 +1,58 @@
+"""Markers: variables by which a container shows which devices of which claims it has.
+
+    NRI_GPU_CLAIM_<claim's UID>_<n>=v1;claim=<claim's UID>;device=<n>;mac=<hex>
+
+The kubelet gives them to the containers that name the claim, as edits of CDI devices. Whoever writes a pod could write
+one too, so they are signed with the key of the boot; and they are worth nothing in pods that the claim is not for.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.allocation.grant import signed_fields
+from nri_gpu.domain.names import MARKER_PREFIX
+from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+
+_FIELDS: Final = ("claim", "device", "mac")
+_CONTEXT: Final = b"nri-gpu claim marker:"  # so that no other text signed with this key passes for a marker
+
+
+class Marker(Struct, frozen=True):
+    """A valid one. device: its place among the claim's devices."""
+
+    claim: ClaimUid
+    device: int
+
+
+def markers_of(claim: PreparedClaim, key: bytes) -> tuple[tuple[str, str], ...]:
+    """Name and value for each of the claim's devices, in their order."""
+    return tuple(_marker(claim.uid, device, key) for device in range(len(claim.devices)))
+
+
+def read_marker(name: str, text: str, key: bytes) -> Marker | None:
+    """What a variable says, if this node's nri-gpu wrote it since the node booted; else None."""
+    body, _, mac = text.rpartition(";mac=")
+    if not hmac.compare_digest(mac.encode(errors="surrogatepass"), _mac(body, key).encode()):
+        return None
+    fields = signed_fields(text, _FIELDS)
+    if fields is None:
+        return None
+    marker = Marker(ClaimUid(fields["claim"]), int(fields["device"]))
+    return marker if name == _name(marker.claim, marker.device) else None
+
+
+def _marker(claim: ClaimUid, device: int, key: bytes) -> tuple[str, str]:
+    body = f"v1;claim={claim};device={device}"
+    return _name(claim, device), f"{body};mac={_mac(body, key)}"
+
+
+def _name(claim: ClaimUid, device: int) -> str:
+    return f"{MARKER_PREFIX}{claim.upper().replace('-', '_')}_{device}"
+
+
+def _mac(body: str, key: bytes) -> str:
+    return hmac.new(key, _CONTEXT + body.encode(errors="surrogatepass"), "sha256").hexdigest()

@@ -1,0 +1,90 @@
+"""A node whose daemon prepares ResourceClaims, in this process: as a driver process and a kubelet ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.claims import prepare, unprepare
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decision.prepare import NotPrepared, prepared
+from nri_gpu.domain.container import Container, Pod, PodUid
+from nri_gpu.domain.kubelet import ClaimUid
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim
+from nri_gpu.dra.markers import markers_of
+from tests.support import builders
+from tests.support.kubelet_nodes import PluginNode
+from tests.support.plugin import KEY
+
+
+def allocated(
+    *indices: int,
+    name: str = "shared",
+    pods: Iterable[str] = ("train",),
+    namespace: str = "ml",
+    text: str = "",
+    owned: bool = False,
+    admin: bool = False,
+) -> AllocatedClaim:
+    """A claim to which the scheduler allocated these GPUs; its UID is made of its name."""
+    results = (
+        AllocatedResult(request=f"gpu-{index}", pool="node", device=f"gpu-{7 - index}", text=text, admin=admin)
+        for index in indices
+    )
+    pods_by_uid = {PodUid(f"uid-{each}"): each for each in pods}
+    uid = ClaimUid(f"claim-{name}")
+    return AllocatedClaim(
+        uid=uid, namespace=namespace, name=name, pods=pods_by_uid, results=tuple(results), owned=owned
+    )
+
+
+def with_claims(of: Container, *claims: PreparedClaim, key: bytes = KEY) -> Container:
+    """A container that names all devices of these claims, as the edits of their CDI devices leave it."""
+    from_edits = {name: value for claim in claims for name, value in markers_of(claim, key)}
+    return replace(of, markers={**of.markers, **from_edits})
+
+
+class ClaimNode(PluginNode):
+    """Prepared claims outlive the daemon, as `claims.json` does."""
+
+    def start_daemon(self, *, connected: bool) -> None:
+        claims = self.node_state.ledger.claims
+        super().start_daemon(connected=connected)
+        self.node_state.ledger = Ledger(claims=claims)
+
+    def prepare(self, claim: AllocatedClaim) -> PreparedClaim | NotPrepared:
+        self.plugin.lapse()
+        ledger = self.plugin.ledger
+        found = prepared(claim, self.plugin.aged(self.node), ledger, self.node_state.policy)
+        if isinstance(found, PreparedClaim):
+            self.node_state.commit(prepare(ledger, found))
+            self.plugin.claims.settled(claim.uid)
+        return found
+
+    def unprepare(self, uid: ClaimUid) -> None:
+        self.node_state.commit(unprepare(self.plugin.ledger, uid))
+        self.plugin.claims.settled(uid)
+
+    def prepared(self, claim: AllocatedClaim) -> PreparedClaim:
+        """The same, which must succeed."""
+        found = self.prepare(claim)
+        assert isinstance(found, PreparedClaim), found
+        return found
+
+    def not_prepared(self, claim: AllocatedClaim) -> NotPrepared:
+        """Why it is not."""
+        found = self.prepare(claim)
+        assert isinstance(found, NotPrepared), found
+        return found
+
+    def refused(self, of: Container) -> str:
+        """The sentence with which a container is refused."""
+        found = self.create(of)
+        assert isinstance(found, str), found
+        return found
+
+    def sandbox_created(self, pod: Pod) -> None:
+        message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
+        assert self.plugin.lifecycle(message.SerializeToString()) == b""
