@@ -120,6 +120,20 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "dra",
+        "nri_gpu.cli.dra",
+        "be this node's driver for ResourceClaims, beside `run --dra` (docs/dra.md)",
+        "Publishes what the daemon offers as ResourceSlices, and prepares ResourceClaims for the kubelet. Only this\n"
+        "process talks to the API server: in a pod by its service account, elsewhere by --kubeconfig. It decides and\n"
+        "keeps nothing. It waits for the daemon, and for a process like it that serves the node already.",
+        (
+            STATE_DIR,
+            _value("--node-name", "NAME", "this node's name in Kubernetes (default NODE_NAME, else the host's)"),
+            _value("--kubeconfig", "FILE", "how to reach the API server (default: as a pod does)"),
+            LOG_LEVEL,
+        ),
+    ),
+    Verb(
         "gpus",
         "nri_gpu.cli.gpus",
         "show the GPUs of this node as nri-gpu sees them",

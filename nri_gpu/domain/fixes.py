@@ -46,6 +46,12 @@ FIXES: Final[Mapping[str, str]] = {
     "not registered with the kubelet, trying again": (
         "Start the kubelet, remove other device plugins of that resource, or set kubelet.dir to the kubelet's folder."
     ),
+    "daemon not reached, trying again": (
+        "Start `nri-gpu run` with `--dra` (policy: dra.enabled) and the same --state-dir."
+    ),
+    "prepared ResourceClaims not compared with the API server": (
+        "Mend what the line says about the API server or the daemon."
+    ),
     "DRA driver not registered, trying again": (
         "Start the kubelet, or set dra.dir and kubelet.registry_dir to its folders."
     ),

@@ -40,12 +40,16 @@ class DoorError(NriGpuError):
 
 
 class KubeletDoor:
-    """Serves one driver. One process at a time holds its folder; the next one waits for that, as an update needs."""
+    """Serves one driver. One process at a time holds its folder; the next one waits for that, as an update needs.
+
+    opened: set once the kubelet can find it.
+    """
 
     def __init__(self, view: View, service: ClaimService, times: EndpointTimes | None = None) -> None:
         self.folder = Path(view.dir, view.driver)
         self.socket = self.folder / "dra.sock"
         self.registration = Path(view.registry_dir, f"{view.driver}-reg.sock")
+        self.opened = asyncio.Event()
         self._driver = view.driver
         self._service = service
         self._times = times = times or EndpointTimes()
@@ -118,6 +122,7 @@ class KubeletDoor:
         )
         until, refused = loop.time() + self._times.watched_within, False
         async with _served(path, lambda server: add_RegistrationServicer_to_server(watcher, server)):
+            self.opened.set()
             while True:
                 check_reached(path.parent, self.folder)
                 for socket in (path, self.socket):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -64,7 +64,10 @@ class PreparedDevice(Struct, frozen=True):
 
 
 class ClaimPreparation:
-    """Each claim is worked on by one caller at a time; several claims at once."""
+    """Each claim is worked on by one caller at a time; several claims at once.
+
+    ask_view: the question for what is prepared, which carries a report.
+    """
 
     def __init__(
         self,
@@ -73,12 +76,14 @@ class ClaimPreparation:
         specifications: ClaimSpecifications,
         driver: str,
         times: ClaimTimes | None = None,
+        ask_view: Callable[[], AskView] = AskView,
     ) -> None:
         self._daemon = daemon
         self._api_server = api_server
         self._specifications = specifications
         self._driver = driver
         self._times = times or ClaimTimes()
+        self._ask_view = ask_view
         self._locks: WeakValueDictionary[ClaimUid, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
@@ -160,7 +165,7 @@ class ClaimPreparation:
 
     async def _prepared(self) -> frozenset[ClaimUid]:
         """The claims that the daemon has prepared now."""
-        view = await self._ask(AskView())
+        view = await self._ask(self._ask_view())
         if not isinstance(view, View):
             raise PreparationError(f"{RUN} did not tell which claims are prepared")
         return frozenset(each.uid for each in view.claims)

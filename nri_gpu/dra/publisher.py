@@ -231,7 +231,7 @@ class Publisher:
                 try:
                     self._gates |= await self._kept_of(driver, frozenset({gate}))
                 except RefusedError as error:
-                    logger.bind(name=gate.value, fault=str(error)).debug("feature refused")
+                    logger.bind(name=gate.value, fault=str(error)).debug("the API server refuses a feature")
         self._probe_at = asyncio.get_running_loop().time() + self._times.probe_again
 
     async def _kept_of(self, driver: str, gates: frozenset[Gate]) -> frozenset[Gate]:

@@ -20,6 +20,8 @@ from nri_gpu.dra.messages import (
     Answer,
     AskPrepare,
     AskUnprepare,
+    AskView,
+    DriverReport,
     Fault,
     Prepared,
     PreparedName,
@@ -40,7 +42,8 @@ TIMES = ClaimTimes(api_server=0.3, daemon=0.3, again=0.01, passing=0.1)
 class TellingDaemon:
     """faults: answers to the next questions, in their stead. away: it cannot be asked. silent: it never answers.
 
-    busy: most questions that it was answering at once.
+    reread: claims whose pods may have changed. reports: what it was told with questions for the view. busy: most
+    questions that it was answering at once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,6 +58,9 @@ class TellingDaemon:
         self.asked: list[Question] = []
         self.prepared: dict[ClaimUid, PreparedName] = {}
         self.faults: list[Fault] = []
+        self.reread: set[ClaimUid] = set()
+        self.reports: list[DriverReport] = []
+        self._changed = asyncio.Condition()
         self.away = self.silent = False
         self.required = True
         self.busy = self._now = 0
@@ -68,16 +74,38 @@ class TellingDaemon:
                 raise DaemonAwayError("nobody listens on dra.sock")
             if self.silent:
                 await asyncio.Event().wait()
+            if isinstance(question, AskView):
+                return await self._viewed(question)
             self.asked.append(question)
-            return self._answer(question)
+            answer = self._answer(question)
+            await self.change()
+            return answer
         finally:
             self._now -= 1
 
-    def _answer(self, question: Question) -> Answer:
+    async def change(self, **fields: Any) -> None:  # noqa: ANN401 - of a View
+        """The view is another one, with these fields."""
+        async with self._changed:
+            self.view = replace(self.view, number=self.view.number + 1, **fields)
+            self._changed.notify_all()
+
+    async def _viewed(self, question: AskView) -> Answer:
+        if self.faults:
+            return self.faults.pop(0)
+        self.reports.append(question.report)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.view.number != question.after or self.away)
+        if self.away:
+            raise DaemonAwayError("it ended")
+        claims = tuple(replace(each, reread=each.uid in self.reread) for each in self.prepared.values())
+        return replace(self.view, claims=claims)
+
+    def _answer(self, question: AskPrepare | AskUnprepare) -> Answer:
         if self.faults:
             return self.faults.pop(0)
         match question:
             case AskPrepare(claim=claim):
+                self.reread.discard(claim.uid)
                 self.prepared[claim.uid] = PreparedName(claim.uid, claim.namespace, claim.name)
                 stem = f"NRI_GPU_CLAIM_{claim.uid.upper().replace('-', '_')}"
                 markers = (
@@ -87,7 +115,6 @@ class TellingDaemon:
             case AskUnprepare(uid=uid):
                 self.prepared.pop(uid, None)
                 return Unprepared()
-        return replace(self.view, claims=tuple(self.prepared.values()))
 
 
 class TellingApiServer:

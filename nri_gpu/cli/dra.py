@@ -1,0 +1,45 @@
+"""`nri-gpu dra`: see dra/driver.py."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import socket
+from pathlib import Path
+
+from nri_gpu.daemon import logs
+from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.kubelet.controller import set_up_grpc
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Returns an exit code."""
+    set_up_grpc()
+    try:
+        from nri_gpu.dra.api_access import AccessError, by_kubeconfig, in_cluster
+        from nri_gpu.dra.api_server import ApiServer
+        from nri_gpu.dra.client import DaemonClient
+        from nri_gpu.dra.driver import DriverProcess
+        from nri_gpu.dra.publisher import Publisher
+    except ImportError as error:
+        sentence = f"{error}: install the dra extra, pip install 'nri-gpu[dra]'"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    try:
+        access = by_kubeconfig(Path(args.kubeconfig)) if args.kubeconfig else in_cluster()
+    except AccessError as error:
+        raise CommandError(Exit.CONFIGURATION, error) from None
+    logs.set_up(args.log_level)
+    node = args.node_name or os.environ.get("NODE_NAME") or socket.gethostname().lower()  # as the kubelet has it
+    api_server = ApiServer(access)
+    process = DriverProcess(
+        DaemonClient(Path(args.state_dir or DEFAULT_STATE)), api_server, Publisher(api_server, node)
+    )
+    gc.collect()
+    gc.freeze()
+    try:
+        return asyncio.run(process.run())
+    finally:
+        api_server.close()

@@ -1,0 +1,176 @@
+"""`nri-gpu dra`: the process between the daemon, the kubelet and the API server, without a state of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Final, Protocol
+
+from loguru import logger
+from msgspec import Struct, field
+
+from nri_gpu.domain.errors import Exit, NriGpuError, RestartNeededError
+from nri_gpu.dra.door import KubeletDoor
+from nri_gpu.dra.messages import AskView, DriverReport, PreparedName, View
+from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, PreparationError, ReadsClaims
+from nri_gpu.dra.service import ClaimService
+from nri_gpu.dra.specification import ClaimSpecifications
+from nri_gpu.kubelet.endpoint import EndpointTimes
+from nri_gpu.system.notify import Notifier
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, work_when_told
+
+REFRESHED_AT_ONCE: Final = 4  # claims
+
+
+class Publishes(Protocol):
+    """Keeps the view's devices on the API server. report: what the daemon shows of it."""
+
+    report: DriverReport
+
+    def put(self, view: View) -> None: ...
+    def away(self) -> None: ...
+    async def run(self) -> None: ...
+
+
+class DriverTimes(Struct, frozen=True):
+    """Seconds. retry, longest_retry: for the daemon, while it is away. reread: for a claim that could not be read.
+
+    tidy: between two comparisons of all that is prepared with the API server.
+    """
+
+    retry: float = 0.1
+    longest_retry: float = 2.0
+    reread: float = 2.0
+    tidy: float = 600.0
+    claims: ClaimTimes = field(default_factory=ClaimTimes)
+    door: EndpointTimes = field(default_factory=EndpointTimes)
+
+
+class DriverProcess:
+    def __init__(
+        self, daemon: AsksDaemon, api_server: ReadsClaims, publisher: Publishes, times: DriverTimes | None = None
+    ) -> None:
+        self._daemon = daemon
+        self._api_server = api_server
+        self._publisher = publisher
+        self._times = times or DriverTimes()
+        self._notifier = Notifier()
+        self._view: View | None = None
+        self._changed = asyncio.Event()
+        self._away, self._unread = LogOnce(), LogOnce()
+
+    async def run(self) -> Exit:
+        """Serve until SIGTERM or SIGINT. Slices stay: the next process is there before the kubelet removes them."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the daemon reads the policy
+        self._notifier.feed_watchdog()
+        serving, stopping = asyncio.create_task(self.serve()), asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code((serving,))
+        self._notifier.stopping()
+        await cancelled((serving, stopping))
+        self._notifier.close()
+        logger.info("stopped")
+        return code
+
+    async def serve(self) -> None:
+        """Serve until cancelled. Raises: RestartNeededError."""
+        view = await self._next()
+        specifications = ClaimSpecifications(Path(view.cdi_dir), view.driver)
+        claims = ClaimPreparation(
+            self._daemon, self._api_server, specifications, view.driver, self._times.claims, self._ask_view
+        )
+        door = KubeletDoor(view, ClaimService(claims), self._times.door)
+        await door.hold()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(door.run())
+                tasks.create_task(self._publisher.run())
+                tasks.create_task(self._follow(view))
+                tasks.create_task(self._reread(claims))
+                tasks.create_task(self._tidy(claims))
+                await door.opened.wait()
+                logger.bind(name=view.driver, socket=str(door.socket)).info("serving claims")
+                self._notifier.ready(f"serving claims of {view.driver}")
+        except* RestartNeededError as group:
+            raise group.exceptions[0] from None
+        finally:
+            door.release()
+
+    async def _next(self) -> View:
+        """The daemon's next view, once there is one."""
+        waits, after = Backoff(self._times.retry, self._times.longest_retry), self._view.number if self._view else 0
+        while True:
+            try:
+                answer = await self._daemon.ask(self._ask_view(after))
+                if not isinstance(answer, View):
+                    raise PreparationError(
+                        f"the daemon did not say what to serve: {getattr(answer, 'sentence', answer)}"
+                    )
+            except NriGpuError as error:
+                after = 0  # another daemon counts anew
+                self._publisher.away()
+                self._away.warning("daemon not reached, trying again", str(error))
+                await asyncio.sleep(waits.next_s())
+            else:
+                self._away.clear()
+                self._view = answer
+                self._publisher.put(answer)
+                self._changed.set()
+                return answer
+
+    def _ask_view(self, after: int = 0) -> AskView:
+        return AskView(after, self._publisher.report)
+
+    async def _follow(self, first: View) -> None:
+        """Take each view. Raises: RestartNeededError: it is another driver's, or has other folders."""
+        while True:
+            view = await self._next()
+            if _place(view) != _place(first):
+                raise RestartNeededError("the policy has another dra.driver or other folders: this process begins anew")
+
+    async def _reread(self, claims: ClaimPreparation) -> None:
+        """Prepare claims again whose pods may have changed."""
+
+        async def work() -> bool:
+            return await self._refresh(claims, [each for each in self._claims() if each.reread])
+
+        await work_when_told(self._changed, work, retry_s=self._times.reread)
+
+    async def _tidy(self, claims: ClaimPreparation) -> None:
+        """Release what the kubelet did not unprepare, now and then."""
+        while True:
+            await self._refresh(claims, list(self._claims()), sweep=True)
+            await asyncio.sleep(self._times.tidy * random.uniform(0.8, 1.2))
+
+    async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool = False) -> bool:
+        """Returns whether all went well. sweep: also specifications that no claim has."""
+        slots = asyncio.Semaphore(REFRESHED_AT_ONCE)
+
+        async def one(work: Coroutine[None, None, None]) -> str:
+            try:
+                async with slots:
+                    await work
+            except NriGpuError as error:
+                return str(error)
+            return ""
+
+        work = [claims.refresh(each) for each in known] + ([claims.sweep()] if sweep else [])
+        faults = [fault for fault in await asyncio.gather(*map(one, work)) if fault]
+        if faults:
+            self._unread.warning("prepared ResourceClaims not compared with the API server", faults[0])
+        elif work:
+            self._unread.clear()
+        return not faults
+
+    def _claims(self) -> tuple[PreparedName, ...]:
+        return self._view.claims if self._view else ()
+
+
+def _place(view: View) -> tuple[str, ...]:
+    return view.driver, view.dir, view.registry_dir, view.cdi_dir

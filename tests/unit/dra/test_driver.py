@@ -1,0 +1,168 @@
+"""The driver process as a whole, without its own process: what it waits for, takes over, keeps right and ends for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.errors import RestartNeededError
+from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.dra.driver import DriverProcess, DriverTimes
+from nri_gpu.dra.messages import AskPrepare, DriverReport, Fault, PreparedName, View
+from nri_gpu.system.tasks import cancelled
+from tests.support.dra_kubelet import DraKubelet
+from tests.support.dra_node import QUICK, TIMES, DraNode
+from tests.support.log import Log
+from tests.support.resource_claims import DRIVER, POD, UID, resource_claim
+
+DRIVER_TIMES = DriverTimes(retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, claims=TIMES, door=QUICK)
+CLAIM = ClaimUid(UID)
+FILE = f"nri-gpu-claim-{UID}.json"
+
+
+class TakingPublisher:
+    """Takes what it is told."""
+
+    def __init__(self) -> None:
+        self.report = DriverReport(published=7)
+        self.views: list[View] = []
+        self.left = 0
+
+    def put(self, view: View) -> None:
+        self.views.append(view)
+
+    def away(self) -> None:
+        self.left += 1
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():  # noqa: ASYNC110 - several parts have no event of it
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def process(node: DraNode, times: DriverTimes = DRIVER_TIMES) -> AsyncIterator[TakingPublisher]:
+    publisher = TakingPublisher()
+    serving = asyncio.create_task(DriverProcess(node.daemon, node.api_server, publisher, times).serve())
+    try:
+        yield publisher
+    finally:
+        await cancelled([serving])
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[DraKubelet, DraNode, TakingPublisher]]:
+    node = DraNode(folder)
+    async with DraKubelet(folder) as kubelet, process(node) as publisher:
+        await kubelet.wait_for_driver(DRIVER)
+        yield kubelet, node, publisher
+
+
+async def test_a_daemon_that_is_away_is_waited_for_and_told_of_once(folder: Path, log: Log) -> None:
+    node = DraNode(folder)
+    node.daemon.away = True
+    async with DraKubelet(folder) as kubelet, process(node) as publisher:
+        await until(lambda: publisher.left > 2)
+        node.daemon.away = False
+        await kubelet.wait_for_driver(DRIVER)
+    assert len(log.said("daemon not reached, trying again")) == 1
+
+
+async def test_each_view_is_published_and_the_daemon_told_how_that_goes(folder: Path) -> None:
+    async with served(folder) as (_, node, publisher):
+        await node.daemon.change(counter_sets={"gpu-0": {"memory": 4}})
+        await until(lambda: publisher.views[-1].counter_sets)
+        assert set(node.daemon.reports) == {DriverReport(published=7)}
+
+
+async def test_a_daemon_that_restarts_is_asked_anew(folder: Path) -> None:
+    async with served(folder) as (kubelet, node, publisher):
+        node.daemon.away = True
+        await node.daemon.change()
+        await until(lambda: publisher.left)
+        node.daemon.away, seen = False, len(publisher.views)
+        await until(lambda: len(publisher.views) > seen)
+        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
+
+
+async def test_an_answer_that_is_no_view_is_a_daemon_that_is_away(folder: Path, log: Log) -> None:
+    node = DraNode(folder)
+    node.daemon.faults = [Fault("daemon and driver are of two versions")]
+    async with DraKubelet(folder) as kubelet, process(node):
+        await kubelet.wait_for_driver(DRIVER)
+    assert "two versions" in log.one("daemon not reached, trying again").fields["fault"]
+
+
+async def test_a_claim_whose_pods_may_have_changed_is_prepared_again(folder: Path) -> None:
+    async with served(folder) as (kubelet, node, _):
+        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
+        node.api_server.put(resource_claim(pods={POD: "web", "pod-2": "api"}))
+        node.daemon.reread.add(CLAIM)
+        await node.daemon.change()
+        await until(lambda: not node.daemon.reread)
+        last = node.daemon.asked[-1]
+        assert isinstance(last, AskPrepare)
+        assert set(last.claim.pods.values()) == {"web", "api"}
+
+
+async def test_a_claim_that_cannot_be_read_is_read_again_and_that_is_said_once(folder: Path, log: Log) -> None:
+    async with served(folder) as (kubelet, node, _):
+        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
+        node.api_server.silent = True
+        node.daemon.reread.add(CLAIM)
+        await node.daemon.change()
+        reads = node.api_server.reads
+        await until(lambda: node.api_server.reads > reads + 2)
+        node.api_server.silent = False
+        await until(lambda: not node.daemon.reread)
+    line = log.one("prepared ResourceClaims not compared with the API server")
+    assert "did not answer within" in line.fields["fault"]
+
+
+async def test_what_the_kubelet_did_not_unprepare_while_we_were_away_is_released_at_the_start(folder: Path) -> None:
+    node = DraNode(folder)
+    gone = PreparedName(ClaimUid("uid-gone"), "ml", "gone")
+    node.api_server.put(resource_claim())
+    for each in (gone, PreparedName(CLAIM, "ml", "train")):
+        node.daemon.prepared[each.uid] = each
+    node.cdi.mkdir()
+    (node.cdi / "nri-gpu-claim-left.json").write_text('{"kind": "gpu.nri.io/claim"}')
+    async with DraKubelet(folder), process(node):
+        await until(lambda: set(node.daemon.prepared) == {CLAIM} and node.files() == [FILE])
+
+
+async def test_another_driver_or_folder_in_the_policy_ends_the_process_to_begin_anew(folder: Path) -> None:
+    node = DraNode(folder)
+    serving = asyncio.create_task(DriverProcess(node.daemon, node.api_server, TakingPublisher(), DRIVER_TIMES).serve())
+    async with DraKubelet(folder) as kubelet:
+        await kubelet.wait_for_driver(DRIVER)
+        await node.daemon.change(driver="gpu.example.com")
+        with pytest.raises(RestartNeededError, match=r"another dra\.driver"):
+            await serving
+    assert not list((folder / "plugins_registry").iterdir())
+
+
+async def test_two_processes_on_a_node_serve_one_after_the_other_with_claims_alive(folder: Path) -> None:
+    node, published = DraNode(folder), []
+    async with DraKubelet(folder) as kubelet:
+        async with process(node) as older:
+            await kubelet.wait_for_driver(DRIVER)
+            claim = node.api_server.put(resource_claim())
+            devices = await kubelet.prepare(DRIVER, claim)
+            newer = TakingPublisher()
+            serving = asyncio.create_task(DriverProcess(node.daemon, node.api_server, newer, DRIVER_TIMES).serve())
+            await until(lambda: newer.views)
+            published.append(len(older.views))
+            assert kubelet.registered == 1
+        await kubelet.wait("the newer one", lambda: kubelet.registered == 2 and bool(kubelet.drivers))
+        assert await kubelet.prepare(DRIVER, claim) == devices
+        await kubelet.unprepare(DRIVER, claim)
+        assert node.files() == []
+        await cancelled([serving])
