@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.policy_file import PolicyText, build_policy
+from nri_gpu.dra.api_server import ApiTimes
 from nri_gpu.dra.config import parse_config
 from nri_gpu.dra.devices import HELD, NODE_NOT_READY, UNHEALTHY, offer
+from nri_gpu.dra.messages import View
+from nri_gpu.dra.publisher import PublisherTimes
+from nri_gpu.dra.slices import ALL_GATES, AWAY, DEVICES_MAX, Gate, slice_specs
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.parse import parse_claim
 from nri_gpu.simulation.topology import load_topology
@@ -80,9 +85,34 @@ def test_every_selector_names_what_is_published() -> None:
     assert published() - {"memory"} <= set(re.findall(r"`([\w./]+)`", row))
 
 
-def test_every_taint_is_one() -> None:
-    keys = set(re.findall(r"`(gpu\.nri\.io/[a-z-]+)`(?= \|)", PAGE))
-    assert {UNHEALTHY, HELD, NODE_NOT_READY} <= keys
+def test_every_taint_and_every_gate_is_one() -> None:
+    part = PAGE.partition("## Taints")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE)) == {UNHEALTHY, HELD, NODE_NOT_READY, AWAY.key}
+    gates = PAGE.partition("## Versions")[2].partition("\n## ")[0]
+    assert all(f"| {gate} |" in gates for gate in Gate)
+
+
+def test_its_figures_are_the_codes() -> None:
+    page, times, api = " ".join(PAGE.split()), PublisherTimes(), ApiTimes()
+    for said in (
+        f"{DEVICES_MAX} devices in a slice",
+        f"the daemon has been away for {times.away:g} s",
+        f"then up to {times.longest_apart:g} s",
+        f"opened again after {api.watch / 60:g} minutes",
+    ):
+        assert said in page, said
+    assert (times.apart, times.probe_again) == (1, 3600)  # a second; an hour
+
+
+def test_its_slices_have_the_size_that_it_says() -> None:
+    policy, node = Policy.default(), replace(make.node([]), inventory=load_topology(TOPOLOGIES / "hgx-h100.toml"))
+    devices, counter_sets = offer(node, Ledger(), policy, policy.dra)
+    view = View(
+        number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", devices=devices, counter_sets=counter_sets
+    )
+    (spec,) = slice_specs(view, "node", ALL_GATES).values()
+    assert len(spec.devices) == 8
+    assert 4_000 < len(msgspec.json.encode(spec)) < 6_000
 
 
 def test_its_configuration_is_read() -> None:
