@@ -325,7 +325,7 @@ def test_the_kubelets_folders_are_where_the_daemon_looks(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_programs_take_their_arguments(variant: str) -> None:
     assert arguments("daemon", variant).kubelet is policy_of(variant).kubelet.enabled
-    for component in daemon_sets(variant).keys() - {"dra"}:
+    for component in daemon_sets(variant).keys() - {"dra"}:  # it has no probes
         assert all(arguments(component, variant, probe) for probe in ("", "readinessProbe", "livenessProbe"))
 
 

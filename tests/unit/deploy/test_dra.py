@@ -11,10 +11,11 @@ import pytest
 from nri_gpu.cli.main import _parser
 from nri_gpu.cli.run import _overrides
 from nri_gpu.daemon.policy_file import PolicyText, build_policy
+from nri_gpu.dra.api_access import SERVICE_ACCOUNT
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
 from tests.support.helm import RefusedError, Release, documents, values
-from tests.unit.deploy.test_chart import SCHEMA, container, daemon_sets, host_paths, mount, pod, policy_of
+from tests.unit.deploy.test_chart import SCHEMA, arguments, container, daemon_sets, host_paths, mount, pod, policy_of
 
 CLAIMS = "claims"  # the variant of the chart with the driver
 ELSEWHERE = Release("other", "elsewhere")
@@ -76,6 +77,16 @@ def test_it_is_root_and_nothing_more() -> None:
     assert not {"hostPID", "hostIPC", "hostNetwork", "shareProcessNamespace"} & pod("dra", CLAIMS).keys()
 
 
+def test_it_takes_its_arguments() -> None:
+    args = arguments("dra", CLAIMS)
+    (state,) = (each["mountPath"] for each in container("dra", CLAIMS)["volumeMounts"] if each["name"] == "state")
+    assert (args.module, args.state_dir, args.kubeconfig) == ("nri_gpu.cli.dra", state, None)
+    (name,) = (each for each in container("dra", CLAIMS)["env"] if each["name"] == "NODE_NAME")
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert args.node_name == f"$({name['name']})"  # the kubelet puts it in
+    assert mount("dra", CLAIMS, name="token")["mountPath"] == str(SERVICE_ACCOUNT)
+
+
 def test_its_host_paths_are_those_that_are_needed() -> None:
     kubelet = "/var/lib/kubelet"
     sockets = {f"{kubelet}/plugins": "rw", f"{kubelet}/plugins_registry": "rw"}
@@ -120,7 +131,6 @@ def test_only_its_pod_has_a_token_and_that_one_is_bound_to_it() -> None:
     first, second = token["projected"]["sources"]
     assert first == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
     assert second["configMap"]["name"] == "kube-root-ca.crt"
-    assert mount("dra", CLAIMS, name="token")["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def test_its_rights_are_these_and_no_others() -> None:

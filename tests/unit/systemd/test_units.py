@@ -75,7 +75,9 @@ def test_systemd_has_nothing_against_it(file: Path) -> None:
     assert VERIFY["faults"](file) == []
 
 
-@pytest.mark.parametrize(("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi"), (PREPARE, "prepare")])
+@pytest.mark.parametrize(
+    ("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi"), (PREPARE, "prepare"), (DRA, "dra")]
+)
 def test_it_starts_a_verb(unit: Unit, verb: str) -> None:
     program, started, *_ = unit.value("ExecStart").split()
     assert (program, started) == (DAEMON.value("ExecStart").split()[0], verb)
