@@ -39,7 +39,7 @@ STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the clus
 GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
 GPU_MINORS: Final = range(248)  # those above are the driver's own
-DAEMON, GUARD, NEXT = "nri-gpu", "nri-gpu-guard", "nri-gpu-next"
+DAEMON, GUARD, NEXT, DRA = "nri-gpu", "nri-gpu-guard", "nri-gpu-next", "nri-gpu-dra"
 READY_S: Final = 60.0
 PORT: Final = "16443"  # of the API server; the others follow
 KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
@@ -154,6 +154,10 @@ class Cluster:
         for name in names:
             self.verb("stop", name)
 
+    def known(self, name: str) -> bool:
+        """Whether it can be started: one of ours was run before."""
+        return not name.startswith("nri-gpu") or (self.root / "pid" / f"{name}.cmd").exists()
+
     def log(self, name: str) -> str:
         """Of a daemon."""
         path = self.root / "log" / f"{name}.log"
@@ -170,7 +174,7 @@ class Cluster:
         """`nri-gpu run --kubelet`, registered with both sides. topology: a file, or the text of one."""
         gpus = topology if isinstance(topology, Path) else self.file("topology.toml", topology)
         words = ["--gpus", str(gpus), "--kubelet", "--log-level", "DEBUG", "--policy", str(self._policy(policy))]
-        self._spawn(DAEMON, "run", *words, *options)
+        self.spawn(DAEMON, "run", *words, *options)
         self.wait_ready()
 
     def run_successor(self, name: str) -> None:
@@ -182,7 +186,7 @@ class Cluster:
     def run_guard(self, policy: str = "") -> None:
         """`nri-gpu guard`, connected."""
         own = str(self.folder / "guard")
-        self._spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self._policy(policy)))
+        self.spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self._policy(policy)))
         wait_for("the guard", lambda: self.nri_gpu("status", "--guard", own).returncode == 0)
 
     def wait_ready(self) -> None:
@@ -206,7 +210,8 @@ class Cluster:
         whole = text.replace(table, table + line) if table in text else f"{text}\n{table}{line}"
         return self.file("policy.toml", whole)
 
-    def _spawn(self, name: str, *words: str) -> None:
+    def spawn(self, name: str, *words: str) -> None:
+        """A verb of nri-gpu as a daemon of the cluster's."""
         (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
         self.verb("spawn", name, sys.executable, "-m", "nri_gpu", *words)
 
@@ -221,7 +226,7 @@ class Cluster:
         ignore = shutil.ignore_patterns
         shutil.copytree(stdlib, stage / "stdlib", ignore=ignore(*LEFT_OUT), symlinks=True)
         shutil.copytree(ROOT / "nri_gpu", stage / "packages" / "nri_gpu")
-        for name in ("protobuf", "msgspec", "loguru", "grpcio", "nvidia-ml-py", "typing_extensions"):
+        for name in ("protobuf", "msgspec", "loguru", "grpcio", "nvidia-ml-py", "typing_extensions", "urllib3"):
             for file in files(name) or ():
                 if ".." not in file.parts and Path(str(file.locate())).is_file():
                     target = stage / "packages" / file
@@ -265,13 +270,13 @@ class Cluster:
         wait_for(f"{count} {resource}", found, explain=lambda: self.log(DAEMON)[-3000:])
 
     def wait_phase(self, name: str, phase: str = "Running", *, restarts: int = 0) -> Object:
-        """Until a pod is in that phase, its container started so often again."""
+        """Until a pod is in that phase, its containers started so often again."""
 
         def there() -> bool:
             found = self.get("pod", name)
-            (status,) = (found or {}).get("status", {}).get("containerStatuses", [{}])
-            running = phase != "Running" or (bool(status.get("started")) and status["restartCount"] >= restarts)
-            return bool(found) and found["status"].get("phase") == phase and running
+            statuses = (found or {}).get("status", {}).get("containerStatuses", [{}])
+            started = all(each.get("started") and each["restartCount"] >= restarts for each in statuses)
+            return bool(found) and found["status"].get("phase") == phase and (phase != "Running" or started)
 
         wait_for(f"pod {name} to be {phase}", there, explain=lambda: self.said_of(name))
         found: Object = self.get("pod", name)
@@ -287,16 +292,18 @@ class Cluster:
 
     # -- what containers really may -----------------------------------------------------------------------------------
 
-    def pids(self, name: str) -> list[int]:
-        """Of the processes of a pod's only container, the first first."""
-        (status,) = self.get("pod", name)["status"]["containerStatuses"]
-        wanted = status["containerID"].removeprefix("containerd://")
+    def pids(self, name: str, container: str = "main") -> list[int]:
+        """Of the processes of a pod's container, the first first."""
+        statuses = {each["name"]: each for each in self.get("pod", name)["status"]["containerStatuses"]}
+        wanted = statuses[container]["containerID"].removeprefix("containerd://")
         rows = [line.split() for line in self.verb("ctr", "task", "ls").splitlines()]
-        return [int(pid) for container, pid, *_ in rows if container == wanted]
+        return [int(pid) for found, pid, *_ in rows if found == wanted]
 
-    def minors(self, name: str, major: int = NVIDIA, among: range = GPU_MINORS) -> frozenset[int]:
+    def minors(
+        self, name: str, major: int = NVIDIA, among: range = GPU_MINORS, container: str = "main"
+    ) -> frozenset[int]:
         """Which of a major's nodes the kernel lets a pod's container open."""
-        (pid,) = self.pids(name)
+        (pid,) = self.pids(name, container)
         kind = host_cgroup()
         rows = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
         controller = "devices" if kind is Cgroup.V1 else ""
@@ -320,14 +327,16 @@ class Cluster:
         # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
         with Cri(self.root / "ctrd.sock") as runtime:
             runtime.remove_all()
-        self.stop(GUARD, DAEMON, NEXT)
+        self.stop(GUARD, DAEMON, NEXT, DRA)
+        for path in (self.root / "pid").glob("nri-gpu*.cmd"):
+            path.unlink()
         for folder in ("run-nri-gpu", "lib-nri-gpu"):
             for path in (self.root / folder).iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def kill_all(self) -> None:
         """A node that loses its power: every daemon and container of it dies at once, and /run is empty after it."""
-        self.kill("kubelet", "containerd", DAEMON, GUARD)
+        self.kill("kubelet", "containerd", DAEMON, GUARD, DRA)
         for pid in self._below_the_cgroup():
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)

@@ -1,0 +1,370 @@
+"""ResourceClaims on a real Kubernetes: its API server, scheduler and kubelet, and the kernel's device rules."""
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.test_chart import TAG, image
+from tests.cluster.test_node import CAPABILITIES
+from tests.support.cluster import DAEMON, DRA, GUARD, IMAGE, Cluster, pod, wait_for
+from tests.support.cluster_claims import (
+    ACCOUNT,
+    NAMESPACE,
+    DraCluster,
+    claim,
+    claiming,
+    devices,
+    on_claim,
+    shown,
+    template,
+)
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.helm import documents, values
+
+pytestmark = pytest.mark.cluster
+
+__all__ = ["image"]  # a fixture
+HGX = TOPOLOGIES / "hgx-h100.toml"
+PODS = 100
+WAITS = "cannot allocate all claims"
+REQUIRED = "nri-gpu-is-not-running-on-this-node"
+UNHEALTHY = "gpu.nri.io/unhealthy"
+# Which GPU it has and from when to when, on one clock for all, written by a shell with no other program.
+USES_A_GPU = """
+read began rest </proc/uptime; for node in /dev/nvidia[0-9]*; do sleep 0.3; read ended rest </proc/uptime
+echo $node $began $ended >>/record/uses; done
+"""
+
+
+@pytest.fixture
+def dra(cluster: Cluster) -> Iterator[DraCluster]:
+    made = DraCluster(cluster)
+    yield made
+    made.end()
+
+
+def gone(cluster: Cluster, name: str) -> None:
+    wait_for(f"pod {name} to be gone", lambda: not cluster.get("pod", name), explain=lambda: cluster.said_of(name))
+
+
+def environment(cluster: Cluster, name: str) -> dict[str, str]:
+    """Of the pod's first process."""
+    (pid,) = cluster.pids(name)
+    pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if pair)
+
+
+def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run(HGX)
+    assert sorted(each["name"] for each in dra.offered()) == [f"gpu-{number}" for number in range(8)]
+    beside = pod("one")
+    wishes = {"one": "one GPU", "pair": "two linked GPUs", "large": "memory"}
+    for name, wish in wishes.items():
+        cluster.apply(*claiming(name, shown(wish)))
+    beside["metadata"]["name"] = "none"
+    cluster.apply(beside)
+    for name in (*wishes, "none"):
+        cluster.wait_phase(name)
+    granted = [cluster.minors(name) for name in wishes]
+    assert [len(minors) for minors in granted] == [1, 2, 1]
+    assert len(frozenset().union(*granted)) == 4
+    assert cluster.minors("none") == frozenset()
+    assert len(dra.held()) == 3
+
+    cluster.apply(*claiming("rest", devices(count=5)))
+    cluster.wait_said("rest", WAITS)
+    dra.delete("pod", "pair")
+    cluster.wait_phase("rest", "Pending")  # four are free, and five are wanted
+    dra.delete("pod", "large")
+    cluster.wait_phase("rest")
+    assert len(cluster.minors("rest")) == 5
+    assert cluster.minors("rest").isdisjoint(cluster.minors("one"))
+
+    # A pod of another namespace that copies the variable is refused, and the event says why.
+    marker = next((name, value) for name, value in environment(cluster, "one").items() if "NRI_GPU_CLAIM_" in name)
+    thief = pod("thief")
+    thief["spec"]["containers"][0]["env"] = [dict(zip(("name", "value"), marker, strict=True))]
+    thief["metadata"]["namespace"] = "other"
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}}, thief)
+    described = partial(cluster.kubectl, "describe", "pod", "thief", "-n", "other")
+    wait_for("the thief to be refused", lambda: "nri-gpu" in described(), explain=described)
+    assert not cluster.get("pod", "thief", "-n", "other")["status"]["containerStatuses"][0].get("started")
+
+    dra.delete("pods", "--all", "-A")
+    dra.wait_nothing_left()
+
+
+def test_mig_devices(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run(TOPOLOGIES / "mig-a100.toml")
+    cluster.apply(*claiming("slice", shown("a MIG device")), *claiming("other", shown("a MIG device")))
+    cluster.apply(*claiming("whole"))
+    for name in ("slice", "other", "whole"):
+        cluster.wait_phase(name)
+    capabilities = [cluster.minors(name, *CAPABILITIES) for name in ("slice", "other")]
+    assert [len(minors) for minors in capabilities] == [2, 2]  # a GPU instance's and a compute instance's
+    assert capabilities[0].isdisjoint(capabilities[1])
+    assert cluster.minors("whole", *CAPABILITIES) == frozenset()
+    assert cluster.minors("whole") == {1}
+
+
+def test_pods_and_containers_that_share_a_claim(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run()
+    cluster.apply(claim("shared", devices(count=2)), on_claim("first", "shared", containers=("main", "side")))
+    cluster.wait_phase("first")
+    before = cluster.minors("first")
+    assert len(before) == 2
+    # The kubelet says nothing of this one: the claim is prepared already.
+    cluster.apply(on_claim("second", "shared", containers=("main", "side")))
+    cluster.wait_phase("second")
+    for name in ("first", "second"):
+        for container in ("main", "side"):
+            assert cluster.minors(name, container=container) == before
+    cluster.apply(*claiming("others", devices(count=2)))
+    cluster.wait_phase("others")
+    assert cluster.minors("others").isdisjoint(before)
+
+    dra.delete("pod", "first")
+    assert cluster.minors("second") == before
+    dra.delete("resourceclaim", "shared", "--wait=false")  # while a pod still has it
+    cluster.wait_phase("second")
+    dra.delete("pods", "--all")
+    dra.wait_nothing_left()
+
+
+def test_shares_of_a_gpu(cluster: Cluster, dra: DraCluster) -> None:
+    one = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
+    dra.run(one, "[dra]\nreplicas = 2\n")
+    for name in ("one", "two", "three"):
+        cluster.apply(*claiming(name))
+
+    def running() -> list[str]:
+        return [each["metadata"]["name"] for each in cluster.get("pods") if each["status"]["phase"] == "Running"]
+
+    wait_for("two of them to run", lambda: len(running()) == 2, explain=lambda: cluster.kubectl("get", "pods"))
+    first, second = running()
+    (third,) = {"one", "two", "three"} - {first, second}
+    assert cluster.minors(first) == cluster.minors(second) == {0}
+    cluster.wait_said(third, WAITS)
+    dra.delete("pod", first)
+    cluster.wait_phase(third)
+
+
+def test_a_bad_gpu_keeps_claims_away_and_evicts_where_policy_stops(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run()
+    cluster.apply(*claiming("first"))
+    cluster.wait_phase("first")
+    (minor,) = cluster.minors("first")
+    bad = f"{FOUR_GPUS.read_text()}\n[[event]]\nat_s = 0.5\ngpu = {minor}\nxid = 79\n"
+
+    cluster.stop(DAEMON)
+    dra.run_daemon(bad)
+
+    def wait_tainted(effect: str) -> None:
+        dra.wait_devices(f"tainted {effect}", lambda _: dra.taints(f"gpu-{minor}").get(UNHEALTHY) == effect)
+
+    wait_tainted("NoSchedule")
+    cluster.apply(*claiming("rest", devices(count=3)), *claiming("none"))
+    cluster.wait_phase("rest")
+    assert cluster.minors("rest") == frozenset(range(4)) - {minor}
+    cluster.wait_said("none", WAITS)
+    cluster.wait_phase("first")
+
+    cluster.stop(DAEMON)
+    dra.run_daemon(bad, '[health]\ncontainers = "stop"\n')
+    wait_tainted("NoExecute")
+    gone(cluster, "first")
+    assert len(cluster.minors("rest")) == 3
+
+
+def test_restarts_with_claims_alive(cluster: Cluster, dra: DraCluster) -> None:
+    victims = (DRA, DAEMON, "containerd", "kubelet")
+    dra.run()
+    names = [f"pod-{number}" for number in range(4)]
+    for name in names:
+        cluster.apply(*claiming(name))
+    for name in names:
+        cluster.wait_phase(name)
+    before = {name: cluster.minors(name) for name in names}
+    assert frozenset().union(*before.values()) == frozenset(range(4))
+
+    for victim, name in zip(victims, names, strict=True):
+        cluster.kill(victim)
+        cluster.start(victim)
+        cluster.wait_ready()
+        os.kill(cluster.pids(name)[0], 9)
+        cluster.wait_phase(name, restarts=1)
+        assert {each: cluster.minors(each) for each in names} == before, victim
+    # The kubelet deleted the slices at its start.
+    dra.wait_devices("offered again", lambda found: len(found) == 4)
+    cluster.apply(*claiming("next"))
+    cluster.wait_said("next", WAITS)
+    dra.delete("pod", names[0])
+    cluster.wait_phase("next")
+    assert cluster.minors("next") == before[names[0]]
+
+    # A node that loses its power: nothing is prepared any more, and the kubelet prepares it again.
+    cluster.kill_all()
+    for name in ("containerd", DAEMON):
+        cluster.start(name)
+    cluster.wait_ready()
+    for name in (DRA, "kubelet"):
+        cluster.start(name)
+    kept = {**before, "next": before[names[0]]}
+    for name in (*names[1:], "next"):
+        cluster.wait_phase(name, restarts=2 if name in names else 1)
+        assert cluster.minors(name) == kept[name]
+    dra.delete("pods", "--all")
+    dra.wait_nothing_left()
+
+
+def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run(HGX)
+    record = cluster.folder / "record-claims"
+    record.mkdir()
+    spec: dict[str, Any] = on_claim("", "any", by_template=True)["spec"] | {"restartPolicy": "Never"}
+    spec["volumes"] = [{"name": "record", "hostPath": {"path": str(record)}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "record", "mountPath": "/record"}]
+    spec["containers"][0]["command"] = ["sh", "-c", USES_A_GPU]
+    body = {"completions": PODS, "parallelism": PODS, "backoffLimit": PODS, "template": {"spec": spec}}
+    cluster.apply(
+        template("any", devices()),
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "queue"}, "spec": body},
+    )
+
+    def done() -> int:
+        return int(cluster.get("job", "queue")["status"].get("succeeded", 0))
+
+    wait_for("all pods to end", lambda: done() == PODS, 150, lambda: cluster.kubectl("get", "pods"))
+    assert not cluster.get("job", "queue")["status"].get("failed")
+    uses = [line.split() for line in (record / "uses").read_text().splitlines()]
+    assert len(uses) == PODS  # one GPU each
+    assert len({node for node, *_ in uses}) == 8
+    for node in {node for node, *_ in uses}:
+        times = sorted((float(began), float(ended)) for each, began, ended in uses if each == node)
+        assert all(ended <= began for (_, ended), (began, _) in pairwise(times)), (node, times)
+    dra.wait_nothing_left()
+    assert not cluster.get("resourceclaims")
+
+
+def test_nothing_starts_while_daemon_and_guard_are_away(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run()
+    cluster.run_guard()
+    gate = cluster.folder / "gate"
+    gate.mkdir()
+    made = list(claiming("early"))
+    spec = made[1]["spec"]
+    spec["volumes"] = [{"name": "gate", "hostPath": {"path": str(gate)}}]
+    waits = {"name": "waits", "command": ["sh", "-c", "until [ -e /gate/open ]; do sleep 0.1; done"]}
+    mounts = [{"name": "gate", "mountPath": "/gate"}]
+    spec["initContainers"] = [{**waits, "image": spec["containers"][0]["image"], "volumeMounts": mounts}]
+    cluster.apply(*made, *claiming("running"))
+    cluster.wait_phase("running")
+    cluster.wait_said("early", "Container started")
+    before = cluster.minors("running")
+    wait_for("both to be prepared", lambda: len(dra.held()) == 2)
+
+    cluster.kill(DAEMON, GUARD)
+    (gate / "open").touch()
+    cluster.wait_said("early", REQUIRED)
+    os.kill(cluster.pids("running")[0], 9)
+    cluster.wait_said("running", REQUIRED)
+    cluster.apply(*claiming("late"))
+    dra.wait_devices("tainted", lambda found: all(each.get("taints") for each in found))
+    cluster.wait_said("late", WAITS)
+
+    cluster.start(DAEMON)
+    for name in ("early", "running", "late"):
+        cluster.wait_phase(name)
+    assert cluster.minors("running") == before
+    assert len(before | cluster.minors("early") | cluster.minors("late")) == 3
+
+
+def test_other_ways_to_ask(cluster: Cluster, dra: DraCluster) -> None:
+    """An extended resource, a pod for monitoring, a configuration, and what the driver refuses."""
+    label = "resource.kubernetes.io/admin-access"
+    cluster.kubectl("label", "namespace", "default", f"{label}=true")
+    dra.run()
+    cluster.apply(pod("old", 2))
+    cluster.apply(*claiming("video", devices(config={"capabilities": ["compute", "video"]})))
+    cluster.apply(*claiming("monitor", shown("monitoring")))
+    cluster.apply(*claiming("wrong", devices(config={"capabilities": ["compute", "telepathy"]})))
+    for name in ("old", "video", "monitor"):
+        cluster.wait_phase(name)
+    assert len(cluster.minors("old")) == 2
+    assert cluster.minors("video").isdisjoint(cluster.minors("old"))
+    assert cluster.minors("monitor") == frozenset(range(4))
+    assert environment(cluster, "video")["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
+    assert environment(cluster, "monitor")["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    cluster.wait_said("wrong", "telepathy")
+    cluster.kubectl("label", "namespace", "default", f"{label}-")
+
+
+def test_a_gpu_held_by_annotation_is_tainted(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run()
+    cluster.apply(pod("annotated", annotations={"gpu.nri.io": "1"}))
+    cluster.wait_phase("annotated")
+    (minor,) = cluster.minors("annotated")
+    dra.wait_devices("tainted", lambda _: dra.taints(f"gpu-{minor}") == {"gpu.nri.io/held": "NoSchedule"})
+    cluster.apply(*claiming("rest", devices(count=3)))
+    cluster.wait_phase("rest")
+    assert minor not in cluster.minors("rest")
+    dra.delete("pod", "annotated")
+    dra.wait_devices("free", lambda _: not dra.taints(f"gpu-{minor}"))
+
+
+def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraCluster, image: None) -> None:
+    given: dict[str, Any] = {
+        "image": {"repository": IMAGE, "tag": TAG},
+        "simulation": FOUR_GPUS.read_text(),
+        "affinity": {"nodeAffinity": None},
+        "paths": {"cdi": str(cluster.cdi)},
+        "kubelet": {"enabled": False},
+        "dra": {"enabled": True},
+    }
+    objects = documents(values(**given))
+    # There is no kube-proxy here, which makes the API server's address one that pods reach.
+    port = cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}").rpartition(":")[2]
+    for each in objects:
+        if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", ACCOUNT):
+            spec = each["spec"]["template"]["spec"]
+            spec["hostNetwork"] = True
+            address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+            spec["containers"][0]["env"] += [{"name": name, "value": value} for name, value in address.items()]
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects)
+
+    def ready() -> bool:
+        found = cluster.get("daemonsets", "", "-n", NAMESPACE)
+        return all(each["status"].get("numberReady") == 1 for each in found)
+
+    describe = partial(cluster.kubectl, "describe", "pods", "-n", NAMESPACE)
+    wait_for("the chart's pods", ready, 90, describe)
+    dra.wait_devices("offered", lambda found: len(found) == 4 and not any(each.get("taints") for each in found))
+    cluster.apply(*claiming("train", devices(count=2)))
+    cluster.wait_phase("train")
+    assert len(cluster.minors("train")) == 2
+
+    # The account's token writes for this node alone.
+    token = json.loads(dra.kubeconfig().read_text())["users"][0]["user"]["token"]
+    (mine, *_) = cluster.get("resourceslices")
+    mine["metadata"] = {"name": "stolen"}
+    mine["spec"]["nodeName"] = "node2"
+    as_driver = ("--kubeconfig", str(cluster.file("anonymous", _without_user(cluster))), "--token", token)
+    cluster.kubectl(*as_driver, "create", "-f", "-", given=json.dumps(mine), check=False)
+    assert not cluster.get("resourceslice", "stolen")
+    mine["spec"]["nodeName"] = "node1"
+    mine["spec"]["pool"]["name"] = "another"
+    cluster.kubectl(*as_driver, "create", "-f", "-", given=json.dumps(mine))
+    dra.delete("pod", "train")
+    cluster.kubectl("delete", "daemonset", ACCOUNT, "-n", NAMESPACE)
+
+
+def _without_user(cluster: Cluster) -> str:
+    return (cluster.root / "pki" / "kubelet.conf").read_text().split("users:")[0] + (
+        "users: [{name: u, user: {}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n"
+    )
