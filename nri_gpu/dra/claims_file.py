@@ -1,4 +1,4 @@
-"""`claims.json`: the claims that are prepared on this node, for the next daemon. Without it they are prepared anew.
+"""`claims.json`: the claims that are prepared on this node, for the next daemon.
 
 It holds for the boot in which it was written: after the next one the kubelet prepares what its pods need again.
 """
@@ -19,7 +19,7 @@ from nri_gpu.system.storage import boot_id, write_whole
 
 FILE_NAME: Final = "claims.json"  # in the state folder
 BYTES_MAX: Final = 16 << 20
-CONSEQUENCE: Final = "containers keep their GPUs; for new ones the kubelet has to prepare claims again: restart it"
+CONSEQUENCE: Final = "running containers keep their GPUs, and are refused when they start again: delete such pods then"
 
 
 class _Claims(Struct, frozen=True):
