@@ -31,6 +31,7 @@ from nri_gpu.system.storage import Signature, signature
 GROUP: Final = "resource.k8s.io"
 VERSIONS: Final = ("v1", "v1beta2")  # the same fields; v1 since Kubernetes 1.34
 MESSAGE_MAX: Final = 400  # characters of what a server says, in a sentence of ours
+NOT_UNDERSTOOD: Final = "sent what it should not (is it one?)"
 _READ_BYTES: Final = 1 << 16
 T = TypeVar("T")
 
@@ -96,13 +97,6 @@ class ApiTimes(Struct, frozen=True):
     silent: float = 180.0
 
 
-class SliceList(Struct, frozen=True):
-    """The slices that are there, and the version from which to watch."""
-
-    items: tuple[ResourceSlice, ...]
-    resource_version: str
-
-
 class SliceEvent(Struct, frozen=True):
     """kind: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no slice."""
 
@@ -120,9 +114,15 @@ class _Object(Struct, frozen=True):
     metadata: _Meta
 
 
-class _List(Struct, frozen=True):
+class SliceList(Struct, frozen=True):
+    """The slices that are there, and the version from which to watch."""
+
     metadata: _Meta
-    items: list[ResourceSlice] | None = None
+    items: tuple[ResourceSlice, ...]
+
+    @property
+    def resource_version(self) -> str:
+        return self.metadata.resource_version
 
 
 class _Group(Struct, frozen=True):
@@ -181,8 +181,7 @@ class ApiServer:
 
     async def slices(self, node: str, driver: str) -> SliceList:
         """Those of the driver on the node."""
-        found = await self._ask("GET", f"{await self._base()}/resourceslices?{_selector(node, driver)}", _List)
-        return SliceList(tuple(found.items or ()), found.metadata.resource_version)
+        return await self._ask("GET", f"{await self._base()}/resourceslices?{_selector(node, driver)}", SliceList)
 
     async def create(self, wanted: ResourceSlice, *, dry_run: bool = False) -> ResourceSlice:
         """Returns it as it is kept. dry_run: as it would be kept."""
@@ -200,16 +199,21 @@ class ApiServer:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": unwanted.metadata.uid}}
         await self._ask("DELETE", path, msgspec.Raw, body)
 
-    async def watch(self, node: str, driver: str, since: str, take: Callable[[SliceEvent], None]) -> None:
+    async def watch(self, node: str, driver: str, since: str, take: Callable[[SliceEvent], None]) -> bool:
         """Give each change of the driver's slices on the node to `take`, until the server ends the watch.
 
-        In a thread of its own, which ends at once when this is cancelled.
+        In a thread of its own, which ends at once when this is cancelled. Returns whether it lasted as long as it
+        should: a server that ends one before is stopping.
         """
         asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(self._times.watch))}
         query = f"{_selector(node, driver)}&{urlencode({**asked, 'resourceVersion': since})}"
         path = f"{await self._base()}/resourceslices?{query}"
-        stream, loop = _Stream(self._bytes_max), asyncio.get_running_loop()
+        stream, loop, began = _Stream(self._bytes_max), asyncio.get_running_loop(), time.monotonic()
         ended: asyncio.Future[Exception | None] = loop.create_future()
+
+        def tell(event: SliceEvent) -> None:
+            if not ended.done():
+                take(event)
 
         def end(fault: Exception | None) -> None:
             if not ended.done():
@@ -220,9 +224,9 @@ class ApiServer:
             try:
                 with contextlib.closing(self._open("GET", path, None)) as response:
                     for line in stream.lines(response, self._times.silent):
-                        loop.call_soon_threadsafe(take, self._event(line))
+                        loop.call_soon_threadsafe(tell, self._event(line))
             except (HTTPError, AccessError, OSError, ValueError) as error:
-                fault = self._unreached(error)
+                fault = self._unavailable("cannot be reached", error)
             except Exception as error:  # raised where the watch is awaited
                 fault = error
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -234,6 +238,7 @@ class ApiServer:
                 raise fault
         finally:
             stream.close()
+        return time.monotonic() - began > self._times.watch - 1
 
     def close(self) -> None:
         """Close the connections that nobody uses."""
@@ -252,8 +257,8 @@ class ApiServer:
         answer = await asyncio.to_thread(self._answer, verb, path, sent)
         try:
             return msgspec.json.decode(answer, type=form)
-        except msgspec.DecodeError as error:
-            raise self._not_understood(error) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._unavailable(NOT_UNDERSTOOD, error) from None
 
     def _answer(self, verb: str, path: str, body: bytes | None) -> bytes:
         """In a thread: the body of the answer. Raises: ApiServerError."""
@@ -261,7 +266,7 @@ class ApiServer:
             with contextlib.closing(self._open(verb, path, body)) as response:
                 return self._body(response)
         except (HTTPError, AccessError, ValueError) as error:
-            raise self._unreached(error) from None
+            raise self._unavailable("cannot be reached", error) from None
 
     def _open(self, verb: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
         """An answer whose body is still to be read. A token that was refused is read again, once."""
@@ -310,7 +315,7 @@ class ApiServer:
                 self._pool = urllib3.HTTPSConnectionPool(
                     self._access.host,
                     self._access.port,
-                    maxsize=4,
+                    maxsize=32,
                     ssl_context=self._access.tls(),
                     cert_reqs="CERT_REQUIRED",
                     assert_hostname=name,
@@ -351,20 +356,13 @@ class ApiServer:
                 )
             version = msgspec.json.decode(event.object, type=_Object).metadata.resource_version
             found = None if event.type == "BOOKMARK" else msgspec.json.decode(event.object, type=ResourceSlice)
-        except msgspec.DecodeError as error:
-            raise self._not_understood(error) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._unavailable(NOT_UNDERSTOOD, error) from None
         return SliceEvent(event.type, version, found)
 
-    def _not_understood(self, error: msgspec.DecodeError) -> UnavailableError:
-        return UnavailableError(
-            f"the API server at {self.url} sent what it should not: {shown(str(error), MESSAGE_MAX)}; is it one?"
-        )
-
-    def _unreached(self, error: Exception) -> UnavailableError:
-        why = shown(str(error), MESSAGE_MAX)
-        if isinstance(error, SSLError):
-            why = f"{why}; its certificate must be of the authority that this node was given"
-        return UnavailableError(f"the API server at {self.url} cannot be reached: {why}")
+    def _unavailable(self, what: str, error: Exception) -> UnavailableError:
+        hint = "; its certificate must be of the authority given" if isinstance(error, SSLError) else ""
+        return UnavailableError(f"the API server at {self.url} {what}: {shown(str(error), MESSAGE_MAX)}{hint}")
 
 
 class _Stream:

@@ -139,17 +139,12 @@ class Publisher:
             await cancelled(tasks)
 
     async def _watch(self, driver: str) -> None:
-        """Until the watch is lost; the server ends one now and then, and the next goes on where it was."""
-        loop = asyncio.get_running_loop()
-        lasted = True
-        while lasted:
-            began = loop.time()
-            try:
-                await self._api.watch(self._node, driver, self._seen, self._take)
-            except UnavailableError as error:
-                logger.bind(fault=str(error)).info("watch of ResourceSlices lost")
-                return
-            lasted = loop.time() - began > self._times.apart
+        """Until the watch is lost, or ends with its server; else the next one goes on where it was."""
+        try:
+            while await self._api.watch(self._node, driver, self._seen, self._take):
+                pass
+        except UnavailableError as error:
+            logger.bind(fault=str(error)).info("watch of ResourceSlices lost")
 
     def _take(self, event: SliceEvent) -> None:
         self._seen = event.resource_version
@@ -239,7 +234,7 @@ class Publisher:
 
     def _published(self, view: View, *, wrote: bool) -> None:
         devices = sum(len(each.spec.devices) for each in self._slices.values())
-        missing = tuple(sorted(gates_wanted(view, self._node) - self._gates))
+        missing = tuple(sorted(gate.value for gate in gates_wanted(view, self._node) - self._gates))
         if wrote:
             logger.bind(gpus=devices).info("ResourceSlices published")
         self._log.clear()

@@ -117,6 +117,8 @@ class StandInApiServer:
         self.version = 1000
         self.oldest = 0  # version from which a watch can begin
         self.history: list[tuple[int, str, Json]] = []
+        self.generation = 0  # of the server's process
+        self.connected = 0  # connections so far
         self.watches: set[socket.socket] = set()
         self.certificates = signed_by or certificates()
         self._connections: set[socket.socket] = set()
@@ -182,6 +184,11 @@ class StandInApiServer:
     def break_watches(self) -> None:
         for each in tuple(self.watches):
             _shut(each)
+
+    def end_watches(self) -> None:
+        """As a server does that stops in good order."""
+        with self.changed:
+            self.generation += 1
 
     def drop_connections(self) -> None:
         for each in tuple(self._connections):
@@ -264,8 +271,8 @@ class StandInApiServer:
 
     def events(self, since: int, selected: dict[str, str], until_s: float) -> Iterator[Json]:
         """Those of a watch, and bookmarks between them."""
-        bookmark_at = time.monotonic() + self.bookmark_s
-        while (now := time.monotonic()) < until_s:
+        bookmark_at, generation = time.monotonic() + self.bookmark_s, self.generation
+        while (now := time.monotonic()) < until_s and generation == self.generation:
             with self.changed:
                 if since < self.oldest:
                     status = _status(410, "Expired", f"too old resource version: {since} ({self.oldest})")[1]
@@ -302,6 +309,7 @@ class _Server(ThreadingHTTPServer):
             return
         wrapped.settimeout(None)
         self.of._connections.add(wrapped)
+        self.of.connected += 1
         try:
             super().process_request_thread(wrapped, client_address)
         finally:

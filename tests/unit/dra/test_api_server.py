@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from nri_gpu.dra.api_access import Access, AccessError, by_kubeconfig, in_cluster
@@ -81,6 +81,16 @@ async def test_a_dry_run_keeps_nothing(api: ApiServer, server: StandInApiServer)
     assert server.slices == {}
 
 
+async def test_connections_are_kept(api: ApiServer, server: StandInApiServer) -> None:
+    made = await api.create(a_slice())
+    for _ in range(5):
+        await api.slices(NODE, DRIVER)
+        with pytest.raises(NotFoundError):
+            await api.node_uid("none")
+    await api.delete(made)
+    assert server.connected == 1
+
+
 async def test_a_claim_and_a_node_are_read(api: ApiServer, server: StandInApiServer) -> None:
     uid = server.add_claim("ml", "train", status={"allocation": {}})
     node_uid = server.add_node(NODE)
@@ -90,6 +100,9 @@ async def test_a_claim_and_a_node_are_read(api: ApiServer, server: StandInApiSer
 
 
 async def test_names_cannot_leave_their_place_in_a_path(api: ApiServer, server: StandInApiServer) -> None:
+    server.canned = [Canned(200, b"[" * 100_000, path="deep")]
+    with pytest.raises(UnavailableError):
+        await api.claim("ml", "deep", Raw)
     with pytest.raises(NotFoundError):
         await api.claim("../../x", "y?watch=1", Claim)
     assert server.requests[-1][1].endswith("/namespaces/..%2F..%2Fx/resourceclaims/y%3Fwatch%3D1")

@@ -197,6 +197,15 @@ async def test_a_feature_that_comes_or_goes_with_another_server_is_noticed(serve
         await until(lambda: publisher.report.missing == ("DRADeviceTaints",))
 
 
+async def test_a_server_that_stops_in_good_order_may_be_followed_by_another(server: StandInApiServer) -> None:
+    async with publishing(server, view(device("gpu-0", BAD), device("gpu-1"))) as publisher:
+        await until(lambda: publisher.report.published == 2)
+        server.gates = frozenset()
+        server.end_watches()  # no write is due, and what is stored keeps its fields
+        await until(lambda: names(server) == ["gpu-1"])
+        assert publisher.report.missing == ("DRADeviceTaints",)
+
+
 async def test_a_server_that_refuses_counters_alone_keeps_the_other_features(server: StandInApiServer) -> None:
     refusal = json.dumps({"message": "consumesCounters: Invalid value: not in this slice"}).encode()
     server.canned = [Canned(422, refusal, path="dryRun"), Canned(422, refusal, path="dryRun", times=0)]
