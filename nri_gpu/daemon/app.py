@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec.structs import replace
 
+from nri_gpu.daemon.answers import DraStatus
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
@@ -21,6 +23,7 @@ from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
+from nri_gpu.dra.controller import DraController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.metrics.controller import MetricsController
 from nri_gpu.metrics.reading import Reading
@@ -72,6 +75,7 @@ class Daemon:
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
+        self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
         self._sizes = Sizes(self._plugin.request_bytes, later, self._refusals.add)
@@ -92,6 +96,7 @@ class Daemon:
             list_fault=lambda: self._sizes.fault,
             refusals=lambda: tuple(self._refusals.last),
             session=lambda: self._supervisor.facts,
+            dra=self._dra_status,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._metrics = MetricsController(fixed.metrics, self._reading)
@@ -128,6 +133,7 @@ class Daemon:
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; which GPUs were just released is not known")
+        self._state.ledger = replace(self._state.ledger, claims=self._dra.recalled())
 
     def watch_policy(self, file: Path) -> None:
         """Reload the policy whenever that file changes, too."""
@@ -147,7 +153,7 @@ class Daemon:
         last = [asyncio.create_task(self._serve(inherited))]
         if self._audit:
             last.append(asyncio.create_task(self._audit.run()))
-        parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run())
+        parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run(), self._dra.run())
         rest = [asyncio.create_task(each) for each in (*self._node.runs(), *parts)]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))
@@ -212,11 +218,13 @@ class Daemon:
     def _configured(self, configured: Configured) -> None:
         self._reporter.configured(configured)
         self._kubelet.configured(configured)
+        self._dra.configured(configured)
         if configured.config.strip():
             self._policy.take_text(configured.config)
 
     def _ready(self) -> None:
         self._kubelet.connected(not self._stop.is_set())
+        self._dra.connected(True)
         if not self._fixed.kubelet.enabled:
             self._succession.settled()
         self._reporter.ready()
@@ -227,6 +235,7 @@ class Daemon:
 
     def _away(self, why: str) -> None:
         self._kubelet.connected(False)
+        self._dra.connected(False)
         self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
 
@@ -246,6 +255,16 @@ class Daemon:
             inventory_age_s=self._node.cache.age_s(),
             restarts=self._node.restarts(),
             health_transitions=self._node.health_transitions,
+        )
+
+    def _dra_status(self) -> DraStatus:
+        dra = self._dra
+        return DraStatus(
+            enabled=dra.settings.enabled,
+            driver=dra.settings.driver,
+            asked_s=dra.asked_s,
+            report=dra.report,
+            fault=dra.fault,
         )
 
     def _note_policy(self) -> None:

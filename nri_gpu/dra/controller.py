@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,8 +15,10 @@ from nri_gpu.allocation.claims import prepare, unprepare
 from nri_gpu.decision.prepare import NotPrepared, prepared
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClaim
+from nri_gpu.dra.claims import ClaimAllocations
 from nri_gpu.dra.claims_file import ClaimsFile
 from nri_gpu.dra.devices import not_ready, offer
+from nri_gpu.dra.markers import markers_of
 from nri_gpu.dra.messages import (
     DRA_SOCKET,
     VIEW_WAIT_S,
@@ -52,6 +54,8 @@ NOT_CONNECTED: Final = Fault(
 class ClaimsPlugin(Protocol):
     """What is needed of the NRI plugin."""
 
+    claims: ClaimAllocations
+
     def aged(self, node: Node) -> Node:
         """The node with the age of its inventory, where policy asks for it."""
 
@@ -62,8 +66,7 @@ class ClaimsPlugin(Protocol):
 class DraController:
     """Answers the driver process, and remembers prepared claims in the state folder.
 
-    markers: the variables that stand for a claim's devices. rereads: claims whose pods may have changed; whoever
-    knows of others calls `changed`. asked_s, report: when the driver process last asked for a view, seconds since the
+    asked_s, report: when the driver process last asked for a view, seconds since the
     epoch, and what it said of itself. fault: why it is not served. lasting_s: after how long a node that cannot grant
     is said to be not ready. wait_s: as VIEW_WAIT_S.
     """
@@ -74,9 +77,7 @@ class DraController:
         node_state: NodeState,
         plugin: ClaimsPlugin,
         fixed: Policy,
-        markers: Callable[[PreparedClaim], tuple[tuple[str, str], ...]],
         *,
-        rereads: Callable[[], Collection[ClaimUid]] = tuple,
         lasting_s: float = LASTING_S,
         wait_s: float = VIEW_WAIT_S,
     ) -> None:
@@ -86,9 +87,7 @@ class DraController:
         self._node_state = node_state
         self._plugin = plugin
         self._fixed = fixed
-        self._settings = fixed.dra
-        self._markers = markers
-        self._rereads = rereads
+        self.settings = fixed.dra
         self._lasting_s = lasting_s
         self._wait_s = wait_s
         self._connected = False
@@ -100,20 +99,17 @@ class DraController:
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = View(
             number=time.time_ns() // 1_000_000,  # another one than those of the daemon before this one
-            driver=self._settings.driver,
-            dir=self._settings.dir,
+            driver=self.settings.driver,
+            dir=self.settings.dir,
             registry_dir=fixed.kubelet.registry_dir,
             cdi_dir=fixed.kubelet.cdi_dir,
         )
         node_state.subscribe(self.changed, *Changed)
-
-    @property
-    def enabled(self) -> bool:
-        return self._settings.enabled
+        plugin.claims.subscribe(self.changed)
 
     def recalled(self) -> Mapping[ClaimUid, PreparedClaim]:
         """The claims that the daemon before this one had prepared."""
-        return self._file.read() if self.enabled else {}
+        return self._file.read() if self.settings.enabled else {}
 
     def configured(self, configured: Configured) -> None:
         self._required.configured(configured)
@@ -129,7 +125,7 @@ class DraController:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        if self.enabled:
+        if self.settings.enabled:
             self.fault = self._open()
             if self.fault:
                 logger.bind(fault=self.fault).error("driver process not served")
@@ -140,7 +136,7 @@ class DraController:
 
     def _open(self) -> str:
         """Listen. Returns why not, a sentence."""
-        for key, sentence in dra_faults(self._settings, self._fixed.kubelet):  # by the command line
+        for key, sentence in dra_faults(self.settings, self._fixed.kubelet):  # by the command line
             return f"{key}: {sentence}"
         try:
             self._socket.open()
@@ -152,7 +148,7 @@ class DraController:
         """The answer to the driver process."""
         match question:
             case AskView(after, report):
-                self.asked_s, self.report = time.time(), report
+                self.asked_s, self.report = time.time(), report or self.report
                 return await self._next_view(after)
             case AskPrepare(claim):
                 async with self._writing:
@@ -181,15 +177,14 @@ class DraController:
             self._able = now
         # A runtime or daemon that is restarted is no reason to write the slices twice.
         lasting = now - self._able >= self._lasting_s
-        devices, counter_sets = offer(node, state.ledger, state.settings, self._settings, word if lasting else "")
-        rereads = self._rereads()
+        devices, counter_sets = offer(node, state.ledger, state.settings, self.settings, word if lasting else "")
         seen = replace(
             self._view,
             known=self._view.known or lasting or not word,
             devices=devices,
             counter_sets=counter_sets,
             claims=tuple(
-                PreparedName(uid, each.namespace, each.name, uid in rereads)
+                PreparedName(uid, each.namespace, each.name, uid in self._plugin.claims.reread)
                 for uid, each in state.ledger.claims.items()
             ),
         )
@@ -203,7 +198,7 @@ class DraController:
             return NOT_CONNECTED
         self._plugin.lapse()
         state = self._node_state
-        policy = replace(state.policy, dra=self._settings)  # that of the start
+        policy = replace(state.policy, dra=self.settings)  # as devices are offered
         found = prepared(claim, self._plugin.aged(state.node), state.ledger, policy)
         if isinstance(found, NotPrepared):
             return Fault(found.reason.sentence, found.passing)
@@ -213,7 +208,8 @@ class DraController:
             if claim.uid not in before.claims:
                 state.commit(unprepare(state.ledger, claim.uid))
             return fault
-        return Prepared(self._markers(found), required=not self._required.fault())
+        self._plugin.claims.settled(claim.uid)
+        return Prepared(markers_of(found, self._plugin.claims.key), required=not self._required.fault())
 
     async def _unprepare(self, uid: ClaimUid) -> Unprepared | Fault:
         """Write, release, and only then answer."""
@@ -222,6 +218,7 @@ class DraController:
             if fault := await self._written(each for each in claims.values() if each.uid != uid):
                 return fault
             self._node_state.commit(unprepare(self._node_state.ledger, uid))
+            self._plugin.claims.settled(uid)
         return Unprepared()
 
     async def _written(self, claims: Iterable[PreparedClaim]) -> Fault | None:

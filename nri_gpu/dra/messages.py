@@ -101,10 +101,10 @@ class DriverReport(Struct, frozen=True):
 
 
 class AskView(Struct, frozen=True, tag=True):
-    """The view, once its number is another one than `after`."""
+    """The view, once its number is another one than `after`. report: None: as it was."""
 
     after: int = 0
-    report: DriverReport = DriverReport()
+    report: DriverReport | None = None
 
 
 class AskPrepare(Struct, frozen=True, tag=True):

@@ -92,7 +92,7 @@ class TellingDaemon:
     async def _viewed(self, question: AskView) -> Answer:
         if self.faults:
             return self.faults.pop(0)
-        self.reports.append(question.report)
+        self.reports += [question.report] if question.report else []
         async with self._changed:
             await self._changed.wait_for(lambda: self.view.number != question.after or self.away)
         if self.away:

@@ -20,6 +20,7 @@ from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, Claim
 from nri_gpu.dra.claims_file import FILE_NAME, ClaimsFile
 from nri_gpu.dra.client import DaemonAwayError, DaemonClient
 from nri_gpu.dra.controller import NOT_CONNECTED, DraController
+from nri_gpu.dra.markers import Marker, read_marker
 from nri_gpu.dra.messages import (
     AskPrepare,
     AskUnprepare,
@@ -40,6 +41,7 @@ from nri_gpu.policy.model import Policy
 from tests.support import builders as make
 from tests.support.kubelet_nodes import PluginNode
 from tests.support.log import Log
+from tests.support.plugin import KEY
 
 UID: Final = ClaimUid("8c5e6c5a-7d4f-4a53-8d7a-3f1c9f1f1e01")
 OTHER: Final = ClaimUid("8c5e6c5a-7d4f-4a53-8d7a-3f1c9f1f1e02")
@@ -52,18 +54,13 @@ def claim(*devices: str, uid: ClaimUid = UID, **fields: Any) -> AllocatedClaim: 
     return AllocatedClaim(**{**default, **fields})
 
 
-def markers(of: PreparedClaim) -> tuple[tuple[str, str], ...]:
-    return tuple((f"M_{at}", each.uuid) for at, each in enumerate(of.devices))
-
-
 class Setting(Struct):
-    """A daemon's controller on a node of four GPUs, and its client. rereads: what the plugin says."""
+    """A daemon's controller on a node of four GPUs, and its client."""
 
     folder: Path
     node: PluginNode
     controller: DraController
     client: DaemonClient
-    rereads: list[ClaimUid]
 
     async def view(self, after: int = 0) -> View:
         answer = await self.client.ask(AskView(after))
@@ -93,23 +90,14 @@ async def serving(
     folder: Path, using: Policy | None = None, *, connected: bool = True, lasting_s: float = 60.0, wait_s: float = 0.1
 ) -> AsyncIterator[Setting]:
     using = using or policy()
-    node, rereads = PluginNode(using), list[ClaimUid]()
-    controller = DraController(
-        folder,
-        node.node_state,
-        node.plugin,
-        using,
-        markers,
-        rereads=lambda: rereads,
-        lasting_s=lasting_s,
-        wait_s=wait_s,
-    )
+    node = PluginNode(using)
+    controller = DraController(folder, node.node_state, node.plugin, using, lasting_s=lasting_s, wait_s=wait_s)
     controller.configured(NEW_RUNTIME)
     controller.connected(connected)
     running = asyncio.create_task(controller.run())
     await asyncio.sleep(0)
     try:
-        yield Setting(folder, node, controller, DaemonClient(folder), rereads)
+        yield Setting(folder, node, controller, DaemonClient(folder))
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -161,8 +149,7 @@ async def test_health_policy_and_claims_change_the_view(tmp_path: Path) -> None:
         assert isinstance(await at.prepare(claim("gpu-6")), Prepared)
         seen = await at.view(seen.number)
         assert seen.claims == (PreparedName(UID, "ml", "train"),)
-        at.rereads.append(UID)
-        at.controller.changed()
+        at.node.plugin.claims.pod_came(make.pod("another"), state.ledger)
         assert (await at.view(seen.number)).claims == (PreparedName(UID, "ml", "train", reread=True),)
 
 
@@ -202,15 +189,19 @@ async def test_what_the_driver_process_says_of_itself_is_kept(tmp_path: Path) ->
         assert at.controller.asked_s is None
         report = DriverReport(4, ("DRADeviceTaints",), "the API server is away")
         await at.client.ask(AskView(0, report))
+        await at.client.ask(AskView())  # who asks for a view alone says nothing of itself
         assert at.controller.asked_s
         assert at.controller.report == report
 
 
 async def test_a_claim_is_prepared_once_and_released_once(tmp_path: Path) -> None:
     async with serving(tmp_path) as at:
-        expected = Prepared((("M_0", make.uuid(0)), ("M_1", make.uuid(2))), required=True)
         for _ in range(2):
-            assert await at.prepare(claim("gpu-7", "gpu-5")) == expected
+            answer = await at.prepare(claim("gpu-7", "gpu-5"))
+            assert isinstance(answer, Prepared)
+            name = "NRI_GPU_CLAIM_8C5E6C5A_7D4F_4A53_8D7A_3F1C9F1F1E01"
+            assert [each for each, _ in answer.markers] == [f"{name}_0", f"{name}_1"]
+            assert [read_marker(*each, KEY) for each in answer.markers] == [Marker(UID, 0), Marker(UID, 1)]
             assert at.claims == {UID: ["gpu-7", "gpu-5"]}
             assert at.recorded().keys() == {UID}
         for _ in range(2):
