@@ -194,6 +194,10 @@ def test_the_classes_are_of_the_drivers_name() -> None:
             assert selector["cel"]["expression"] == wanted, name
 
 
+def test_a_second_release_makes_no_classes() -> None:
+    assert not classes(deviceClasses=False)
+
+
 def test_old_manifests_get_whole_gpus_where_the_value_says_so() -> None:
     assert not [spec for spec in classes().values() if "extendedResourceName" in spec]
     found = classes(extendedResource="nvidia.com/gpu")
