@@ -71,7 +71,6 @@ class DoctorNode:
             policy=HEALTHY_POLICY,
             status=self.status(),
             now_s=time.time(),
-            clock=lambda: 0,
             statvfs=lambda _: free(8 << 30),
         )
 
