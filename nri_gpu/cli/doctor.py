@@ -14,16 +14,19 @@ from nri_gpu.cli.client import ask
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.policy_file import build_policy, load_last_good, load_policy
+from nri_gpu.doctor.bundle import bundle
 from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
 from nri_gpu.doctor.finding import Examined, Level, below, is_there
 from nri_gpu.doctor.runtime import container_runtime
-from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.storage import write_whole
 
 PATIENCE_S: Final = 0.8  # for the daemon's answer
 PIPED_COLUMNS: Final = 80
+BUNDLE_SUFFIX: Final = ".tar.gz"
 TONES: Final = {
     None: Tone.HEAD,
     Level.OK: Tone.PLAIN,
@@ -34,16 +37,34 @@ TONES: Final = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings. Returns 1 when one is an error."""
+    """Print the findings, or pack them. Returns 1 when one is an error."""
+    if args.bundle and not args.bundle.endswith(BUNDLE_SUFFIX):
+        raise CommandError(Exit.USAGE, f"--bundle {args.bundle}: the name must end in {BUNDLE_SUFFIX}")
     seen = _examined(args)
-    found = examine(seen, container_runtime(seen))
+    runtime = container_runtime(seen)
+    found = examine(seen, runtime)
     if args.output == "json":
         print(json_text(found))
     elif sys.stdout.isatty():
         _show(found)
     else:
         print(to_text(found, PIPED_COLUMNS))
+    if args.bundle:
+        _pack(Path(args.bundle), bundle(seen, runtime, reports(found)))
     return Exit.FINDING if found.counts[Level.ERROR] else Exit.OK
+
+
+def reports(found: DoctorDocument) -> dict[str, str]:
+    """Both reports, for the bundle."""
+    return {"doctor.txt": f"{to_text(found, PIPED_COLUMNS)}\n", "doctor.json": f"{json_text(found)}\n"}
+
+
+def _pack(path: Path, content: bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise CommandError(Exit.of(error), f"{path} cannot be written: {error.strerror}") from None
+    print(f"{path} is for a bug report: no keys, no environments; it names pods, GPUs and paths", file=sys.stderr)
 
 
 def _show(found: DoctorDocument) -> None:

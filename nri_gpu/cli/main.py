@@ -219,6 +219,7 @@ VERBS: Final = (
             STATE_DIR,
             _value("--run-dir", "DIR", "the guard's --run-dir (default /run/nri-gpu-guard)"),
             _value("--root", "DIR", "root folder of the host's files, in a pod that mounts them"),
+            _value("--bundle", "FILE.tar.gz", "also pack what was seen, for a bug report, without secrets"),
             OUTPUT,
         ),
     ),

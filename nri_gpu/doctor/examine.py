@@ -55,7 +55,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("nri-gpu", lambda seen, _: daemon_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", other_findings),
-    ("kubelet", lambda seen, _: kubelet_findings(seen)),
+    ("kubelet", kubelet_findings),
 )
 
 

@@ -17,6 +17,7 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.clock import clock_state
 
 _SETTING: Final = re.compile(r"""\bset ([a-z_]+)\.([a-z_]+) = ("[^"]*"|\[[^\]]*\]|[a-z0-9_]+)""")
 _NAMED: Final = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
@@ -61,7 +62,7 @@ class Examined(Struct, frozen=True, kw_only=True):
 
     policy: in force, or the defaults where it has faults (policy_error). status: of the running daemon; None where it
     could not be asked, and silence says why (an OSError, or a ValueError for an answer that is none). now_s: since the
-    epoch. statvfs: the kernel's answer.
+    epoch. clock, statvfs: the kernel's answers.
     """
 
     root: Path = Path("/")
@@ -72,6 +73,7 @@ class Examined(Struct, frozen=True, kw_only=True):
     state_dir: Path = DEFAULT_STATE
     guard_dir: Path = DEFAULT_RUN_DIR
     now_s: float = 0.0
+    clock: Callable[[], int] = clock_state
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
 
     def at(self, path: str | Path) -> Path:

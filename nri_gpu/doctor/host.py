@@ -1,27 +1,32 @@
-"""What the kernel and the host bring along: cgroups, SELinux, and room for our files."""
+"""What the kernel and the host bring along: cgroups, security modules, the clock, and room for our files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
 from nri_gpu.doctor.runtime import ContainerRuntime
+from nri_gpu.system.clock import TIME_ERROR
 from nri_gpu.system.storage import text_of
 
 MIB: Final = 1 << 20
 STATE_ROOM_BYTES: Final = 64 * MIB  # ledger, journal, snapshot and audit log stay below it
 STAGE_ROOM_BYTES: Final = 2048 * MIB  # one more driver with all its files, where they have to be copied
 INODES: Final = 2000
+WRITTEN_S: Final = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # no clock that is right shows less
 _BOOLEAN: Final = "/sys/fs/selinux/booleans/container_use_devices"
 
 
 def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
-    """cgroups, SELinux, room."""
+    """cgroups, SELinux, AppArmor, clock, room."""
     yield _cgroups(seen)
     yield _selinux(seen, runtime)
+    yield _apparmor(seen)
+    yield _clock(seen)
     yield from _room(seen)
 
 
@@ -66,6 +71,30 @@ def _selinux(seen: Examined, runtime: ContainerRuntime | None) -> DoctorFinding:
             "setsebool -P container_use_devices on",
         )
     return ok(subject, "enforcing, and containers may use devices")
+
+
+def _apparmor(seen: Examined) -> DoctorFinding:
+    enabled = (text_of(seen.at("/sys/module/apparmor/parameters/enabled")) or "").strip() == "Y"
+    state = "enabled; the runtimes' own profiles let containers open their devices" if enabled else "not enabled"
+    return ok("AppArmor", state)
+
+
+def _clock(seen: Examined) -> DoctorFinding:
+    subject = "clock"
+    fix = ("timedatectl set-ntp true    # or enable chrony",)
+    if seen.now_s < WRITTEN_S:
+        now = datetime.fromtimestamp(seen.now_s, UTC)
+        return error(
+            subject, f"it shows {now:%Y-%m-%d}: times in the audit log and in status mean nothing", *fix, "hwclock -w"
+        )
+    state = seen.clock()
+    if state < 0:
+        return unseen(subject, "the kernel does not say whether the clock is synchronized")
+    if state == TIME_ERROR:
+        return warning(
+            subject, "not synchronized: times in status, log and audit log may not agree with other nodes'", *fix
+        )
+    return ok(subject, "synchronized")
 
 
 def _room(seen: Examined) -> Iterator[DoctorFinding]:

@@ -1,4 +1,4 @@
-"""The kubelet: its sockets, and what it allocates."""
+"""The kubelet: its sockets, its checkpoint, and what it allocates."""
 
 from __future__ import annotations
 
@@ -6,23 +6,41 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.dra.advice import gate_advice, silence
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.kubelet import Registration
+from nri_gpu.system.storage import text_of
 
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
+CHECKPOINT_MAX: Final = 16 << 20  # bytes
+CONFIG_MAX: Final = 1 << 20
 ANSWER_S: Final = 0.4  # for PodResources
+_CONFIG: Final = "/var/lib/kubelet/config.yaml"
 _DRA_PODS: Final = (
     "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra    # or start: nri-gpu dra"
 )
 _RESTART: Final = "systemctl restart kubelet    # pods go on running"
 
 
-def kubelet_findings(seen: Examined) -> Iterator[DoctorFinding]:
+class _CheckpointData(Struct, frozen=True):
+    registered: dict[str, tuple[str, ...] | None] | None = field(default=None, name="RegisteredDevices")
+
+
+class _Checkpoint(Struct, frozen=True):
+    """Kubernetes: pkg/kubelet/cm/devicemanager/checkpoint."""
+
+    data: _CheckpointData = field(name="Data")
+
+
+def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
     """Nothing but a word on a machine without one."""
     settings = seen.policy.kubelet
     process = next(running(seen.at("/proc"), {"kubelet", "k3s-server", "k3s-agent", "rke2"}), None)
@@ -40,6 +58,8 @@ def kubelet_findings(seen: Examined) -> Iterator[DoctorFinding]:
             "# set kubelet.registry_dir in /etc/nri-gpu/policy.toml to the plugins_registry folder of its --root-dir",
         )
     yield from _resources(seen, enabled=enabled)
+    yield from _checkpoint(seen)
+    yield from _cgroup_driver(seen, runtime)
     yield from _allocatable(seen)
 
 
@@ -100,6 +120,48 @@ def _dra(seen: Examined) -> Iterator[DoctorFinding]:
         yield ok(subject, f"{dra.driver} publishes {dra.report.published} devices")
     for sentence in gate_advice(dra.report):
         yield warning(subject, sentence, "kubectl get --raw /metrics | grep kubernetes_feature_enabled")
+
+
+def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:
+    subject, shown = "kubelet checkpoint", f"{seen.policy.kubelet.dir}/{CHECKPOINT}"
+    path = seen.at(shown)
+    try:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(CHECKPOINT_MAX), type=_Checkpoint)
+    except OSError:
+        yield unseen(subject, f"only root can read {shown}", "sudo nri-gpu doctor")
+    except ValueError as fault:
+        yield error(
+            subject,
+            f"{shown} is damaged ({fault}): the kubelet does not know which pods have which GPUs, and does not start",
+            f"mv {shown} {shown}.broken && systemctl restart kubelet    # then delete the pods that have GPUs",
+        )
+    else:
+        counts = {name: len(ids or ()) for name, ids in (found.data.registered or {}).items()}
+        yield ok(subject, listed(f"{count} of {name}" for name, count in sorted(counts.items())) or "no devices in it")
+
+
+def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+    """The kubelet's own file, where it has one; a kubelet of 1.34 asks the runtime instead."""
+    subject = "cgroup driver"
+    if runtime is None or runtime.containerd is None:
+        return
+    lines = (text_of(seen.at(_CONFIG), CONFIG_MAX, "utf-8") or "").splitlines()
+    said = next((line.partition(":")[2].strip(" \"'") for line in lines if line.startswith("cgroupDriver:")), "")
+    theirs = "systemd" if runtime.containerd.cri.systemd_cgroup else "cgroupfs"
+    if said and said != theirs:
+        yield warning(
+            subject,
+            f"the kubelet uses {said} and containerd {theirs}: under load the two undo each other's limits and device "
+            "rules",
+            f"# in {runtime.config}, in the options table of the default runtime:",
+            f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
+            f"systemctl restart {runtime.name} kubelet",
+        )
+    elif said:
+        yield ok(subject, f"{said}, for kubelet and containerd")
 
 
 def _allocatable(seen: Examined) -> Iterator[DoctorFinding]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
@@ -89,6 +90,8 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
         settings = containerd_settings(seen.root, config, release_of(version))
         nri, files, faults = settings.nri, settings.files, [*settings.faults]
         handler = settings.cri.containerd.default_runtime_name
+        if process and (folder := process.option("--root")):
+            settings = replace(settings, root=folder)
     return ContainerRuntime(
         name=name,
         process=process,

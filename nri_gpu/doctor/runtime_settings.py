@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from nri_gpu.system.storage import text_of
 
@@ -66,8 +66,17 @@ class NriSettings(Struct, frozen=True, kw_only=True):
     default_validator: Validator = Validator()
 
 
+class _RuncOptions(Struct, frozen=True):
+    systemd_cgroup: bool = field(default=False, name="SystemdCgroup")
+
+
+class _RuntimeHandler(Struct, frozen=True):
+    options: _RuncOptions = _RuncOptions()
+
+
 class _Handlers(Struct, frozen=True):
     default_runtime_name: str = "runc"
+    runtimes: Mapping[str, _RuntimeHandler] = {}
 
 
 class CriSettings(Struct, frozen=True):
@@ -76,11 +85,17 @@ class CriSettings(Struct, frozen=True):
     containerd: _Handlers = _Handlers()
     enable_selinux: bool = False
 
+    @property
+    def systemd_cgroup(self) -> bool:
+        handler = self.containerd.runtimes.get(self.containerd.default_runtime_name, _RuntimeHandler())
+        return handler.options.systemd_cgroup
+
 
 class ContainerdSettings(Struct, frozen=True, kw_only=True):
     """containerd's files together. files: those read. faults: why one of them was not."""
 
     version: Annotated[int, Meta(ge=1)] = 2
+    root: str = "/var/lib/containerd"
     nri: NriSettings = NriSettings()
     cri: CriSettings = CriSettings()
     disabled_plugins: tuple[str, ...] = ()
@@ -112,7 +127,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     cri = next((plugins[name] for name in CRI_PLUGINS if name in plugins), {})
     nri = _read(plugins.get(NRI, {}), NriSettings, NRI, faults)
     handlers = _read(cri, CriSettings, "the CRI plugin", faults)
-    rest: Toml = {key: together[key] for key in ("disabled_plugins",) if key in together}
+    rest: Toml = {key: together[key] for key in ("root", "disabled_plugins") if key in together}
     rest["version"] = version or 2
     whole = _read(rest, ContainerdSettings, path, faults)
     return msgspec.structs.replace(whole, nri=nri, cri=handlers, files=tuple(files), faults=tuple(faults))

@@ -80,6 +80,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l policy -r -F -d '
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l run-dir -x -a '(__fish_complete_directories)' -d 'the guard\'s --run-dir (default /run/nri-gpu-guard)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s files, in a pod that mounts them'
+complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -l bundle -r -F -d 'also pack what was seen, for a bug report, without secrets'
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from doctor' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -a generate

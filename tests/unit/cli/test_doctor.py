@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -102,6 +103,37 @@ def test_a_daemon_that_never_answers_costs_a_second(host: DoctorNode, nri_gpu: N
 def test_an_empty_root_is_no_bug(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
     done = nri_gpu("doctor", "--root", tmp_path, "--state-dir", "/none")
     assert done.code == Exit.FINDING
+
+
+def test_a_bundle(host: DoctorNode, nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    path = tmp_path / "node.tar.gz"
+    done = nri_gpu("doctor", "--root", host.root, "--bundle", path)
+    assert (done.code, path.stat().st_mode & 0o777) == (Exit.FINDING, 0o600)
+    assert f"{path} is for a bug report" in done.err
+    with tarfile.open(path) as archive:
+        packed = archive.extractfile("nri-gpu-doctor/doctor.txt")
+        assert packed is not None
+        assert packed.read().decode() == done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("node.zip", Exit.USAGE, "must end in .tar.gz"),
+        ("none/node.tar.gz", Exit.UNAVAILABLE, "cannot be written: No such file or directory"),
+        ("/proc/node.tar.gz", Exit.UNAVAILABLE, "cannot be written"),
+    ],
+)
+def test_a_bundle_that_cannot_be_written(
+    host: DoctorNode, nri_gpu: NriGpuCall, tmp_path: Path, name: str, code: Exit, words: str
+) -> None:
+    done = nri_gpu("doctor", "--root", host.root, "--bundle", tmp_path / name)
+    assert (done.code, words in done.err) == (code, True)
+
+
+def test_a_full_disk(host: DoctorNode, nri_gpu: NriGpuCall) -> None:
+    done = nri_gpu("doctor", "--root", host.root, "--bundle", "/dev/full/x.tar.gz")
+    assert done.code == Exit.UNAVAILABLE
 
 
 def test_in_colour_a_line_to_copy_is_whole() -> None:

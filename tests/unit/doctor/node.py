@@ -71,6 +71,7 @@ class DoctorNode:
             policy=HEALTHY_POLICY,
             status=self.status(),
             now_s=time.time(),
+            clock=lambda: 0,
             statvfs=lambda _: free(8 << 30),
         )
 

@@ -1,4 +1,4 @@
-"""cgroups, SELinux and room: one fault a test."""
+"""cgroups, security modules, clock and room: one fault a test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.doctor.finding import Level
+from nri_gpu.system.clock import TIME_ERROR, clock_state
 from tests.unit.doctor.node import CONFIG, DoctorNode, free
 
 CONFINED = CONFIG.replace("[plugins", '[plugins."io.containerd.cri.v1.runtime"]\nenable_selinux = true\n[plugins')
@@ -37,6 +38,25 @@ def test_selinux_that_keeps_containers_from_devices(node: DoctorNode) -> None:
     node.write(BOOLEAN, "0 0")
     node.write("sys/fs/selinux/enforce", "0")
     assert node.found() == {}
+
+
+def test_apparmor_needs_nothing(node: DoctorNode) -> None:
+    node.write("sys/module/apparmor/parameters/enabled", "Y\n")
+    assert any("enabled; the runtimes' own profiles" in each.meaning for each in node.examine().findings)
+
+
+@pytest.mark.parametrize(("state", "level"), [(TIME_ERROR, Level.WARNING), (-1, Level.UNSEEN)])
+def test_a_clock_that_is_not_synchronized(node: DoctorNode, state: int, level: Level) -> None:
+    assert node.only(clock=lambda: state).level is level
+
+
+def test_a_clock_of_long_ago(node: DoctorNode) -> None:
+    finding = node.only(now_s=86400.0)
+    assert (finding.level, "it shows 1970-01-02" in finding.meaning) == (Level.ERROR, True)
+
+
+def test_the_kernel_is_asked_for_its_clock() -> None:
+    assert clock_state() in range(-1, TIME_ERROR + 1)
 
 
 ROOM = {

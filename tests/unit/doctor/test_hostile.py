@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.doctor.bundle import bundle
+from nri_gpu.doctor.runtime import container_runtime
 from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_kubelet import PLUGINS
-from tests.unit.doctor.test_others import installed
+from tests.unit.doctor.test_kubelet import CHECKPOINT, HEALTHY, PLUGINS
+from tests.unit.doctor.test_others import image, installed
 
 
 def garbage(path: Path) -> None:
@@ -51,7 +53,11 @@ KINDS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("spoil", KINDS.values(), ids=KINDS)
 def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[Path], None]) -> None:
     installed(node)
+    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
     node.listen(f"{PLUGINS}/kubelet.sock")
+    node.write(CHECKPOINT, HEALTHY)
+    node.write("var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n")
+    node.write("etc/docker/daemon.json", "{}")
     files = [path for path in sorted(node.root.rglob("*")) if path.is_file() and not path.is_symlink()]
     places = {str(path.relative_to(node.root)): path for path in files}
     others = (
@@ -68,7 +74,8 @@ def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[P
         spoil(path)
         began = time.monotonic()
         assert list(node.examine().findings), path
+        assert bundle(node.seen, container_runtime(node.seen), {}), path
         assert time.monotonic() - began < 4, path
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (node.root.parent / "kept").rename(path)
-    assert node.found().keys() == {"other injectors"}
+    assert node.found().keys() == {"other injectors", "images", "cgroup driver"}

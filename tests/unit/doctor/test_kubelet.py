@@ -1,4 +1,4 @@
-"""The kubelet: none, one that is away, and what it allocates."""
+"""The kubelet: none, one that is away, one that has lost its memory, and what it allocates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.policy.model import Policy
 from tests.support.builders import uuid
 from tests.support.podresources import PodResourcesThread
-from tests.unit.doctor.node import HEALTHY_POLICY, DoctorNode
+from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode
 
 PLUGINS = "var/lib/kubelet/device-plugins"
+CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
+HEALTHY = '{"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}}, "Checksum": 1}'
 OFFERED = ResourceStatus("nvidia.com/gpu", registered=True, since_s=1.0, fault="")
 
 
@@ -31,6 +33,7 @@ def served(node: DoctorNode) -> DoctorNode:
     """A node whose kubelet has our device plugin."""
     node.listen(f"{PLUGINS}/kubelet.sock")
     node.process(900, "kubelet", "/usr/bin/kubelet")
+    node.write(CHECKPOINT, HEALTHY)
     node.seen = replace(
         node.seen, policy=enabled(), status=node.status(kubelet=KubeletStatus(enabled=True, resources=(OFFERED,)))
     )
@@ -39,6 +42,7 @@ def served(node: DoctorNode) -> DoctorNode:
 
 def test_a_kubelet_with_our_plugin(served: DoctorNode) -> None:
     assert served.found() == {}
+    assert "2 of nvidia.com/gpu" in [each.meaning for each in served.examine().findings]
 
 
 def test_a_kubelet_that_is_away(served: DoctorNode) -> None:
@@ -78,6 +82,25 @@ def test_a_registry_folder_that_is_not_there(served: DoctorNode) -> None:
     assert served.found(policy=policy) == {}
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"Data": {"RegisteredDevices": 3}}', '{"Checksum": 1}', "\x00" * 100])
+def test_a_checkpoint_that_is_damaged(served: DoctorNode, text: str) -> None:
+    served.write(CHECKPOINT, text)
+    finding = served.only()
+    assert (finding.level, finding.subject) == (Level.ERROR, "kubelet checkpoint")
+    assert f"mv /{CHECKPOINT} /{CHECKPOINT}.broken" in finding.fix[0]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_two_cgroup_drivers(served: DoctorNode, ours: bool) -> None:
+    options = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]\nSystemdCgroup = '
+    served.write("etc/containerd/config.toml", f"{CONFIG}{options}{str(ours).lower()}\n")
+    served.write("var/lib/kubelet/config.yaml", 'kind: KubeletConfiguration\ncgroupDriver: "systemd"\n')
+    found = served.found()
+    assert found.keys() == (set() if ours else {"cgroup driver"})
+    if not ours:
+        assert found["cgroup driver"].fix[1] == "SystemdCgroup = true"
+
+
 def test_what_another_device_plugin_allocates(served: DoctorNode) -> None:
     with PodResourcesThread(served.root / "run") as server:
         server.give("any", {"main": {"example.com/gpu": [uuid(0)]}})
@@ -105,6 +128,6 @@ DRA = {
 def test_the_driver_process(served: DoctorNode, dra: DraStatus, level: Level, words: str) -> None:
     kubelet = KubeletStatus(enabled=True, resources=(OFFERED,))
     seen = replace(served.seen, status=served.status(kubelet=kubelet, dra=dra), now_s=1001.0)
-    findings = [each for each in kubelet_findings(seen) if each.subject == "DRA driver"]
+    findings = [each for each in kubelet_findings(seen, None) if each.subject == "DRA driver"]
     assert any(each.level is level and words in each.meaning for each in findings)
     assert all(bool(each.fix) is (each.level is not Level.OK) for each in findings)
