@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,22 +73,18 @@ class UnavailableError(ApiServerError):
 
 
 _ERRORS: Final[dict[int, type[ApiServerError]]] = {
-    400: RefusedError,
+    **dict.fromkeys((400, 403, 405, 413, 422), RefusedError),
     401: UnauthorizedError,
-    403: RefusedError,
     404: NotFoundError,
-    405: RefusedError,
     409: ConflictError,
     410: GoneError,
-    413: RefusedError,
-    422: RefusedError,
 }
 
 
 class ApiTimes(Struct, frozen=True):
     """Seconds. connect, read: for each wait for the server. answer: for a whole one.
 
-    watch: until the server ends a watch. silent: for how long nothing may come on it; a bookmark comes each minute.
+    watch: until the server ends one, at most. silent: for how long nothing may come on it; bookmarks come each minute.
     """
 
     connect: float = 3.0
@@ -205,7 +202,8 @@ class ApiServer:
         In a thread of its own, which ends at once when this is cancelled. Returns whether it lasted as long as it
         should: a server that ends one before is stopping.
         """
-        asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(self._times.watch))}
+        lasting_s = int(self._times.watch * random.uniform(0.6, 1.0))  # or all nodes would ask again at once
+        asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(lasting_s)}
         query = f"{_selector(node, driver)}&{urlencode({**asked, 'resourceVersion': since})}"
         path = f"{await self._base()}/resourceslices?{query}"
         stream, loop, began = _Stream(self._bytes_max), asyncio.get_running_loop(), time.monotonic()
@@ -238,7 +236,7 @@ class ApiServer:
                 raise fault
         finally:
             stream.close()
-        return time.monotonic() - began > self._times.watch - 1
+        return time.monotonic() - began > lasting_s - 1
 
     def close(self) -> None:
         """Close the connections that nobody uses."""

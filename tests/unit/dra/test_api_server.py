@@ -292,7 +292,7 @@ def watchers() -> list[threading.Thread]:
 
 
 async def test_a_watch_that_is_lost_expired_or_garbage(server: StandInApiServer) -> None:
-    api = ApiServer(server.access(), times=replace(QUICK, silent=0.3, watch=1), bytes_max=100_000)
+    api = ApiServer(server.access(), times=replace(QUICK, silent=0.3, watch=1.8), bytes_max=100_000)
     since = (await api.slices(NODE, DRIVER)).resource_version
     await api.watch(NODE, DRIVER, since, lambda _: None)  # the server ends it in time
     events: list[SliceEvent] = []

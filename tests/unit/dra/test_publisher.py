@@ -253,7 +253,7 @@ async def test_conflicts_lost_watches_and_forgotten_history_are_mended_in_silenc
 
 async def test_a_server_ends_a_watch_and_the_next_goes_on(server: StandInApiServer) -> None:
     server.add_node(NODE)
-    api = ApiServer(server.access(), times=ApiTimes(watch=1))
+    api = ApiServer(server.access(), times=ApiTimes(watch=1.8))
     publisher = Publisher(api, NODE, times=QUICK)
     publisher.put(OFFER)
     running = asyncio.create_task(publisher.run())
