@@ -1,0 +1,91 @@
+"""The stream by which the kubelet learns how devices are, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+
+from nri_gpu._pb import drahealth_pb2 as pb
+from nri_gpu.dra.device_health import SERVICE, DeviceHealthService
+from nri_gpu.dra.devices import HELD, UNHEALTHY
+from nri_gpu.dra.messages import OfferedDevice, Taint, View
+
+ILL = Taint(UNHEALTHY, "bad", "NoSchedule")
+
+
+def view(*taints: Taint, known: bool = True) -> View:
+    device = OfferedDevice(name="gpu-0", attributes={}, capacity={}, taints=taints)
+    return View(number=1, driver="", dir="", registry_dir="", cdi_dir="", known=known, devices=(device,))
+
+
+Stream = AsyncIterator[pb.NodeWatchResourcesResponse]
+
+
+@asynccontextmanager
+async def watched(service: DeviceHealthService, folder: Path) -> AsyncIterator[Stream]:
+    """A stream of the service, as the kubelet opens it."""
+    server, path = grpc.aio.server(), f"unix:{folder}/dra.sock"
+    server.add_generic_rpc_handlers((service.handlers(),))
+    server.add_insecure_port(path)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(path) as channel:
+            call = channel.unary_stream(
+                f"/{SERVICE}/NodeWatchResources",
+                request_serializer=pb.NodeWatchResourcesRequest.SerializeToString,
+                response_deserializer=pb.NodeWatchResourcesResponse.FromString,
+            )(pb.NodeWatchResourcesRequest(), timeout=20)
+            yield aiter(call)
+    finally:
+        await server.stop(None)
+
+
+def test_each_change_of_health_is_told_at_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = DeviceHealthService("node1", again_s=60)
+        service.put(view())
+        async with watched(service, tmp_path) as stream:
+            (well,) = (await anext(stream)).devices
+            assert (well.device.pool_name, well.device.device_name) == ("node1", "gpu-0")
+            assert well.health == pb.HEALTHY
+            assert well.last_updated_time > 0
+            service.put(view(ILL))
+            (ill,) = (await anext(stream)).devices
+            assert (ill.health, ill.message) == (pb.UNHEALTHY, "bad")
+
+    asyncio.run(run())
+
+
+def test_a_gpu_that_others_hold_is_well(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = DeviceHealthService("node1", again_s=60)
+        service.put(view(Taint(HELD, "annotation", "NoSchedule")))
+        async with watched(service, tmp_path) as stream:
+            assert (await anext(stream)).devices[0].health == pb.HEALTHY
+
+    asyncio.run(run())
+
+
+def test_what_stays_is_told_again_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = DeviceHealthService("node1", again_s=0.01)
+        service.put(view(ILL))
+        async with watched(service, tmp_path) as stream:
+            told = [(await anext(stream)).devices[0].health for _ in range(3)]
+        assert told == [pb.UNHEALTHY] * 3
+
+    asyncio.run(run())
+
+
+def test_devices_that_the_daemon_does_not_know_yet_are_not_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = DeviceHealthService("node1", again_s=60)
+        service.put(view(known=False))
+        async with watched(service, tmp_path) as stream:
+            assert not (await anext(stream)).devices
+
+    asyncio.run(run())
