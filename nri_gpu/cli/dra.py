@@ -22,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
         from nri_gpu.dra.api_access import AccessError, by_kubeconfig, in_cluster
         from nri_gpu.dra.api_server import ApiServer
         from nri_gpu.dra.client import DaemonClient
+        from nri_gpu.dra.device_health import DeviceHealthService
         from nri_gpu.dra.driver import DriverProcess
         from nri_gpu.dra.publisher import Publisher
     except ImportError as error:
@@ -34,9 +35,8 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up(args.log_level)
     node = args.node_name or os.environ.get("NODE_NAME") or socket.gethostname().lower()  # as the kubelet has it
     api_server = ApiServer(access)
-    process = DriverProcess(
-        DaemonClient(Path(args.state_dir or DEFAULT_STATE)), api_server, Publisher(api_server, node)
-    )
+    daemon = DaemonClient(Path(args.state_dir or DEFAULT_STATE))
+    process = DriverProcess(daemon, api_server, Publisher(api_server, node), DeviceHealthService(node))
     gc.collect()
     gc.freeze()
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
 from nri_gpu.dra.messages import View
-from nri_gpu.dra.service import SUPPORTED, ClaimService
+from nri_gpu.dra.service import SUPPORTED
 from nri_gpu.kubelet.endpoint import EndpointTimes, check_reached
 from nri_gpu.kubelet.service import PluginWatcherService
 from nri_gpu.policy.forms import SOCKET_PATH_MAX
@@ -45,13 +45,15 @@ class KubeletDoor:
     opened: set once the kubelet can find it.
     """
 
-    def __init__(self, view: View, service: ClaimService, times: EndpointTimes | None = None) -> None:
+    def __init__(
+        self, view: View, handlers: Sequence[grpc.GenericRpcHandler], times: EndpointTimes | None = None
+    ) -> None:
         self.folder = Path(view.dir, view.driver)
         self.socket = self.folder / "dra.sock"
         self.registration = Path(view.registry_dir, f"{view.driver}-reg.sock")
         self.opened = asyncio.Event()
         self._driver = view.driver
-        self._service = service
+        self._handlers = handlers
         self._times = times = times or EndpointTimes()
         self._log = LogOnce(stuck_s=times.stuck)
         self._waits = Backoff(times.first_wait, times.longest_wait, jitter=0.5)
@@ -101,8 +103,7 @@ class KubeletDoor:
     async def _serve(self) -> None:
         """Answer on `dra.sock` until it is gone, registered as well as may be."""
         await self.hold()  # again, where the folder was made anew
-        handlers = self._service.handlers()
-        async with _served(self.socket, lambda server: server.add_generic_rpc_handlers(handlers)):
+        async with _served(self.socket, lambda server: server.add_generic_rpc_handlers(self._handlers)):
             while signature(self.socket, follow=False) is not None:
                 try:
                     ended = await self._session()

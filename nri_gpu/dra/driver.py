@@ -13,6 +13,7 @@ from loguru import logger
 from msgspec import Struct, field
 
 from nri_gpu.domain.errors import Exit, NriGpuError, RestartNeededError
+from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.door import KubeletDoor
 from nri_gpu.dra.messages import AskView, DriverReport, PreparedName, View
 from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, PreparationError, ReadsClaims
@@ -51,11 +52,17 @@ class DriverTimes(Struct, frozen=True):
 
 class DriverProcess:
     def __init__(
-        self, daemon: AsksDaemon, api_server: ReadsClaims, publisher: Publishes, times: DriverTimes | None = None
+        self,
+        daemon: AsksDaemon,
+        api_server: ReadsClaims,
+        publisher: Publishes,
+        health: DeviceHealthService,
+        times: DriverTimes | None = None,
     ) -> None:
         self._daemon = daemon
         self._api_server = api_server
         self._publisher = publisher
+        self._health = health
         self._times = times or DriverTimes()
         self._notifier = Notifier()
         self._view: View | None = None
@@ -85,7 +92,7 @@ class DriverProcess:
         claims = ClaimPreparation(
             self._daemon, self._api_server, specifications, view.driver, self._times.claims, self._ask_view
         )
-        door = KubeletDoor(view, ClaimService(claims), self._times.door)
+        door = KubeletDoor(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.door)
         await door.hold()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -121,6 +128,7 @@ class DriverProcess:
                 self._away.clear()
                 self._view = answer
                 self._publisher.put(answer)
+                self._health.put(answer)
                 self._changed.set()
                 return answer
 

@@ -153,7 +153,7 @@ class DraNode:
         )
 
     def door(self, times: EndpointTimes = QUICK) -> KubeletDoor:
-        return KubeletDoor(self.daemon.view, ClaimService(self.claims), times)
+        return KubeletDoor(self.daemon.view, ClaimService(self.claims).handlers(), times)
 
     def files(self) -> list[str]:
         return sorted(each.name for each in self.cdi.glob("*")) if self.cdi.exists() else []

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.dra.device_health import SERVICE, DeviceHealthService
+from nri_gpu.dra.devices import UNHEALTHY
 from nri_gpu.dra.driver import DriverProcess, DriverTimes
-from nri_gpu.dra.messages import AskPrepare, DriverReport, Fault, PreparedName, View
+from nri_gpu.dra.messages import AskPrepare, DriverReport, Fault, OfferedDevice, PreparedName, Taint, View
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
@@ -47,10 +50,14 @@ async def until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
+def driver_process(node: DraNode, publisher: TakingPublisher, times: DriverTimes = DRIVER_TIMES) -> DriverProcess:
+    return DriverProcess(node.daemon, node.api_server, publisher, DeviceHealthService("node1"), times)
+
+
 @asynccontextmanager
 async def process(node: DraNode, times: DriverTimes = DRIVER_TIMES) -> AsyncIterator[TakingPublisher]:
     publisher = TakingPublisher()
-    serving = asyncio.create_task(DriverProcess(node.daemon, node.api_server, publisher, times).serve())
+    serving = asyncio.create_task(driver_process(node, publisher, times).serve())
     try:
         yield publisher
     finally:
@@ -80,6 +87,19 @@ async def test_each_view_is_published_and_the_daemon_told_how_that_goes(folder: 
         await node.daemon.change(counter_sets={"gpu-0": {"memory": 4}})
         await until(lambda: publisher.views[-1].counter_sets)
         assert set(node.daemon.reports) == {DriverReport(published=7)}
+
+
+async def test_the_kubelet_is_told_of_devices_that_fall_ill(folder: Path) -> None:
+    ill = OfferedDevice(name="gpu-0", attributes={}, capacity={}, taints=(Taint(UNHEALTHY, "bad", "NoSchedule"),))
+    async with served(folder) as (kubelet, node, _):
+        call = kubelet.driver(DRIVER).channel.unary_stream(
+            f"/{SERVICE}/NodeWatchResources", response_deserializer=pb.NodeWatchResourcesResponse.FromString
+        )(b"", timeout=20)
+        assert not (await call.read()).devices
+        await node.daemon.change(devices=(ill,))
+        (told,) = (await call.read()).devices
+        assert (told.device.pool_name, told.device.device_name, told.health) == ("node1", "gpu-0", pb.UNHEALTHY)
+        call.cancel()
 
 
 async def test_a_daemon_that_restarts_is_asked_anew(folder: Path) -> None:
@@ -140,7 +160,7 @@ async def test_what_the_kubelet_did_not_unprepare_while_we_were_away_is_released
 
 async def test_another_driver_or_folder_in_the_policy_ends_the_process_to_begin_anew(folder: Path) -> None:
     node = DraNode(folder)
-    serving = asyncio.create_task(DriverProcess(node.daemon, node.api_server, TakingPublisher(), DRIVER_TIMES).serve())
+    serving = asyncio.create_task(driver_process(node, TakingPublisher()).serve())
     async with DraKubelet(folder) as kubelet:
         await kubelet.wait_for_driver(DRIVER)
         await node.daemon.change(driver="gpu.example.com")
@@ -157,7 +177,7 @@ async def test_two_processes_on_a_node_serve_one_after_the_other_with_claims_ali
             claim = node.api_server.put(resource_claim())
             devices = await kubelet.prepare(DRIVER, claim)
             newer = TakingPublisher()
-            serving = asyncio.create_task(DriverProcess(node.daemon, node.api_server, newer, DRIVER_TIMES).serve())
+            serving = asyncio.create_task(driver_process(node, newer).serve())
             await until(lambda: newer.views)
             published.append(len(older.views))
             assert kubelet.registered == 1
