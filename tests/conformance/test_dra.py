@@ -1,0 +1,211 @@
+"""A scheduler allocates, a kubelet prepares, CRI creates with CDI names, NRI injects, the kernel opens that alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import pytest
+from msgspec import Struct
+
+from tests.conformance.conftest import launch_on
+from tests.support import dra_process, probe
+from tests.support.api_server import StandInApiServer
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError, Pod
+from tests.support.daemon import NriGpu
+from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
+from tests.support.dra_process import NODE, NriDra
+from tests.support.guard import NriGuard
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.resource_claims import CONFIG, DRIVER, opaque, resource_claim, result
+from tests.support.waiting import aside, in_a_loop, wait_for
+
+pytestmark = pytest.mark.containerd
+
+CONTROL: Final = (195, 255)
+MINORS: Final = {(195, minor) for minor in range(4)}
+UNSTARTED: Final = "nri-gpu-is-not-running-on-this-node"
+
+
+class Site(Struct, frozen=True):
+    """A node with everything that serves claims on it."""
+
+    node: Containerd
+    server: StandInApiServer
+    kubelet: DraKubelet
+    daemon: NriGpu
+    dra: NriDra
+
+    def claim(self, name: str, *devices: str, pod: str, requests: Sequence[str] = (), **more: object) -> Named:
+        """The scheduler's work: an allocated claim, for a pod's UID. requests: a name for each device."""
+        uid = str(uuid4())
+        results = [
+            result(device, request, pool=NODE)
+            for device, request in zip(devices, requests or ["gpu"] * 9, strict=False)
+        ]
+        self.server.claims["ml", name] = resource_claim(*results, uid=uid, name=name, pods={pod: "web"}, **more)  # type: ignore[arg-type]
+        return "ml", name, uid
+
+    async def prepare(self, claim: Named, request: str = "") -> tuple[str, ...]:
+        """The CDI names that a container with that request gets; without one, those of the whole claim."""
+        devices = (await self.kubelet.prepare(DRIVER, claim))[claim[2]]
+        return tuple(name for each in devices if request in ("", *each.request_names) for name in each.cdi_device_ids)
+
+    async def pod(self, name: str, uid: str, attempt: int = 0) -> Pod:
+        return await aside(self.node.cri.run_pod, PodSpec(name=name, namespace="ml", uid=uid, attempt=attempt))
+
+    async def run(self, pod: Pod, name: str, cdi: Sequence[str] = (), attempt: int = 0, **more: object) -> ContainerId:
+        spec = ContainerSpec(name=name, cdi_devices=cdi, attempt=attempt, **more)  # type: ignore[arg-type]
+        return await aside(self.node.cri.run, pod, spec)
+
+    def check(self, container: ContainerId, *minors: int) -> None:
+        """It opens these GPUs and no others, and nothing of how that came to be is left in it."""
+        granted = {(195, minor) for minor in minors} | ({CONTROL} if minors else set())
+        probe.check_opens(self.node, container, granted, MINORS)
+        status = self.node.cri.status(container)
+        assert not status.oci.get("hooks")
+        assert UNSTARTED not in str(status.oci["mounts"])
+
+    def files(self) -> list[str]:
+        return sorted(each.name for each in self.node.layout.cdi.glob("*claim*"))
+
+
+Named = tuple[str, str, str]
+
+
+@asynccontextmanager
+async def site_on(node: Containerd, base: Path, folder: Path) -> AsyncIterator[Site]:
+    launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi))
+    with StandInApiServer() as server, NriGpu(launch) as daemon:
+        server.add_node(NODE)
+        daemon.wait_staged()
+        async with DraKubelet(folder) as kubelet:
+            with NriDra(launch, server) as dra:
+                await aside(dra.wait_ready)
+                await kubelet.wait_for_driver(DRIVER)
+                await aside(wait_for, "slices", lambda: len(server.devices()) == 4, 20, dra.log)
+                yield Site(node, server, kubelet, daemon, dra)
+
+
+@in_a_loop
+async def test_the_whole_way(node: Containerd, tmp_path: Path, folder: Path) -> None:
+    uid = str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        assert sorted(site.server.devices()) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+        claim = site.claim("train", "gpu-1", "gpu-3", pod=uid, requests=("one", "other"))
+        whole, one = await site.prepare(claim), await site.prepare(claim, "one")
+        assert site.files() == [f"nri-gpu-claim-{claim[2]}.json"]
+        # Held before any container has it, also from those who ask by annotation.
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*claim ml/train"):
+            await aside(node.cri.run_asking, "device=3", "thief")
+        pod = await site.pod("web", uid)
+        main = await site.run(pod, "main", one)
+        site.check(main, 1)
+        site.check(await site.run(pod, "both", whole), 1, 3)
+        site.check(await site.run(pod, "none"))
+        second = site.claim("more", "gpu-0", pod=uid)
+        more = await site.prepare(second)
+        site.check(await site.run(pod, "two-claims", (*one, *more)), 0, 1)
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*ml/web"):
+            await aside(node.cri.run_asking, "device=3", "thief")
+        assert "ml/train" in site.daemon.verb("status").stdout
+
+        # Everything is restarted, one after the other, and the container finds its GPU again.
+        await aside(site.daemon.restart)
+        site.dra.hang_up()  # nothing: it reads no file
+        await aside(site.dra.kill)
+        await aside(site.dra.start)
+        await aside(site.dra.wait_ready)
+        await site.kubelet.restart()
+        await site.kubelet.wait_for_driver(DRIVER)
+        assert await site.prepare(claim) == whole
+        await aside(node.cri.stop, main)
+        site.check(await site.run(pod, "main", one, attempt=1), 1)
+
+        # The pod ends, and nothing is left.
+        await aside(node.cri.remove_pod, pod.id)
+        del site.server.claims["ml", "train"]
+        await site.kubelet.unprepare(DRIVER, claim, second)
+        assert site.files() == []
+        site.check(await aside(node.cri.run_asking, "device=0,1,3", "next"), 0, 1, 3)
+        assert await aside(site.dra.terminate) == 0
+        assert not [*site.kubelet.registry.iterdir(), *site.kubelet.plugins.glob("*/*.sock")]
+
+
+@in_a_loop
+async def test_a_container_with_a_claim_starts_only_with_us(node: Containerd, tmp_path: Path, folder: Path) -> None:
+    """Neither daemon nor guard: nothing but the mount keeps it from starting, which 1.7 leaves to the guard."""
+    uid = str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        cdi = await site.prepare(site.claim("train", "gpu-2", pod=uid))
+        pod = await site.pod("web", uid)
+        await aside(site.daemon.kill)
+        await aside(site.dra.terminate)
+        if node.runtime.number >= (2, 0):
+            with pytest.raises(CriError, match=UNSTARTED):
+                await site.run(pod, "main", cdi)
+        else:
+            with NriGuard(site.daemon.launch) as guard:
+                await aside(guard.wait_ready)
+                with pytest.raises(CriError, match=r"\[not-granted\]"):
+                    await site.run(pod, "main", cdi)
+        await aside(site.daemon.start)
+        await aside(site.daemon.wait_staged)
+        site.check(await site.run(pod, "main", cdi, attempt=1), 2)
+
+
+@in_a_loop
+async def test_the_marker_is_worth_nothing_to_others(node: Containerd, tmp_path: Path, folder: Path) -> None:
+    """By its CDI name, copied as a variable, or made up."""
+    uid = str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        claim = site.claim("train", "gpu-0", pod=uid)
+        cdi = await site.prepare(claim)
+        env = node.cri.status(await site.run(await site.pod("web", uid), "main", cdi)).env
+        markers = {name: value for name, value in env.items() if name.startswith("NRI_GPU_CLAIM_")}
+        assert len(markers) == 1
+        thief = await site.pod("thief", str(uuid4()))
+        forged = {name: f"{value[:-1]}{'0' if value[-1] != '0' else '1'}" for name, value in markers.items()}
+        for at, more in enumerate(({"cdi": cdi}, {"env": markers}, {"env": forged})):
+            with pytest.raises(CriError, match=r"nri-gpu \["):
+                await site.run(thief, "main", attempt=at, **more)  # type: ignore[arg-type]
+
+
+@in_a_loop
+async def test_a_second_pod_of_a_claim_is_let_in_once_the_claim_was_read_again(
+    node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    """The kubelet does not prepare a prepared claim again; it makes the container again until it starts."""
+    first, second = str(uuid4()), str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        claim = site.claim("shared", "gpu-0", pod=first)
+        cdi = await site.prepare(claim)
+        site.check(await site.run(await site.pod("web", first), "main", cdi), 0)
+        reserved = site.server.claims["ml", "shared"]["status"]["reservedFor"]
+        reserved.append({"resource": "pods", "name": "api", "uid": second})
+        pod, spec = await site.pod("api", second), ContainerSpec(cdi_devices=cdi)
+        site.check(await aside(node.cri.run_persistently, pod, spec, r"nri-gpu \["), 0)
+
+
+@in_a_loop
+async def test_what_cannot_be_prepared_is_an_error_of_that_claim_and_holds_nothing(
+    node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    uid = str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        held = await aside(node.cri.run_asking, "device=1", "holder")
+        shar = [opaque({**CONFIG, "mode": "shar"})]
+        for claim, sentence in (
+            (site.claim("unknown", "gpu-9", pod=uid), "gpu-9"),
+            (site.claim("busy", "gpu-1", pod=uid), "default/holder"),
+            (site.claim("malformed", "gpu-2", pod=uid, config=shar), 'did you mean "shared"'),
+        ):
+            with pytest.raises(ClaimFaultError, match=sentence):
+                await site.prepare(claim)
+        assert site.files() == []
+        site.check(await aside(node.cri.run_asking, "device=0,2,3", "others"), 0, 2, 3)
+        site.check(held, 1)

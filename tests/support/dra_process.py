@@ -1,0 +1,53 @@
+"""`nri-gpu dra` as a process of its own, beside a daemon."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from tests.support.api_server import StandInApiServer
+from tests.support.daemon import Launch, NriGpu
+
+NODE = "node-1"
+
+
+class NriDra(NriGpu):
+    """A running driver process. beside: how the daemon is started whose state folder it asks in."""
+
+    def __init__(self, beside: Launch, server: StandInApiServer, name: str = "dra") -> None:
+        self._state = beside.state
+        super().__init__(replace(beside, base=beside.base.with_name(f"{beside.base.name}-{name}")))
+        self._kubeconfig = kubeconfig(server, self.launch.base / "kubeconfig")
+
+    def program(self) -> list[str]:
+        given = {
+            "--state-dir": self._state,
+            "--kubeconfig": self._kubeconfig,
+            "--node-name": NODE,
+            "--log-level": self.launch.log_level,
+        }
+        return [sys.executable, "-m", "nri_gpu", "dra", *(str(word) for pair in given.items() for word in pair)]
+
+
+def kubeconfig(server: StandInApiServer, file: Path) -> Path:
+    """A kubeconfig, as JSON, for that server."""
+    cluster = {"server": server.access().url, "certificate-authority": str(server.certificates.authority)}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "stand-in", "user": "node"}}],
+        "clusters": [{"name": "stand-in", "cluster": cluster}],
+        "users": [{"name": "node", "user": {"token": server.token or "any"}}],
+    }
+    file.write_text(json.dumps(document))
+    return file
+
+
+def policy(folder: Path, cdi: Path, more: str = "") -> str:
+    """A daemon's policy that serves claims, for a kubelet whose folders are below one. more: of its [dra]."""
+    kubelet = f'[kubelet]\nregistry_dir = "{folder}/plugins_registry"\ncdi_dir = "{cdi}"\npodresources = ""\n'
+    return f'{kubelet}[dra]\nenabled = true\ndir = "{folder}/plugins"\n{more}'
