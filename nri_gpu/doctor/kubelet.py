@@ -24,8 +24,9 @@ CHECKPOINT_MAX: Final = 16 << 20  # bytes
 CONFIG_MAX: Final = 1 << 20
 ANSWER_S: Final = 0.4  # for PodResources
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
-_DRA_PODS: Final = (
-    "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra    # or start: nri-gpu dra"
+_DRA: Final = (
+    "systemctl restart nri-gpu-dra; journalctl -u nri-gpu-dra -e    # or in a cluster the chart's pods:",
+    "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra",
 )
 _RESTART: Final = "systemctl restart kubelet    # pods go on running"
 
@@ -113,9 +114,9 @@ def _dra(seen: Examined) -> Iterator[DoctorFinding]:
     if dra is None or not dra.enabled:
         return
     if fault := dra.fault or silence(dra.asked_s, seen.now_s):
-        yield error(subject, fault, _DRA_PODS)
+        yield error(subject, fault, *_DRA)
     elif dra.report.fault:
-        yield error(subject, dra.report.fault, _DRA_PODS)
+        yield error(subject, dra.report.fault, *_DRA)
     else:
         yield ok(subject, f"{dra.driver} publishes {dra.report.published} devices")
     for sentence in gate_advice(dra.report):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -12,6 +12,7 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.claims import prepare, unprepare
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.prepare import NotPrepared, prepared
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClaim
@@ -94,7 +95,6 @@ class DraController:
         self._required = RequiredDevice(fixed.kubelet)
         self._file = ClaimsFile(folder)
         self._socket = DraSocket(folder / DRA_SOCKET, self.answer)
-        self._writing = asyncio.Lock()
         self._woken = asyncio.Event()
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = View(
@@ -151,11 +151,9 @@ class DraController:
                 self.asked_s, self.report = time.time(), report or self.report
                 return await self._next_view(after)
             case AskPrepare(claim):
-                async with self._writing:
-                    return await self._prepare(claim)
+                return self._prepare(claim)
             case AskUnprepare(uid):
-                async with self._writing:
-                    return await self._unprepare(uid)
+                return self._unprepare(uid)
 
     async def _next_view(self, after: int) -> View:
         """The view once it has another number, or as it is when nothing has changed for a while."""
@@ -192,39 +190,46 @@ class DraController:
             self._view = replace(seen, number=seen.number + 1)
         return self._view
 
-    async def _prepare(self, claim: AllocatedClaim) -> Prepared | Fault:
-        """Reserve, write, and only then answer: what was answered is known to the next daemon."""
+    def _prepare(self, claim: AllocatedClaim) -> Prepared | Fault:
+        """Write, reserve, and only then answer: what was answered is known to the next daemon."""
         if not self._connected:
             return NOT_CONNECTED
         self._plugin.lapse()
-        state = self._node_state
+        state, plugin = self._node_state, self._plugin
         policy = replace(state.policy, dra=self.settings)  # as devices are offered
-        found = prepared(claim, self._plugin.aged(state.node), state.ledger, policy)
+        found = prepared(claim, plugin.aged(state.node), state.ledger, policy)
         if isinstance(found, NotPrepared):
             return Fault(found.reason.sentence, found.passing)
-        before = state.ledger
-        state.commit(prepare(before, found))
-        if state.ledger is not before and (fault := await self._written(state.ledger.claims.values())):
-            if claim.uid not in before.claims:
-                state.commit(unprepare(state.ledger, claim.uid))
-            return fault
-        self._plugin.claims.settled(claim.uid)
-        return Prepared(markers_of(found, self._plugin.claims.key), required=not self._required.fault())
-
-    async def _unprepare(self, uid: ClaimUid) -> Unprepared | Fault:
-        """Write, release, and only then answer."""
-        claims = self._node_state.ledger.claims
-        if uid in claims:
-            if fault := await self._written(each for each in claims.values() if each.uid != uid):
+        after = prepare(state.ledger, found)
+        if after is not state.ledger:
+            if fault := self._written(after):
                 return fault
-            self._node_state.commit(unprepare(self._node_state.ledger, uid))
+            state.commit(after)
+            _log(found, "claim prepared")
+        plugin.claims.settled(claim.uid)
+        return Prepared(markers_of(found, plugin.claims.key), required=not self._required.fault())
+
+    def _unprepare(self, uid: ClaimUid) -> Unprepared | Fault:
+        ledger = self._node_state.ledger
+        if claim := ledger.claims.get(uid):
+            after = unprepare(ledger, uid)
+            if fault := self._written(after):
+                return fault
+            self._node_state.commit(after)
             self._plugin.claims.settled(uid)
+            _log(claim, "claim released")
         return Unprepared()
 
-    async def _written(self, claims: Iterable[PreparedClaim]) -> Fault | None:
+    def _written(self, ledger: Ledger) -> Fault | None:
         try:
-            await asyncio.to_thread(self._file.write, tuple(claims))
+            self._file.write(ledger.claims.values())
         except OSError as error:
             logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
             return Fault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")
         return None
+
+
+def _log(claim: PreparedClaim, phrase: str) -> None:
+    uuids = ",".join(dict.fromkeys(each.uuid for each in claim.devices)) or "-"
+    pods = ",".join(claim.pods.values()) or "-"
+    logger.bind(namespace=claim.namespace, name=claim.name, pod_name=pods, gpu_uuid=uuids).info(phrase)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.claims_file import FILE_NAME, ClaimsFile
-from nri_gpu.dra.client import DaemonClient
+from nri_gpu.dra.client import DaemonAwayError, DaemonClient
 from nri_gpu.dra.messages import AskPrepare, AskUnprepare, AskView, Fault, Prepared, Unprepared, View
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
@@ -53,6 +53,15 @@ class Node:
         """SIGKILL, and another one is started."""
         await asyncio.to_thread(self.daemon.kill)
         self.daemon.start()
+
+    async def reached(self) -> None:
+        """Until it listens."""
+        async with asyncio.timeout(READY_S):
+            while True:
+                with suppress(DaemonAwayError):
+                    await self.view()
+                    return
+                await asyncio.sleep(0.01)
 
     async def prepare(self, of: AllocatedClaim) -> Prepared:
         answer = await self.client.ask(AskPrepare(of))
@@ -115,7 +124,7 @@ async def test_a_claim_from_prepare_to_unprepare_with_crashes_in_between(tmp_pat
         assert "claim" in refused.sentence or "train" in refused.sentence
 
         await node.crash()
-        await asyncio.to_thread(node.daemon.wait_logged, "inventory changed")  # and the runtime is not there yet
+        await node.reached()  # and the runtime is not there yet
         assert await node.client.ask(AskUnprepare(UID)) == Unprepared()
         await node.connect()
         assert await node.claims() == []
