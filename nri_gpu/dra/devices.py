@@ -21,6 +21,7 @@ from nri_gpu.domain.gpu import slices as slices_of
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import device_name
 from nri_gpu.dra.messages import Attribute, Capacity, OfferedDevice, Taint, Version
+from nri_gpu.kubelet.labels import family
 from nri_gpu.policy.dra import DraSettings
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
@@ -126,14 +127,17 @@ def _nested(topology: Topology, places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]) -> dict[str, Attribute]:
-    """Without those that are not known: a selector for them then fits nothing, instead of something wrong."""
+    """Those that NVIDIA's driver always publishes are always there, as a selector for one that is missing is an error.
+
+    Unknown ones are `Unknown` and 0.0.0; what only some GPUs have is left out.
+    """
     gpu = whole(unit)
     texts = {
         "type": "mig" if isinstance(unit, MigPart) else "gpu",
         "uuid": unit.uuid,
         "productName": gpu.model,
-        "brand": _BRANDS.get(gpu.brand, ""),
-        "architecture": gpu.architecture.replace("-", " ").title(),
+        "brand": _BRANDS.get(gpu.brand, "Unknown"),
+        "architecture": (gpu.architecture or family(gpu.arch) or "unknown").replace("-", " ").title(),
         "addressingMode": _ADDRESSING.get(gpu.addressing, ""),
         "resource.kubernetes.io/pciBusID": gpu.pci_bus_id,
         "resource.kubernetes.io/pcieRoot": gpu.pcie_root,
@@ -142,12 +146,12 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
     if isinstance(unit, MigPart):
         texts |= {"parentUUID": gpu.uuid, "profile": unit.device.profile}
     versions = {
-        "cudaComputeCapability": "{}.{}".format(*gpu.arch) if gpu.arch != (0, 0) else "",
+        "cudaComputeCapability": "{}.{}".format(*gpu.arch),
         "driverVersion": inventory.driver_version,
         "cudaDriverVersion": inventory.cuda_version,
     }
     found: dict[str, Attribute] = {name: text[:TEXT_MAX] for name, text in texts.items() if text}
-    found |= {name: Version(_semver(version)) for name, version in versions.items() if version}
+    found |= {name: Version(_semver(version or "0")) for name, version in versions.items()}
     return found if gpu.numa_node is None else found | {"numaNode": gpu.numa_node}
 
 

@@ -96,10 +96,21 @@ def test_a_gpu_has_the_names_that_selectors_of_nvidia_s_driver_use() -> None:
     assert counter_sets == {}
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_what_selectors_name_is_there_also_where_it_is_not_known() -> None:
     ((device,), _) = offered([make.gpu(0, arch=(0, 0), brand="a new one")])
-    left = {"type", "uuid", "productName", "resource.kubernetes.io/pciBusID"}
-    assert device.attributes.keys() == left
+    assert device.attributes == {
+        "type": "gpu",
+        "uuid": make.uuid(0),
+        "productName": "NVIDIA A100-SXM4-40GB",
+        "brand": "Unknown",
+        "architecture": "Unknown",
+        "cudaComputeCapability": Version("0.0.0"),
+        "driverVersion": Version("0.0.0"),
+        "cudaDriverVersion": Version("0.0.0"),
+        "resource.kubernetes.io/pciBusID": "0000:10:00.0",
+    }
+    ((device,), _) = offered([make.gpu(0)])
+    assert device.attributes["architecture"] == "Ampere"
 
 
 def test_mig_devices_share_the_counters_of_their_gpu() -> None:
