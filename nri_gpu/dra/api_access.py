@@ -8,7 +8,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
@@ -21,7 +21,6 @@ from nri_gpu.system.storage import Signature, signature
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _FILE_MAX: Final = 1 << 20  # bytes
-T = TypeVar("T", bound="_Named")
 
 
 class AccessError(NriGpuError):
@@ -97,7 +96,7 @@ class _Kebab(Struct, frozen=True, rename="kebab"):
 
 
 class _Cluster(_Kebab, frozen=True):
-    server: str
+    server: str = ""
     certificate_authority: str = ""
     certificate_authority_data: str = ""
     tls_server_name: str = ""
@@ -118,31 +117,24 @@ class _User(_Kebab, frozen=True):
 
 
 class _Context(_Kebab, frozen=True):
-    cluster: str
-    user: str
+    cluster: str = ""
+    user: str = ""
 
 
-class _Named(_Kebab, frozen=True):
+class _Named(Struct, frozen=True):
+    """One of a list of clusters, users or contexts."""
+
     name: str
-
-
-class _NamedCluster(_Named, frozen=True):
-    cluster: _Cluster
-
-
-class _NamedUser(_Named, frozen=True):
-    user: _User
-
-
-class _NamedContext(_Named, frozen=True):
-    context: _Context
+    cluster: _Cluster = _Cluster()
+    user: _User = _User()
+    context: _Context = _Context()
 
 
 class _Kubeconfig(_Kebab, frozen=True):
     current_context: str
-    clusters: list[_NamedCluster]
-    users: list[_NamedUser]
-    contexts: list[_NamedContext]
+    clusters: list[_Named]
+    users: list[_Named]
+    contexts: list[_Named]
 
 
 def by_kubeconfig(path: Path) -> Access:
@@ -198,7 +190,7 @@ def _access(config: _Kubeconfig, folder: Path) -> Access:
     )
 
 
-def _named(those: list[T], name: str, what: str) -> T:
+def _named(those: list[_Named], name: str, what: str) -> _Named:
     for each in those:
         if each.name == name:
             return each

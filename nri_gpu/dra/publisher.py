@@ -161,13 +161,13 @@ class Publisher:
             self._woken.set()
 
     async def _publish(self, driver: str) -> None:
-        """Write whenever the view or the slices are other ones, until the driver has another name."""
+        """Write whenever the view or the slices are other ones."""
         loop = asyncio.get_running_loop()
-        while self._view and self._view.driver == driver:
+        while True:
             self._woken.clear()
             if self._gates != ALL_GATES and loop.time() >= self._probe_at:
                 await self._probe(driver)
-            if self._view.known and await self._write(self._view):
+            if self._view and self._view.known and await self._write(self._view):
                 if loop.time() - self._written_at > self._times.lasting:
                     self._pauses.reset()
                 await asyncio.sleep(self._pauses.next_s())
@@ -211,8 +211,8 @@ class Publisher:
             uid = await self._api.node_uid(self._node)
         except NotFoundError:
             raise RefusedError(
-                f"the API server at {self._api.url} has no node {self._node}: give nri-gpu dra the name that `kubectl "
-                "get nodes` shows for this machine"
+                f"the API server at {self._api.url} has no node {self._node}: set --node-name (or NODE_NAME) to "
+                "what `kubectl get nodes` shows for this machine"
             ) from None
         return Owner(self._node, uid, "Node", "v1", controller=True)
 

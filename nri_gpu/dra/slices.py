@@ -24,6 +24,7 @@ COUNTER_SETS_MAX: Final = 8  # of a slice
 PROPERTIES_MAX: Final = 32  # attributes and capacities of a device
 _NAME_PART_MAX: Final = 100  # characters of the node's name in that of a slice, which has 253
 AWAY: Final = Taint("gpu.nri.io/daemon-not-running", "", "NoSchedule")
+Counters = dict[str, dict[str, str]]  # name -> `value` -> quantity
 T = TypeVar("T")
 
 
@@ -42,33 +43,19 @@ class _Object(Struct, frozen=True, rename="camel", omit_defaults=True):
     """A part of a Kubernetes object: fields that we never set are not read, either."""
 
 
-class CapacityRange(_Object, frozen=True):
-    min: str
-    max: str
-
-
-class RequestPolicy(_Object, frozen=True):
-    default: str
-    valid_range: CapacityRange
-
-
 class DeviceCapacity(_Object, frozen=True):
     value: str
-    request_policy: RequestPolicy | None = None
-
-
-class Counter(_Object, frozen=True):
-    value: str
+    request_policy: dict[str, object] | None = None
 
 
 class CounterSet(_Object, frozen=True):
     name: str
-    counters: dict[str, Counter]
+    counters: Counters
 
 
 class CounterConsumption(_Object, frozen=True):
     counter_set: str
-    counters: dict[str, Counter]
+    counters: Counters
 
 
 class DeviceTaint(_Object, frozen=True):
@@ -277,11 +264,11 @@ def _capacity(capacity: Capacity, shared: bool) -> DeviceCapacity:
     if not shared:
         return DeviceCapacity(value)
     share = quantity(capacity.share)
-    return DeviceCapacity(value, RequestPolicy(share, CapacityRange(share, value)))
+    return DeviceCapacity(value, {"default": share, "validRange": {"min": share, "max": value}})
 
 
-def _counters(amounts: Mapping[str, int]) -> dict[str, Counter]:
-    return {name: Counter(quantity(amount)) for name, amount in amounts.items()}
+def _counters(amounts: Mapping[str, int]) -> Counters:
+    return {name: {"value": quantity(amount)} for name, amount in amounts.items()}
 
 
 def _parts(whole: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -299,18 +286,13 @@ def _following(spec: SliceSpec, before: SliceSpec, generation: int) -> SliceSpec
 def _with_times(spec: SliceSpec, before: SliceSpec) -> SliceSpec:
     """With the times of taints that were there before: tolerations in seconds count from them."""
     times = {
-        (device.name, taint.key, taint.value, taint.effect): taint.time_added
+        (device.name, replace(taint, time_added=None)): taint.time_added
         for device in before.devices
         for taint in device.taints
     }
-    devices = tuple(
-        replace(
-            device,
-            taints=tuple(
-                replace(taint, time_added=times.get((device.name, taint.key, taint.value, taint.effect)))
-                for taint in device.taints
-            ),
-        )
-        for device in spec.devices
-    )
-    return replace(spec, devices=devices)
+
+    def dated(device: SliceDevice) -> SliceDevice:
+        new = (replace(taint, time_added=None) for taint in device.taints)
+        return replace(device, taints=tuple(replace(each, time_added=times.get((device.name, each))) for each in new))
+
+    return replace(spec, devices=tuple(map(dated, spec.devices)))

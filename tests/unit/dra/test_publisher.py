@@ -332,10 +332,3 @@ async def test_a_node_that_registered_anew_owns_what_is_made_then(server: StandI
         await until(lambda: len(names(server)) == 2)
         (made,) = server.slices.values()
         assert made["metadata"]["ownerReferences"][0]["uid"] == uid
-
-
-async def test_another_driver_name_is_published_beside_what_was(server: StandInApiServer) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
-        publisher.put(replace(OFFER, driver="gpu.example.com"))
-        await until(lambda: len(server.slices) == 2)
