@@ -21,7 +21,7 @@ from nri_gpu.dra.service import ClaimService
 from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.kubelet.endpoint import EndpointTimes
 from nri_gpu.system.notify import Notifier
-from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, work_when_told
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done
 
 REFRESHED_AT_ONCE: Final = 4  # claims
 
@@ -67,6 +67,7 @@ class DriverProcess:
         self._notifier = Notifier()
         self._view: View | None = None
         self._changed = asyncio.Event()
+        self._tidy_at = 0.0  # on the loop's clock
         self._away, self._unread = LogOnce(), LogOnce()
 
     async def run(self) -> Exit:
@@ -99,8 +100,7 @@ class DriverProcess:
                 tasks.create_task(door.run())
                 tasks.create_task(self._publisher.run())
                 tasks.create_task(self._follow(view))
-                tasks.create_task(self._reread(claims))
-                tasks.create_task(self._tidy(claims))
+                tasks.create_task(self._keep(claims))
                 await door.opened.wait()
                 logger.bind(name=view.driver, socket=str(door.socket)).info("serving claims")
                 self._notifier.ready(f"serving claims of {view.driver}")
@@ -120,7 +120,7 @@ class DriverProcess:
                         f"the daemon did not say what to serve: {getattr(answer, 'sentence', answer)}"
                     )
             except NriGpuError as error:
-                after = 0  # another daemon counts anew
+                after, self._tidy_at = 0, 0.0  # the next daemon counts anew, and may sign with another key
                 self._publisher.away()
                 self._away.warning("daemon not reached, trying again", str(error))
                 await asyncio.sleep(waits.next_s())
@@ -142,19 +142,17 @@ class DriverProcess:
             if _place(view) != _place(first):
                 raise RestartNeededError("the policy has another dra.driver or other folders: this process begins anew")
 
-    async def _reread(self, claims: ClaimPreparation) -> None:
-        """Prepare claims again whose pods may have changed."""
-
-        async def work() -> bool:
-            return await self._refresh(claims, [each for each in self._claims() if each.reread])
-
-        await work_when_told(self._changed, work, retry_s=self._times.reread)
-
-    async def _tidy(self, claims: ClaimPreparation) -> None:
-        """Release what the kubelet did not unprepare, now and then."""
+    async def _keep(self, claims: ClaimPreparation) -> None:
+        """Prepare claims again whose pods may have changed, and all of them now and then and for another daemon."""
+        loop = asyncio.get_running_loop()
         while True:
-            await self._refresh(claims, list(self._claims()), sweep=True)
-            await asyncio.sleep(self._times.tidy * random.uniform(0.8, 1.2))
+            self._changed.clear()
+            if tidy := loop.time() >= self._tidy_at:
+                self._tidy_at = loop.time() + self._times.tidy * random.uniform(0.8, 1.2)
+            known = [each for each in self._claims() if tidy or each.reread]
+            well = await self._refresh(claims, known, sweep=tidy)
+            left_s = self._tidy_at - loop.time()
+            await first_done(self._changed.wait(), timeout_s=left_s if well else min(left_s, self._times.reread))
 
     async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool = False) -> bool:
         """Returns whether all went well. sweep: also specifications that no claim has."""

@@ -42,8 +42,8 @@ TIMES = ClaimTimes(api_server=0.3, daemon=0.3, again=0.01, passing=0.1)
 class TellingDaemon:
     """faults: answers to the next questions, in their stead. away: it cannot be asked. silent: it never answers.
 
-    reread: claims whose pods may have changed. reports: what it was told with questions for the view. busy: most
-    questions that it was answering at once.
+    mac: of its markers. reread: claims whose pods may have changed. reports: what it was told with questions for the
+    view. busy: most questions that it was answering at once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class TellingDaemon:
         self.reports: list[DriverReport] = []
         self._changed = asyncio.Condition()
         self.away = self.silent = False
-        self.required = True
+        self.required, self.mac = True, "ab"
         self.busy = self._now = 0
 
     async def ask(self, question: Question) -> Answer:
@@ -109,7 +109,8 @@ class TellingDaemon:
                 self.prepared[claim.uid] = PreparedName(claim.uid, claim.namespace, claim.name)
                 stem = f"NRI_GPU_CLAIM_{claim.uid.upper().replace('-', '_')}"
                 markers = (
-                    (f"{stem}_{at}", f"v1;claim={claim.uid};device={at};mac=ab") for at, _ in enumerate(claim.results)
+                    (f"{stem}_{at}", f"v1;claim={claim.uid};device={at};mac={self.mac}")
+                    for at, _ in enumerate(claim.results)
                 )
                 return Prepared(tuple(markers), required=self.required)
             case AskUnprepare(uid=uid):

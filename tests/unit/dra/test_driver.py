@@ -112,6 +112,16 @@ async def test_a_daemon_that_restarts_is_asked_anew(folder: Path) -> None:
         await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
 
 
+async def test_specifications_follow_a_daemon_that_signs_with_another_key(folder: Path) -> None:
+    async with served(folder) as (kubelet, node, publisher):
+        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
+        node.daemon.away, node.daemon.mac = True, "cd"
+        await node.daemon.change()
+        await until(lambda: publisher.left)
+        node.daemon.away = False
+        await until(lambda: "mac=cd" in (node.cdi / FILE).read_text())
+
+
 async def test_an_answer_that_is_no_view_is_a_daemon_that_is_away(folder: Path, log: Log) -> None:
     node = DraNode(folder)
     node.daemon.faults = [Fault("daemon and driver are of two versions")]
