@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from bench import containerd, decide, wire
+from bench import containerd, decide, dra, wire
 from bench.effort import LEAST, SAMPLES, Effort
 from tests.support.errors import HarnessError
 
@@ -17,6 +17,7 @@ class Part(StrEnum):
 
     DECIDE = "decide"
     WIRE = "wire"
+    DRA = "dra"
     CONTAINERD = "containerd"
 
 
@@ -47,6 +48,12 @@ def _wire(effort: Effort) -> Iterator[str]:
     yield ""
 
 
+def _dra(effort: Effort) -> Iterator[str]:
+    yield f"{dra.TITLE}\n"
+    yield from (figure.line() for figure in dra.figures(effort))
+    yield ""
+
+
 def _containerd(effort: Effort) -> Iterator[str]:
     yield f"{containerd.TITLE}\n"
     if os.geteuid():
@@ -68,6 +75,7 @@ def _samples(text: str) -> int:
 PARTS: dict[Part, Callable[[Effort], Iterator[str]]] = {
     Part.DECIDE: _decide,
     Part.WIRE: _wire,
+    Part.DRA: _dra,
     Part.CONTAINERD: _containerd,
 }
 

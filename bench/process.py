@@ -41,6 +41,19 @@ def installed(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-S", "-c", AS_INSTALLED, sysconfig.get_path("purelib"), module, *arguments]
 
 
+def memory_mib(pid: int) -> tuple[float, float]:
+    """RSS and PSS of a process."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    sizes = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in rollup[1:]}
+    return sizes["Rss"], sizes["Pss"]
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that its threads have used so far, to the nanosecond where the scheduler keeps them so."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
 class Running:
     """A plugin started on a socket of its own. began: of exec. registered_s: from there to the answer to Configure."""
 
@@ -54,25 +67,24 @@ class Running:
         self.link.configure()
         self.registered_s = time.perf_counter() - self.began
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def memory_mib(self, child: str = "") -> tuple[float, float]:
         """RSS and PSS, its own or those of the child that runs this module. Raises: LookupError: there is no such."""
-        pid = self._child(child) if child else self._process.pid
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        sizes = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in rollup[1:]}
-        return sizes["Rss"], sizes["Pss"]
+        return memory_mib(self._child(child) if child else self.pid)
 
     def _child(self, module: str) -> int:
         """Raises: LookupError."""
-        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
         for pid in (pid for task in tasks for pid in (task / "children").read_text().split()):
             if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 return int(pid)
         raise LookupError(f"no child runs {module}")
 
     def cpu_s(self) -> float:
-        """Seconds of CPU so far, to the nanosecond where the scheduler keeps them so."""
-        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        return cpu_s(self.pid)
 
     def stop(self) -> None:
         self.link.close()

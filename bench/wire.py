@@ -55,7 +55,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         when_ready(ours)
         yield from _memory_figures(ours, theirs, "when ready")
         yield from _idle_figures(ours, effort)
-        granted, plain = _contest(ours, theirs, "all", effort), _contest(ours, theirs, "", effort)
+        granted, plain = contest(ours, theirs, "all", effort), contest(ours, theirs, "", effort)
         yield from granted.figures("request to reply, 8-GPU grant")
         yield from plain.figures("request to reply, no annotation")
         yield _worst_figure(ours)
@@ -69,7 +69,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from _synchronize_figures(folder, effort)
 
 
-def _contest(ours: Running, theirs: Running, claim: str, effort: Effort) -> Contest:
+def contest(ours: Running, theirs: Running, claim: str, effort: Effort) -> Contest:
     """Both answer the same requests; each container is new, and gone again before the next."""
     found = Contest([], [])
     number = 0

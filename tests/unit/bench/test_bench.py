@@ -67,6 +67,22 @@ def test_the_part_about_deciding_runs() -> None:
     assert "decide, 1000 rules, p99" in done.stdout
 
 
+def test_the_part_about_claims_runs() -> None:
+    done = run("--only", "dra", "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    for name in (
+        "prepare, p99",
+        "unprepare, p50",
+        "prepare, 8 at once",
+        "beside 100 prepared claims",
+        "64 claims prepared",
+    ):
+        lines = [line for line in done.stdout.splitlines() if name in line]
+        assert lines
+        assert all("<=" in line for line in lines)
+    assert "8-GPU grant, [dra] on against off" in done.stdout
+
+
 @pytest.mark.containerd
 def test_the_containerd_part_runs() -> None:
     if os.geteuid():
