@@ -36,6 +36,7 @@ from nri_gpu.domain.gpu import (
     GpuUuid,
     MigDevice,
 )
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
 from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy import model
@@ -413,11 +414,40 @@ released = st.builds(
     st.floats(0, 200),
     st.sampled_from([None, 1, 2]),
 )
+prepared_claims = st.builds(
+    lambda indices, name, pods, mode, text, admin: make.prepared_claim(
+        *indices, name=name, pods=pods, mode=mode, text=text, admin=admin
+    ),
+    st.sets(st.integers(0, 5), min_size=1, max_size=2),
+    st.sampled_from(["one", "two"]),
+    st.sets(st.sampled_from(POD_NAMES), max_size=2),
+    modes,
+    st.sampled_from(["", "capabilities=utility", "mode=shared"]),
+    st.sampled_from([False, False, True]),
+)
 ledgers = st.builds(
-    lambda some, others, releasing: make.ledger(*some, others=others).with_releasing(releasing),
+    lambda some, others, releasing, prepared: replace(
+        make.ledger(*some, others=others).with_releasing(releasing), claims={each.uid: each for each in prepared}
+    ),
     st.lists(entries(), max_size=5),
     st.lists(externals, max_size=2),
     st.dictionaries(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), released, max_size=2),
+    st.lists(prepared_claims, max_size=2),
+)
+of_claims = st.builds(
+    lambda container, claim: replace(
+        container,
+        kubelet=Allocated(
+            tuple(AllocatedDevice("claim", each.uuid) for each in claim.devices),
+            shared=claim.devices[0].mode is Mode.SHARED,
+            key=claim.called,
+            claims=(claim.uid,),
+            request=claim.devices[0].text,
+            admin=claim.devices[0].admin,
+        ),
+    ),
+    containers(),
+    prepared_claims,
 )
 
 

@@ -5,7 +5,7 @@ On nodes of every kind: whole GPUs, MIG devices, replicas, a pool for the cluste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from hypothesis import strategies as st
@@ -73,11 +73,14 @@ class OneLedger(RuleBasedStateMachine):
     def node(self, replicas: int, mig: bool, pool: bool) -> None:
         self.mig = mig
         policy = CLUSTER if pool else Policy.default()
-        self.plugin_node = PluginNode(
+        self.plugin_node = self.made_node(
             policy, replace(policy.kubelet, mig_strategy=MigStrategy.MIXED, replicas=replicas, rename=False)
         )
         self.settings: KubeletSettings = self.plugin_node.settings
         self.put_gpus()
+
+    def made_node(self, policy: Policy, settings: KubeletSettings) -> PluginNode:
+        return PluginNode(policy, settings)
 
     def put_gpus(self) -> None:
         def made(index: int) -> Gpu:
@@ -251,6 +254,9 @@ class OneLedger(RuleBasedStateMachine):
     def stopped(self, of: Container) -> None:
         if self.plugin_node.devices.connected:
             self.plugin_node.stop(of)
+        elif given := self.checkpoint.get((of.pod.name, of.name)):  # nothing shows that it had been there
+            for id_ in given.ids:
+                self.allocated.pop(AllocatedDevice(given.resource, id_), None)
         del self.alive[of.id]
 
     @rule(data=st.data())
@@ -357,9 +363,20 @@ class OneLedger(RuleBasedStateMachine):
         for id_, (of, runs) in self.alive.items():
             if runs:
                 for each in self.held[id_].uuids:
-                    on.setdefault(each, set()).add((of.pod.uid, self.held[id_].shared))
+                    on.setdefault(each, set()).add((self.party(of, each), self.held[id_].shared))
+        for each, party, shared in self.kept_for():
+            on.setdefault(each, set()).add((party, shared))
         for holders in on.values():
             assert len(holders) == 1 or all(shared for _, shared in holders), holders
+
+    def party(self, of: Container, has: GpuUuid) -> str:
+        """For whom a container has a GPU: others of the same party may have it, too."""
+        del has
+        return of.pod.uid
+
+    def kept_for(self) -> Iterable[tuple[GpuUuid, str, bool]]:
+        """GPUs that parties have although no container runs on them; whether others may have them."""
+        return ()
 
     @invariant()
     def what_annotations_run_on_is_not_offered(self) -> None:

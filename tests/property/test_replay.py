@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nri_gpu.allocation.claims import prepare, unprepare
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.decision.decide import decide
@@ -24,16 +25,18 @@ from nri_gpu.decision.replay import (
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Refuse
 from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.policy.model import Policy
 from tests.property import strategies
 from tests.support import builders as make
 
-Step = Container | Node | Policy | Ledger | str
+Step = Container | PreparedClaim | Node | Policy | Ledger | str
 steps = st.lists(
     st.one_of(
         strategies.containers(),
         strategies.containers(),
-        strategies.containers(),
+        strategies.of_claims,
+        strategies.prepared_claims,
         strategies.nodes,
         strategies.policies,
         strategies.ledgers,
@@ -57,6 +60,9 @@ class Recorder:
         match step:
             case Container():
                 self._decide(step)
+            case PreparedClaim():
+                again = step.uid in self.ledger.claims
+                self._commit(unprepare(self.ledger, step.uid) if again else prepare(self.ledger, step))
             case Node():
                 self.node = step
                 self.records.append(node_record(step))

@@ -200,11 +200,15 @@ def prepared_claim(
     name: str = "shared",
     pods: Iterable[str] = ("train",),
     mode: Mode = Mode.EXCLUSIVE,
+    text: str = "",
+    admin: bool = False,
     **fields: Any,  # noqa: ANN401 - any other field
 ) -> PreparedClaim:
     """A claim that has these GPUs for pods of those names; its UID is its name's."""
     devices = (
-        ClaimedDevice(request="gpu", pool="node", device=f"gpu-{7 - index}", uuid=uuid(index), mode=mode)
+        ClaimedDevice(
+            request="gpu", pool="node", device=f"gpu-{7 - index}", uuid=uuid(index), mode=mode, text=text, admin=admin
+        )
         for index in indices
     )
     return PreparedClaim(

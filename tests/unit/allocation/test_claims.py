@@ -73,8 +73,7 @@ def test_a_claim_gets_no_gpu_that_others_have() -> None:
 
 
 def test_what_is_monitored_is_held_by_nobody() -> None:
-    watching = prepared_claim(0)
-    watching = replace(watching, devices=tuple(replace(each, admin=True) for each in watching.devices))
+    watching = prepared_claim(0, admin=True)
     granted = ledger(entry(0, mode=None))
     assert prepare(granted, watching).usage() == {}
     assert granted.entries[ContainerId("train.main")].grant.uuids == (uuid(0),)

@@ -100,9 +100,10 @@ def test_the_published_ledger(tmp_path: Path) -> None:
 def test_what_holds_no_gpu_is_published_and_not_read(tmp_path: Path) -> None:
     nothing = make.entry(mode=None, to=make.container(name="a"))
     lapsed = make.entry(0, phase=GrantPhase.LAPSED, to=make.container(name="b"))
-    file = kept(tmp_path, make.ledger(nothing, lapsed))
+    monitors = make.entry(0, mode=None, to=make.container(name="c"))
+    file = kept(tmp_path, make.ledger(nothing, lapsed, monitors))
     found = [(grant["mode"], grant["phase"]) for grant in json.loads(file.read_text())["grants"]]
-    assert found == [("none", "running"), ("exclusive", "lapsed")]
+    assert found == [("none", "running"), ("exclusive", "lapsed"), ("admin", "running")]
     assert read_ledger(file, 0.0) == Ledger()
 
 

@@ -23,6 +23,7 @@ BROKEN: Final = Policy.broken("policy.toml:3: wrong")
 ASKING: Final = make.container("2")
 QUIET: Final = make.container()
 OPTED_OUT: Final = make.container("none")
+OF_CLAIM: Final = make.container(markers={"NRI_GPU_CLAIM_X_0": "v1"})
 
 
 def signed(*indices: int, to: Container = ASKING, key: bytes = KEY) -> str:
@@ -60,6 +61,10 @@ STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy, str]] = {
         POLICY,
         "does not match",
     ),
+    "of a claim, and granted": (OF_CLAIM, signed(0, to=OF_CLAIM), KEY, POLICY, ""),
+    "of a claim": (OF_CLAIM, None, KEY, POLICY, "NRI_GPU_CLAIM_X_0 asks for GPUs, but nri-gpu granted it none"),
+    "of a claim, where its request is ignored": (OF_CLAIM, None, KEY, IGNORING, "NRI_GPU_CLAIM_X_0 asks for GPUs"),
+    "of a claim, with a policy that is broken": (OF_CLAIM, None, KEY, BROKEN, "NRI_GPU_CLAIM_X_0 asks for GPUs"),
     "a signed grant of nobody's, and nothing asked": (QUIET, "v1;mac=x", KEY, POLICY, ""),
 }
 
@@ -81,6 +86,7 @@ def strangers(*nodes: AddedNode, **fields: Any) -> Adjusted:  # noqa: ANN401 - a
 
 OTHER: Final = "20-other"
 NODES_OF_MIG = (node(7), node(12, name="/dev/nvidia-caps/nvidia-cap12", major=509))
+MONITORS: Final = sign_grant(make.grant(0, mode=None, to=OF_CLAIM), KEY)
 GOOD = {
     "what others add is theirs": strangers(node(4, OTHER, "/dev/fuse", 10), cdi_devices=(Added("a.com/b=c", "x"),)),
     "granted": granted(0, 1),
@@ -88,6 +94,7 @@ GOOD = {
     "none, and a signed grant of nothing": Adjusted(
         container=OPTED_OUT, grant=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)
     ),
+    "of a claim, for monitoring": replace(granted(0, to=OF_CLAIM), grant=Added(MONITORS, US)),
     "a runtime that names no owner": replace(granted(0), grant=Added(signed(0), ""), nodes=(node(7, ""),)),
 }
 
@@ -135,6 +142,12 @@ BAD: dict[str, tuple[Adjusted, Code, str]] = {
         UNGRANTED,
         "the nodes of 3 GPUs were added to this container and its grant names 1",
     ),
+    "more than is monitored": (
+        replace(granted(0, 1, to=OF_CLAIM), grant=Added(MONITORS, US)),
+        UNGRANTED,
+        "the nodes of 2 GPUs were added to this container and its grant names 1",
+    ),
+    "of a claim and got nothing": (Adjusted(container=OF_CLAIM), NOT_GRANTED, "NRI_GPU_CLAIM_X_0 asks for GPUs"),
     "more of a simulated node's": (replace(granted(0), nodes=SIMULATED), UNGRANTED, "the nodes of 2 GPUs"),
 }
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.container import Container, DeviceRef
+from nri_gpu.domain.container import MARKERS_MAX, Container, DeviceRef
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import may_concern
 from nri_gpu.requirements.check import TOTAL_MAX
@@ -20,6 +20,7 @@ FULL = make.container(
     rlimits=frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"}),
     pinned=True,
     privileged=True,
+    markers={"NRI_GPU_CLAIM_A_0": "v1;claim=a;device=0;mac=0"},
 )
 
 
@@ -176,10 +177,33 @@ def test_the_folder_of_its_mps_daemon_is_read_off_its_mounts() -> None:
             assert convert.container_from_pb(message, make.pod(), exists=exists).mps_folder == folder
 
 
+def test_markers_of_claims_are_read_of_every_container_and_of_none_too_many() -> None:
+    of = make.container()
+    env = ["NRI_GPU_CLAIM_A=old", "NRI_GPU_CLAIM_A=v=1", "NRI_GPU_CLAIM_B", f"NRI_GPU_CLAIM_{'C' * 9999}={'x' * 9999}"]
+    for exists in (True, False):
+        found = convert.container_from_pb(make.container_message(of, env=env), of.pod, exists=exists).markers
+        assert (found["NRI_GPU_CLAIM_A"], found["NRI_GPU_CLAIM_B"], len(found)) == ("v=1", "", 3)
+        assert max(len(part) for pair in found.items() for part in pair) == 512
+    flood = [f"NRI_GPU_CLAIM_{number}=x" for number in range(convert.ENTRIES_MAX)]
+    assert len(convert.read_markers(flood)) == MARKERS_MAX + 1
+    # The same one again and again hides no other.
+    assert set(convert.read_markers(["NRI_GPU_CLAIM_A=x"] * 999 + ["NRI_GPU_CLAIM_B=y"])) == {
+        "NRI_GPU_CLAIM_A",
+        "NRI_GPU_CLAIM_B",
+    }
+
+
+@pytest.mark.parametrize("needle", ["NRI_GPU_CLAIM_X=1", "gpu.nri.io/x"])
+def test_what_may_ask(needle: str) -> None:
+    assert convert.may_ask(needle.encode(), lambda: False)
+    assert not convert.may_ask(needle[1:].encode(), lambda: False)
+
+
 CONCERNING = {
     "nothing": (make.container(), False, False),
     "the variable, where it is to be disarmed": (make.container(env={"NVIDIA_VISIBLE_DEVICES": "all"}), True, True),
     "the variable, where it is not": (make.container(env={"NVIDIA_VISIBLE_DEVICES": "all"}), False, False),
+    "a marker of a claim": (make.container(markers={"NRI_GPU_CLAIM_X": ""}), False, True),
     "another node": (make.container(devices=(DeviceRef("/dev/fuse", 10, 229),)), True, False),
 }
 

@@ -86,6 +86,11 @@ def test_a_listed_container_was_created_or_runs(state: pb.ContainerState) -> Non
     assert (item.container.pod.id, item.container.pod.uid) == ("p", "p")  # though its pod is not listed
 
 
+def test_markers_of_a_listed_container_are_read() -> None:
+    (item,) = listed(pb.Container(id="c", pod_sandbox_id="p", env=["NRI_GPU_CLAIM_A=x", "PATH=/bin"]))
+    assert item.container.markers == {"NRI_GPU_CLAIM_A": "x"}
+
+
 def test_the_newest_comes_first_where_the_runtime_tells_when_else_its_own_order() -> None:
     for times, names in (((5, 7, 6), ["c1", "c2", "c0"]), ((0, 0, 0), ["c0", "c1", "c2"])):
         containers = [pb.Container(id=f"c{n}", name=f"c{n}", created_at=at) for n, at in enumerate(times)]
