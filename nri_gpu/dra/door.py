@@ -42,7 +42,7 @@ class DoorError(NriGpuError):
 class KubeletDoor:
     """Serves one driver. One process at a time holds its folder; the next one waits for that, as an update needs.
 
-    opened: set once the kubelet can find it.
+    opened: set once the kubelet can find it. registered: set once it did.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class KubeletDoor:
         self.folder = Path(view.dir, view.driver)
         self.socket = self.folder / "dra.sock"
         self.registration = Path(view.registry_dir, f"{view.driver}-reg.sock")
-        self.opened = asyncio.Event()
+        self.opened, self.registered = asyncio.Event(), asyncio.Event()
         self._driver = view.driver
         self._handlers = handlers
         self._times = times = times or EndpointTimes()
@@ -131,6 +131,7 @@ class KubeletDoor:
                         return f"{socket} was removed"
                 if (verdict := watcher.take_verdict()) == "":
                     logger.bind(resource=self._driver, socket=str(self.socket)).info("registered with the kubelet")
+                    self.registered.set()
                     self._all_well()
                     until, refused = math.inf, False
                 elif verdict:

@@ -98,7 +98,7 @@ class DriverProcess:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(door.run())
-                tasks.create_task(self._publisher.run())
+                tasks.create_task(self._publish(door))
                 tasks.create_task(self._follow(view))
                 tasks.create_task(self._keep(claims))
                 await door.opened.wait()
@@ -108,6 +108,11 @@ class DriverProcess:
             raise group.exceptions[0] from None
         finally:
             door.release()
+
+    async def _publish(self, door: KubeletDoor) -> None:
+        """A kubelet that does not know the driver yet refuses its pods, and tries again only after a minute."""
+        await door.registered.wait()
+        await self._publisher.run()
 
     async def _next(self) -> View:
         """The daemon's next view, once there is one."""

@@ -80,11 +80,9 @@ def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraClus
     cluster.apply(*claiming("rest", devices(count=5)))
     cluster.wait_said("rest", WAITS)
     dra.delete("pod", "pair")
-    cluster.wait_phase("rest", "Pending")  # four are free, and five are wanted
-    dra.delete("pod", "large")
     cluster.wait_phase("rest")
     assert len(cluster.minors("rest")) == 5
-    assert cluster.minors("rest").isdisjoint(cluster.minors("one"))
+    assert cluster.minors("rest").isdisjoint(cluster.minors("one") | cluster.minors("large"))
 
     # A pod of another namespace that copies the variable is refused, and the event says why.
     marker = next((name, value) for name, value in environment(cluster, "one").items() if "NRI_GPU_CLAIM_" in name)

@@ -258,7 +258,9 @@ class Cluster:
         """One object, or a list's items; None where there is none of that name."""
         text = self.kubectl("get", kind, *([name] if name else []), *options, "-o", "json", "--ignore-not-found")
         found = json.loads(text) if text.strip() else None
-        return found["items"] if found and not name else found
+        if name:
+            return found
+        return found["items"] if found else []
 
     def allocatable(self, resource: str = GPU) -> int:
         """What the scheduler may hand out on the node."""

@@ -34,6 +34,7 @@ class TakingPublisher:
         self.report = DriverReport(published=7)
         self.views: list[View] = []
         self.left = 0
+        self.running = False
 
     def put(self, view: View) -> None:
         self.views.append(view)
@@ -42,6 +43,7 @@ class TakingPublisher:
         self.left += 1
 
     async def run(self) -> None:
+        self.running = True
         await asyncio.Event().wait()
 
 
@@ -100,6 +102,16 @@ async def test_the_kubelet_is_told_of_devices_that_fall_ill(folder: Path) -> Non
         (told,) = (await call.read()).devices
         assert (told.device.pool_name, told.device.device_name, told.health) == ("node1", "gpu-0", pb.UNHEALTHY)
         call.cancel()
+
+
+async def test_nothing_is_published_before_the_kubelet_knows_the_driver(folder: Path) -> None:
+    async with DraKubelet(folder) as kubelet:
+        kubelet.refuse = "not yet"
+        async with process(DraNode(folder)) as publisher:
+            await until(lambda: kubelet.refused)
+            assert not publisher.running
+            kubelet.refuse = ""
+            await until(lambda: publisher.running)
 
 
 async def test_a_daemon_that_restarts_is_asked_anew(folder: Path) -> None:
