@@ -22,7 +22,7 @@ from tests.unit.dra.test_slices import BAD, device, view
 
 NODE: Final = "node1"
 UNPUBLISHED: Final = "ResourceSlices not published, trying again"
-QUICK: Final = PublisherTimes(first_wait=0.02, longest_wait=0.1, apart=0.01, longest_apart=0.05, away=0.2)
+QUICK: Final = PublisherTimes(first_wait=0.02, longest_wait=0.1, apart=0.01, longest_apart=0.05, away=0.2, removed=0.02)
 AWAY_KEYS: Final = ["gpu.nri.io/daemon-not-running"]
 OFFER: Final = view(device("gpu-0"), device("gpu-1"))
 
@@ -136,6 +136,17 @@ async def test_the_kubelet_and_others_cannot_remove_or_change_them_for_long(serv
         server.change_slice(next(iter(server.slices)), {"devices": []})
         await until(lambda: names(server) == ["gpu-0", "gpu-1"])
         assert publisher.report.fault == ""
+
+
+async def test_a_kubelet_that_starts_has_time_to_find_the_driver(server: StandInApiServer) -> None:
+    loop = asyncio.get_running_loop()
+    async with publishing(server, times=replace(QUICK, removed=0.3)) as publisher:
+        await until(lambda: publisher.report.published == 2)
+        await settled(server)
+        server.delete_slices(NODE)
+        deleted = loop.time()
+        await until(lambda: names(server) == ["gpu-0", "gpu-1"])
+        assert loop.time() - deleted >= 0.3
 
 
 async def test_slices_of_other_nodes_and_drivers_are_left_alone(server: StandInApiServer) -> None:
