@@ -16,10 +16,11 @@ from tests.support import dra_process, probe
 from tests.support.api_server import StandInApiServer
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import NriGpu
+from tests.support.daemon import UUIDS, NriGpu
 from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
 from tests.support.dra_process import NODE, NriDra
 from tests.support.guard import NriGuard
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.resource_claims import CONFIG, DRIVER, opaque, resource_claim, result
 from tests.support.waiting import aside, in_a_loop, wait_for
@@ -40,14 +41,20 @@ class Site(Struct, frozen=True):
     daemon: NriGpu
     dra: NriDra
 
-    def claim(self, name: str, *devices: str, pod: str, requests: Sequence[str] = (), **more: object) -> Named:
-        """The scheduler's work: an allocated claim, for a pod's UID. requests: a name for each device."""
+    def claim(
+        self,
+        name: str,
+        *devices: str,
+        pod: str,
+        requests: Sequence[str] = (),
+        config: list[dict[str, object]] | None = None,
+        **more: object,
+    ) -> Named:
+        """The scheduler's work: an allocated claim for a pod. requests: of each device. more: fields of each result."""
         uid = str(uuid4())
-        results = [
-            result(device, request, pool=NODE)
-            for device, request in zip(devices, requests or ["gpu"] * 9, strict=False)
-        ]
-        self.server.claims["ml", name] = resource_claim(*results, uid=uid, name=name, pods={pod: "web"}, **more)  # type: ignore[arg-type]
+        named = zip(devices, requests or ["gpu"] * len(devices), strict=True)
+        results = [result(device, request, pool=NODE, shareID=str(uuid4()), **more) for device, request in named]
+        self.server.claims["ml", name] = resource_claim(*results, uid=uid, name=name, pods={pod: "web"}, config=config)
         return "ml", name, uid
 
     async def prepare(self, claim: Named, request: str = "") -> tuple[str, ...]:
@@ -78,8 +85,9 @@ Named = tuple[str, str, str]
 
 
 @asynccontextmanager
-async def site_on(node: Containerd, base: Path, folder: Path) -> AsyncIterator[Site]:
-    launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi))
+async def site_on(node: Containerd, base: Path, folder: Path, more: str = "") -> AsyncIterator[Site]:
+    """more: of the policy's [dra]."""
+    launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi, more))
     with StandInApiServer() as server, NriGpu(launch) as daemon:
         server.add_node(NODE)
         daemon.wait_staged()
@@ -109,7 +117,8 @@ async def test_the_whole_way(node: Containerd, tmp_path: Path, folder: Path) -> 
         site.check(await site.run(pod, "none"))
         second = site.claim("more", "gpu-0", pod=uid)
         more = await site.prepare(second)
-        site.check(await site.run(pod, "two-claims", (*one, *more)), 0, 1)
+        # The kubelet names a device again for each time that it was prepared.
+        site.check(await site.run(pod, "two-claims", (*one, *more, *one)), 0, 1)
         with pytest.raises(CriError, match=r"\[gpu-busy\].*ml/web"):
             await aside(node.cri.run_asking, "device=3", "thief")
         assert "ml/train" in site.daemon.verb("status").stdout
@@ -209,3 +218,31 @@ async def test_what_cannot_be_prepared_is_an_error_of_that_claim_and_holds_nothi
         assert site.files() == []
         site.check(await aside(node.cri.run_asking, "device=0,2,3", "others"), 0, 2, 3)
         site.check(held, 1)
+
+
+@on_newest
+@in_a_loop
+async def test_claims_share_a_gpu_where_policy_does_and_one_that_watches_holds_nothing(
+    node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    uid = str(uuid4())
+    async with site_on(node, tmp_path, folder, "replicas = 2\n") as site:
+        pod = await site.pod("web", uid)
+        for name, devices in (("one", ("gpu-0",)), ("other", ("gpu-0",)), ("twice", ("gpu-1", "gpu-1"))):
+            container = await site.run(pod, name, await site.prepare(site.claim(name, *devices, pod=uid)))
+            site.check(container, int(devices[0][-1]))
+            status = node.cri.status(container)
+            assert status.env["NVIDIA_VISIBLE_DEVICES"] == UUIDS[int(devices[0][-1])]
+            assert "/dev/nvidia-uvm" in status.device_paths
+        utility = [opaque({**CONFIG, "capabilities": ["utility"]})]
+        container = await site.run(
+            pod, "utility", await site.prepare(site.claim("utility", "gpu-2", pod=uid, config=utility))
+        )
+        assert "/dev/nvidia-uvm" not in node.cri.status(container).device_paths
+
+        site.check(await aside(node.cri.run_asking, "device=3", "holder"), 3)
+        watching = await site.run(
+            pod, "watch", await site.prepare(site.claim("watch", "gpu-3", pod=uid, adminAccess=True))
+        )
+        site.check(watching, 3)
+        assert "/dev/nvidia-uvm" not in node.cri.status(watching).device_paths
