@@ -50,7 +50,9 @@ class PublisherTimes(Struct, frozen=True):
 
     apart, longest_apart: between two bursts of writes; the pause grows while one follows the other, and is the first
     again after `lasting` without any. away: for how long the daemon may not answer before its devices are tainted.
-    removed: until what somebody deleted is made again. probe_again: until a missing feature is looked for again.
+    removed: until slices are made where none are, or somebody deleted them. The kubelet removes them at its start, and
+    knows the driver a moment later; a pod that came in between would wait for a minute. probe_again: until a missing
+    feature is looked for again.
     """
 
     first_wait: float = 2.0
@@ -59,7 +61,7 @@ class PublisherTimes(Struct, frozen=True):
     apart: float = 1.0
     longest_apart: float = 10.0
     away: float = 30.0
-    removed: float = 2.0
+    removed: float = 3.0
     probe_again: float = 3600.0
 
 
@@ -159,13 +161,13 @@ class Publisher:
                 self._woken.set()
         elif kept and kept.metadata.uid == event.slice.metadata.uid:
             del self._slices[name]
-            # A kubelet that starts removes them a moment before it knows the driver again, and a pod that comes in
-            # between would wait for a minute.
             asyncio.get_running_loop().call_later(self._times.removed, self._woken.set)
 
     async def _publish(self, driver: str) -> None:
         """Write whenever the view or the slices are other ones."""
         loop = asyncio.get_running_loop()
+        if not self._slices:
+            await asyncio.sleep(self._times.removed)
         while True:
             self._woken.clear()
             if self._gates != ALL_GATES and loop.time() >= self._probe_at:
