@@ -5,6 +5,7 @@ Machines slow down and recover while one waits, so a contender is compared with 
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import tempfile
@@ -19,9 +20,15 @@ from bench.effort import Effort
 from bench.figures import Figure, paired
 from bench.sites import Cost, Site, Sites
 from bench.wire import reply_s
+from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Loader
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
+from nri_gpu.dra.client import DaemonClient
+from nri_gpu.dra.messages import AskPrepare, Prepared
+from nri_gpu.dra.specification import ClaimSpecifications
 from tests.support.cri import Pod
 from tests.support.pods import ContainerSpec
+from tests.support.resource_claims import DRIVER
 
 TITLE: Final = "Create + start of one container on a real containerd, against bare (NRI off, no GPU); CPU likewise"
 BARE, AGAIN = "bare", "bare, on a second containerd (noise)"
@@ -29,10 +36,13 @@ NOTHING, UNASKED = "NRI, a plugin that does nothing", "nri-gpu, nothing asked"
 ONE, EIGHT = "nri-gpu, 1 GPU", "nri-gpu, 8 GPUs"
 TREE, FILES = "nri-gpu, 8 GPUs, loader = tree", "nri-gpu, 8 GPUs, loader = files"
 CDI = "8 GPUs, our CDI specification, NRI off"
+CLAIMED_ONE, CLAIMED_EIGHT = "nri-gpu, 1 GPU of a claim", "nri-gpu, 8 GPUs of a claim"
 PLAIN: Final = ContainerSpec()
 # Contender -> (must, aim), against bare.
 BUDGET: Final = {ONE: (1.13, 1.09), EIGHT: (1.15, 1.10)}
-UNASKED_BUDGET: Final = (1.03, 1.00)  # against the plugin that does nothing
+# Contender -> another one with which it is compared, too.
+BESIDE: Final = {UNASKED: NOTHING, CLAIMED_ONE: ONE, CLAIMED_EIGHT: EIGHT}
+BESIDE_BUDGET: Final = {UNASKED: (1.03, 1.00)}
 SHARE_BUDGET: Final = (3.0, 2.0)  # percent
 
 
@@ -63,8 +73,8 @@ def figures(effort: Effort) -> Iterator[Figure]:
     yield Figure(BARE, statistics.median(cost.wall_s for cost in costs[BARE]) * 1e3, "ms")
     for name in (each for each in contenders if each != BARE):
         yield _figure(names[name], costs[name], costs[BARE], BUDGET.get(name))
-        if name == UNASKED:
-            yield _figure("  against the plugin that does nothing", costs[UNASKED], costs[NOTHING], UNASKED_BUDGET)
+        if other := BESIDE.get(name):
+            yield _figure(f"  against: {other}", costs[name], costs[other], BESIDE_BUDGET.get(name))
     share = reply / statistics.median(cost.wall_s for cost in costs[EIGHT])
     yield Figure("CreateContainer's share of create + start, 8 GPUs", share * 100, "%", *SHARE_BUDGET)
 
@@ -72,6 +82,9 @@ def figures(effort: Effort) -> Iterator[Figure]:
 def _contenders(sites: Sites) -> Mapping[str, Contender]:
     bare, again, nothing = sites.bare(), sites.bare(), sites.nothing()
     ours, tree, files = sites.ours(), sites.ours(Loader.TREE), sites.ours(Loader.FILES)
+    claims = sites.ours(dra=True)
+    claiming = claims.pod()
+    cdi = _prepared(claims, claiming)
     return {
         BARE: Contender(bare, bare.pod()),
         AGAIN: Contender(again, again.pod()),
@@ -81,8 +94,26 @@ def _contenders(sites: Sites) -> Mapping[str, Contender]:
         EIGHT: Contender(ours, ours.pod({"gpu.nri.io/pod": "all"})),
         TREE: Contender(tree, tree.pod({"gpu.nri.io/pod": "all"})),
         FILES: Contender(files, files.pod({"gpu.nri.io/pod": "all"})),
+        CLAIMED_ONE: Contender(claims, claiming, ContainerSpec(cdi_devices=cdi[:1])),
+        CLAIMED_EIGHT: Contender(claims, claiming, ContainerSpec(cdi_devices=cdi)),
         CDI: Contender(again, again.pod(), ContainerSpec(cdi_devices=("nvidia.com/gpu=all",))),
     }
+
+
+def _prepared(site: Site, pod: Pod) -> tuple[str, ...]:
+    """The CDI names of a pod's claim to eight GPUs, as `nri-gpu dra` prepares it."""
+    metadata, uid = pod.config.metadata, ClaimUid("5a1c9b1e-0d5f-4a63-8f86-0a54a1c7e001")
+    claim = AllocatedClaim(
+        uid=uid,
+        namespace=metadata.namespace,
+        name="eight",
+        pods={PodUid(metadata.uid): metadata.name},
+        results=tuple(AllocatedResult(request=f"gpu-{at}", pool="node", device=f"gpu-{at}") for at in range(8)),
+        owned=True,
+    )
+    answer = asyncio.run(DaemonClient(site.state).ask(AskPrepare(claim)))
+    assert isinstance(answer, Prepared), answer
+    return ClaimSpecifications(site.node.layout.cdi, DRIVER).write(uid, answer)
 
 
 def _described(contenders: Mapping[str, Contender]) -> Mapping[str, str]:

@@ -6,7 +6,6 @@ The API server is a process of its own, as the real one is, and is asked over TL
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import os
 import statistics
@@ -14,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -34,10 +33,10 @@ from nri_gpu.dra.messages import AskPrepare, AskUnprepare, PreparedName
 from nri_gpu.dra.resource_claim import parse_resource_claim
 from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
+from tests.support.dra_process import NODE, kubeconfig, policy
 from tests.support.resource_claims import DRIVER, document, resource_claim, result
 
 TITLE: Final = "nri-gpu dra: the driver process, 8 GPUs (simulated); stand-ins for kubelet and API server"
-NODE: Final = "node-1"
 GPUS: Final = 8
 SOME: Final = 64  # claims that are prepared
 MANY: Final = 100
@@ -62,15 +61,18 @@ Name = tuple[str, str, str]
 
 def figures(effort: Effort) -> Iterator[Figure]:
     """All of this part."""
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder, _api_server(Path(folder)) as kubeconfig:
-        yield from asyncio.run(_figures(Path(folder), kubeconfig, effort))
+    with (
+        tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder,
+        _api_server(Path(folder, "kubeconfig")) as config,
+    ):
+        yield from asyncio.run(_figures(Path(folder), config, effort))
 
 
-async def _figures(folder: Path, kubeconfig: Path, effort: Effort) -> list[Figure]:
+async def _figures(folder: Path, config: Path, effort: Effort) -> list[Figure]:
     with_it, without = _daemon(folder, "with", dra=True), _daemon(folder, "without", dra=False)
     try:
         async with _Kubelet(folder) as kubelet:
-            node = _Node(folder, kubelet, kubeconfig)
+            node = _Node(folder, kubelet, config)
             try:
                 found = await _starts(node, effort)
                 await node.start()
@@ -103,12 +105,12 @@ class _Kubelet(DraKubelet):
 class _Node:
     """The driver process, as users have it, and what it talks to."""
 
-    def __init__(self, folder: Path, kubelet: _Kubelet, kubeconfig: Path) -> None:
+    def __init__(self, folder: Path, kubelet: _Kubelet, config: Path) -> None:
         self.kubelet = kubelet
         self.daemon = DaemonClient(folder / "state-with")
-        self.api_server = ApiServer(by_kubeconfig(kubeconfig))
+        self.api_server = ApiServer(by_kubeconfig(config))
         self._log = folder / "dra.log"
-        self._options = {"--state-dir": folder / "state-with", "--kubeconfig": kubeconfig, "--node-name": NODE}
+        self._options = {"--state-dir": folder / "state-with", "--kubeconfig": config, "--node-name": NODE}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -241,36 +243,22 @@ def _created(with_it: Running, without: Running, effort: Effort) -> Iterator[Fig
 
 def _daemon(folder: Path, name: str, *, dra: bool) -> Running:
     """Ready, on a state folder `state-NAME`."""
-    policy = folder / f"{name}.toml"
-    policy.write_text(
-        f'[dra]\nenabled = {str(dra).lower()}\ndir = "{folder}/plugins"\n'
-        f'[kubelet]\nregistry_dir = "{folder}/plugins_registry"\ncdi_dir = "{folder}/cdi"\n'
-    )
-    plugin = daemon(folder, name, policy=policy, state=folder / f"state-{name}")
+    text, file = policy(folder, folder / "cdi"), folder / f"{name}.toml"
+    file.write_text(text if dra else text.replace("enabled = true", "enabled = false"))
+    plugin = daemon(folder, name, policy=file, state=folder / f"state-{name}")
     when_ready(plugin)
     return plugin
 
 
 @contextmanager
-def _api_server(folder: Path) -> Iterator[Path]:
+def _api_server(file: Path) -> Iterator[Path]:
     """A kubeconfig by which to reach it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, file), daemon=True)
     process.start()
     theirs.close()
-    port, authority = ours.recv()
-    token, file = folder / "token", folder / "kubeconfig"
-    token.write_text(TOKEN)
-    config = {
-        "current-context": "bench",
-        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-        "clusters": [
-            {"name": "bench", "cluster": {"server": f"https://127.0.0.1:{port}", "certificate-authority": authority}}
-        ],
-        "users": [{"name": "bench", "user": {"tokenFile": str(token)}}],
-    }
-    file.write_text(json.dumps(config))
+    ours.recv()
     try:
         yield file
     finally:
@@ -278,18 +266,17 @@ def _api_server(folder: Path) -> Iterator[Path]:
         process.join()
 
 
-def _serve(bench: Connection) -> None:
+def _serve(bench: Connection, file: Path) -> None:
     """In the process of the API server."""
-    with StandInApiServer() as api_server:
-        api_server.bookmark_s = 60.0  # as the real one's
-        api_server.add_node(NODE)
-        for (namespace, name, _), claim in zip(_NAMES, _CLAIMS, strict=True):
-            api_server.claims[namespace, name] = claim
-        bench.send((api_server.port, str(api_server.certificates.authority)))
-        try:
+    with StandInApiServer() as server:
+        server.bookmark_s = 60.0  # as the real one's
+        server.token = TOKEN
+        server.add_node(NODE)
+        server.claims = {(namespace, name): each for (namespace, name, _), each in zip(_NAMES, _CLAIMS, strict=True)}
+        kubeconfig(server, file)
+        bench.send(None)
+        with suppress(EOFError):
             bench.recv()
-        except EOFError:
-            return
 
 
 async def _took_s(what: Awaitable[object]) -> float:

@@ -40,6 +40,11 @@ class Site(Struct, frozen=True):
     node: Containerd
     meter: Meter
 
+    @property
+    def state(self) -> Path:
+        """The state folder of nri-gpu, where it is."""
+        return self.node.base / "nri-gpu" / "state"
+
     def pod(self, annotations: dict[str, str] | None = None) -> Pod:
         return self.node.cri.run_pod(PodSpec(annotations=annotations or {}))
 
@@ -95,13 +100,13 @@ class Sites:
         wait_for("the plugin", lambda: "connected and synchronized" in site.node.log_path.read_text(), READY_S)
         return site
 
-    def ours(self, loader: Loader = Loader.FOLDERS) -> Site:
-        """With nri-gpu, as it is when it is installed, and 8 GPUs; or with another strategy."""
+    def ours(self, loader: Loader = Loader.FOLDERS, *, dra: bool = False) -> Site:
+        """With nri-gpu, as it is when it is installed, and 8 GPUs; or with another strategy, or serving claims."""
         site = self._site()
         policy = site.node.base / "policy.toml"
-        policy.write_text(f'[driver]\nloader = "{loader}"\n')
+        policy.write_text(f'[driver]\nloader = "{loader}"\n[dra]\nenabled = {str(dra).lower()}\n')
         launch = Launch(
-            site.node.base / "nri-gpu",
+            site.state.parent,
             site.node.nri_socket,
             EIGHT_GPUS,
             driver_root=self._driver,

@@ -94,6 +94,7 @@ def test_the_containerd_part_runs() -> None:
         "nri-gpu, 8 GPUs",
         "nri-gpu, 8 GPUs, loader = tree",
         "nri-gpu, 8 GPUs, loader = files",
+        "nri-gpu, 8 GPUs of a claim",
         "8 GPUs, our CDI specification, NRI off",
     ):
         assert f"{contender} (11 nodes, " in done.stdout
