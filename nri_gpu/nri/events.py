@@ -13,7 +13,7 @@ from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
-from nri_gpu.nri.convert import container_from_pb, our_annotations, pod_from_pb, read_markers
+from nri_gpu.nri.convert import MARKER_NEEDLE, container_from_pb, our_annotations, pod_from_pb
 
 
 class Event(IntEnum):
@@ -116,6 +116,7 @@ class Lifecycle:
         self._message: pb.StopContainerRequest | pb.StateChangeEvent = read(payload)
         self.pod_id = PodId(self._message.pod.id)
         self.container_id = ContainerId(self._message.container.id)
+        self._marked = MARKER_NEEDLE in payload
 
     @property
     def container(self) -> Container | None:
@@ -133,7 +134,9 @@ class Lifecycle:
 
     @property
     def asks(self) -> bool:
-        """Whether an annotation of ours is on the pod or on the container, or a marker of a ResourceClaim."""
-        container = self._message.container
-        annotated = our_annotations(self._message.pod.annotations) or our_annotations(container.annotations)
-        return bool(annotated or read_markers(container.env))
+        """Whether an annotation of ours is on the pod or on the container, or it may have a ResourceClaim's devices."""
+        return bool(
+            self._marked
+            or our_annotations(self._message.pod.annotations)
+            or our_annotations(self._message.container.annotations)
+        )

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from nri_gpu.allocation.claims import prepare, unprepare
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.cli.replay import AuditLogs, compare
 from nri_gpu.daemon.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
@@ -75,6 +79,27 @@ async def test_it_replays_to_the_byte(tmp_path: Path) -> None:
         shell.create(asking(8, "nonsense"))
         shell.create(make.container())
     assert replayed(tmp_path / FILE) == 9
+
+
+async def test_claims_are_in_it_and_decide_again_what_they_decided(tmp_path: Path) -> None:
+    claim = make.prepared_claim(0, pods=("pod-1",))
+    allocated = Allocated((AllocatedDevice("claim", make.uuid(0)),), key=claim.called, claims=(claim.uid,))
+    async with writing(tmp_path) as log:
+        shell = Shell(log)
+        log.synchronized(prepare(Ledger(), make.prepared_claim(1, name="first")))
+        shell.state.commit(prepare(shell.state.ledger, claim))
+        shell.create(asking(2, "device=0"))  # which is refused
+        shell.create(make.container(of="pod-1", kubelet=allocated))
+        shell.state.commit(unprepare(shell.state.ledger, claim.uid))
+        shell.create(make.container(of="pod-3", kubelet=replace(allocated, admin=True)))
+    assert replayed(tmp_path / FILE) == 3
+    answers = [each["answer"] for each in records(tmp_path / FILE) if each["kind"] == "decision"]
+    assert [(each["decision"], each.get("mode")) for each in answers] == [
+        ("refuse", None),
+        ("inject", "exclusive"),
+        ("inject", None),
+    ]
+    assert "mac" not in (tmp_path / FILE).read_text()
 
 
 async def test_both_files_together_are_bounded_and_each_can_be_replayed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
+from nri_gpu.allocation.claims import prepare
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.daemon.answers import DaemonStatus, KubeletStatus, PolicyStatus, RuntimeConnection
 from nri_gpu.daemon.report import View, status_of
@@ -74,6 +75,15 @@ UNAVAILABLE = {
         make.ledger(others=[replace(make.foreign(1), container="main")]),
         "held by ml/plugin (container main still opens its device number)",
     ),
+    "a claim that no container uses": (
+        prepare(Ledger(), make.prepared_claim(1, name="idle")),
+        "held exclusively by claim ml/idle",
+    ),
+    "a claim that a container uses": (
+        prepare(make.ledger(make.entry(1, to=TRAIN)), make.prepared_claim(1)),
+        "held exclusively by ml/train",
+    ),
+    "monitored": (make.ledger(make.entry(1, to=TRAIN, mode=None)), ""),
     "just released": (
         make.ledger().with_releasing({make.uuid(1): RELEASING}),
         "just released by ml/train: 2 processes still hold it",
@@ -93,6 +103,12 @@ def test_why_a_gpu_is_unavailable(ledger: Ledger, sentence: str) -> None:
     assert said["foreign"] == [each.pod for each in others if not each.container]
     assert said["opened_by"] == [{"pod": each.pod, "container": "main"} for each in others if each.container]
     assert len(said["holders"]) == len(ledger.entries)
+
+
+def test_who_monitors_a_gpu_is_shown_and_holds_none() -> None:
+    watched = gpu(1, make.ledger(make.entry(1, to=TRAIN, mode=None)))
+    assert [(each["pod"], each["mode"]) for each in watched["holders"]] == [("train", "admin")]
+    assert watched["mode"] == ""
 
 
 def test_what_is_waited_for() -> None:
