@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from loguru import logger
@@ -14,8 +14,8 @@ from msgspec import Raw, Struct
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.api_server import NotFoundError
+from nri_gpu.dra.client import DaemonAwayError
 from nri_gpu.dra.messages import (
-    AllocatedClaim,
     AllocatedResult,
     Answer,
     AskPrepare,
@@ -25,12 +25,14 @@ from nri_gpu.dra.messages import (
     Prepared,
     PreparedName,
     Question,
+    Unprepared,
     View,
 )
 from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim
 from nri_gpu.dra.specification import ClaimSpecifications
 
 RUN: Final = "the daemon (`nri-gpu run`)"
+Settled = TypeVar("Settled", Prepared, Unprepared)
 
 
 class AsksDaemon(Protocol):
@@ -44,12 +46,16 @@ class ReadsClaims(Protocol):
 
 
 class ClaimTimes(Struct, frozen=True):
-    """Seconds. again: between two questions about a fault that may pass. passing: for so long."""
+    """Seconds. again: between two questions about what may pass. passing: for so long.
+
+    A claim that fails is prepared again only after a minute or more (kubernetes: pkg/kubelet/kuberuntime,
+    pod workers' resync), so it is worth waiting for a GPU that is being released, or a daemon that is restarted.
+    """
 
     api_server: float = 5.0  # the kubelet waits for 45
     daemon: float = 2.0
     again: float = 0.1
-    passing: float = 0.7
+    passing: float = 10.0
 
 
 class PreparationError(NriGpuError):
@@ -128,14 +134,12 @@ class ClaimPreparation:
 
     async def _prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
         claim = parse_resource_claim(await self._document(asked), asked, self._driver)
-        prepared = await self._reserve(claim)
+        prepared = await self._settle(AskPrepare(claim), Prepared)
         names = self._specifications.write(claim.uid, prepared)
         return tuple(map(PreparedDevice, claim.results, names))
 
     async def _release(self, uid: ClaimUid) -> None:
-        answer = await self._ask(AskUnprepare(uid))
-        if isinstance(answer, Fault):
-            raise PreparationError(answer.sentence)
+        await self._settle(AskUnprepare(uid), Unprepared)
         self._specifications.remove(uid)
 
     async def _document(self, asked: PreparedName) -> bytes:
@@ -149,18 +153,22 @@ class ClaimPreparation:
         except TimeoutError:
             raise PreparationError(f"{what}: the API server did not answer within {limit_s:g} s") from None
 
-    async def _reserve(self, claim: AllocatedClaim) -> Prepared:
-        """Ask the daemon, again as long as a fault may pass soon: a GPU of a pod that ends is free a moment later."""
+    async def _settle(self, question: AskPrepare | AskUnprepare, wanted: type[Settled]) -> Settled:
+        """Ask the daemon, again as long as what keeps it from answering may pass soon."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._times.passing
         while True:
-            answer = await self._ask(AskPrepare(claim))
-            if isinstance(answer, Prepared):
-                return answer
-            if not isinstance(answer, Fault):
-                raise PreparationError(f"{RUN} answered what was not asked: is it another version of nri-gpu?")
-            if not answer.passing or loop.time() + self._times.again > until:
-                raise PreparationError(answer.sentence)
+            try:
+                answer = await self._ask(question)
+                if isinstance(answer, wanted):
+                    return answer
+                if not isinstance(answer, Fault):
+                    raise PreparationError(f"{RUN} answered what was not asked: is it another version of nri-gpu?")
+                fault, passes = PreparationError(answer.sentence), answer.passing
+            except DaemonAwayError as error:
+                fault, passes = PreparationError(str(error)), True
+            if not passes or loop.time() + self._times.again > until:
+                raise fault
             await asyncio.sleep(self._times.again)
 
     async def _prepared(self) -> frozenset[ClaimUid]:

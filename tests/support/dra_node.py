@@ -145,12 +145,12 @@ class TellingApiServer:
 class DraNode:
     """Preparation and the kubelet's door, on folders below one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, times: ClaimTimes = TIMES) -> None:
         self.daemon = TellingDaemon(folder)
         self.api_server = TellingApiServer()
         self.cdi = folder / "cdi"
         self.claims = ClaimPreparation(
-            self.daemon, self.api_server, ClaimSpecifications(self.cdi, DRIVER), DRIVER, TIMES
+            self.daemon, self.api_server, ClaimSpecifications(self.cdi, DRIVER), DRIVER, times
         )
 
     def door(self, times: EndpointTimes = QUICK) -> KubeletDoor:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
@@ -92,6 +93,23 @@ async def test_a_fault_that_passes_is_waited_for_and_one_that_stays_is_told_in_t
     assert await sentence(node) == "GPU 0 is being released"
     assert time.monotonic() - began < 5 * TIMES.passing
     assert node.daemon.faults
+
+
+async def test_a_daemon_that_is_restarted_meanwhile_is_waited_for(folder: Path) -> None:
+    node = DraNode(folder, replace(TIMES, passing=20.0))
+    node.api_server.put(resource_claim())
+    node.daemon.away = True
+    preparing = asyncio.create_task(node.claims.prepare(ASKED))
+    await asyncio.sleep(0.05)
+    assert not preparing.done()
+    node.daemon.away = False
+    assert await preparing
+    node.daemon.away = True
+    releasing = asyncio.create_task(node.claims.unprepare(ASKED.uid))
+    await asyncio.sleep(0.05)
+    node.daemon.away = False
+    await releasing
+    assert node.files() == []
 
 
 async def test_a_fault_that_does_not_pass_is_told_at_once_and_leaves_nothing(node: DraNode) -> None:
