@@ -14,7 +14,7 @@ to ask take the same words and explain the same mistakes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from nri_gpu.domain.claim import Operator
@@ -26,8 +26,9 @@ from nri_gpu.request.values import Piece, listed
 API_VERSION: Final = "gpu.nri.io/v1"
 KIND: Final = "GpuConfig"
 BYTES_MAX: Final = 10 * 1024  # kubernetes: staging/src/k8s.io/api/resource/v1/types.go, OpaqueParametersMaxLength
-_FIELDS: Final = ("apiVersion", "kind", "mode", "capabilities", "extras", "sharing")
-_SHARES: Final = ("memory", "threads")
+_CLAUSES: Final = ("mode", "capabilities", "extras", "sharing")
+_FIELDS: Final = ("apiVersion", "kind", *_CLAUSES)
+_SHARES: Final[Mapping[str, type]] = {"memory": str, "threads": int}
 _NAMES: Final[Mapping[type, str]] = {
     **{str: "a string", int: "a whole number", float: "a number", bool: "a boolean"},
     **{list: "a list", tuple: "an object", type(None): "null"},
@@ -57,8 +58,8 @@ def parse_config(raw: bytes) -> str:
         if found != right:
             has = f"{_shown(found)} is not known" if name in fields else "it is missing"
             faults.append(f"{name}: {has}: write {right}")
-    clauses = dict(_clauses(fields, faults))
-    text = ";".join(f"{name}={value}" for name, value in clauses.items())
+    clauses = [_clause(name, fields[name], faults) for name in _CLAUSES if name in fields]
+    text = ";".join(clauses)
     if text and not faults:
         try:
             parse_claim(KIND, text, given=True)
@@ -87,50 +88,37 @@ def _object(value: object, path: str, known: tuple[str, ...], faults: list[str])
     return fields
 
 
-def _clauses(fields: Mapping[str, object], faults: list[str]) -> Iterator[tuple[str, str]]:
-    """Clauses and their values in the grammar."""
-    if "mode" in fields and (mode := _word("mode", fields["mode"], "mode", "", faults)):
-        yield "mode", mode
-    if "sharing" in fields:
-        shares = _object(fields["sharing"], "sharing", _SHARES, faults)
-        wanted = (("memory", str), ("threads", int))
-        given = [(name, kind) for name, kind in wanted if name in shares]
-        read = [_word(f"sharing.{name}", shares[name], "sharing", f"{name}:", faults, kind) for name, kind in given]
-        if read and all(read):
-            yield "sharing", ",".join(read)
-    for name in ("capabilities", "extras"):
-        if name in fields and (words := _words(name, fields[name], faults)):
-            yield name, words
-
-
-def _words(name: str, value: object, faults: list[str]) -> str:
-    """A list's words, joined by commas; empty where there is a fault."""
-    if not isinstance(value, list):
+def _clause(name: str, value: object, faults: list[str]) -> str:
+    """A field as the grammar has it; not to be used where there is a fault."""
+    if name == "mode":
+        words = [_word(name, name, value, faults)]
+    elif name == "sharing":
+        shares = _object(value, name, tuple(_SHARES), faults)
+        words = [_word(f"{name}.{of}", name, shares[of], faults, of) for of in _SHARES if of in shares]
+    elif isinstance(value, list):
+        words = [_word(f"{name}[{at}]", name, each, faults) for at, each in enumerate(value)]
+    else:
         faults.append(f"{name}: {_shown(value)} is not a list")
         return ""
-    if not value:
-        faults.append(f"{name}: the list is empty: leave the field out")
-    words = [_word(f"{name}[{at}]", each, name, "", faults) for at, each in enumerate(value)]
-    joined = ",".join(words)
-    return _word(name, joined, name, "", faults, one=False) if words and all(words) else ""
+    if value in ([], ()):
+        faults.append(f"{name}: it is empty: leave the field out")
+    faults += [f"{name}: {quoted(word)} is named twice" for word in dict.fromkeys(words) if words.count(word) > 1]
+    return f"{name}={','.join(words)}"
 
 
-def _word(
-    path: str, value: object, clause: str, prefix: str, faults: list[str], kind: type = str, *, one: bool = True
-) -> str:
-    """One value as its clause has it, after that prefix; empty where there is a fault. one: it has no commas."""
+def _word(path: str, clause: str, value: object, faults: list[str], share: str = "") -> str:
+    """One value of a clause. share: of which it is."""
+    kind = _SHARES.get(share, str)
+    text = f"{share}:{value}" if share else f"{value}"
     if type(value) is not kind:  # a boolean is an int, too
         faults.append(f"{path}: {_shown(value)} is not {_NAMES[kind]}")
-        return ""
-    text = f"{prefix}{value}"
-    if (one and "," in text) or ";" in text or not (text.isascii() and text.isprintable()):
+    elif not (text.isascii() and text.isprintable()) or set(",;") & set(text):
         faults.append(f"{path}: {_shown(value)} is not one word")
-        return ""
-    try:
-        CLAUSES[clause].read(Piece(path, text, 0), Operator.EQUAL)
-    except RequestError as error:
-        faults.append(f"{path}: {_message(error)}")
-        return ""
+    else:
+        try:
+            CLAUSES[clause].read(Piece(path, text, 0), Operator.EQUAL)
+        except RequestError as error:
+            faults.append(f"{path}: {_message(error)}")
     return text
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -22,6 +22,7 @@ from nri_gpu.dra.resource_claim import usable_uid
 VERSIONS: Final = ("v1", "v1beta1")  # the newest first: the kubelet takes the first that it knows
 SERVICES: Final = tuple(f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin" for version in VERSIONS)
 SUPPORTED: Final = tuple(f"{version}.DRAPlugin" for version in VERSIONS)  # as PluginInfo has them
+T = TypeVar("T")
 SENTENCE_MAX: Final = 900  # characters; an event has 1,024, and the kubelet writes its own words before ours
 
 
@@ -50,23 +51,19 @@ class ClaimService:
     async def prepare(
         self, request: pb.NodePrepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> pb.NodePrepareResourcesResponse:
-        claims = _asked(request.claims)
-        answers = await asyncio.gather(*map(self._prepare, claims.values()))
-        return pb.NodePrepareResourcesResponse(claims=dict(zip(claims, answers, strict=True)))
+        return pb.NodePrepareResourcesResponse(claims=await _each(request.claims, self._prepare))
 
     async def unprepare(
         self, request: pb.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> pb.NodeUnprepareResourcesResponse:
-        claims = _asked(request.claims)
-        answers = await asyncio.gather(*map(self._unprepare, claims.values()))
-        return pb.NodeUnprepareResourcesResponse(claims=dict(zip(claims, answers, strict=True)))
+        return pb.NodeUnprepareResourcesResponse(claims=await _each(request.claims, self._unprepare))
 
     async def _prepare(self, claim: PreparedName) -> pb.NodePrepareResourceResponse:
         bound, began = logger.bind(namespace=claim.namespace, name=claim.name), time.monotonic()
         try:
             devices = await self._claims.prepare(claim)
         except Exception as error:
-            return pb.NodePrepareResourceResponse(error=_sentence(error, claim, "not prepared"))
+            return pb.NodePrepareResourceResponse(error=_sentence(error, claim, "ResourceClaim not prepared"))
         elapsed_ms = (time.monotonic() - began) * 1000
         bound.bind(elapsed_ms=elapsed_ms, gpus=len(devices)).info("ResourceClaim prepared")
         return pb.NodePrepareResourceResponse(devices=map(_device, devices))
@@ -76,14 +73,15 @@ class ClaimService:
             if usable_uid(claim.uid):  # no other was ever prepared
                 await self._claims.unprepare(claim.uid)
         except Exception as error:
-            return pb.NodeUnprepareResourceResponse(error=_sentence(error, claim, "not unprepared"))
+            return pb.NodeUnprepareResourceResponse(error=_sentence(error, claim, "ResourceClaim not unprepared"))
         logger.bind(namespace=claim.namespace, name=claim.name).info("ResourceClaim unprepared")
         return pb.NodeUnprepareResourceResponse()
 
 
-def _asked(claims: Iterable[pb.Claim]) -> Mapping[str, PreparedName]:
-    """Each once, by UID."""
-    return {each.uid: PreparedName(ClaimUid(each.uid), each.namespace, each.name) for each in claims}
+async def _each(claims: Iterable[pb.Claim], answer: Callable[[PreparedName], Awaitable[T]]) -> dict[str, T]:
+    """The answers for all claims at once, by UID."""
+    asked = {each.uid: PreparedName(ClaimUid(each.uid), each.namespace, each.name) for each in claims}
+    return dict(zip(asked, await asyncio.gather(*map(answer, asked.values())), strict=True))
 
 
 def _device(device: PreparedDevice) -> pb.Device:
@@ -97,11 +95,11 @@ def _device(device: PreparedDevice) -> pb.Device:
     )
 
 
-def _sentence(error: Exception, claim: PreparedName, what: str) -> str:
+def _sentence(error: Exception, claim: PreparedName, phrase: str) -> str:
     """What the kubelet is told. Logged here: the kubelet asks again."""
     bound = logger.bind(namespace=claim.namespace, name=claim.name)
     if isinstance(error, NriGpuError):
-        bound.bind(reason=str(error)).info(f"ResourceClaim {what}")
+        bound.bind(reason=str(error)).info(phrase)
         return clipped(f"nri-gpu: {error}", SENTENCE_MAX)
     bound.opt(exception=error).error("bug: a ResourceClaim met an exception")
     return f"nri-gpu: a bug ({type(error).__name__}): report it with the log of `nri-gpu dra`"

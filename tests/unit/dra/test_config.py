@@ -36,7 +36,7 @@ def test_everything_it_can_say_becomes_the_grammar_of_the_annotation() -> None:
         extras=["rdma", "imex:0", "imex:7"],
         sharing={"memory": "10Gi", "threads": 50},
     )
-    assert whole == "mode=mps;sharing=memory:10Gi,threads:50;capabilities=compute,utility;extras=rdma,imex:0,imex:7"
+    assert whole == "mode=mps;capabilities=compute,utility;extras=rdma,imex:0,imex:7;sharing=memory:10Gi,threads:50"
     claim = parse_claim("key", whole, given=True)
     assert (claim.mode, claim.wanted) == (Mode.MPS, Everything())
     assert claim.capabilities == frozenset({Capability.COMPUTE, Capability.UTILITY})
@@ -57,7 +57,7 @@ def test_one_that_asks_for_nothing_is_empty() -> None:
         ({"Mode": "shared"}, '"Mode" is no field, known: apiVersion, kind, mode,'),
         ({"count": 2}, '"count" is no field, known: apiVersion, kind, mode,'),
         ({"capabilities": "compute"}, 'capabilities: "compute" is not a list'),
-        ({"capabilities": []}, "capabilities: the list is empty: leave the field out"),
+        ({"capabilities": []}, "capabilities: it is empty: leave the field out"),
         ({"capabilities": ["compute,utility"]}, 'capabilities[0]: "compute,utility" is not one word'),
         ({"capabilities": ["utility", "utility"]}, 'capabilities: "utility" is named twice'),
         ({"extras": ["imex"]}, 'extras[0]: "imex" names no IMEX channel: write imex:N'),
@@ -77,8 +77,8 @@ def test_a_mistake_is_explained_with_its_field(fields: dict[str, object], senten
 def test_all_mistakes_are_told_at_once() -> None:
     found = faults('{"mode": "share", "sharing": {"memory": "10", "threads": 0}, "extras": ["drn", 5], "x": {}}')
     assert [each.partition(":")[0] for each in found] == [
-        '"x" is no field, known', "apiVersion", "kind", "mode", "sharing.memory", "sharing.threads", "extras[0]",
-        "extras[1]",
+        '"x" is no field, known', "apiVersion", "kind", "mode", "extras[0]", "extras[1]",
+        "sharing.memory", "sharing.threads",
     ]  # fmt: skip
 
 
