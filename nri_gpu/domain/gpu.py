@@ -120,6 +120,17 @@ class Fabric(Value, frozen=True):
     health_mask: int | None = None
 
 
+class MigEngines(Recorded, frozen=True):
+    """What a MIG device has of its GPU, besides memory (nvmlDeviceGetAttributes_v2); 0 where NVML does not tell."""
+
+    multiprocessors: int = 0
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg_engines: int = 0
+    ofa_engines: int = 0
+
+
 class MigDevice(Value, frozen=True, kw_only=True):
     """One MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
 
@@ -145,6 +156,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     unavailable: str = ""
     processes: int | None = None
     health: Health = WELL
+    engines: MigEngines = MigEngines()
 
 
 class Gpu(Value, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 Attributes and capacities have the names and the spelling of NVIDIA's driver, so that its selectors keep working
 (kubernetes-sigs/dra-driver-nvidia-gpu: cmd/gpu-kubelet-plugin/deviceinfo.go; NVIDIA/go-nvlib: pkg/nvlib/device). Its
-MIG devices have numbers of engines and memory slices, too, which our inventory does not know. Taints are always called
-gpu.nri.io/..., whatever name the driver has, so that one toleration serves every node.
+MIG devices have memory slices, too, which our inventory does not know. Taints are always called gpu.nri.io/...,
+whatever name the driver has, so that one toleration serves every node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def offer(
         OfferedDevice(
             name=device_name(unit),
             attributes=_attributes(unit, inventory, domains),
-            capacity={"memory": Capacity(unit.memory_bytes, unit.memory_bytes // settings.replicas if shared else 0)},
+            capacity={
+                name: Capacity(amount, amount // settings.replicas if shared else 0)
+                for name, amount in _capacity(unit).items()
+            },
             taints=tuple(_taints(unit, policy, _holder(usage.get(unit.uuid, UNUSED), shared=shared), hindrance)),
             shared=shared,
             counter_set=_counter_set(unit.gpu) if unit in counted and isinstance(unit, MigPart) else "",
@@ -153,6 +156,21 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
     found: dict[str, Attribute] = {name: text[:TEXT_MAX] for name, text in texts.items() if text}
     found |= {name: Version(_semver(version or "0")) for name, version in versions.items()}
     return found if gpu.numa_node is None else found | {"numaNode": gpu.numa_node}
+
+
+def _capacity(unit: Unit) -> dict[str, int]:
+    found = {"memory": unit.memory_bytes}
+    if isinstance(unit, MigPart):
+        engines = unit.device.engines
+        found |= {
+            "multiprocessors": engines.multiprocessors,
+            "copyEngines": engines.copy_engines,
+            "decoders": engines.decoders,
+            "encoders": engines.encoders,
+            "jpegEngines": engines.jpeg_engines,
+            "ofaEngines": engines.ofa_engines,
+        }
+    return found
 
 
 def _semver(version: str) -> str:

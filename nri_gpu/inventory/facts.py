@@ -65,6 +65,12 @@ class MigAttributes(Protocol):
     memorySizeMB: int
     gpuInstanceSliceCount: int
     computeInstanceSliceCount: int
+    multiprocessorCount: int
+    sharedCopyEngineCount: int
+    sharedDecoderCount: int
+    sharedEncoderCount: int
+    sharedJpegCount: int
+    sharedOfaCount: int
 
 
 def setup_facts(
@@ -207,6 +213,17 @@ def profile_name(attributes: MigAttributes, total_bytes: int) -> str:
     return f"{f'{compute}c.' if compute != gpu else ''}{gpu}g.{gigabytes}gb"
 
 
+def _engines(attributes: MigAttributes) -> dict[str, int]:
+    return {
+        "multiprocessors": int(attributes.multiprocessorCount),
+        "copy_engines": int(attributes.sharedCopyEngineCount),
+        "decoders": int(attributes.sharedDecoderCount),
+        "encoders": int(attributes.sharedEncoderCount),
+        "jpeg_engines": int(attributes.sharedJpegCount),
+        "ofa_engines": int(attributes.sharedOfaCount),
+    }
+
+
 def _mig_identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, object]:
     """Raises: NvmlCallError."""
     return {
@@ -233,7 +250,7 @@ def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, g
 
 def _mig_descriptions(nvml: NvmlClient, handle: object, gpu: int, total_bytes: int) -> Iterator[Mapping[str, object]]:
     attributes = nvml.call("nvmlDeviceGetAttributes_v2", handle, gpu=gpu)
-    yield {"memory_bytes": attributes.memorySizeMB * MIB}
+    yield {"memory_bytes": attributes.memorySizeMB * MIB, "engines": _engines(attributes)}
     # The driver ends the device's name with the profile; only that has suffixes such as `+me`.
     named = profile_in(nvml.call("nvmlDeviceGetName", handle, gpu=gpu))
     if named or total_bytes:

@@ -97,6 +97,7 @@ NumaNumber = Annotated[int, Meta(ge=0, le=1023)]  # MAX_NUMNODES
 NvmlCode = Annotated[int, Meta(ge=0, le=999)]  # NVML_ERROR_UNKNOWN
 ProcessCount = Annotated[int, Meta(ge=0, le=2**22)]  # of a whole machine (Linux: PID_MAX_LIMIT)
 Uint = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+EngineCount = Annotated[int, Meta(ge=0, le=65535)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 

@@ -47,6 +47,15 @@ class _Fabric(Struct):
     health_mask: formats.Uint | None
 
 
+class _Engines(Struct, frozen=True):
+    multiprocessors: formats.EngineCount = 0
+    copy_engines: formats.EngineCount = 0
+    decoders: formats.EngineCount = 0
+    encoders: formats.EngineCount = 0
+    jpeg_engines: formats.EngineCount = 0
+    ofa_engines: formats.EngineCount = 0
+
+
 class _Mig(Struct):
     """Without its capability minors, which the kernel shows."""
 
@@ -58,6 +67,7 @@ class _Mig(Struct):
     memory_bytes: formats.Bytes
     unavailable: Text
     processes: formats.ProcessCount | None
+    engines: _Engines = _Engines()
 
 
 class _Gpu(Struct):

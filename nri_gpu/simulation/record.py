@@ -103,6 +103,7 @@ def _mig(gpu: Gpu, place: int, device: MigDevice) -> tables.MigTable:
         index=None if device.index == place else device.index,
         gi_minor=written[0],
         ci_minor=written[1],
+        engines=_table(tables.EnginesTable, device.engines),
         processes=None,
     )
 

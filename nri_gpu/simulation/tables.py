@@ -12,7 +12,7 @@ from msgspec import Meta, convert, field
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.domain.gpu import ComputeMode, Ecc, FabricState, Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.gpu import ComputeMode, Ecc, FabricState, Gpu, GpuUuid, MigDevice, MigEngines, PciBusId
 from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.domain.node import Majors
 from nri_gpu.inventory import formats
@@ -83,6 +83,17 @@ class FabricTable(Table, frozen=True):
     health_mask: formats.Uint | None = None
 
 
+class EnginesTable(Table, frozen=True):
+    """`gpu.mig.engines`."""
+
+    multiprocessors: formats.EngineCount = 0
+    copy_engines: formats.EngineCount = 0
+    decoders: formats.EngineCount = 0
+    encoders: formats.EngineCount = 0
+    jpeg_engines: formats.EngineCount = 0
+    ofa_engines: formats.EngineCount = 0
+
+
 class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi", "compute_instance_id": "ci"}):
     """`[[gpu.mig]]`. Its index is its place in the file unless it gives another: NVML's list has holes.
 
@@ -99,6 +110,7 @@ class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi"
     ci_minor: CapabilityMinor | None = None
     unavailable: str = ""
     processes: formats.ProcessCount | None = None
+    engines: EnginesTable = EnginesTable()
 
     def device(self, place: int, gpu_minor: int) -> MigDevice:
         """place: in the file. gpu_minor: of its GPU's device node."""
@@ -117,6 +129,7 @@ class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi"
             compute_instance_minor=compute_instance,
             unavailable=self.unavailable,
             processes=self.processes,
+            engines=convert(self.engines, MigEngines, from_attributes=True),
         )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, MigEngines, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.formats import PCIE_PATHS
@@ -61,6 +61,7 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
             gpu_instance_minor=of_instance[slot[0]],
             compute_instance_minor=draw(st.none() | st.just(next(minors))),
             unavailable=draw(sentences),
+            engines=MigEngines(*draw(st.tuples(*[st.integers(0, 65535)] * 6))),
         )
         for place, slot in zip(places, slots, strict=True)
     )

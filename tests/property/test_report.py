@@ -24,6 +24,9 @@ PART = {
     "memory_bytes": 10,
     "unavailable": "",
     "processes": 1,
+    "engines": dict.fromkeys(
+        ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines"), 7
+    ),
 }
 
 

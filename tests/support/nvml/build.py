@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
 from nri_gpu.domain.node import Inventory
@@ -41,6 +42,7 @@ class FakeMig(Struct, frozen=True, kw_only=True):
     memory_mib: int = 9728
     profile: str = ""
     running: tuple[int, int] = (0, 0)
+    engines: tuple[int, ...] = (0, 0, 0, 0, 0, 0)  # as MigEngines has them
 
 
 class FakeHealth(Struct, frozen=True, kw_only=True):
@@ -273,6 +275,7 @@ def _fake_mig(device: MigDevice) -> FakeMig:
         slices=slices,
         compute_slices=compute,
         memory_mib=device.memory_bytes // 2**20,
+        engines=astuple(device.engines),
     )
 
 
@@ -295,5 +298,7 @@ def _gpu_line(index: int, gpu: FakeGpu) -> str:
 
 def _mig_line(index: int, gpu: FakeGpu, part: FakeMig) -> str:
     compute = part.slices if part.compute_slices is None else part.compute_slices
-    ids = f"{part.place} {part.gi} {part.ci} {part.slices} {compute} {part.memory_mib}"
+    ids = (
+        f"{part.place} {part.gi} {part.ci} {part.slices} {compute} {part.memory_mib} {' '.join(map(str, part.engines))}"
+    )
     return f"mig {index} {ids} {part.uuid} {gpu.model} MIG {part.profile or 'of no name'}"

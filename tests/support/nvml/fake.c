@@ -80,6 +80,7 @@ typedef struct gpu {
     char uuid[96], name[96];
     int remote[LINKS];
     int parent, place, gi, ci, slices, compute_slices;
+    unsigned int engines[6]; /* in the order of nvmlDeviceAttributes_t */
     int compute, graphics;
     int remap_pending, remap_failed, clock_reasons, recovery_action, fabric_state;
     int architecture, compute_mode, persistence, ecc, ecc_pending, addressing;
@@ -156,8 +157,9 @@ static void read_fabric(const char *words) {
 static void read_mig(const char *words) {
     struct gpu *mig = &migs[mig_count++];
     mig->compute = mig->graphics = 0;
-    sscanf(words, "mig %d %d %d %d %d %d %llu %95s %95[^\n]", &mig->parent, &mig->place, &mig->gi, &mig->ci,
-           &mig->slices, &mig->compute_slices, &mig->memory, mig->uuid, mig->name);
+    sscanf(words, "mig %d %d %d %d %d %d %llu %u %u %u %u %u %u %95s %95[^\n]", &mig->parent, &mig->place, &mig->gi,
+           &mig->ci, &mig->slices, &mig->compute_slices, &mig->memory, &mig->engines[0], &mig->engines[1],
+           &mig->engines[2], &mig->engines[3], &mig->engines[4], &mig->engines[5], mig->uuid, mig->name);
 }
 
 static void read_running(const char *words) {
@@ -574,7 +576,12 @@ int nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attr
     if (!is_mig(device))
         return NOT_SUPPORTED;
     *attributes = (nvmlDeviceAttributes_t){
-        .multiprocessorCount = 14 * (unsigned int)device->compute_slices,
+        .multiprocessorCount = device->engines[0],
+        .sharedCopyEngineCount = device->engines[1],
+        .sharedDecoderCount = device->engines[2],
+        .sharedEncoderCount = device->engines[3],
+        .sharedJpegCount = device->engines[4],
+        .sharedOfaCount = device->engines[5],
         .gpuInstanceSliceCount = (unsigned int)device->slices,
         .computeInstanceSliceCount = (unsigned int)device->compute_slices,
         .memorySizeMB = device->memory,

@@ -13,7 +13,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.gpu import Fabric, FabricState, Gpu
+from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigEngines
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory, Link
@@ -116,6 +116,7 @@ def test_what_selectors_name_is_there_also_where_it_is_not_known() -> None:
 def test_mig_devices_share_the_counters_of_their_gpu() -> None:
     profiles = ["1g.5gb+me", "3g.20gb", "1c.3g.20gb", "unknown"]
     cut = make.mig_gpu(0, profiles)
+    cut = replace(cut, mig=tuple(replace(each, engines=MigEngines(14, 1, 2, 0, 3, 4)) for each in cut.mig))
     devices, counter_sets = offered([make.gpu(1), cut])
     assert [each.name for each in devices] == [
         "gpu-6",
@@ -134,7 +135,8 @@ def test_mig_devices_share_the_counters_of_their_gpu() -> None:
     assert devices[2].attributes["type"] == "mig"
     assert devices[2].attributes["parentUUID"] == cut.uuid
     assert devices[2].attributes["profile"] == "3g.20gb"
-    assert devices[2].capacity == {"memory": Capacity(memory)}
+    engines = {"multiprocessors": 14, "copyEngines": 1, "decoders": 2, "encoders": 0, "jpegEngines": 3, "ofaEngines": 4}
+    assert devices[2].capacity == {name: Capacity(amount) for name, amount in ({"memory": memory} | engines).items()}
 
 
 def test_counters_never_keep_a_mig_device_from_use_that_was_made() -> None:
@@ -146,6 +148,7 @@ def test_shared_devices_are_consumed_in_parts() -> None:
     devices, counter_sets = offered([make.gpu(0), make.mig_gpu(1)], settings=DraSettings(replicas=4))
     assert all(each.shared for each in devices)
     assert [each.capacity["memory"].share for each in devices] == [40_960 * MIB // 4, *[4_864 * MIB // 4] * 2]
+    assert devices[1].capacity["multiprocessors"] == Capacity(0, 0)
     assert counter_sets == {}
     assert all(each.counter_set == "" and each.counters == {} for each in devices)
 

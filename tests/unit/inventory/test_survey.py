@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice
+from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice, MigEngines
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.inventory.formats import profile_in
@@ -237,7 +237,7 @@ def test_what_nvml_says_in_numbers(
 MIG_UUIDS = [GpuUuid(f"MIG-{n}0000000-0000-5000-8000-000000000000") for n in range(3)]
 # Index 1 is a hole: an instance that was removed.
 PARTS = (
-    FakeMig(place=0, uuid=MIG_UUIDS[0], gi=2, slices=3, memory_mib=40192),
+    FakeMig(place=0, uuid=MIG_UUIDS[0], gi=2, slices=3, memory_mib=40192, engines=(42, 3, 2, 0, 1, 4)),
     FakeMig(place=2, uuid=MIG_UUIDS[2], gi=9, profile="1g.10gb+me"),
 )
 PARTITIONED = FakeGpu(minor=2, mig=(1, 1), memory_bytes=80 * 2**30, parts=PARTS)
@@ -254,9 +254,16 @@ def test_mig_devices(machine: Machine) -> None:
         compute_instance_id=0,
         profile="3g.40gb",
         memory_bytes=40192 * 2**20,
+        engines=MigEngines(42, 3, 2, 0, 1, 4),
     )
     second = replace(
-        first, index=2, uuid=MIG_UUIDS[2], gpu_instance_id=9, profile="1g.10gb+me", memory_bytes=9728 * 2**20
+        first,
+        index=2,
+        uuid=MIG_UUIDS[2],
+        gpu_instance_id=9,
+        profile="1g.10gb+me",
+        memory_bytes=9728 * 2**20,
+        engines=MigEngines(),
     )
     assert cut.mig == (first, second)
     assert not machine.look([replace(PARTITIONED, parts=())]).parts
