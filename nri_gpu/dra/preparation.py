@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.api_server import NotFoundError
+from nri_gpu.dra.api_server import NotFoundError, UnavailableError
 from nri_gpu.dra.client import DaemonAwayError
 from nri_gpu.dra.messages import (
     AllocatedResult,
@@ -30,6 +30,7 @@ from nri_gpu.dra.messages import (
 )
 from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim
 from nri_gpu.dra.specification import ClaimSpecifications
+from nri_gpu.system.tasks import Backoff
 
 RUN: Final = "the daemon (`nri-gpu run`)"
 Settled = TypeVar("Settled", Prepared, Unprepared)
@@ -42,7 +43,7 @@ class AsksDaemon(Protocol):
 
 class ReadsClaims(Protocol):
     async def claim(self, namespace: str, name: str, form: type[Raw]) -> Raw:
-        """The object as JSON. Raises: NotFoundError; NriGpuError: the API server did not tell."""
+        """The object as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; NriGpuError: it will not."""
 
 
 class ClaimTimes(Struct, frozen=True):
@@ -143,15 +144,23 @@ class ClaimPreparation:
         self._specifications.remove(uid)
 
     async def _document(self, asked: PreparedName) -> bytes:
+        """Asked again while the server is restarted or overloaded: the kubelet would wait for a minute or more."""
         what, limit_s = claim_name(asked), self._times.api_server
+        waits = Backoff(self._times.again, 1.0, jitter=0.5)
+        fault = f"the API server did not answer within {limit_s:g} s"
         try:
             async with asyncio.timeout(limit_s):
-                return bytes(await self._api_server.claim(asked.namespace, asked.name, Raw))
+                while True:
+                    try:
+                        return bytes(await self._api_server.claim(asked.namespace, asked.name, Raw))
+                    except UnavailableError as error:
+                        fault = str(error)
+                        await asyncio.sleep(max(waits.next_s(), error.retry_after_s))
         except NotFoundError:
             sentence = f"{what}: the API server has none of this name: it was deleted"
             raise ResourceClaimError(sentence, over=True) from None
         except TimeoutError:
-            raise PreparationError(f"{what}: the API server did not answer within {limit_s:g} s") from None
+            raise PreparationError(f"{what}: {fault}") from None
 
     async def _settle(self, question: AskPrepare | AskUnprepare, wanted: type[Settled]) -> Settled:
         """Ask the daemon, again as long as what keeps it from answering may pass soon."""

@@ -13,7 +13,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.api_server import NotFoundError
+from nri_gpu.dra.api_server import NotFoundError, UnavailableError
 from nri_gpu.dra.client import DaemonAwayError
 from nri_gpu.dra.door import KubeletDoor
 from nri_gpu.dra.messages import (
@@ -119,9 +119,10 @@ class TellingDaemon:
 
 
 class TellingApiServer:
-    """claims: by namespace and name. silent: it never answers."""
+    """claims: by namespace and name. silent: it never answers. busy: to so many questions it does not answer."""
 
     def __init__(self) -> None:
+        self.busy = 0
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.silent = False
         self.reads = 0
@@ -136,6 +137,9 @@ class TellingApiServer:
         self.reads += 1
         if self.silent:
             await asyncio.Event().wait()
+        if self.busy:
+            self.busy -= 1
+            raise UnavailableError("the API server answered 503")
         claim = self.claims.get((namespace, name))
         if claim is None:
             raise NotFoundError("404")

@@ -120,6 +120,15 @@ async def test_a_fault_that_does_not_pass_is_told_at_once_and_leaves_nothing(nod
     assert len(node.daemon.asked) == 1
 
 
+async def test_an_api_server_that_restarts_is_asked_again(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    node.api_server.busy = 3
+    await node.claims.prepare(ASKED)
+    assert node.api_server.reads == 4
+    node.api_server.busy = 1_000_000
+    assert await sentence(node) == "ResourceClaim ml/train: the API server answered 503"
+
+
 async def test_who_did_not_answer_is_named(node: DraNode) -> None:
     node.api_server.put(resource_claim())
     node.api_server.silent = True
