@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -246,3 +249,41 @@ async def test_claims_share_a_gpu_where_policy_does_and_one_that_watches_holds_n
         )
         site.check(watching, 3)
         assert "/dev/nvidia-uvm" not in node.cri.status(watching).device_paths
+
+
+@on_newest
+@in_a_loop
+async def test_a_hundred_pods_of_one_gpu_go_through_four_and_leave_nothing(
+    node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    """A scheduler gives a device to the next pod once its claim is gone; the kubelet unprepares before that."""
+    async with site_on(node, tmp_path, folder) as site:
+        free: asyncio.Queue[str] = asyncio.Queue()
+        for device in site.server.devices():
+            free.put_nowait(device)
+        granted: Counter[str] = Counter()
+
+        async def live(number: int) -> None:
+            device, uid = await free.get(), str(uuid4())
+            claim = site.claim(f"claim-{number}", device, pod=uid)
+            pod = await site.pod(f"pod-{number}", uid)
+            container = await site.run(pod, "main", await site.prepare(claim))
+            env = (await aside(node.cri.status, container)).env
+            assert env["NVIDIA_VISIBLE_DEVICES"] == UUIDS[int(device[-1])]
+            granted[device] += 1
+            await aside(node.cri.remove_pod, pod.id)
+            await site.kubelet.unprepare(DRIVER, claim)
+            del site.server.claims[claim[:2]]
+            free.put_nowait(device)
+
+        async with asyncio.TaskGroup() as pods:
+            for number in range(100):
+                pods.create_task(live(number))
+        assert granted.total() == 100
+        assert min(granted.values()) > 10
+        assert site.files() == []
+        assert site.daemon.status()["claims"] == []
+        elapsed_ms = sorted(map(float, re.findall(r"ResourceClaim prepared .*elapsed_ms=([0-9.]+)", site.dra.log())))
+        assert len(elapsed_ms) == 100
+        assert elapsed_ms[95] < 1000
+        site.check(await aside(node.cri.run_asking, "device=0,1,2,3", "next"), 0, 1, 2, 3)
