@@ -133,7 +133,7 @@ def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reas
     """What the result's configuration asks for, with its mode. Configuration is not for monitoring, so it is left."""
     given = Claim(key="configuration", text="", wanted=Devices((unit.uuid,)), kubelet=True)
     if result.admin:
-        return replace(given, capabilities=MONITORING, admin=True)
+        return replace(given, mode=Mode.SHARED, capabilities=MONITORING, admin=True)
     default = Mode.SHARED if replicas > 1 else Mode.EXCLUSIVE
     if not result.text:
         return replace(given, mode=default)

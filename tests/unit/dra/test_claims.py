@@ -10,9 +10,10 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, PodUid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, ClaimUid
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, ClaimUid, ContainerDevices, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.dra.markers import markers_of
+from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.policy.parse import parse_policy
 from tests.support.builders import container, create_payload, pod, uuid
 from tests.support.claim_nodes import ClaimNode, allocated, with_claims
@@ -112,6 +113,27 @@ def test_monitoring_gets_nodes_beside_whoever_holds_the_gpu_and_holds_nothing(no
     assert node.create(container("device=0", of="third")) == (uuid(0),)
     refused = node.refused(with_claims(container("all;capabilities=compute", name="more"), claim))
     assert "which is for monitoring" in refused
+
+
+def test_a_gpu_that_a_claim_has_twice_is_granted_once(node: ClaimNode) -> None:
+    """As where two requests of one claim are allocated shares of one device."""
+    claim = node.prepared(allocated(0, 0, text="mode=shared"))
+    assert node.create(with_claims(container(), claim)) == (uuid(0),)
+    for name, marker in zip(("one", "two"), markers_of(claim, KEY), strict=True):
+        assert node.create(container(name=name, markers=dict([marker]))) == (uuid(0),)
+
+
+def test_containers_of_claims_share_one_mps_daemon() -> None:
+    node = ClaimNode(parse_policy({"mps": {"enabled": True}}, "test"))
+    text = "mode=mps;sharing=memory:10Gi"
+    claims = [node.prepared(allocated(0, name=name, pods=(name,), text=text)) for name in ("one", "two")]
+    for claim in claims:
+        of_claim = container(of=claim.name, uid=1000)
+        assert node.create(with_claims(of_claim, claim)) == (uuid(0),)
+        assert node.plugin.ledger.entries[of_claim.id].grant.mode is Mode.MPS
+    assert "in mps mode" in str(node.not_prepared(allocated(0, name="other")))
+    both = node.prepared(allocated(1, 2, name="both", text=text))
+    assert "mode=mps gives a container one GPU" in node.refused(with_claims(container(), both))
 
 
 FORGED = {
@@ -224,6 +246,52 @@ def test_a_limit_counts_a_claims_gpus_once(node: ClaimNode) -> None:
     assert "at most 2 GPUs, of which 2 are held already" in node.refused(container("device=2", of="other"))
     shared = node.prepare(allocated(2, name="more"))
     assert "this claim asks for 1 more" in str(shared)
+
+
+@pytest.mark.parametrize("limit", ["gpus_per_pod", "gpus_per_node"])
+def test_a_pods_claim_counts_as_held_by_the_pod_and_on_the_node(node: ClaimNode, limit: str) -> None:
+    node.node_state.policy = parse_policy({"limits": {limit: 1}}, "test")
+    claim = node.prepared(allocated(0))
+    assert "of which 1 is held already" in node.refused(container("1"))
+    assert node.create(with_claims(container(), claim)) == (uuid(0),)
+
+
+def test_a_claim_has_its_place_on_a_shared_gpu(node: ClaimNode) -> None:
+    node.node_state.policy = parse_policy({"limits": {"containers_per_gpu": 1}}, "test")
+    claim = node.prepared(allocated(0, text="mode=shared"))
+    assert "[over-limit]" in node.refused(container("device=0;mode=shared", of="other"))
+    assert node.create(with_claims(container(), claim)) == (uuid(0),)
+    assert "[over-limit]" in node.refused(with_claims(container(name="side"), claim))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"modes": {"allowed": ["mps"]}, "defaults": {"mode": "mps"}},
+        {"limits": {"gpus_per_namespace": 1}},
+        {"defaults": {"extras": ["drm"]}},
+    ],
+)
+def test_monitoring_has_no_mode_no_extras_and_counts_in_no_limit(node: ClaimNode, policy: dict[str, Any]) -> None:
+    node.prepared(allocated(1, name="first"))
+    node.node_state.policy = parse_policy(policy, "test")
+    claim = node.prepared(allocated(0, admin=True))
+    assert node.create(with_claims(container(), claim)) == (uuid(0),)
+
+
+def test_a_marker_of_an_earlier_allocation_names_nothing(node: ClaimNode) -> None:
+    claim = node.prepared(allocated(0, 2))
+    node.unprepare(SHARED)
+    node.prepared(allocated(0))
+    assert "is not prepared on this node any more" in node.refused(with_claims(container(), claim))
+
+
+def test_what_podresources_lists_is_not_asked_of_claims(node: ClaimNode) -> None:
+    made = with_claims(container(), node.prepared(allocated(0)))
+    pods = node.plugin.external.pods = KubeletPods()
+    pods.add(made.pod)
+    pods.put(made.pod, PodDevices("ml", "train", (ContainerDevices("main"),)))
+    assert node.create(made) == (uuid(0),)
 
 
 def test_claims_outlive_the_daemon_and_its_list_of_containers(node: ClaimNode) -> None:

@@ -16,15 +16,15 @@ from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEvent, Sign
+from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.controller import HealthController
 from nri_gpu.health.node_health import Moment
-from nri_gpu.health.stops import Stops
+from nri_gpu.health.stops import Stops, holders_of
 from nri_gpu.policy.health import Events, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Changed, NodeState
-from tests.support.builders import container
+from tests.support.builders import container, entry, ledger, uuid
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
 from tests.support.log import Log
 from tests.support.scripted_runtime import until
@@ -337,3 +337,9 @@ async def test_a_container_is_reported_once_for_each_loss(daemon: Daemon, log: L
         bad(daemon)
         await turns()
         assert len(log.said("container is on a bad gpu")) == 2
+
+
+def test_who_only_monitors_a_bad_gpu_goes_on() -> None:
+    bad_ones: dict[str, Health] = {uuid(0): Health(HealthState.BAD, why="xid 79")}
+    holds, monitors = entry(0), entry(0, mode=None, to=container(name="monitor"))
+    assert list(holders_of(bad_ones, ledger(holds, monitors))) == [holds.grant.container_id]
