@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, field
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult
+from nri_gpu.domain.text import shown
 from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import PreparedName
 
@@ -143,7 +144,7 @@ def _texts(what: str, configs: Sequence[_Config], results: Sequence[_Result], dr
         try:
             read.append((config, parse_config(bytes(config.opaque.parameters))))
         except ConfigError as error:
-            faults.append(f"status.allocation.devices.config[{at}] ({config.source}): {error}")
+            faults.append(f"status.allocation.devices.config[{at}] ({shown(config.source)}): {error}")
     if faults:
         raise ResourceClaimError(f"{what}: {'; '.join(faults)}")
     read.sort(key=lambda each: each[0].source == "FromClaim")

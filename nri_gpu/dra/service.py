@@ -62,11 +62,12 @@ class ClaimService:
         bound, began = logger.bind(namespace=claim.namespace, name=claim.name), time.monotonic()
         try:
             devices = await self._claims.prepare(claim)
+            answer = pb.NodePrepareResourceResponse(devices=map(_device, devices))
         except Exception as error:
             return pb.NodePrepareResourceResponse(error=_sentence(error, claim, "ResourceClaim not prepared"))
         elapsed_ms = (time.monotonic() - began) * 1000
         bound.bind(elapsed_ms=elapsed_ms, gpus=len(devices)).info("ResourceClaim prepared")
-        return pb.NodePrepareResourceResponse(devices=map(_device, devices))
+        return answer
 
     async def _unprepare(self, claim: PreparedName) -> pb.NodeUnprepareResourceResponse:
         try:
