@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         *metrics_advice(policy.metrics),
         *(mps_advice(state_dir, enabled=policy.mps.enabled) if served else ()),
         *(_of_daemon(status.runtime) if status else ()),
+        *((status.dra.fault,) if status and status.dra.fault else ()),
         *(gate_advice(status.dra.report) if status else ()),
     )
     lines = [f"{policy.source}: ok"]

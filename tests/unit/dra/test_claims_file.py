@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,18 @@ def test_what_cannot_be_trusted_is_dropped(
     assert fault.endswith(CONSEQUENCE)
 
 
-def test_another_boot_and_another_version_are_dropped(tmp_path: Path, log: Log) -> None:
+def test_another_boot_is_dropped(tmp_path: Path, log: Log) -> None:
     ClaimsFile(tmp_path, "another").write([CLAIM])
     assert ClaimsFile(tmp_path, BOOT).read() == {}
     assert "before this machine was started" in log.one("prepared claims dropped").fields["fault"]
+
+
+def test_another_version_is_dropped(tmp_path: Path, log: Log) -> None:
+    document = b'{"schema":"nri-gpu/claims/v2","boot_id":"%s","claims":[]}' % BOOT.encode()
+    sealed = b'{"sha256":"%s","document":%s}' % (hashlib.sha256(document).hexdigest().encode(), document)
+    (tmp_path / FILE_NAME).write_bytes(sealed)
+    assert ClaimsFile(tmp_path, BOOT).read() == {}
+    assert "nri-gpu/claims/v2" in log.one("prepared claims dropped").fields["fault"]
 
 
 def test_a_file_that_cannot_be_opened_is_dropped(tmp_path: Path, log: Log) -> None:

@@ -266,10 +266,8 @@ def test_the_first_devices_are_linked_sets() -> None:
     assert inside(order[:4]) == inside(order[4:]) == max(inside(range(4)), inside(range(4, 8)))
 
 
-@pytest.mark.parametrize("name", sorted(each.stem for each in TOPOLOGIES.glob("*.toml")))
-def test_what_is_offered_is_within_the_limits_of_the_api(name: str) -> None:
-    inventory = load_topology(TOPOLOGIES / f"{name}.toml")
-    devices, counter_sets = offered(inventory, hindrance="driver-not-ready")
+def within_limits(devices: Sequence[OfferedDevice], counter_sets: CounterSets) -> None:
+    """What the API server demands of devices."""
     assert len({each.name for each in devices}) == len(devices)
     for device in devices:
         assert LABEL.fullmatch(device.name)
@@ -281,3 +279,8 @@ def test_what_is_offered_is_within_the_limits_of_the_api(name: str) -> None:
         assert all(VALUE.fullmatch(each.value) and each.effect in EFFECTS for each in device.taints)
         for counter, amount in device.counters.items():
             assert amount <= counter_sets[device.counter_set][counter]
+
+
+@pytest.mark.parametrize("name", sorted(each.stem for each in TOPOLOGIES.glob("*.toml")))
+def test_what_is_offered_is_within_the_limits_of_the_api(name: str) -> None:
+    within_limits(*offered(load_topology(TOPOLOGIES / f"{name}.toml"), hindrance="driver-not-ready"))
