@@ -8,6 +8,7 @@ whatever name the driver has, so that one toleration serves every node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -82,7 +83,7 @@ def offer(
     domains = _nvlink_domains(inventory)
     # Counters are for devices that one claim has: whether each of several claims consumes them is not ours to say.
     shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
-    counted = [] if shared else [unit for unit in units if isinstance(unit, MigPart)]
+    counted = {} if shared else {unit.uuid: unit for unit in units if isinstance(unit, MigPart)}
     devices = (
         OfferedDevice(
             name=device_name(unit),
@@ -93,12 +94,12 @@ def offer(
             },
             taints=tuple(_taints(unit, policy, _holder(usage.get(unit.uuid, UNUSED), shared=shared), hindrance)),
             shared=shared,
-            counter_set=_counter_set(unit.gpu) if unit in counted and isinstance(unit, MigPart) else "",
-            counters=_counters(unit) if unit in counted and isinstance(unit, MigPart) else {},
+            counter_set=_counter_set(whole(unit)) if unit.uuid in counted else "",
+            counters=_counters(counted[unit.uuid]) if unit.uuid in counted else {},
         )
         for unit in units
     )
-    return tuple(devices), _counter_sets(counted)
+    return tuple(devices), _counter_sets(counted.values())
 
 
 def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
@@ -238,16 +239,13 @@ def _counter_set(gpu: Gpu) -> str:
 
 def _counter_sets(parts: Iterable[MigPart]) -> CounterSets:
     """What each GPU has to give: never less than what its MIG devices, which were made, take of it."""
-    found: CounterSets = {}
+    taken: dict[str, Counter[str]] = {}
+    sizes: CounterSets = {}
     for part in parts:
-        taken = found.setdefault(_counter_set(part.gpu), {"memory": 0, "slices": 0})
-        for name, amount in _counters(part).items():
-            taken[name] += amount
-    sizes = {_counter_set(part.gpu): part.gpu.memory_bytes for part in parts}
-    return {
-        name: {"memory": max(sizes[name], taken["memory"]), "slices": max(SLICES, taken["slices"])}
-        for name, taken in found.items()
-    }
+        name = _counter_set(part.gpu)
+        taken.setdefault(name, Counter()).update(_counters(part))
+        sizes[name] = {"memory": part.gpu.memory_bytes, "slices": SLICES}
+    return {name: {key: max(size, taken[name][key]) for key, size in each.items()} for name, each in sizes.items()}
 
 
 def _counters(part: MigPart) -> dict[str, int]:

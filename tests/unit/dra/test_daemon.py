@@ -15,7 +15,7 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.claims_file import FILE_NAME, ClaimsFile
 from nri_gpu.dra.client import DaemonAwayError, DaemonClient
-from nri_gpu.dra.messages import AskPrepare, AskUnprepare, AskView, Fault, Prepared, Unprepared, View
+from nri_gpu.dra.messages import DRA_SOCKET, AskPrepare, AskUnprepare, AskView, Fault, Prepared, Unprepared, View
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import READY_S, UUIDS, Launch, NriGpu
@@ -165,3 +165,21 @@ async def test_claims_that_cannot_be_believed_are_prepared_again(tmp_path: Path,
         assert "not prepared on this node" in refused.message
         assert await node.prepare(claim("gpu-3")) == prepared
         assert granted(await node.create("later", prepared)) == ["/dev/nvidia3"]
+
+
+async def test_a_daemon_that_is_stopped_takes_nothing_back(tmp_path: Path) -> None:
+    """What is published stays as it is while the daemon is restarted."""
+    async with running(tmp_path) as node:
+        await node.prepare(claim("gpu-1"))
+        before = await node.view()
+        waiting = asyncio.create_task(node.client.ask(AskView(before.number)))
+        await asyncio.to_thread(node.daemon.terminate)
+        with pytest.raises(DaemonAwayError, match="gave no answer"):
+            await waiting
+        assert not (node.state / DRA_SOCKET).exists()
+        node.daemon.start()
+        await node.reached()
+        assert not (await node.view()).known
+        await node.connect()
+        after = await node.view()
+        assert (after.known, after.devices, after.claims) == (True, before.devices, before.claims)
