@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, convert
 
-from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.client import daemon_status, overrides_of
 from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import show_text
 from nri_gpu.cli.status_page import fail_closed
@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status = daemon_status(state_dir)
-    options = dict(status.options if status else {})  # of the daemon's command line: they override the file
-    topology = options.pop("topology", None)
-    args.gpus = args.gpus or topology
+    options = overrides_of(status)
+    args.gpus = args.gpus or (status.options.get("topology") if status else None)
     try:
         policy = load_policy(args.file, options)
     except PolicyError as error:

@@ -62,6 +62,11 @@ def daemon_status(state_dir: Path) -> DaemonStatus | None:
         return None
 
 
+def overrides_of(status: DaemonStatus | None) -> dict[str, str | bool | int | float]:
+    """The options of the running daemon's command line that override its policy file."""
+    return {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
+
+
 def with_health(inventory: Inventory, status: DaemonStatus) -> Inventory:
     """The inventory with the GPUs' health from a daemon's `status`; unchanged where it has a state unknown to us."""
     known = {each.uuid: each for each in status.gpus}

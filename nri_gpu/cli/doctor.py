@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.cli.client import ask
+from nri_gpu.cli.client import ask, overrides_of
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.policy_file import build_policy, load_last_good, load_policy
@@ -103,7 +103,7 @@ def _examined(args: argparse.Namespace) -> Examined:
 
 def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus | None) -> Policy:
     """The policy of the file that is named, else of the daemon's, which may be in a pod. Raises: PolicyError."""
-    options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
+    options = overrides_of(status)
     if named:
         return load_policy(named, options)
     source = status.policy.source if status else ""

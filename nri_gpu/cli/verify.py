@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import KEY_BYTES
-from nri_gpu.cli.client import ask, daemon_status
+from nri_gpu.cli.client import ask, daemon_status, overrides_of
 from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text, plain
 from nri_gpu.cli.render import at, lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
@@ -123,8 +123,7 @@ def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inv
 
 def _stage_dir(file: str | None, state_dir: Path) -> Path:
     """Where the daemon stages drivers. Raises: PolicyError."""
-    status = daemon_status(state_dir)
-    options = {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
+    options = overrides_of(daemon_status(state_dir))
     try:
         policy = load_policy(file, options)
     except PolicyError:

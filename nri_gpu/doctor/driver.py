@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.text import listed
 from nri_gpu.driver.scan import scan
 from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
 from nri_gpu.host.plan import FixNode, LoadModule, MakeLink, make_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -107,10 +107,3 @@ def policy_lines(sentence: str) -> tuple[str, ...]:
     lines = tuple(f"{key} = {value}    # below [{table}]" for table, key, value in _SETTING.findall(sentence))
     where = f"# in {DEFAULT_PATH}:" if lines else f"# change {named[0] if named else 'it'} in {DEFAULT_PATH}, then:"
     return (where, *lines, "nri-gpu check && systemctl reload nri-gpu")
-
-
-def listed(names: Iterable[str], most: int = 4) -> str:
-    """`a, b and 3 more`."""
-    every = list(names)
-    more = len(every) - most
-    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")

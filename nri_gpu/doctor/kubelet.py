@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.text import listed
 from nri_gpu.dra.advice import gate_advice, silence
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.kubelet import Registration

@@ -8,11 +8,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, listed, ok, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, ok, unseen, warning
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
 from nri_gpu.doctor.runtime import NRI_BY_DEFAULT, ContainerRuntime, same_socket
 from nri_gpu.doctor.runtime_settings import NRI, seconds
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.text import listed
 
 SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
 _NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}

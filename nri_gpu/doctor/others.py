@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, listed, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.runtime import ContainerRuntime
+from nri_gpu.domain.text import listed
 from nri_gpu.host.advice import ComponentKind, components, node_advice
 from nri_gpu.policy.model import Disarm
 from nri_gpu.system.storage import text_of

@@ -31,6 +31,13 @@ def clipped(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """`a, b and 3 more`."""
+    every = list(names)
+    more = len(every) - most
+    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean "count"?)` where a known word is close, else nothing."""
     close = get_close_matches(word.lower(), known, n=1) if len(word) <= _WORD_MAX else []

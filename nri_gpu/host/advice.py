@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
 from nri_gpu.system.storage import text_of
 
@@ -107,8 +108,7 @@ def _on_others(policy: Policy, found: Mapping[ComponentKind, Sequence[Component]
 
 
 def _paths(found: Sequence[Component]) -> str:
-    more = len(found) - SHOWN_MAX
-    return ", ".join(each.path for each in found[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    return listed((each.path for each in found), SHOWN_MAX)
 
 
 class ComponentKind(StrEnum):

@@ -162,7 +162,6 @@ class _Device(ctypes.Structure):
 
 
 Device: Final = ctypes.POINTER(_Device)
-Pointer = object  # what that makes
 
 
 class PciInfoV2(ctypes.Structure):
@@ -213,32 +212,22 @@ def _check(code: int) -> None:
         raise pynvml.NVMLError(code)
 
 
-def _start(function: Foreign) -> None:
-    _check(function())
+def _filled(kind: Callable[[], Any]) -> Call:
+    """A call whose last argument points to what it fills in. kind: makes that."""
+
+    def call(function: Foreign, *arguments: object) -> Any:  # noqa: ANN401
+        found = kind()
+        _check(function(*arguments, ctypes.byref(found)))
+        return found
+
+    return call
+
+
+_by_handle, _pci_info, _number = _filled(Device), _filled(PciInfoV2), _filled(ctypes.c_uint)
 
 
 def _count(function: Foreign) -> int:
-    number = ctypes.c_uint()
-    _check(function(ctypes.byref(number)))
-    return number.value
-
-
-def _by_index(function: Foreign, index: int) -> Pointer:
-    device = Device()
-    _check(function(ctypes.c_uint(index), ctypes.byref(device)))
-    return device
-
-
-def _by_bus_id(function: Foreign, bus_id: bytes) -> Pointer:
-    device = Device()
-    _check(function(ctypes.c_char_p(bus_id), ctypes.byref(device)))
-    return device
-
-
-def _pci_info(function: Foreign, *whose: object) -> PciInfoV2:
-    info = PciInfoV2()
-    _check(function(*whose, ctypes.byref(info)))
-    return info
+    return int(_number(function).value)
 
 
 def _event(function: Foreign, events: object, timeout_ms: int) -> EventDataV1:
@@ -276,17 +265,18 @@ def _running(kind: str) -> Chain:
 
 # By the name that nvidia-ml-py has for the call.
 CHAINS: Final[Mapping[str, Chain]] = {
-    "nvmlInit": Chain("nvmlInitWithFlags", (("nvmlInit_v2", _start),)),
+    "nvmlInit": Chain("nvmlInitWithFlags", (("nvmlInit_v2", lambda function: _check(function())),)),
     "nvmlSystemGetCudaDriverVersion_v2": Chain(
         "nvmlSystemGetCudaDriverVersion_v2", (("nvmlSystemGetCudaDriverVersion", _count),)
     ),
     "nvmlDeviceGetCount": Chain("nvmlDeviceGetCount_v2", (("nvmlDeviceGetCount", _count),)),
-    "nvmlDeviceGetHandleByIndex": Chain("nvmlDeviceGetHandleByIndex_v2", (("nvmlDeviceGetHandleByIndex", _by_index),)),
+    "nvmlDeviceGetHandleByIndex": Chain("nvmlDeviceGetHandleByIndex_v2", (("nvmlDeviceGetHandleByIndex", _by_handle),)),
     "nvmlDeviceGetHandleByPciBusId": Chain(
-        "nvmlDeviceGetHandleByPciBusId_v2", (("nvmlDeviceGetHandleByPciBusId", _by_bus_id),)
+        "nvmlDeviceGetHandleByPciBusId_v2", (("nvmlDeviceGetHandleByPciBusId", _by_handle),)
     ),
     "nvmlDeviceGetPciInfo_v3": Chain(
-        "nvmlDeviceGetPciInfo_v3", (("nvmlDeviceGetPciInfo_v2", _pci_info), ("nvmlDeviceGetPciInfo", _pci_info))
+        "nvmlDeviceGetPciInfo_v3",
+        (("nvmlDeviceGetPciInfo_v2", _pci_info), ("nvmlDeviceGetPciInfo", _pci_info)),
     ),
     "nvmlDeviceGetNvLinkRemotePciInfo": Chain(
         "nvmlDeviceGetNvLinkRemotePciInfo_v2", (("nvmlDeviceGetNvLinkRemotePciInfo", _pci_info),)

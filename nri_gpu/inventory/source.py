@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -59,34 +60,26 @@ class FileReader:
         """
         if self._running:
             raise InventoryError(f"{self._running} has not finished yet: see `dmesg` for tasks that hang")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
         self._running = what
-
-        def finish(result: T | None, error: BaseException | None) -> None:
-            self._running = ""
-            if done.done():  # it was too late
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]  # without an error it is a T
-
-        def body() -> None:
-            result, error = None, None
-            try:
-                result = read()
-            except BaseException as raised:
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(finish, result, error)
-
-        threading.Thread(target=body, name="nri-gpu-files", daemon=True).start()
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # who gives up waiting does not stop the thread
+        done.add_done_callback(self._finished)
+        threading.Thread(target=_fill, args=(done, read), name="nri-gpu-files", daemon=True).start()
         try:
             async with asyncio.timeout(self._limit_s):
-                return await done
+                return await asyncio.wrap_future(done)
         except TimeoutError:
             raise InventoryError(f"{what} did not finish within {self._limit_s:g} s") from None
+
+    def _finished(self, _: Future[T]) -> None:
+        self._running = ""
+
+
+def _fill(done: Future[T], read: Callable[[], T]) -> None:
+    try:
+        done.set_result(read())
+    except BaseException as error:
+        done.set_exception(error)
 
 
 class NvmlSource:

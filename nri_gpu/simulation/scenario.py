@@ -73,25 +73,18 @@ def _changed(inventory: Inventory, change: ScenarioChange) -> Inventory:
     if change.gpu is not None:
         gpus = (_changed_gpu(gpu, change) if gpu.index == change.gpu else gpu for gpu in inventory.gpus)
         return replace(inventory, gpus=tuple(gpus))
-    return replace(
-        inventory,
-        driver_version=inventory.driver_version if change.driver is None else change.driver,
-        cuda_version=inventory.cuda_version if change.cuda is None else change.cuda,
-        majors=inventory.majors if change.majors is None else change.majors,
-    )
+    return replace(inventory, **_set(driver_version=change.driver, cuda_version=change.cuda, majors=change.majors))
+
+
+def _set(**values: object) -> dict[str, object]:
+    """Those that a change sets."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _changed_gpu(gpu: Gpu, change: ScenarioChange) -> Gpu:
-    unavailable = gpu.unavailable if change.unavailable is None else change.unavailable
-    signs = gpu.signs if change.signs is None else change.signs
+    unavailable, signs = change.unavailable, change.signs
     if change.lost is not None:
         unavailable = LOST if change.lost else ""
-        signs = tuple(sign for sign in signs if sign is not Sign.LOST)
-        signs = (Sign.LOST, *signs) if change.lost else signs
-    return replace(
-        gpu,
-        unavailable=unavailable,
-        signs=signs,
-        mig_enabled=gpu.mig_enabled if change.mig_enabled is None else change.mig_enabled,
-        mig=gpu.mig if change.mig is None else change.mig,
-    )
+        others = (sign for sign in (gpu.signs if signs is None else signs) if sign is not Sign.LOST)
+        signs = (Sign.LOST, *others) if change.lost else tuple(others)
+    return replace(gpu, **_set(unavailable=unavailable, signs=signs, mig_enabled=change.mig_enabled, mig=change.mig))

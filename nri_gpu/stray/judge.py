@@ -13,7 +13,7 @@ from nri_gpu.allocation.ledger import Entry, Ledger, Live
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Majors
-from nri_gpu.domain.text import shown
+from nri_gpu.domain.text import listed, shown
 from nri_gpu.injection.devices import MODESET, MODESET_MINOR, NVIDIACTL, NVIDIACTL_MINOR, UVM, UVM_TOOLS
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
@@ -25,7 +25,6 @@ from nri_gpu.stray.uses import Use
 _CONTAINER: Final = re.compile(r"(?P<word>[\w.:-]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _MONITOR: Final = "conmon"
 _OF_A_USER: Final = re.compile(r"user@[0-9]+\.service")  # systemd lets that user make cgroups below it, by any name
-_SHOWN_MAX: Final = 4  # nodes and processes in a sentence
 _TEXT_MAX: Final = 120  # characters of a path in a sentence
 
 PodName = tuple[str, str]  # namespace and name
@@ -201,11 +200,11 @@ def _finding(
     nodes = [_node(number, majors) for number in sorted(numbers)]
     cgroup = max(holding[0].cgroups, key=len, default="/")
     who = f"{namespace}/{pod}, container {container}" if pod else f"container {container_id} (cgroup {_text(cgroup)})"
-    running = _some(f"pid {use.pid} {_text(use.program)}" for use in holding)
+    running = listed(f"pid {use.pid} {_text(use.program)}" for use in holding)
     who = f"host process {running}" if kind is Kind.HOST else f"{who} ({running})"
     return StrayUse(
         kind=kind,
-        message=f"{who} has {_some(nodes)} open: {_REMEDIES[kind]}",
+        message=f"{who} has {listed(nodes)} open: {_REMEDIES[kind]}",
         processes=tuple(StrayProcess(use.pid, use.started, use.program) for use in holding),
         gpu_uuids=tuple(uuid for number, uuid in owners.items() if number in numbers),
         nodes=tuple(nodes),
@@ -256,12 +255,6 @@ def _node(number: DeviceNumber, majors: Majors) -> str:
     if major == majors.nvidia_caps:
         return f"/dev/nvidia-caps/nvidia-cap{minor}"
     return UVM_TOOLS if minor else UVM
-
-
-def _some(texts: Iterable[str]) -> str:
-    named = list(texts)
-    more = f" and {len(named) - _SHOWN_MAX} more" if len(named) > _SHOWN_MAX else ""
-    return ", ".join(named[:_SHOWN_MAX]) + more
 
 
 def _text(foreign: str) -> str:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.edits import staged_below
-from nri_gpu.domain.text import quoted, shown
+from nri_gpu.domain.text import listed, quoted, shown
 from nri_gpu.injection.plan import OUR_UUIDS, VISIBLE_DEVICES, VOID
 from nri_gpu.verify.numbers import Owner
 from nri_gpu.verify.spec import Spec
@@ -148,5 +148,4 @@ def _named(owner: Owner, number: DeviceNumber) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    told = ", ".join(shown(each, VALUE_MAX) for each in names[:NAMED_MAX])
-    return f"{told} and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else told
+    return listed((shown(each, VALUE_MAX) for each in names), NAMED_MAX)
