@@ -161,7 +161,6 @@ class SpecificationWatch:
         return code
 
     def stop(self) -> None:
-        """Make `run` return."""
         self._stop.set()
 
     async def _keep_up_to_date(self) -> None:

@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def reports(found: DoctorDocument) -> dict[str, str]:
-    """Both reports, for the bundle."""
     return {"doctor.txt": f"{to_text(found, PIPED_COLUMNS)}\n", "doctor.json": f"{json_text(found)}\n"}
 
 

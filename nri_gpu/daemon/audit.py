@@ -100,7 +100,6 @@ class AuditLog:
         self._note(policy)
 
     def follow(self, state: NodeState) -> None:
-        """Note each ledger from now on."""
         state.subscribe(lambda: self._note(state.ledger), Changed.LEDGER)
 
     def synchronized(self, ledger: Ledger) -> None:

@@ -79,7 +79,6 @@ class GuardProcess:
         state.policy()  # parsed now, and not while the runtime waits
 
     async def run(self) -> Exit:
-        """Guard until SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)

@@ -88,7 +88,6 @@ def paragraphs(found: DoctorDocument, width: int) -> Iterator[tuple[str, Level |
 
 
 def to_text(found: DoctorDocument, width: int) -> str:
-    """The same as text."""
     return "\n".join(line for line, _ in paragraphs(found, width))
 
 

@@ -22,7 +22,6 @@ _BOOLEAN: Final = "/sys/fs/selinux/booleans/container_use_devices"
 
 
 def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
-    """cgroups, SELinux, AppArmor, clock, room."""
     yield _cgroups(seen)
     yield _selinux(seen, runtime)
     yield _apparmor(seen)

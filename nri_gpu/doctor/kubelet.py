@@ -84,7 +84,6 @@ def _socket(folder: str, state: SocketState, *, enabled: bool) -> Iterator[Docto
 
 
 def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
-    """Our device plugin."""
     subject = "device plugin"
     if not enabled:
         yield ok(subject, "off (kubelet.enabled): annotations allocate, and the scheduler does not count the GPUs")
@@ -110,7 +109,6 @@ def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
 
 
 def _dra(seen: Examined) -> Iterator[DoctorFinding]:
-    """Dynamic Resource Allocation."""
     subject, dra = "DRA driver", seen.status.dra if seen.status else None
     if dra is None or not dra.enabled:
         return

@@ -68,7 +68,6 @@ class Health(Recorded, frozen=True):
 
     @property
     def grantable(self) -> bool:
-        """Whether containers may have it."""
         return self.state in (HealthState.HEALTHY, HealthState.SUSPECT)
 
 

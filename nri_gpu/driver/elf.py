@@ -123,7 +123,6 @@ class _ElfFile:
         self.header = self.unpack(shape.header, 16)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly so many bytes."""
         if offset + size > self._end:
             raise MalformedError
         self._file.seek(offset)

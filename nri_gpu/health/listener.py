@@ -158,7 +158,6 @@ class EventChild:
 
     @property
     def starts(self) -> int:
-        """Processes started."""
         return self._process.starts
 
     def listen(self, bus_ids: frozenset[str]) -> None:

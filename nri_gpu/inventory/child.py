@@ -71,12 +71,10 @@ class NvmlChild:
 
     @property
     def pid(self) -> int | None:
-        """The process id while one runs."""
         return self._process.pid
 
     @property
     def starts(self) -> int:
-        """Processes started."""
         return self._process.starts
 
     async def refresh(self) -> Inventory:
@@ -190,7 +188,6 @@ class NvmlProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id while one runs."""
         return self._running.pid if self._running else None
 
     @property

@@ -127,7 +127,6 @@ def _prctl(libc: ctypes.CDLL, option: int, value: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves refreshes until stdin ends."""
     program, requests = start("nri_gpu.inventory.nvml", arguments)
     with os.fdopen(requests, "rb", buffering=0) as lines, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         for _ in lines:  # every line is the same request

@@ -125,11 +125,9 @@ class NvmlSource:
 
     @property
     def starts(self) -> int:
-        """NVML processes started."""
         return self._child.starts
 
     async def close(self) -> None:
-        """Ends the NVML process."""
         await self._child.close()
 
     def _with_files(self, inventory: Inventory) -> Inventory:

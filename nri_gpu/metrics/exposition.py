@@ -30,7 +30,6 @@ class OneFamily(Struct, frozen=True):
     family: Metric
 
     def collect(self) -> Iterator[Metric]:
-        """The family."""
         yield self.family
 
 

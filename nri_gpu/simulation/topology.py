@@ -49,14 +49,6 @@ def load_scenario(path: str | Path, *, wall: Callable[[], float] = time.time) ->
     return parse_scenario(text, str(path), wall())
 
 
-def parse_topology(text: str, file: str, taken_at: float) -> Inventory:
-    """The node that `text` describes, at the beginning. file: its name in faults.
-
-    Raises: TopologyError; InventoryError: the driver does not answer from the beginning.
-    """
-    return parse_scenario(text, file, taken_at).after(0)
-
-
 def parse_scenario(text: str, file: str, taken_at: float) -> Scenario:
     """The node that `text` describes, with its changes.
 

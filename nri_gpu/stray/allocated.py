@@ -68,7 +68,6 @@ async def _ask(socket: Path) -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-    """What the child does."""
     try:
         sys.stdout.buffer.write(asyncio.run(_ask(Path(arguments[0]))))
     except ImportError as error:

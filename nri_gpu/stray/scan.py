@@ -40,7 +40,6 @@ HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are nam
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is found."""
     owner, majors = int(arguments[0]), frozenset(map(int, arguments[1:]))
     with suppress(OSError):  # a hardened unit may not
         os.nice(_NICE)

@@ -60,7 +60,6 @@ class Acceptor:
 
     @property
     def serving(self) -> int:
-        """Connections that are open now."""
         return len(self._serving)
 
     async def close(self) -> None:

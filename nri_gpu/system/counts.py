@@ -46,7 +46,6 @@ class Latencies:
         self.total_ns = 0
 
     def add(self, elapsed_ns: int) -> None:
-        """Count one."""
         self.buckets[bisect_left(_BOUNDS_NS, elapsed_ns)] += 1
         self.total_ns += elapsed_ns
 
@@ -64,7 +63,6 @@ class Counts:
         self.reconnects = 0
 
     def decided(self, decision: Decision) -> None:
-        """Count the decision for a CreateContainer."""
         match decision:
             case Inject():
                 self.decisions[Outcome.COMPLETED if decision.completes else Outcome.GRANTED, None] += 1
@@ -74,5 +72,4 @@ class Counts:
                 self.refused(decision.reason.code)
 
     def refused(self, code: Code, outcome: Outcome = Outcome.REFUSED) -> None:
-        """Count a refusal."""
         self.decisions[outcome, code] += 1

@@ -92,7 +92,6 @@ class Streams:
 
     @property
     def open(self) -> frozenset[StreamId]:
-        """Calls without an answer."""
         return frozenset(self._open)
 
     @property
@@ -101,11 +100,9 @@ class Streams:
         return StreamId(self._last_id + 2)
 
     def __len__(self) -> int:
-        """How many streams are open."""
         return len(self._open)
 
     def state(self, stream_id: StreamId) -> StreamState:
-        """Where this stream is."""
         if stream_id in self._open:
             return StreamState.OPEN
         return StreamState.DONE if stream_id <= self._last_id else StreamState.IDLE

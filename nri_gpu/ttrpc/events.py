@@ -78,11 +78,9 @@ class Status(Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the call succeeded."""
         return self.code is StatusCode.OK
 
     def __str__(self) -> str:
-        """`FAILED_PRECONDITION: the sentence`."""
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
 
 

@@ -204,6 +204,5 @@ def changed(before: Report, now: Report) -> tuple[ContainerReport, ...]:
 
 
 def ended(before: Report, now: Report) -> tuple[ContainerReport, ...]:
-    """Containers that are gone."""
     present = {each.id for each in now.containers}
     return tuple(each for each in before.containers if each.id not in present)

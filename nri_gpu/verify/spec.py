@@ -84,13 +84,11 @@ class Spec(Struct, frozen=True):
 
     @property
     def nodes(self) -> tuple[SpecDevice, ...]:
-        """Its character devices."""
         devices = self.linux.devices if self.linux else None
         return tuple(each for each in devices or () if each.type in ("c", "u"))
 
     @property
     def rules(self) -> tuple[SpecRule, ...]:
-        """Rules for devices."""
         resources = self.linux.resources if self.linux else None
         return (resources.devices if resources else None) or ()
 

@@ -18,7 +18,7 @@ from nri_gpu.inventory.formats import PCIE_PATHS
 from nri_gpu.requirements.check import BRANDS
 from nri_gpu.simulation.record import scrubbed, topology_text
 from nri_gpu.simulation.tables import EXTRAS
-from nri_gpu.simulation.topology import load_topology, parse_topology
+from nri_gpu.simulation.topology import load_topology, parse_scenario
 from nri_gpu.system.kernel_modules import MODULES
 from tests.property import strategies
 
@@ -136,7 +136,7 @@ SAFE: Any = offers.map(
 
 
 def reloaded(inventory: Inventory) -> Inventory:
-    return parse_topology(topology_text(inventory, "a comment\nof two lines"), "recorded", inventory.taken_at)
+    return parse_scenario(topology_text(inventory, "a comment\nof two lines"), "recorded", inventory.taken_at).inventory
 
 
 @settings(max_examples=40)

@@ -12,7 +12,7 @@ from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.select import Terms
 from nri_gpu.request.parse import parse_claim
-from nri_gpu.simulation.topology import parse_topology
+from nri_gpu.simulation.topology import parse_scenario
 
 TEXT = (Path(__file__).parents[3] / "docs" / "extras.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)(?::N)?` \|.*\| (yes|no) \|$", TEXT, re.MULTILINE)
@@ -33,4 +33,4 @@ def test_the_policy_allows_what_the_pod_asks_for() -> None:
 
 
 def test_the_topology_is_one() -> None:
-    assert set(parse_topology(f"schema = 1\n[node]\n{TOPOLOGY}", "f", 1.0).extras) == {Extra.GDS, Extra.IMEX}
+    assert set(parse_scenario(f"schema = 1\n[node]\n{TOPOLOGY}", "f", 1.0).inventory.extras) == {Extra.GDS, Extra.IMEX}

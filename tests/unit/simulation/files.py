@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.node import Inventory
-from nri_gpu.simulation.topology import TopologyError, parse_topology
+from nri_gpu.simulation.topology import TopologyError, parse_scenario
 
 NODE = "schema = 1\n[node]\n"
 GPU = """[[gpu]]
@@ -60,7 +60,7 @@ unavailable = "XID 79"
 
 
 def parse(text: str) -> Inventory:
-    return parse_topology(text, "node.toml", 5.0)
+    return parse_scenario(text, "node.toml", 5.0).after(0)
 
 
 def faults(text: str) -> list[str]:
