@@ -101,12 +101,7 @@ class Stops:
 
     async def _stop(self, names: Mapping[str, str], settings: GuardSettings, why: str) -> None:
         stops = {container: self._stops[container] for container in names}
-        try:
-            stopped = await self._stop_containers(names, settings, why)
-        except (OSError, TimeoutError) as error:
-            fault = str(error) or f"no answer on {settings.cri_socket}"
-            logger.bind(socket=settings.cri_socket, fault=fault).error("containers not stopped")
-            stopped = frozenset()
+        stopped = await self._stop_containers(names, settings, why)
         loop = asyncio.get_running_loop()
         for container, stop in stops.items():
             if container not in stopped:

@@ -248,12 +248,8 @@ class StrayController:
         }
         if not names or began < self._stop_due_s:
             return
-        guard, stopped = self._node_state.settings.guard, frozenset[str]()
-        try:
-            stopped = await self._stop_containers(names, guard, "it uses a GPU that nobody granted it")
-        except (OSError, TimeoutError) as error:
-            fault = str(error) or f"no answer on {guard.cri_socket}"
-            logger.bind(socket=guard.cri_socket, fault=fault).error("containers not stopped")
+        guard = self._node_state.settings.guard
+        stopped = await self._stop_containers(names, guard, "it uses a GPU that nobody granted it")
         if stopped >= names.keys():
             self._stop_pauses.reset()
         else:

@@ -31,24 +31,19 @@ def warn_without_grpc(setting: str) -> None:
         logger.bind(name=setting, fault=fault).error("setting has no effect")
 
 
-async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why: str) -> frozenset[str]:
-    """Stop containers; returns the ids of those that are stopped. Raises: OSError, TimeoutError.
+async def stop_containers(
+    names: Mapping[str, str], settings: GuardSettings, why: str, *, limit_s: float = STOP_LIMIT_S
+) -> frozenset[str]:
+    """Stop containers; returns the ids of those that are stopped, and logs why others are not.
 
-    names: container id -> the pod, for the log. why: for the log, too.
+    names: container id -> the pod, for the log. why: for the log, too. limit_s: for the child, beyond the grace.
     """
-    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-m", "nri_gpu.system.cri", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
-    )
     try:
-        async with asyncio.timeout(settings.stop_grace_s + STOP_LIMIT_S):
-            output, errors = await child.communicate("\n".join(names).encode())
-    finally:
-        if child.returncode is None:
-            child.kill()
+        output, fault = await _child(names, settings, settings.stop_grace_s + limit_s)
+    except (OSError, TimeoutError) as error:
+        output, fault = "", str(error) or f"no answer on {settings.cri_socket}"
     stopped = set()
-    for line in output.decode(errors="replace").splitlines():
+    for line in output.splitlines():
         container, _, outcome = line.partition(" ")
         bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
         if outcome == DONE:
@@ -56,10 +51,26 @@ async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why
             bound.bind(reason=why).warning("container stopped")
         else:
             bound.bind(fault=outcome).error("container not stopped")
-    if child.returncode and not output:
-        fault = (errors.decode(errors="replace").strip().splitlines() or ["?"])[-1]
+    if fault:
         logger.bind(socket=settings.cri_socket, fault=fault).error("containers not stopped")
     return frozenset(stopped)
+
+
+async def _child(ids: Iterable[str], settings: GuardSettings, limit_s: float) -> tuple[str, str]:
+    """What it prints, and why it could not begin; empty if it could. Raises: OSError, TimeoutError."""
+    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-m", "nri_gpu.system.cri", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            output, errors = await child.communicate("\n".join(ids).encode())
+    finally:
+        if child.returncode is None:
+            child.kill()
+    last = (errors.decode(errors="replace").strip().splitlines() or ["?"])[-1]
+    return output.decode(errors="replace"), last if child.returncode and not output else ""
 
 
 def main(arguments: list[str], ids: Iterable[str]) -> int:

@@ -60,3 +60,23 @@ async def test_a_child_that_dies_stopped_nothing(folder: Path, log: Log, monkeyp
     guard = replace(Policy.default().guard, cri_socket=str(folder / "cri.sock"))
     assert await stop_containers({"a": "ml/a"}, guard, "tested") == frozenset()
     assert log.one("containers not stopped").fields["fault"] == "no such module"
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        ("", "Permission denied"),
+        ("#!/bin/sh\nexec sleep 60\n", "no answer on "),
+    ],
+    ids=["no program", "one that does not end"],
+)
+async def test_a_child_that_cannot_stop_any(
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch, script: str, fault: str
+) -> None:
+    program = folder / "python"
+    program.write_text(script)
+    program.chmod(0o755 if script else 0o644)
+    monkeypatch.setattr(sys, "executable", str(program))
+    guard = replace(Policy.default().guard, cri_socket=str(folder / "cri.sock"), stop_grace_s=0)
+    assert await stop_containers({"a": "ml/a"}, guard, "tested", limit_s=0.2) == frozenset()
+    assert fault in str(log.one("containers not stopped").fields["fault"])
