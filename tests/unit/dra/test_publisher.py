@@ -214,7 +214,7 @@ async def test_a_server_that_stops_in_good_order_may_be_followed_by_another(serv
         server.gates = frozenset()
         server.end_watches()  # no write is due, and what is stored keeps its fields
         await until(lambda: names(server) == ["gpu-1"])
-        assert publisher.report.missing == ("DRADeviceTaints",)
+        await until(lambda: publisher.report.missing == ("DRADeviceTaints",))
 
 
 async def test_a_server_that_refuses_counters_alone_keeps_the_other_features(server: StandInApiServer) -> None:
