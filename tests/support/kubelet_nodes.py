@@ -273,9 +273,5 @@ def reply_of(node: PluginNode, of: Container) -> pb.CreateContainerResponse:
     return pb.CreateContainerResponse.FromString(reply)
 
 
-def env_of(reply: pb.CreateContainerResponse) -> Mapping[str, str]:
-    return {each.key: each.value for each in reply.adjust.env}
-
-
 def nodes_of(reply: pb.CreateContainerResponse) -> set[str]:
     return {each.path for each in reply.adjust.linux.devices}

@@ -49,30 +49,6 @@ def test_every_topology_in_both_forms(shown: Shown, topology: Path) -> None:
         assert all(text in done.out for text in (gpu["uuid"], f"/dev/nvidia{gpu['minor_number']}", gpu["unavailable"]))
 
 
-def test_the_table(shown: Shown) -> None:
-    lines = shown(FOUR_GPUS).out.splitlines()
-    assert lines[0] == "4 GPUs, driver 580.95.05, CUDA 13.0, from simulated"
-    assert lines[1].split() == ["INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI", "BUS", "ID", "NODE", "STATE", "UUID"]
-    assert len({line.index("GPU-") for line in lines[2:6]}) == 1
-    assert "40 GiB" in lines[2]
-    assert all(line == line.rstrip() for line in lines)
-
-
-def test_mig_devices_stand_below_their_gpu(shown: Shown) -> None:
-    rows = shown(MIG).out.splitlines()[2:]
-    assert [row.split()[0] for row in rows] == ["0", "1", "1:0", "1:1", "1:2", "1:3", "2", "2:0", "2:1", "2:2", "3"]
-    assert [row.startswith("  ") for row in rows] == [":" in row.split()[0] for row in rows]
-    assert "MIG 3g.40gb" in rows[2]
-    assert "nvidia-cap22" in rows[2]
-
-
-def test_mig_devices_in_json(shown: Shown) -> None:
-    gpus = shown(MIG, "-o", "json").document["gpus"]
-    assert [len(gpu["mig"]) for gpu in gpus] == [0, 4, 3, 0]
-    assert gpus[1]["mig"][0]["profile"] == "3g.40gb"
-    assert gpus[1]["mig"][0]["health"] == {"state": "healthy", "since_s": None, "why": "", "changes": 0, "signs": []}
-
-
 def test_a_node_of_mig_devices_alone_has_something_to_grant(shown: Shown, tmp_path: Path) -> None:
     text = MIG.read_text().replace("nvidia_caps = 1511\n", "")
     lost = text.replace('arch = "8.0"\nnuma = 0\n', 'arch = "8.0"\nunavailable = "lost"\n', 1)

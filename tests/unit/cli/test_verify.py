@@ -16,8 +16,7 @@ import pytest
 from msgspec import to_builtins
 
 from nri_gpu.allocation.grant import KEY_BYTES
-from nri_gpu.cli.page import plain
-from nri_gpu.cli.verify import code_of, verify_page
+from nri_gpu.cli.verify import code_of
 from nri_gpu.daemon.answers import InventoryAnswer
 from nri_gpu.daemon.policy_file import LAST_GOOD
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
@@ -90,19 +89,6 @@ def options(state: Path) -> list[object]:
 
 
 INVENTORY = to_builtins(InventoryAnswer(make.inventory()))
-
-
-def test_a_line_for_each_container_and_the_sentences_below() -> None:
-    page = verify_page(report(GOOD, BAD, HIDDEN, unseen=("ml/x is missing",)), make.inventory())
-    lines = plain(page).splitlines()
-    assert lines[0] == "3 containers: 1 ok, 1 differs, 1 not seen"
-    assert lines[1].split() == ["POD", "CONTAINER", "GPUS", "MODE", "VERDICT"]
-    assert [line.split() for line in lines[2:5]] == [
-        ["ml/train", "main", "1", "exclusive", "ok"],
-        ["ml/web", "main", "-", "-", "differs"],
-        ["ml/vm", "main", "-", "-", "not", "seen"],
-    ]
-    assert lines[5:] == [f"ml/web main: {WIDENED}", "ml/vm main not seen: it is a VM", "not seen: ml/x is missing"]
 
 
 @pytest.mark.parametrize(

@@ -22,27 +22,6 @@ REPORT = DoctorDocument.of(
     Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
     Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
 )
-AT_80 = """\
-driver
-  ok        modules: are loaded
-  ERROR     nodes: are missing are missing are missing are missing are missing
-            are missing are missing are missing are missing are missing are
-            missing are missing
-            nri-gpu prepare
-            # because it is to be copied
-            nri-gpu something --with=a-very-long-option-that-is-never-broken --and another
-
-nri-gpu
-  WARNING   guard: is away
-            # in a file:
-            a = 1
-  not seen  daemon: root only
-
-1 error, 1 warning, 1 ok, 1 could not be seen."""
-
-
-def test_the_text_at_80_columns() -> None:
-    assert to_text(REPORT, 80) == AT_80
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.doctor.finding import Examined, Level
 from nri_gpu.doctor.runtime import container_runtime
-from nri_gpu.doctor.runtime_settings import FileFault, NriSettings, containerd_settings, crio_settings, seconds
+from nri_gpu.doctor.runtime_settings import FileFault, containerd_settings, crio_settings, seconds
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 Break = Callable[[DoctorNode], object]
@@ -304,7 +304,3 @@ def test_crio_has_nri_by_default_from_1_30(node: DoctorNode, version: str, on: b
 )
 def test_durations(text: str, value: float | None) -> None:
     assert seconds(text) == value
-
-
-def test_the_defaults_are_containerds() -> None:
-    assert NriSettings().socket_path == "/var/run/nri/nri.sock"
