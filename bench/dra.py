@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +25,9 @@ from bench.figures import Figure, percentile
 from bench.process import Running, cpu_s, daemon, installed, memory_mib
 from bench.wire import contest, when_ready
 from nri_gpu._pb import dra_pb2 as pb
+from nri_gpu.cli.client import ask
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.api_access import by_kubeconfig
 from nri_gpu.dra.api_server import ApiServer
@@ -35,6 +38,7 @@ from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_process import NODE, kubeconfig, policy
 from tests.support.resource_claims import DRIVER, document, resource_claim, result
+from tests.support.waiting import aside, wait_for
 
 TITLE: Final = "nri-gpu dra: the driver process, 8 GPUs (simulated); stand-ins for kubelet and API server"
 GPUS: Final = 8
@@ -42,7 +46,6 @@ SOME: Final = 64  # claims that are prepared
 MANY: Final = 100
 TOKEN: Final = "x" * 1000  # as long as a service account's
 ANSWER: Final = (1000.0, 50.0)  # ms; the aim is our own: little beside a container's start
-NAMESPACE: Final = "ml"
 
 # Each has one GPU, or looks at one for monitoring, which keeps nobody from having it.
 _CLAIMS: Final = tuple(
@@ -50,35 +53,35 @@ _CLAIMS: Final = tuple(
         result(f"gpu-{at % GPUS}", adminAccess=at >= GPUS),
         uid=f"5a1c9b1e-0d5f-4a63-8f86-{at:012}",
         name=f"claim-{at}",
-        namespace=NAMESPACE,
         owner="Pod",
     )
     for at in range(GPUS + MANY)
 )
-_NAMES: Final = tuple((NAMESPACE, each["metadata"]["name"], each["metadata"]["uid"]) for each in _CLAIMS)
+_NAMES: Final = tuple(("ml", each["metadata"]["name"], each["metadata"]["uid"]) for each in _CLAIMS)
 Name = tuple[str, str, str]
 
 
 def figures(effort: Effort) -> Iterator[Figure]:
-    """All of this part."""
     with (
         tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder,
-        _api_server(Path(folder, "kubeconfig")) as config,
+        _api_server(Path(folder, "kubeconfig")) as drop,
     ):
-        yield from asyncio.run(_figures(Path(folder), config, effort))
+        yield from asyncio.run(_figures(Path(folder), drop, effort))
 
 
-async def _figures(folder: Path, config: Path, effort: Effort) -> list[Figure]:
+async def _figures(folder: Path, drop: Callable[[], None], effort: Effort) -> list[Figure]:
+    """drop: ends the API server's connections."""
     with_it, without = _daemon(folder, "with", dra=True), _daemon(folder, "without", dra=False)
     try:
         async with _Kubelet(folder) as kubelet:
-            node = _Node(folder, kubelet, config)
+            node = _Node(folder, kubelet)
             try:
                 found = await _starts(node, effort)
                 await node.start()
                 found += await _standing(node, with_it, without, effort)
-                found += await _latencies(node, effort)
-                return [*found, *_created(with_it, without, effort)]
+                found += _created(with_it, without, effort, "")
+                found += await _latencies(node, drop, effort)
+                return [*found, *_created(with_it, without, effort, f", {MANY} claims")]
             finally:
                 node.stop()
     finally:
@@ -87,14 +90,14 @@ async def _figures(folder: Path, config: Path, effort: Effort) -> list[Figure]:
 
 
 class _Kubelet(DraKubelet):
-    """It unprepares once, and times an answer in which every claim must be well. Seconds."""
+    """It unprepares once, and times an answer in which the claim must be well. Seconds."""
 
-    async def prepare_s(self, *claims: Name) -> float:
-        return await _took_s(self.prepare(DRIVER, *claims))
+    async def prepare_s(self, claim: Name) -> float:
+        return await _took_s(self.prepare(DRIVER, claim))
 
-    async def unprepare_s(self, *claims: Name) -> float:
-        asked = (pb.Claim(namespace=namespace, name=name, uid=uid) for namespace, name, uid in claims)
-        request = pb.NodeUnprepareResourcesRequest(claims=asked)
+    async def unprepare_s(self, claim: Name) -> float:
+        namespace, name, uid = claim
+        request = pb.NodeUnprepareResourcesRequest(claims=[pb.Claim(namespace=namespace, name=name, uid=uid)])
         began = time.perf_counter()
         answer = await self._call(DRIVER, "NodeUnprepareResources", request, pb.NodeUnprepareResourcesResponse)
         took_s = time.perf_counter() - began
@@ -105,12 +108,13 @@ class _Kubelet(DraKubelet):
 class _Node:
     """The driver process, as users have it, and what it talks to."""
 
-    def __init__(self, folder: Path, kubelet: _Kubelet, config: Path) -> None:
+    def __init__(self, folder: Path, kubelet: _Kubelet) -> None:
         self.kubelet = kubelet
-        self.daemon = DaemonClient(folder / "state-with")
+        config, self._state = folder / "kubeconfig", folder / "state-with"
+        self.daemon = DaemonClient(self._state)
         self.api_server = ApiServer(by_kubeconfig(config))
         self._log = folder / "dra.log"
-        self._options = {"--state-dir": folder / "state-with", "--kubeconfig": config, "--node-name": NODE}
+        self._options = {"--state-dir": self._state, "--kubeconfig": config, "--node-name": NODE}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -133,6 +137,11 @@ class _Node:
             command = installed("nri_gpu.cli.main", "dra", *options)
             self._process = subprocess.Popen(command, env=environment, stderr=log)
 
+    async def published(self) -> None:
+        """Until the daemon knows that all GPUs are on the API server."""
+        control = self._state / CONTROL_SOCKET
+        await aside(wait_for, "slices", lambda: ask(control, "status", DaemonStatus).dra.report.published, 30.0)
+
     def stop(self) -> None:
         if self._process:
             self._process.terminate()
@@ -152,6 +161,7 @@ async def _starts(node: _Node, effort: Effort) -> list[Figure]:
 
 async def _standing(node: _Node, with_it: Running, without: Running, effort: Effort) -> list[Figure]:
     """Memory and CPU with nothing prepared, then memory with claims that are."""
+    await node.published()
     found = [*_memory("resident (RSS), idle, 8 GPUs published", memory_mib(node.pid))]
     await asyncio.sleep(effort.settle_s)
     took_s = 2 * effort.idle_s  # as long as a question for the view is kept
@@ -161,14 +171,14 @@ async def _standing(node: _Node, with_it: Running, without: Running, effort: Eff
     used = [(cpu_s(pid) - then) * 1e3 / took_s for pid, then in zip(pids, before, strict=True)]
     found.append(Figure(f"CPU when idle, over {took_s:.1f} s", used[0], "ms/s", 1.0, 0.2))
     found.append(Figure("  what it adds to the daemon's", used[1] - used[2], "ms/s"))
-    added = [one - other for one, other in zip(with_it.memory_mib(), without.memory_mib(), strict=True)]
-    found += [
-        Figure("resident (RSS), what [dra] adds to the daemon", added[0], "MiB"),
-        Figure("  the same as PSS", added[1], "MiB"),
-    ]
+    added = with_it.memory_mib()[1] - without.memory_mib()[1]
+    found.append(Figure("resident (PSS), what [dra] adds to the daemon", added, "MiB"))
     for each in _NAMES[GPUS : GPUS + SOME]:
         await node.kubelet.prepare_s(each)
-    return [*found, *_memory(f"resident (RSS), {SOME} claims prepared", memory_mib(node.pid))]
+    found += _memory(f"resident (RSS), {SOME} claims prepared", memory_mib(node.pid))
+    for each in _NAMES[GPUS : GPUS + SOME]:
+        await node.kubelet.unprepare_s(each)
+    return found
 
 
 def _memory(name: str, sizes: tuple[float, float]) -> Iterator[Figure]:
@@ -176,27 +186,33 @@ def _memory(name: str, sizes: tuple[float, float]) -> Iterator[Figure]:
     yield Figure("  the same as PSS", sizes[1], "MiB", note="the bench is a gRPC program, too, and shares its pages")
 
 
-async def _latencies(node: _Node, effort: Effort) -> list[Figure]:
-    """Claims come and go beside some that stay."""
+async def _latencies(node: _Node, drop: Callable[[], None], effort: Effort) -> list[Figure]:
+    """Claims come and go, at last beside many that stay."""
     rounds = max(10, effort.requests // 8)
-    for each in _NAMES[GPUS : GPUS + SOME]:
-        await node.kubelet.unprepare_s(each)
     found = await _one_by_one(node, rounds)
     found += await _at_once(node, rounds // 5)
+    found += await _reconnecting(node, drop, rounds // 5)
     for each in _NAMES[GPUS:]:
         await node.kubelet.prepare_s(each)
-    taken = [await _life(node, at) for at in range(rounds)]
-    for what, took_s in zip(("prepare", "unprepare"), zip(*taken, strict=True), strict=True):
-        found += _percentiles(f"{what} beside {MANY} prepared claims", took_s)
-    return found
+    lives = [await _life(node, at) for at in range(rounds)]
+    return [*found, *_lives(lives, f" beside {MANY} prepared claims")]
 
 
 async def _one_by_one(node: _Node, rounds: int) -> list[Figure]:
-    """Claims, and beside each the same steps without the others: as the driver process takes them."""
-    parts = ("  an empty call", "  the API server's GET", "  the daemon prepares", "  and unprepares")
-    taken = [(*await _life(node, at), *await _steps(node, at)) for at in range(rounds)]
-    columns = zip(("prepare", "unprepare", *parts), zip(*taken, strict=True), strict=True)
-    return [figure for name, took_s in columns for figure in _percentiles(name, took_s)]
+    """Claims, and beside each the steps of which that is made, one at a time."""
+    parts = ("an empty call", "the API server's GET", "the daemon prepares", "the daemon unprepares")
+    whole, steps = [], []
+    for at in range(rounds):
+        whole.append(await _life(node, at))
+        steps.append(await _steps(node, at))
+    columns = zip(parts, zip(*steps, strict=True), strict=True)
+    medians = (Figure(f"  of it: {name}", percentile(took_s, 50) * 1e3, "ms") for name, took_s in columns)
+    return [*_lives(whole, ""), *medians]
+
+
+def _lives(taken: Sequence[tuple[float, float]], beside: str) -> Iterator[Figure]:
+    for what, took_s in zip(("prepare", "unprepare"), zip(*taken, strict=True), strict=True):
+        yield from _percentiles(f"{what}{beside}", took_s)
 
 
 async def _life(node: _Node, at: int) -> tuple[float, float]:
@@ -226,19 +242,27 @@ async def _at_once(node: _Node, rounds: int) -> list[Figure]:
     return list(_percentiles(f"prepare, {GPUS} at once, the last", taken))
 
 
+async def _reconnecting(node: _Node, drop: Callable[[], None], rounds: int) -> list[Figure]:
+    """As on a node where a pod comes now and then: an API server ends a connection that was idle for 90 s."""
+    taken = []
+    for at in range(rounds):
+        drop()
+        taken.append(await _life(node, at))
+    return list(_lives(taken, ", on a new connection"))
+
+
 def _percentiles(name: str, took_s: Sequence[float]) -> Iterator[Figure]:
     for percent in (50, 99):
-        budget = ANSWER if not name.startswith(" ") else (None, None)
-        yield Figure(f"{name}, p{percent}", percentile(took_s, percent) * 1e3, "ms", *budget)
+        yield Figure(f"{name}, p{percent}", percentile(took_s, percent) * 1e3, "ms", *ANSWER)
 
 
-def _created(with_it: Running, without: Running, effort: Effort) -> Iterator[Figure]:
-    """The daemon's own work, for containers without claims, beside one without [dra]."""
+def _created(with_it: Running, without: Running, effort: Effort, beside: str) -> Iterator[Figure]:
+    """The daemon's own work for containers without claims, against a daemon without [dra]."""
     for name, claim in (("no annotation", ""), ("8-GPU grant", "all")):
         found = contest(with_it, without, claim, effort)
         ours, theirs = percentile(found.ours, 50), percentile(found.theirs, 50)
-        note = f"{ours * 1e6:.0f} us; {MANY} claims are prepared"
-        yield Figure(f"request to reply, {name}, [dra] on against off", ours / theirs, "x", note=note)
+        note = f"{ours * 1e6:.0f} against {theirs * 1e6:.0f} us"
+        yield Figure(f"request to reply, {name}{beside}, [dra] on to off", ours / theirs, "x", note=note)
 
 
 def _daemon(folder: Path, name: str, *, dra: bool) -> Running:
@@ -251,32 +275,38 @@ def _daemon(folder: Path, name: str, *, dra: bool) -> Running:
 
 
 @contextmanager
-def _api_server(file: Path) -> Iterator[Path]:
-    """A kubeconfig by which to reach it."""
+def _api_server(config: Path) -> Iterator[Callable[[], None]]:
+    """What ends its connections. config: a kubeconfig that is written for it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, file), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, config), daemon=True)
     process.start()
     theirs.close()
     ours.recv()
+
+    def drop() -> None:
+        ours.send(None)
+        ours.recv()
+
     try:
-        yield file
+        yield drop
     finally:
         ours.close()  # which it waits for
         process.join()
 
 
-def _serve(bench: Connection, file: Path) -> None:
+def _serve(bench: Connection, config: Path) -> None:
     """In the process of the API server."""
-    with StandInApiServer() as server:
+    with StandInApiServer() as server, suppress(EOFError):
         server.bookmark_s = 60.0  # as the real one's
         server.token = TOKEN
         server.add_node(NODE)
         server.claims = {(namespace, name): each for (namespace, name, _), each in zip(_NAMES, _CLAIMS, strict=True)}
-        kubeconfig(server, file)
-        bench.send(None)
-        with suppress(EOFError):
+        kubeconfig(server, config)
+        while True:
+            bench.send(None)
             bench.recv()
+            server.drop_connections()
 
 
 async def _took_s(what: Awaitable[object]) -> float:

@@ -80,7 +80,7 @@ def test_the_part_about_claims_runs() -> None:
         lines = [line for line in done.stdout.splitlines() if name in line]
         assert lines
         assert all("<=" in line for line in lines)
-    assert "8-GPU grant, [dra] on against off" in done.stdout
+    assert "8-GPU grant, 100 claims, [dra] on to off" in done.stdout
 
 
 @pytest.mark.containerd
