@@ -25,6 +25,7 @@ from tests.support.cluster_claims import (
     template,
 )
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.errors import HarnessError
 from tests.support.helm import documents, values
 
 pytestmark = pytest.mark.cluster
@@ -33,6 +34,22 @@ __all__ = ["image"]  # a fixture
 HGX = TOPOLOGIES / "hgx-h100.toml"
 UVM = 1510  # its major in these files
 PODS = 100
+POOLS = """
+[kubelet]
+pool = "counted"
+
+[dra]
+pool = "claims"
+
+[[pool]]
+name = "counted"
+device = ["0", "1"]
+
+[[pool]]
+name = "claims"
+model = ["*"]
+namespaces = ["default"]
+"""
 WAITS = "cannot allocate all claims"
 REQUIRED = "nri-gpu-is-not-running-on-this-node"
 UNHEALTHY = "gpu.nri.io/unhealthy"
@@ -309,17 +326,23 @@ def test_other_ways_to_ask(cluster: Cluster, dra: DraCluster) -> None:
     dra.wait_nothing_left()
 
 
-def test_a_gpu_held_by_annotation_is_tainted(cluster: Cluster, dra: DraCluster) -> None:
-    dra.run()
+def test_three_doors_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run(FOUR_GPUS, POOLS, "--kubelet")
+    cluster.wait_allocatable(2)
+    assert [each["name"] for each in dra.offered()] == ["gpu-2", "gpu-3"]
     cluster.apply(pod("annotated", annotations={"gpu.nri.io": "1"}))
     cluster.wait_phase("annotated")
     (minor,) = cluster.minors("annotated")
     dra.wait_devices("tainted", lambda _: dra.taints(f"gpu-{minor}") == {"gpu.nri.io/held": "NoSchedule"})
-    cluster.apply(*claiming("rest", devices(count=3)))
-    cluster.wait_phase("rest")
-    assert minor not in cluster.minors("rest")
+    cluster.apply(pod("counted", 2), *claiming("claiming"), *claiming("waiting"))
+    for name in ("counted", "claiming"):
+        cluster.wait_phase(name)
+    assert cluster.minors("counted") == {0, 1}
+    assert cluster.minors("claiming") == {2, 3} - {minor}
+    cluster.wait_said("waiting", WAITS)
     dra.delete("pod", "annotated")
-    dra.wait_devices("free", lambda _: not dra.taints(f"gpu-{minor}"))
+    cluster.wait_phase("waiting")
+    assert cluster.minors("waiting") == {minor}
 
 
 def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraCluster, image: None) -> None:
@@ -354,21 +377,13 @@ def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraClus
     assert len(cluster.minors("train")) == 2
 
     # The account's token writes for this node alone.
-    token = json.loads(dra.kubeconfig().read_text())["users"][0]["user"]["token"]
     (mine, *_) = cluster.get("resourceslices")
-    mine["metadata"] = {"name": "stolen"}
+    mine["metadata"] = {"name": "another"}
+    create = ("--kubeconfig", str(dra.kubeconfig()), "create", "-f", "-")
     mine["spec"]["nodeName"] = "node2"
-    as_driver = ("--kubeconfig", str(cluster.file("anonymous", _without_user(cluster))), "--token", token)
-    cluster.kubectl(*as_driver, "create", "-f", "-", given=json.dumps(mine), check=False)
-    assert not cluster.get("resourceslice", "stolen")
+    with pytest.raises(HarnessError, match="may write ResourceSlices of that node only"):
+        cluster.kubectl(*create, given=json.dumps(mine))
     mine["spec"]["nodeName"] = "node1"
     mine["spec"]["pool"]["name"] = "another"
-    cluster.kubectl(*as_driver, "create", "-f", "-", given=json.dumps(mine))
+    cluster.kubectl(*create, given=json.dumps(mine))
     dra.delete("pod", "train")
-    cluster.kubectl("delete", "daemonset", ACCOUNT, "-n", NAMESPACE)
-
-
-def _without_user(cluster: Cluster) -> str:
-    return (cluster.root / "pki" / "kubelet.conf").read_text().split("users:")[0] + (
-        "users: [{name: u, user: {}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n"
-    )

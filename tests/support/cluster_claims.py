@@ -16,13 +16,6 @@ from tests.support.daemon import FOUR_GPUS
 from tests.support.helm import documents, values
 
 CLASS: Final = "gpu.nri.io"
-RIGHTS: Final = (
-    "ServiceAccount",
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-)
 NAMESPACE: Final = "nri-gpu"
 ACCOUNT: Final = "nri-gpu-dra"
 # As docs/dra.md shows them: name in the first line -> the template's spec of a claim.
@@ -86,26 +79,20 @@ class DraCluster:
         self._objects = documents(
             values(kubelet={"enabled": False}, dra={"enabled": True, "extendedResource": "nvidia.com/gpu"})
         )
-        self.apply("DeviceClass")
+        cluster.apply(*(each for each in self._objects if each["kind"] == "DeviceClass"))
 
-    def apply(self, *kinds: str) -> None:
-        """The chart's objects of these kinds."""
-        self.cluster.apply(*(each for each in self._objects if each["kind"] in kinds))
-
-    def run(self, topology: Path | str = FOUR_GPUS, policy: str = "", *, kubeconfig: Path | None = None) -> None:
+    def run(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         """Daemon and driver process, as systemd's units run them: the driver with the kubelet's own credentials."""
-        self.run_daemon(topology, policy)
-        credentials = kubeconfig or self.cluster.root / "pki" / "kubelet.conf"
+        self.run_daemon(topology, policy, *options)
+        credentials = self.cluster.root / "pki" / "kubelet.conf"
         self.cluster.spawn(DRA, "dra", "--node-name", "node1", "--kubeconfig", str(credentials), "--log-level", "DEBUG")
         self.wait_devices("offered", lambda found: bool(found) and not any(each.get("taints") for each in found))
 
-    def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "") -> None:
-        self.cluster.run_daemon(topology, policy, "--no-kubelet", "--dra")
+    def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
+        self.cluster.run_daemon(topology, policy, "--no-kubelet", "--dra", *options)
 
     def kubeconfig(self) -> Path:
-        """That of the chart's account, whose token belongs to the node. The chart's rights are applied before it."""
-        self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-        self.apply(*RIGHTS)
+        """That of the chart's account, with a token that belongs to the node."""
         bound = ("--bound-object-kind", "Node", "--bound-object-name", "node1")
         token = self.cluster.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, *bound).strip()
         known = yaml.safe_load((self.cluster.root / "pki" / "kubelet.conf").read_text())
@@ -150,10 +137,9 @@ class DraCluster:
         for name in ("containerd", "kubelet", DAEMON, DRA):
             if self.cluster.known(name):
                 self.cluster.start(name)
-        self.delete("jobs,pods,resourceclaims,resourceclaimtemplates", "--all", "--all-namespaces", "--timeout=60s")
+        others = f"--field-selector=metadata.namespace!={NAMESPACE}"  # than the chart's pods
+        self.delete("jobs,pods,resourceclaims,resourceclaimtemplates", "--all-namespaces", others, "--timeout=60s")
         self.cluster.stop(DRA)
         self.cluster.kubectl("delete", "resourceslices", "--all")
-        self.cluster.kubectl("delete", "-f", "-", "--ignore-not-found", given=yaml.safe_dump_all(self._deletable()))
-
-    def _deletable(self) -> list[Object]:
-        return [each for each in self._objects if each["kind"] in (*RIGHTS, "DeviceClass")]
+        whole = [each for each in self._objects if each["metadata"].get("namespace") is None]
+        self.cluster.kubectl("delete", "-f", "-", "--ignore-not-found", given=yaml.safe_dump_all(whole))
