@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pynvml
 from msgspec import Struct
@@ -202,6 +202,7 @@ class ProcessInfoV2(ctypes.Structure):
     )
 
 
+F = TypeVar("F", bound="ctypes.Structure | ctypes.c_uint | ctypes._Pointer[_Device]")
 Foreign = Callable[..., int]  # a function of the library
 Call = Callable[..., Any]  # (that function, arguments) -> what the binding would have returned
 
@@ -212,10 +213,10 @@ def _check(code: int) -> None:
         raise pynvml.NVMLError(code)
 
 
-def _filled(kind: Callable[[], Any]) -> Call:
+def _filled(kind: type[F]) -> Callable[..., F]:
     """A call whose last argument points to what it fills in. kind: makes that."""
 
-    def call(function: Foreign, *arguments: object) -> Any:  # noqa: ANN401
+    def call(function: Foreign, *arguments: object) -> F:
         found = kind()
         _check(function(*arguments, ctypes.byref(found)))
         return found
@@ -227,7 +228,7 @@ _by_handle, _pci_info, _number = _filled(Device), _filled(PciInfoV2), _filled(ct
 
 
 def _count(function: Foreign) -> int:
-    return int(_number(function).value)
+    return _number(function).value
 
 
 def _event(function: Foreign, events: object, timeout_ms: int) -> EventDataV1:
