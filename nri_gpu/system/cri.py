@@ -69,6 +69,7 @@ async def _child(ids: Iterable[str], settings: GuardSettings, limit_s: float) ->
     finally:
         if child.returncode is None:
             child.kill()
+            await child.wait()
     last = (errors.decode(errors="replace").strip().splitlines() or ["?"])[-1]
     return output.decode(errors="replace"), last if child.returncode and not output else ""
 
