@@ -50,6 +50,10 @@ NOT_CONNECTED: Final = Fault(
     "nri-gpu is not connected to the container runtime, so pods would start without their GPUs; try again",
     passing=True,
 )
+CDI_OFF: Final = Fault(
+    "containerd 1.x drops the CDI devices of claims unless its configuration has enable_cdi = true, and pods would "
+    "start without their GPUs: set that, restart containerd, then set dra.cdi_enabled = true in nri-gpu's policy"
+)
 
 
 class ClaimsPlugin(Protocol):
@@ -92,6 +96,7 @@ class DraController:
         self._lasting_s = lasting_s
         self._wait_s = wait_s
         self._connected = False
+        self._cdi_off = False
         self._required = RequiredDevice(fixed.kubelet)
         self._file = ClaimsFile(folder)
         self._socket = DraSocket(folder / DRA_SOCKET, self.answer)
@@ -113,6 +118,8 @@ class DraController:
 
     def configured(self, configured: Configured) -> None:
         self._required.configured(configured)
+        old = configured.runtime == "containerd" and configured.version.removeprefix("v").startswith("1.")
+        self._cdi_off = old and not self.settings.cdi_enabled
 
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
@@ -169,7 +176,7 @@ class DraController:
         """The view of now, with another number than the last one if it is another one."""
         state = self._node_state
         node = self._plugin.aged(state.node)
-        word = not_ready(node, state.policy, connected=self._connected)
+        word = "cdi-off" if self._cdi_off else not_ready(node, state.policy, connected=self._connected)
         now = time.monotonic()
         if not word:
             self._able = now
@@ -194,6 +201,8 @@ class DraController:
         """Write, reserve, and only then answer: what was answered is known to the next daemon."""
         if not self._connected:
             return NOT_CONNECTED
+        if self._cdi_off:
+            return CDI_OFF
         self._plugin.lapse()
         state, plugin = self._node_state, self._plugin
         policy = replace(state.policy, dra=self.settings)  # as devices are offered

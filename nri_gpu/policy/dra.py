@@ -32,6 +32,13 @@ class DraSettings(Struct, frozen=True, kw_only=True):
         Meta(ge=1, le=64),
         about("How many claims share each GPU or MIG device; 1: each has its own. Needs DRAConsumableCapacity."),
     ] = 1
+    cdi_enabled: Annotated[
+        bool,
+        about(
+            "Say that containerd 1.x has enable_cdi = true: without that it starts pods without what their claims "
+            "have, so claims are refused there. Other runtimes have CDI on, and this setting does not matter."
+        ),
+    ] = False
     dir: Annotated[
         str,
         FOLDER,

@@ -50,4 +50,4 @@ def kubeconfig(server: StandInApiServer, file: Path) -> Path:
 def policy(folder: Path, cdi: Path, more: str = "") -> str:
     """A daemon's policy that serves claims, for a kubelet whose folders are below one. more: of its [dra]."""
     kubelet = f'[kubelet]\nregistry_dir = "{folder}/plugins_registry"\ncdi_dir = "{cdi}"\npodresources = ""\n'
-    return f'{kubelet}[dra]\nenabled = true\ndir = "{folder}/plugins"\n{more}'
+    return f'{kubelet}[dra]\nenabled = true\ncdi_enabled = true\ndir = "{folder}/plugins"\n{more}'

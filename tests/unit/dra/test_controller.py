@@ -103,6 +103,26 @@ async def serving(
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_runtime_that_may_drop_cdi_devices_gets_no_claims_until_policy_says_that_it_does_not(
+    tmp_path: Path,
+) -> None:
+    old = Configured("containerd", "v1.7.24~ds1", "", 0, "")
+    async with serving(tmp_path, lasting_s=0.0) as at:
+        at.controller.configured(old)
+        refused = await at.prepare(claim("gpu-4"))
+        assert isinstance(refused, Fault)
+        assert "enable_cdi = true" in refused.sentence
+        assert not at.claims
+        assert {taint.value for each in (await at.view()).devices for taint in each.taints} == {"cdi-off"}
+        at.controller.configured(NEW_RUNTIME)
+        assert isinstance(await at.prepare(claim("gpu-4")), Prepared)
+    told = policy(dra=DraSettings(enabled=True, cdi_enabled=True))
+    (tmp_path / "told").mkdir()
+    async with serving(tmp_path / "told", told) as at:
+        at.controller.configured(old)
+        assert isinstance(await at.prepare(claim("gpu-4")), Prepared)
+
+
 async def test_a_view_names_the_folders_and_devices(tmp_path: Path) -> None:
     async with serving(tmp_path) as at:
         view = await at.view()
