@@ -266,8 +266,10 @@ async def test_a_hundred_pods_of_one_gpu_go_through_four_and_leave_nothing(
         async def live(number: int) -> None:
             device, uid = await free.get(), str(uuid4())
             claim = site.claim(f"claim-{number}", device, pod=uid)
+            prepared = await site.prepare(claim)
+            # The sandbox comes after, as with a kubelet: the runtime takes a moment to read a new specification.
             pod = await site.pod(f"pod-{number}", uid)
-            container = await site.run(pod, "main", await site.prepare(claim))
+            container = await site.run(pod, "main", prepared)
             env = (await aside(node.cri.status, container)).env
             assert env["NVIDIA_VISIBLE_DEVICES"] == UUIDS[int(device[-1])]
             granted[device] += 1
