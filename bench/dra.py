@@ -36,8 +36,8 @@ from nri_gpu.dra.messages import AskPrepare, AskUnprepare, PreparedName
 from nri_gpu.dra.resource_claim import parse_resource_claim
 from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
-from tests.support.dra_process import NODE, kubeconfig, policy
-from tests.support.resource_claims import DRIVER, document, resource_claim, result
+from tests.support.dra_process import kubeconfig, policy
+from tests.support.resource_claims import DRIVER, NODE, document, resource_claim, result
 from tests.support.waiting import aside, wait_for
 
 TITLE: Final = "nri-gpu dra: the driver process, 8 GPUs (simulated); stand-ins for kubelet and API server"
@@ -224,7 +224,7 @@ async def _life(node: _Node, at: int) -> tuple[float, float]:
 async def _steps(node: _Node, at: int) -> tuple[float, float, float, float]:
     namespace, name, uid = _NAMES[at % GPUS]
     asked = PreparedName(ClaimUid(uid), namespace, name)
-    claim = parse_resource_claim(document(_CLAIMS[at % GPUS]), asked, DRIVER)
+    claim = parse_resource_claim(document(_CLAIMS[at % GPUS]), asked, DRIVER, NODE)
     return (
         await _took_s(node.kubelet.prepare(DRIVER)),
         await _took_s(node.api_server.claim(namespace, name, Raw)),

@@ -42,7 +42,11 @@ class ApiServerError(NriGpuError):
 
 
 class NotFoundError(ApiServerError):
-    """There is no such object."""
+    """There is no such object. name: which one it says is not there; empty: it knows no such path."""
+
+    def __init__(self, sentence: str, name: str = "") -> None:
+        super().__init__(sentence)
+        self.name = name
 
 
 class ConflictError(ApiServerError):
@@ -126,9 +130,14 @@ class _Group(Struct, frozen=True):
     versions: list[dict[str, str]]
 
 
+class _Details(Struct, frozen=True):
+    name: str = ""
+
+
 class _Status(Struct, frozen=True):
     message: str = ""
     code: int = 0
+    details: _Details | None = None
 
 
 class _Event(Struct, frozen=True):
@@ -174,7 +183,13 @@ class ApiServer:
     async def claim(self, namespace: str, name: str, form: type[T]) -> T:
         """A ResourceClaim, as far as `form` has its fields."""
         place = f"namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
-        return await self._ask("GET", f"{await self._base()}/{place}", form)
+        try:
+            return await self._ask("GET", f"{await self._base()}/{place}", form)
+        except NotFoundError as error:
+            if error.name == name:
+                raise
+            self._version = ""  # a proxy answered, or a server that was replaced serves another version
+            raise UnavailableError(str(error)) from None
 
     async def slices(self, node: str, driver: str) -> SliceList:
         """Those of the driver on the node."""
@@ -255,7 +270,7 @@ class ApiServer:
         answer = await asyncio.to_thread(self._answer, verb, path, sent)
         try:
             return msgspec.json.decode(answer, type=form)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise self._unavailable(NOT_UNDERSTOOD, error) from None
 
     def _answer(self, verb: str, path: str, body: bytes | None) -> bytes:
@@ -335,10 +350,13 @@ class ApiServer:
 
     def _refusal(self, response: urllib3.BaseHTTPResponse) -> ApiServerError:
         try:
-            says = msgspec.json.decode(self._body(response), type=_Status).message
-        except (msgspec.DecodeError, HTTPError, UnavailableError):
-            says = ""
-        sentence = f"the API server at {self.url} answered {response.status}: {shown(says or 'no reason', MESSAGE_MAX)}"
+            status = msgspec.json.decode(self._body(response), type=_Status)
+        except (ValueError, HTTPError, UnavailableError):
+            status = _Status()
+        says = shown(status.message or "no reason", MESSAGE_MAX)
+        sentence = f"the API server at {self.url} answered {response.status}: {says}"
+        if response.status == 404:
+            return NotFoundError(sentence, status.details.name if status.details else "")
         if known := _ERRORS.get(response.status):
             return known(sentence)
         after = response.headers.get("Retry-After", "")

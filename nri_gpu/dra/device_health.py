@@ -27,7 +27,7 @@ class DeviceHealthService:
     """For any number of streams. pool: of all devices, the node's name. again_s: seconds between two messages."""
 
     def __init__(self, pool: str, *, again_s: float = AGAIN_S) -> None:
-        self._pool = pool
+        self.pool = pool
         self._again_s = again_s
         self._answer = pb.NodeWatchResourcesResponse()
         self._changed = asyncio.Event()
@@ -63,7 +63,7 @@ class DeviceHealthService:
     def _health(self, device: OfferedDevice) -> pb.DeviceHealth:
         fault = next((taint.value for taint in device.taints if taint.key == UNHEALTHY), None)
         return pb.DeviceHealth(
-            device=pb.DeviceIdentifier(pool_name=self._pool, device_name=device.name),
+            device=pb.DeviceIdentifier(pool_name=self.pool, device_name=device.name),
             health=pb.HEALTHY if fault is None else pb.UNHEALTHY,
             message=fault or "",
         )

@@ -91,7 +91,13 @@ class DriverProcess:
         view = await self._next()
         specifications = ClaimSpecifications(Path(view.cdi_dir), view.driver)
         claims = ClaimPreparation(
-            self._daemon, self._api_server, specifications, view.driver, self._times.claims, self._ask_view
+            self._daemon,
+            self._api_server,
+            specifications,
+            view.driver,
+            self._health.pool,
+            self._times.claims,
+            self._ask_view,
         )
         door = KubeletDoor(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.door)
         await door.hold()

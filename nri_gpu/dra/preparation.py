@@ -73,7 +73,7 @@ class PreparedDevice(Struct, frozen=True):
 class ClaimPreparation:
     """Each claim is worked on by one caller at a time; several claims at once.
 
-    ask_view: the question for what is prepared, which carries a report.
+    pool: of this node's devices. ask_view: the question for what is prepared, which carries a report.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class ClaimPreparation:
         api_server: ReadsClaims,
         specifications: ClaimSpecifications,
         driver: str,
+        pool: str,
         times: ClaimTimes | None = None,
         ask_view: Callable[[], AskView] = AskView,
     ) -> None:
@@ -89,6 +90,7 @@ class ClaimPreparation:
         self._api_server = api_server
         self._specifications = specifications
         self._driver = driver
+        self._pool = pool
         self._times = times or ClaimTimes()
         self._ask_view = ask_view
         self._locks: WeakValueDictionary[ClaimUid, asyncio.Lock] = WeakValueDictionary()
@@ -134,7 +136,7 @@ class ClaimPreparation:
             yield
 
     async def _prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
-        claim = parse_resource_claim(await self._document(asked), asked, self._driver)
+        claim = parse_resource_claim(await self._document(asked), asked, self._driver, self._pool)
         prepared = await self._settle(AskPrepare(claim), Prepared)
         names = self._specifications.write(claim.uid, prepared)
         return tuple(map(PreparedDevice, claim.results, names))

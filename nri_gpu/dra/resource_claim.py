@@ -90,10 +90,11 @@ class _ResourceClaim(Struct):
     status: _Status = field(default_factory=_Status)
 
 
-def parse_resource_claim(document: bytes, asked: PreparedName, driver: str) -> AllocatedClaim:
+def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool: str) -> AllocatedClaim:
     """What the claim allocates of this driver's devices, and to which pods.
 
-    asked: whom the kubelet, or the daemon, means. Raises: ResourceClaimError.
+    asked: whom the kubelet, or the daemon, means. pool: of this node's devices; a claim that ended here may have been
+    allocated on another node since. Raises: ResourceClaimError.
     """
     what = claim_name(asked)
     if not usable_uid(asked.uid):
@@ -102,16 +103,16 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str) -> A
         raise ResourceClaimError(f"{what}: {len(document)} bytes are over the limit of {BYTES_MAX}")
     try:
         claim = msgspec.json.decode(document, type=_ResourceClaim)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ResourceClaimError(f"{what}: the API server's answer cannot be read: {error}") from None
     if claim.metadata.uid != asked.uid:
         raise ResourceClaimError(f"{what}: metadata.uid: it was deleted, and another one made with its name", over=True)
     allocation = claim.status.allocation
     if allocation is None:
         raise ResourceClaimError(f"{what}: status.allocation: nothing is allocated to it", over=True)
-    ours = [each for each in allocation.devices.results or () if each.driver == driver]
+    ours = [each for each in allocation.devices.results or () if (each.driver, each.pool) == (driver, pool)]
     if not ours:
-        sentence = f"{what}: status.allocation.devices.results: none is of the driver {driver}"
+        sentence = f"{what}: status.allocation.devices.results: none is of the driver {driver} on {pool}"
         raise ResourceClaimError(sentence, over=True)
     texts = _texts(what, allocation.devices.config or (), ours, driver)
     return AllocatedClaim(

@@ -21,11 +21,11 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, NriGpu
 from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
-from tests.support.dra_process import NODE, NriDra
+from tests.support.dra_process import NriDra
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.resource_claims import CONFIG, DRIVER, opaque, resource_claim, result
+from tests.support.resource_claims import CONFIG, DRIVER, NODE, opaque, resource_claim, result
 from tests.support.waiting import aside, in_a_loop, wait_for
 
 pytestmark = pytest.mark.containerd

@@ -16,7 +16,7 @@ from nri_gpu.dra.messages import PreparedName
 from nri_gpu.dra.resource_claim import ResourceClaimError, parse_resource_claim
 from nri_gpu.request.parse import parse_claim
 from tests.fuzz.mutation import Texts, fuzz
-from tests.support.resource_claims import CONFIG, DRIVER, UID, opaque, resource_claim, result
+from tests.support.resource_claims import CONFIG, DRIVER, NODE, UID, opaque, resource_claim, result
 
 ASKED: Final = PreparedName(ClaimUid(UID), "ml", "train")
 MPS: Final = {**CONFIG, "mode": "mps", "sharing": {"memory": "10Gi", "threads": 50}, "extras": ["imex:0"]}
@@ -40,7 +40,7 @@ TEXTS: Final = Texts(
 def check(text: str) -> bool:
     """Whether it is read; any exception but ours comes out as it is."""
     try:
-        claim = parse_resource_claim(text.encode(errors="surrogatepass"), ASKED, DRIVER)
+        claim = parse_resource_claim(text.encode(errors="surrogatepass"), ASKED, DRIVER, NODE)
     except ResourceClaimError as error:
         said = str(error)
         assert said.startswith("ResourceClaim ml/train: ")

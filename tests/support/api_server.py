@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from nri_gpu.dra.api_access import Access
 
@@ -381,7 +381,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "DELETE", ["resourceslices", name]:
                 self._json(*api.delete(name, body))
             case _:
-                self._json(*_status(404, "NotFound", f'{path[-2:]} "{path[-1:]}" not found'))
+                code, status = _status(404, "NotFound", f'{path[-2:]} "{path[-1:]}" not found')
+                self._json(code, {**status, "details": {"name": unquote("".join(path[-1:]))}})
 
     def _watch(self, query: dict[str, str]) -> None:
         api = self.server.of

@@ -33,7 +33,7 @@ from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
 from nri_gpu.dra.service import ClaimService
 from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.kubelet.endpoint import EndpointTimes
-from tests.support.resource_claims import DRIVER, document
+from tests.support.resource_claims import DRIVER, NODE, document
 
 QUICK = EndpointTimes(watched_within=0.3, look_every=0.05, first_wait=0.01, longest_wait=0.1)
 TIMES = ClaimTimes(api_server=0.3, daemon=0.3, again=0.01, passing=0.1)
@@ -154,7 +154,7 @@ class DraNode:
         self.api_server = TellingApiServer()
         self.cdi = folder / "cdi"
         self.claims = ClaimPreparation(
-            self.daemon, self.api_server, ClaimSpecifications(self.cdi, DRIVER), DRIVER, times
+            self.daemon, self.api_server, ClaimSpecifications(self.cdi, DRIVER), DRIVER, NODE, times
         )
 
     def door(self, times: EndpointTimes = QUICK) -> KubeletDoor:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from tests.support.api_server import StandInApiServer
 from tests.support.daemon import Launch, NriGpu
-
-NODE = "node-1"
+from tests.support.resource_claims import NODE
 
 
 class NriDra(NriGpu):

@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 DRIVER = "gpu.nri.io"
+NODE = "node-1"
 UID = "5a1c9b1e-0d5f-4a63-8f86-0a54a1c7e001"
 POD = "7f000000-0000-4000-8000-00000000000a"
 CONFIG = {"apiVersion": "gpu.nri.io/v1", "kind": "GpuConfig"}
 
 
 def result(device: str = "gpu-0", request: str = "gpu", **more: object) -> dict[str, Any]:
-    return {"request": request, "driver": DRIVER, "pool": "node-1", "device": device, **more}
+    return {"request": request, "driver": DRIVER, "pool": NODE, "device": device, **more}
 
 
 def opaque(parameters: object, *requests: str, source: str = "FromClaim", driver: str = DRIVER) -> dict[str, Any]:

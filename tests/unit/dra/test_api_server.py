@@ -109,6 +109,25 @@ async def test_names_cannot_leave_their_place_in_a_path(api: ApiServer, server: 
 
 
 @pytest.mark.parametrize(
+    "body", [b"404 page not found\n", b'{"kind": "Status", "code": 404, "message": "no such path"}']
+)
+async def test_a_claim_is_gone_only_if_that_is_what_the_server_says(
+    api: ApiServer, server: StandInApiServer, body: bytes
+) -> None:
+    """What a proxy says, or a server that does not serve this version any more, releases no claim of the node."""
+    await api.discover()
+    server.add_claim("ml", "train")
+    server.canned = [Canned(404, body, path="resourceclaims")]
+    with pytest.raises(UnavailableError, match="answered 404"):
+        await api.claim("ml", "train", Raw)
+    server.served = ("v1beta2",)
+    assert await api.claim("ml", "train", Raw)
+    server.claims.clear()
+    with pytest.raises(NotFoundError, match="not found"):
+        await api.claim("ml", "train", Raw)
+
+
+@pytest.mark.parametrize(
     ("served", "used"), [(("v1", "v1beta2"), "v1"), (("v1beta2", "v1beta1"), "v1beta2"), (("v2", "v1"), "v1")]
 )
 async def test_the_newest_served_version_is_used(
@@ -185,6 +204,7 @@ HTML = b"<html><body>502 Bad Gateway</body></html>"
         Canned(200, b'{"items": [{"spec": 1}], "metadata": {}}'),
         Canned(200, b"[" * 100_000),
         Canned(200, b"\xff\xfe"),
+        Canned(200, b'{"metadata": {"resourceVersion": "\xff"}}'),
         Canned(200, b""),
         Canned(200, b"{}", {"Content-Length": "50", "Connection": "close"}),
         Canned(200, b"x" * 300_000),

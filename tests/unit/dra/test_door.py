@@ -84,7 +84,7 @@ async def test_each_bad_claim_has_an_error_of_its_own_and_the_good_ones_are_prep
         errors = {uid: answer.error.removeprefix("nri-gpu: ResourceClaim ml/") for uid, answer in answers.items()}
         assert errors == {
             UID: "",
-            "uid-foreign": "foreign: status.allocation.devices.results: none is of the driver gpu.nri.io",
+            "uid-foreign": "foreign: status.allocation.devices.results: none is of the driver gpu.nri.io on node-1",
             "uid-malformed": "malformed: status.allocation.devices.config[0] (FromClaim): mode: unknown mode "
             '"shar", known: exclusive, shared, mps (did you mean "shared"?)',
             "uid-gone": "gone: the API server has none of this name: it was deleted",

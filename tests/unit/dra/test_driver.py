@@ -20,7 +20,7 @@ from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
 from tests.support.log import Log
-from tests.support.resource_claims import DRIVER, POD, UID, resource_claim
+from tests.support.resource_claims import DRIVER, NODE, POD, UID, resource_claim
 
 DRIVER_TIMES = DriverTimes(retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, claims=TIMES, door=QUICK)
 CLAIM = ClaimUid(UID)
@@ -53,7 +53,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def driver_process(node: DraNode, publisher: TakingPublisher, times: DriverTimes = DRIVER_TIMES) -> DriverProcess:
-    return DriverProcess(node.daemon, node.api_server, publisher, DeviceHealthService("node1"), times)
+    return DriverProcess(node.daemon, node.api_server, publisher, DeviceHealthService(NODE), times)
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def test_the_kubelet_is_told_of_devices_that_fall_ill(folder: Path) -> Non
         assert not (await call.read()).devices
         await node.daemon.change(devices=(ill,))
         (told,) = (await call.read()).devices
-        assert (told.device.pool_name, told.device.device_name, told.health) == ("node1", "gpu-0", pb.UNHEALTHY)
+        assert (told.device.pool_name, told.device.device_name, told.health) == (NODE, "gpu-0", pb.UNHEALTHY)
         call.cancel()
 
 

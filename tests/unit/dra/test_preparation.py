@@ -188,7 +188,7 @@ async def test_a_refresh_takes_new_pods_and_mends_a_lost_specification(node: Dra
 async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode, log: Log) -> None:
     freed = resource_claim()
     freed["status"] = {}
-    for now in (None, resource_claim(uid="another"), freed):
+    for now in (None, resource_claim(uid="another"), freed, resource_claim(result(pool="node-2"))):
         node.api_server.put(resource_claim())
         await node.claims.prepare(ASKED)
         node.api_server.claims.clear()
@@ -197,7 +197,7 @@ async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode,
         await node.claims.refresh(ASKED)
         assert node.files() == []
         assert not node.daemon.prepared
-    assert len(log.said("ResourceClaim released that the kubelet did not unprepare")) == 3
+    assert len(log.said("ResourceClaim released that the kubelet did not unprepare")) == 4
 
 
 async def test_a_refresh_releases_nothing_while_the_api_server_cannot_be_asked(node: DraNode) -> None:

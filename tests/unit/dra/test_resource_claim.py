@@ -11,7 +11,7 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.messages import PreparedName
 from nri_gpu.dra.resource_claim import BYTES_MAX, ResourceClaimError, parse_resource_claim
-from tests.support.resource_claims import CONFIG, DRIVER, POD, UID, document, opaque, resource_claim, result
+from tests.support.resource_claims import CONFIG, DRIVER, NODE, POD, UID, document, opaque, resource_claim, result
 
 ASKED = PreparedName(ClaimUid(UID), "ml", "train")
 SHARED = {**CONFIG, "mode": "shared"}
@@ -19,13 +19,13 @@ MPS = {**CONFIG, "mode": "mps"}
 
 
 def parsed(claim: dict[str, Any], asked: PreparedName = ASKED) -> AllocatedClaim:
-    return parse_resource_claim(document(claim), asked, DRIVER)
+    return parse_resource_claim(document(claim), asked, DRIVER, NODE)
 
 
 def fault(claim: dict[str, Any] | bytes, asked: PreparedName = ASKED) -> ResourceClaimError:
     raw = claim if isinstance(claim, bytes) else document(claim)
     with pytest.raises(ResourceClaimError) as caught:
-        parse_resource_claim(raw, asked, DRIVER)
+        parse_resource_claim(raw, asked, DRIVER, NODE)
     assert str(caught.value).startswith("ResourceClaim ml/train: ")
     return caught.value
 
@@ -100,7 +100,9 @@ def test_a_claim_that_has_nothing_of_ours_any_more_is_over() -> None:
     bare = fault(document({"metadata": {"uid": UID}}))
     foreign = fault(resource_claim({**result(), "driver": "dra.net"}))
     assert "none is of the driver gpu.nri.io" in str(foreign)
-    assert all(error.over for error in (made_anew, fault(freed), bare, foreign))
+    elsewhere = fault(resource_claim(result(pool="node-2")))
+    assert "none is of the driver gpu.nri.io on node-1" in str(elsewhere)
+    assert all(error.over for error in (made_anew, fault(freed), bare, foreign, elsewhere))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,7 @@ def test_a_claim_that_has_nothing_of_ours_any_more_is_over() -> None:
     [
         (b"", "cannot be read"),
         (b"[" * 100_000, "cannot be read"),
+        (b'{"metadata": {"uid": "\xff"}}', "cannot be read"),
         (b'{"metadata": {"uid": 5}}', "`$.metadata.uid`"),
         (b" " * (BYTES_MAX + 1), "over the limit"),
         (json.dumps({"metadata": {"uid": UID}, "status": {"allocation": {"devices": {"results": [{}]}}}}).encode(),
