@@ -59,7 +59,7 @@ class ClaimedDevice(Recorded, frozen=True, kw_only=True):
 class PreparedClaim(Recorded, frozen=True, kw_only=True):
     """A claim from NodePrepareResources to NodeUnprepareResources. It holds its GPUs for its pods for that long.
 
-    pods: those it is reserved for, UID -> name. owned: it was made for one pod, so that no other will come for it.
+    pods: those it is reserved for, UID -> name. owned: it was made for one pod, so that seldom another comes for it.
     """
 
     uid: ClaimUid

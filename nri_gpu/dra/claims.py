@@ -53,9 +53,8 @@ class ClaimAllocations:
 
     def pod_came(self, pod: Pod, ledger: Ledger) -> None:
         """A sandbox was created: it may be one more pod of a claim that is prepared already."""
-        for claim in ledger.claims.values():
-            if not claim.owned and claim.namespace == pod.namespace and pod.uid not in claim.pods:
-                self._put(self.reread | {claim.uid})
+        others = (each for each in ledger.claims.values() if not each.owned and each.namespace == pod.namespace)
+        self._put(self.reread.union(each.uid for each in others if pod.uid not in each.pods))
 
     def settled(self, uid: ClaimUid) -> None:
         """The claim was prepared again, or is gone."""
@@ -92,7 +91,8 @@ class ClaimAllocations:
         return _together(claims, devices.values())
 
     def _of_unknown_pod(self, pod: Pod, claim: PreparedClaim) -> KubeletAllocation:
-        if claim.owned or claim.namespace != pod.namespace:
+        # Also where the claim is a pod's: others may name it, and whoever makes one may have it go with a pod.
+        if claim.namespace != pod.namespace:
             return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
         self._put(self.reread | {claim.uid})
         return AllocationPending(

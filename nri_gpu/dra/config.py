@@ -14,6 +14,7 @@ to ask take the same words and explain the same mistakes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -25,6 +26,7 @@ from nri_gpu.request.values import Piece, listed
 
 API_VERSION: Final = "gpu.nri.io/v1"
 KIND: Final = "GpuConfig"
+FAULTS_MAX: Final = 16  # of a configuration; whoever may write a claim could have thousands looked into
 BYTES_MAX: Final = 10 * 1024  # kubernetes: staging/src/k8s.io/api/resource/v1/types.go, OpaqueParametersMaxLength
 _CLAUSES: Final = ("mode", "capabilities", "extras", "sharing")
 _FIELDS: Final = ("apiVersion", "kind", *_CLAUSES)
@@ -66,7 +68,7 @@ def parse_config(raw: bytes) -> str:
         except RequestError as error:
             faults.append(_message(error))
     if faults:
-        raise ConfigError(tuple(faults))
+        raise ConfigError(tuple(faults[:FAULTS_MAX]))
     return text
 
 
@@ -77,6 +79,8 @@ def _object(value: object, path: str, known: tuple[str, ...], faults: list[str])
         return {}
     fields: dict[str, object] = {}
     for name, each in value:
+        if len(faults) >= FAULTS_MAX:
+            break
         place = f"{path}.{name}" if path else name
         if name not in known:
             hint = did_you_mean(name, known)
@@ -102,7 +106,7 @@ def _clause(name: str, value: object, faults: list[str]) -> str:
         return ""
     if value in ([], ()):
         faults.append(f"{name}: it is empty: leave the field out")
-    faults += [f"{name}: {quoted(word)} is named twice" for word in dict.fromkeys(words) if words.count(word) > 1]
+    faults += [f"{name}: {quoted(word)} is named twice" for word, times in Counter(words).items() if times > 1]
     return f"{name}={','.join(words)}"
 
 
@@ -110,6 +114,8 @@ def _word(path: str, clause: str, value: object, faults: list[str], share: str =
     """One value of a clause. share: of which it is."""
     kind = _SHARES.get(share, str)
     text = f"{share}:{value}" if share else f"{value}"
+    if len(faults) >= FAULTS_MAX:
+        return text
     if type(value) is not kind:  # a boolean is an int, too
         faults.append(f"{path}: {_shown(value)} is not {_NAMES[kind]}")
     elif not (text.isascii() and text.isprintable()) or set(",;") & set(text):

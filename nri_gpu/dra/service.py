@@ -100,7 +100,8 @@ def _sentence(error: Exception, claim: PreparedName, phrase: str) -> str:
     """What the kubelet is told. Logged here: the kubelet asks again."""
     bound = logger.bind(namespace=claim.namespace, name=claim.name)
     if isinstance(error, NriGpuError):
-        bound.bind(reason=str(error)).info(phrase)
-        return clipped(f"nri-gpu: {error}", SENTENCE_MAX)
+        reason = clipped(str(error), SENTENCE_MAX)
+        bound.bind(reason=reason).info(phrase)
+        return f"nri-gpu: {reason}"
     bound.opt(exception=error).error("bug: a ResourceClaim met an exception")
     return f"nri-gpu: a bug ({type(error).__name__}): report it with the log of `nri-gpu dra`"

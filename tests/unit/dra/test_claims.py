@@ -167,25 +167,23 @@ def test_a_valid_marker_beside_a_forged_one_gives_nothing(node: ClaimNode) -> No
 
 
 def test_a_copied_marker_is_worth_nothing_in_another_pod(node: ClaimNode) -> None:
-    claim = node.prepared(allocated(0, owned=True))
-    assert "it is reserved for other pods" in node.refused(with_claims(container(of="thief"), claim))
-    assert node.plugin.claims.reread == frozenset()
-    shared = node.prepared(allocated(1, name="two"))
-    elsewhere = container(of=pod("thief", namespace="other"))
-    assert "it is reserved for other pods" in node.refused(with_claims(elsewhere, shared))
-    assert node.plugin.claims.reread == frozenset()
-
-
-def test_a_pod_that_is_new_to_a_shared_claim_waits_until_it_is_read_again(node: ClaimNode) -> None:
-    told: list[frozenset[ClaimUid]] = []
     claim = node.prepared(allocated(0))
+    elsewhere = container(of=pod("thief", namespace="other"))
+    assert "it is reserved for other pods" in node.refused(with_claims(elsewhere, claim))
+    assert node.plugin.claims.reread == frozenset()
+
+
+@pytest.mark.parametrize("owned", [False, True], ids=["of nobody", "that goes with its driver's pod"])
+def test_a_pod_that_is_new_to_a_shared_claim_waits_until_it_is_read_again(node: ClaimNode, owned: bool) -> None:
+    told: list[frozenset[ClaimUid]] = []
+    claim = node.prepared(allocated(0, owned=owned))
     node.plugin.claims.subscribe(lambda: told.append(node.plugin.claims.reread))
     late = with_claims(container(of="late"), claim)
     refused = node.refused(late)
     assert refused.startswith("nri-gpu [node-not-ready]: claim ml/shared: this pod was not among those")
     node.refused(late)
     assert told == [{SHARED}]
-    node.prepared(allocated(0, pods=("train", "late")))
+    node.prepared(allocated(0, pods=("train", "late"), owned=owned))
     assert told == [{SHARED}, frozenset()]
     assert node.create(late) == (uuid(0),)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.claim import Everything, Mode
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.dra.config import BYTES_MAX, ConfigError, parse_config
+from nri_gpu.dra.config import BYTES_MAX, FAULTS_MAX, ConfigError, parse_config
 from nri_gpu.request.parse import parse_claim
 from tests.support.resource_claims import CONFIG
 
@@ -95,6 +95,17 @@ def test_what_is_no_object_or_too_large_is_refused() -> None:
     assert faults("{")[0].startswith("it is not JSON")
     assert faults("[" * 5000)[0].startswith("it is not JSON")
     assert "over the limit" in faults(json.dumps({"kind": "x" * BYTES_MAX}))[0]
+
+
+def test_thousands_of_mistakes_are_not_all_looked_into() -> None:
+    for many in (
+        ", ".join(f'"capability{number}": 1' for number in range(400)),
+        f'"capabilities": [{", ".join(f"{chr(34)}comput{number}{chr(34)}" for number in range(700))}]',
+        f'"extras": [{", ".join([chr(34) + "imex:1" + chr(34)] * 900)}]',
+    ):
+        found = faults(f'{{"apiVersion": "gpu.nri.io/v1", "kind": "GpuConfig", {many}}}')
+        assert 0 < len(found) <= FAULTS_MAX
+        assert len("; ".join(found)) < 4_000
 
 
 WORDS = st.sampled_from(["mps", "shared", "utility", "rdma", "imex:3", "10Gi", "a;b", "a,b", "", " mps", "\n", "é"])
