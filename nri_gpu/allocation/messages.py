@@ -22,7 +22,7 @@ from nri_gpu.domain.claim import (
 )
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.kubelet import ClaimUid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
@@ -47,15 +47,19 @@ def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:
     return all(_fits(unit, selector) for selector in selectors)
 
 
-def why_not(unit: Unit) -> str:
-    """Why a GPU or a MIG device cannot be granted to any container; empty if it can."""
+def why_not(unit: Unit, *, admin: bool = False) -> str:
+    """Why a GPU or a MIG device cannot be granted to any container; empty if it can.
+
+    admin: to one that monitors, which is for GPUs that are ill above all.
+    """
+    ill = admin and not health_of(unit).grantable
     if isinstance(unit, MigPart):
-        return _why_not_part(unit)
-    return unit.unavailable or (IN_MIG_MODE if unit.mig_enabled else "")
+        return _why_not_part(unit, ill=ill)
+    return ("" if ill else unit.unavailable) or (IN_MIG_MODE if unit.mig_enabled else "")
 
 
-def _why_not_part(part: MigPart) -> str:
-    if why := part.gpu.unavailable or part.device.unavailable:
+def _why_not_part(part: MigPart, *, ill: bool) -> str:
+    if not ill and (why := part.gpu.unavailable or part.device.unavailable):
         return why
     if not part.gpu.mig_enabled:
         return "its GPU is not in MIG mode"

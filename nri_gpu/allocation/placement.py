@@ -185,7 +185,7 @@ def _named(
         unit = _find(wanted, inventory, kubelet=claim.kubelet)
         if isinstance(unit, Reason):
             return unit
-        if why := why_not(unit):
+        if why := why_not(unit, admin=claim.admin):
             return cannot(called(unit), why, kubelet=claim.kubelet)
         if not matches(unit, claim.selectors):
             return misfit(unit)

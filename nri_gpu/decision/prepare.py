@@ -95,7 +95,7 @@ def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, poli
         return _unknown(inventory)
     if fault := _not_offered(unit, inventory, policy):
         return Reason(Code.NOT_ALLOWED, fault)
-    if why := why_not(unit):
+    if why := why_not(unit, admin=result.admin):
         return cannot(called(unit), why, kubelet=True)
     request = _request(result, unit, policy.dra.replicas)
     if isinstance(request, Reason):

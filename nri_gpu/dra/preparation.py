@@ -123,9 +123,9 @@ class ClaimPreparation:
                 bound.warning("ResourceClaim released that the kubelet did not unprepare")
 
     async def sweep(self) -> None:
-        """Remove the specifications of claims that are not prepared. Raises: NriGpuError."""
-        written = self._specifications.written()
-        for uid in written - await self._prepared():
+        """Remove the specifications that were left by a boot before this one. Raises: NriGpuError."""
+        left = self._specifications.outdated()
+        for uid in left - await self._prepared():
             async with self._alone(uid):
                 if uid not in await self._prepared() and self._specifications.remove(uid):
                     logger.bind(name=uid).info("CDI specification removed of a ResourceClaim that is not prepared")

@@ -8,6 +8,7 @@ daemon signed, so only root reads them: rootless runtimes have no pods with clai
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.messages import Prepared
+from nri_gpu.system.storage import signature
 
 CLASS: Final = "claim"
 FILE_MODE: Final = 0o600
@@ -48,10 +50,16 @@ class ClaimSpecifications:
         """Remove that of a claim. Returns whether there was one. Raises: SpecFileError."""
         return self._file(uid).remove()
 
-    def written(self) -> frozenset[ClaimUid]:
-        """The claims that have one in the folder, of whichever driver."""
+    def outdated(self) -> frozenset[ClaimUid]:
+        """The claims that have one in the folder from before this boot, of whichever driver.
+
+        A younger one whose claim the daemon lost stays until the kubelet unprepares that: without it a container that
+        starts again would be refused by the runtime, which knows no reason, and not by us.
+        """
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         files = self._folder.glob(f"{_BEFORE}*{_AFTER}")
-        return frozenset(ClaimUid(file.name[len(_BEFORE) : -len(_AFTER)]) for file in files)
+        old = (file for file in files if (found := signature(file)) and found[2] < booted * 1e9)
+        return frozenset(ClaimUid(file.name[len(_BEFORE) : -len(_AFTER)]) for file in old)
 
     def _file(self, uid: ClaimUid) -> SpecFile:
         return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", self._kind, FILE_MODE)

@@ -12,6 +12,7 @@ from nri_gpu.allocation.ledger import Ledger, Releasing
 from nri_gpu.decision.prepare import NotPrepared, prepared
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.kubelet import ClaimUid
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim, device_name
@@ -153,6 +154,10 @@ def test_monitoring_needs_no_free_gpu_and_holds_none() -> None:
     found = done(allocated(result(admin=True, text="capabilities=compute")), held=busy)
     assert found.holds == {}
     assert (found.devices[0].admin, found.devices[0].text) == (True, "")
+    ill = gpu(0, unavailable="XID 79", health=Health(HealthState.BAD, 1.0, "XID 79"))
+    assert done(allocated(result(admin=True)), node([ill])).devices[0].uuid == uuid(0)
+    assert "XID 79" in why_not(allocated(), node([ill])).reason.sentence
+    assert "MIG mode" in why_not(allocated(result(admin=True)), node([replace(ill, mig_enabled=True)])).reason.sentence
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, PodUid
+from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, ClaimUid, ContainerDevices, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.dra.markers import markers_of
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.policy.parse import parse_policy
-from tests.support.builders import container, create_payload, pod, uuid
+from tests.support.builders import container, create_payload, gpu, pod, uuid
 from tests.support.claim_nodes import ClaimNode, allocated, with_claims
 from tests.support.kubelet_nodes import nodes_of, reply_of, token
 from tests.support.plugin import KEY
@@ -134,6 +135,14 @@ def test_containers_of_claims_share_one_mps_daemon() -> None:
     assert "in mps mode" in str(node.not_prepared(allocated(0, name="other")))
     both = node.prepared(allocated(1, 2, name="both", text=text))
     assert "mode=mps gives a container one GPU" in node.refused(with_claims(container(), both))
+
+
+def test_monitoring_is_for_gpus_that_are_ill_above_all(node: ClaimNode) -> None:
+    claim = node.prepared(allocated(0, admin=True))
+    bad = gpu(0, unavailable="XID 79", health=Health(HealthState.BAD, 1.0, "XID 79"))
+    node.put_gpus((bad, *node.node.inventory.gpus[1:]))
+    assert "XID 79" in node.refused(container("device=0", of="other"))
+    assert node.create(with_claims(container(), claim)) == (uuid(0),)
 
 
 FORGED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -175,7 +176,9 @@ async def test_what_the_kubelet_did_not_unprepare_while_we_were_away_is_released
     for each in (gone, PreparedName(CLAIM, "ml", "train")):
         node.daemon.prepared[each.uid] = each
     node.cdi.mkdir()
-    (node.cdi / "nri-gpu-claim-left.json").write_text('{"kind": "gpu.nri.io/claim"}')
+    left = node.cdi / "nri-gpu-claim-left.json"
+    left.write_text('{"kind": "gpu.nri.io/claim"}')
+    os.utime(left, (0, 0))  # by a boot before this one
     async with DraKubelet(folder), process(node):
         await until(lambda: set(node.daemon.prepared) == {CLAIM} and node.files() == [FILE])
 

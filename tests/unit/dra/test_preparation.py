@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
@@ -219,15 +220,19 @@ async def test_a_refresh_does_not_prepare_what_was_unprepared_meanwhile(node: Dr
     assert node.files() == []
 
 
-async def test_a_sweep_removes_only_our_specifications_of_claims_that_are_not_prepared(node: DraNode, log: Log) -> None:
+async def test_a_sweep_removes_only_our_specifications_from_before_this_boot(node: DraNode, log: Log) -> None:
+    """What the daemon of this boot lost stays, so that its containers are refused with our sentence."""
     node.api_server.put(resource_claim())
     await node.claims.prepare(ASKED)
     whole = (node.cdi / FILE).read_text()
     (node.cdi / "nri-gpu-claim-left.json").write_text(whole)
     (node.cdi / "nri-gpu-claim-others.json").write_text(whole.replace("gpu.nri.io/claim", "gpu.example.com/claim"))
     (node.cdi / "nri-gpu.json").write_text(whole)
+    for each in node.cdi.iterdir():
+        os.utime(each, (0, 0))
+    (node.cdi / "nri-gpu-claim-lost.json").write_text(whole)
     await node.claims.sweep()
-    assert node.files() == [FILE, "nri-gpu-claim-others.json", "nri-gpu.json"]
+    assert node.files() == [FILE, "nri-gpu-claim-lost.json", "nri-gpu-claim-others.json", "nri-gpu.json"]
     node.daemon.away = True
     with pytest.raises(NriGpuError):
         await node.claims.sweep()
