@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,6 +25,7 @@ from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done
 
 REFRESHED_AT_ONCE: Final = 4  # claims
+THREADS: Final = 32  # questions to the API server at once; asyncio has 6 on two processors, and many pods may come
 
 
 class Publishes(Protocol):
@@ -88,6 +90,7 @@ class DriverProcess:
 
     async def serve(self) -> None:
         """Serve until cancelled. Raises: RestartNeededError."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         view = await self._next()
         specifications = ClaimSpecifications(Path(view.cdi_dir), view.driver)
         claims = ClaimPreparation(

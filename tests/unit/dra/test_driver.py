@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,6 +84,12 @@ async def test_a_daemon_that_is_away_is_waited_for_and_told_of_once(folder: Path
         node.daemon.away = False
         await kubelet.wait_for_driver(DRIVER)
     assert len(log.said("daemon not reached, trying again")) == 1
+
+
+async def test_many_pods_that_come_at_once_do_not_wait_for_each_others_questions(folder: Path) -> None:
+    async with served(folder):
+        all_there = threading.Barrier(30)
+        await asyncio.gather(*(asyncio.to_thread(all_there.wait, 10.0) for _ in range(30)))
 
 
 async def test_each_view_is_published_and_the_daemon_told_how_that_goes(folder: Path) -> None:
