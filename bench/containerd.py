@@ -28,7 +28,6 @@ from nri_gpu.dra.messages import AskPrepare, Prepared
 from nri_gpu.dra.specification import ClaimSpecifications
 from tests.support.cri import Pod
 from tests.support.pods import ContainerSpec
-from tests.support.resource_claims import DRIVER
 
 TITLE: Final = "Create + start of one container on a real containerd, against bare (NRI off, no GPU); CPU likewise"
 BARE, AGAIN = "bare", "bare, on a second containerd (noise)"
@@ -113,7 +112,7 @@ def _prepared(site: Site, pod: Pod) -> tuple[str, ...]:
     )
     answer = asyncio.run(DaemonClient(site.state).ask(AskPrepare(claim)))
     assert isinstance(answer, Prepared), answer
-    return ClaimSpecifications(site.node.layout.cdi, DRIVER).write(uid, answer)
+    return ClaimSpecifications(site.node.layout.cdi).write(uid, answer)
 
 
 def _described(contenders: Mapping[str, Contender]) -> Mapping[str, str]:

@@ -92,7 +92,7 @@ class DriverProcess:
         """Serve until cancelled. Raises: RestartNeededError."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         view = await self._next()
-        specifications = ClaimSpecifications(Path(view.cdi_dir), view.driver)
+        specifications = ClaimSpecifications(Path(view.cdi_dir))
         claims = ClaimPreparation(
             self._daemon,
             self._api_server,

@@ -16,22 +16,22 @@ from nri_gpu.cdi.file import SpecFile
 from nri_gpu.cdi.specification import VERSION, mount_json
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
+from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.messages import Prepared
 from nri_gpu.system.storage import signature
 
-CLASS: Final = "claim"
+KIND: Final = f"{BASE_KEY}/claim"  # whatever name the driver has: devices of vendors below nvidia.com are left alone
 FILE_MODE: Final = 0o600
 _BEFORE, _AFTER = "nri-gpu-claim-", ".json"
 _REQUIRED: Final = mount_json(Mount(REQUIRED_DESTINATION, REQUIRED_SOURCE, ("bind", "ro")))
 
 
 class ClaimSpecifications:
-    """Those of one driver in one folder, which is one of the runtime's `cdi_spec_dirs`. Their UIDs do as names."""
+    """Those in one folder, which is one of the runtime's `cdi_spec_dirs`. Their UIDs do as names."""
 
-    def __init__(self, folder: Path, driver: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kind = f"{driver}/{CLASS}"
 
     def write(self, uid: ClaimUid, prepared: Prepared) -> tuple[str, ...]:
         """Write that of a claim. Returns the qualified name of each device, in order. Raises: SpecFileError."""
@@ -40,18 +40,18 @@ class ClaimSpecifications:
             {"name": name, "containerEdits": {"env": [f"{variable}={value}"]}}
             for name, (variable, value) in zip(names, prepared.markers, strict=True)
         ]
-        document: dict[str, object] = {"cdiVersion": VERSION, "kind": self._kind, "devices": devices}
+        document: dict[str, object] = {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
         if prepared.required:
             document["containerEdits"] = {"mounts": [_REQUIRED]}
         self._file(uid).write(json.dumps(document))
-        return tuple(f"{self._kind}={name}" for name in names)
+        return tuple(f"{KIND}={name}" for name in names)
 
     def remove(self, uid: ClaimUid) -> bool:
         """Remove that of a claim. Returns whether there was one. Raises: SpecFileError."""
         return self._file(uid).remove()
 
     def outdated(self) -> frozenset[ClaimUid]:
-        """The claims that have one in the folder from before this boot, of whichever driver.
+        """The claims that have one in the folder from before this boot.
 
         A younger one whose claim the daemon lost stays until the kubelet unprepares that: without it a container that
         starts again would be refused by the runtime, which knows no reason, and not by us.
@@ -62,4 +62,4 @@ class ClaimSpecifications:
         return frozenset(ClaimUid(file.name[len(_BEFORE) : -len(_AFTER)]) for file in old)
 
     def _file(self, uid: ClaimUid) -> SpecFile:
-        return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", self._kind, FILE_MODE)
+        return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", KIND, FILE_MODE)

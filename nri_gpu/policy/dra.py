@@ -10,7 +10,6 @@ from nri_gpu.policy.kubelet import KubeletSettings
 
 DRIVER_MAX: Final = 63  # characters (kubernetes: staging/src/k8s.io/api/resource/v1/types.go, DriverNameMaxLength)
 _DRIVER: Final = text(
-    # A letter first, as the vendor of a CDI device has (cncf-tags/container-device-interface: pkg/parser/parser.go).
     r"[a-z](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)+",
     "a DNS name such as gpu.nri.io",
     DRIVER_MAX,

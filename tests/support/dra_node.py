@@ -153,9 +153,7 @@ class DraNode:
         self.daemon = TellingDaemon(folder)
         self.api_server = TellingApiServer()
         self.cdi = folder / "cdi"
-        self.claims = ClaimPreparation(
-            self.daemon, self.api_server, ClaimSpecifications(self.cdi, DRIVER), DRIVER, NODE, times
-        )
+        self.claims = ClaimPreparation(self.daemon, self.api_server, ClaimSpecifications(self.cdi), DRIVER, NODE, times)
 
     def door(self, times: EndpointTimes = QUICK) -> KubeletDoor:
         return KubeletDoor(self.daemon.view, ClaimService(self.claims).handlers(), times)

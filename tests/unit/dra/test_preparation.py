@@ -37,6 +37,7 @@ async def sentence(node: DraNode, asked: PreparedName = ASKED) -> str:
 async def test_the_specification_has_a_marker_a_device_and_the_mount_that_keeps_it_from_starting(node: DraNode) -> None:
     node.api_server.put(resource_claim(result("gpu-0"), result("gpu-1")))
     devices = await node.claims.prepare(ASKED)
+    # Not by the driver's name: one below nvidia.com would pass for a device of another component.
     assert [each.cdi for each in devices] == [f"gpu.nri.io/claim={UID}-0", f"gpu.nri.io/claim={UID}-1"]
     written = json.loads((node.cdi / FILE).read_text())
     assert (written["kind"], written["cdiVersion"]) == ("gpu.nri.io/claim", "0.5.0")
