@@ -144,6 +144,10 @@ def test_pods_and_containers_that_share_a_claim(cluster: Cluster, dra: DraCluste
     cluster.apply(*claiming("others", devices(count=2)))
     cluster.wait_phase("others")
     assert cluster.minors("others").isdisjoint(before)
+    (own,) = set(dra.held()) - {"shared"}  # made by a template for one pod, and named by another one
+    cluster.apply(on_claim("guest", own))
+    cluster.wait_phase("guest")
+    assert cluster.minors("guest") == cluster.minors("others")
 
     dra.delete("pod", "first")
     assert cluster.minors("second") == before
