@@ -195,4 +195,4 @@ class ClaimPreparation:
             async with asyncio.timeout(limit_s):
                 return await self._daemon.ask(question)
         except TimeoutError:
-            raise PreparationError(f"{RUN} did not answer within {limit_s:g} s: see `nri-gpu status`") from None
+            raise DaemonAwayError(f"{RUN} did not answer within {limit_s:g} s: see `nri-gpu status`") from None

@@ -91,6 +91,8 @@ Named = tuple[str, str, str]
 async def site_on(node: Containerd, base: Path, folder: Path, more: str = "") -> AsyncIterator[Site]:
     """more: of the policy's [dra]."""
     launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi, more))
+    for left in node.layout.cdi.glob("nri-gpu-claim-*"):  # by a test that unprepared nothing
+        left.unlink()
     with StandInApiServer() as server, NriGpu(launch) as daemon:
         server.add_node(NODE)
         daemon.wait_staged()

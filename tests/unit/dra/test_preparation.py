@@ -114,6 +114,16 @@ async def test_a_daemon_that_is_restarted_meanwhile_is_waited_for(folder: Path) 
     assert node.files() == []
 
 
+async def test_a_daemon_that_is_busy_is_asked_again(folder: Path) -> None:
+    node = DraNode(folder, replace(TIMES, daemon=0.05, passing=20.0))
+    node.api_server.put(resource_claim())
+    node.daemon.silent = True
+    preparing = asyncio.create_task(node.claims.prepare(ASKED))
+    await asyncio.sleep(0.2)
+    node.daemon.silent = False
+    assert await preparing
+
+
 async def test_a_fault_that_does_not_pass_is_told_at_once_and_leaves_nothing(node: DraNode) -> None:
     node.api_server.put(resource_claim())
     node.daemon.faults = [Fault("gpu-9 is not a device of this node")]
