@@ -172,6 +172,39 @@ async def test_a_container_with_a_claim_starts_only_with_us(node: Containerd, tm
         site.check(await site.run(pod, "main", cdi, attempt=1), 2)
 
 
+@on_newest
+@in_a_loop
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [("claims.json", "not prepared on this node any more: delete the pod"), ("key", "not written by nri-gpu.*the pod")],
+)
+async def test_where_the_state_folder_lost_it_a_container_that_starts_again_is_told_what_helps(
+    node: Containerd, tmp_path: Path, folder: Path, lost: str, sentence: str
+) -> None:
+    """By us, and not by the runtime, which would only not find a CDI device; and its GPU goes to nobody meanwhile."""
+    uid = str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        claim = site.claim("train", "gpu-2", pod=uid)
+        cdi, pod = await site.prepare(claim), await site.pod("web", uid)
+        main = await site.run(pod, "main", cdi)
+        await aside(site.daemon.kill)
+        (site.daemon.launch.state / lost).unlink()
+        (site.daemon.launch.state / "claims.json").unlink(missing_ok=True)
+        await aside(site.daemon.start)
+        await aside(site.daemon.wait_staged)
+        with pytest.raises(CriError, match=r"\[gpu-busy\]"):
+            await aside(node.cri.run_asking, "device=2", "thief")
+        await aside(site.dra.kill)
+        await aside(site.dra.start)
+        await aside(site.dra.wait_ready)
+        with pytest.raises(CriError, match=sentence):
+            await site.run(pod, "main", cdi, attempt=1)
+        await aside(node.cri.stop, main)
+        await aside(node.cri.remove_pod, pod.id)
+        await site.kubelet.unprepare(DRIVER, claim)
+        assert site.files() == []
+
+
 @in_a_loop
 async def test_the_marker_is_worth_nothing_to_others(node: Containerd, tmp_path: Path, folder: Path) -> None:
     """By its CDI name, copied as a variable, or made up."""
