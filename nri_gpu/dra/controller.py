@@ -27,13 +27,13 @@ from nri_gpu.dra.messages import (
     AskPrepare,
     AskUnprepare,
     AskView,
+    ClaimFault,
     DriverReport,
-    Fault,
+    NodeView,
     Prepared,
     PreparedName,
     Question,
     Unprepared,
-    View,
 )
 from nri_gpu.dra.socket import DraSocket
 from nri_gpu.kubelet.answer import RequiredDevice
@@ -46,11 +46,11 @@ from nri_gpu.system.tasks import first_done
 TICK_S: Final = 5.0  # between two looks for what changes with time alone
 BURST_S: Final = 0.05  # changes come in bursts, and a view is large
 LASTING_S: Final = 10.0  # after which a node that cannot grant is said to be not ready
-NOT_CONNECTED: Final = Fault(
+NOT_CONNECTED: Final = ClaimFault(
     "nri-gpu is not connected to the container runtime, so pods would start without their GPUs; try again",
     passing=True,
 )
-CDI_OFF: Final = Fault(
+CDI_OFF: Final = ClaimFault(
     "containerd 1.x drops the CDI devices of claims unless its configuration has enable_cdi = true, and pods would "
     "start without their GPUs: set that, restart containerd, then set dra.cdi_enabled = true in nri-gpu's policy"
 )
@@ -102,7 +102,7 @@ class DraController:
         self._socket = DraSocket(folder / DRA_SOCKET, self.answer)
         self._woken = asyncio.Event()
         self._able = time.monotonic()  # when the node could last grant, or began
-        self._view = View(
+        self._view = NodeView(
             number=time.time_ns() // 1_000_000,  # another one than those of the daemon before this one
             driver=self.settings.driver,
             dir=self.settings.dir,
@@ -162,7 +162,7 @@ class DraController:
             case AskUnprepare(uid):
                 return self._unprepare(uid)
 
-    async def _next_view(self, after: int) -> View:
+    async def _next_view(self, after: int) -> NodeView:
         """The view once it has another number, or as it is when nothing has changed for a while."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_s
@@ -172,7 +172,7 @@ class DraController:
             await asyncio.sleep(BURST_S)
         return self.view()
 
-    def view(self) -> View:
+    def view(self) -> NodeView:
         """The view of now, with another number than the last one if it is another one."""
         state = self._node_state
         node = self._plugin.aged(state.node)
@@ -197,7 +197,7 @@ class DraController:
             self._view = replace(seen, number=seen.number + 1)
         return self._view
 
-    def _prepare(self, claim: AllocatedClaim) -> Prepared | Fault:
+    def _prepare(self, claim: AllocatedClaim) -> Prepared | ClaimFault:
         """Write, reserve, and only then answer: what was answered is known to the next daemon."""
         if not self._connected:
             return NOT_CONNECTED
@@ -208,7 +208,7 @@ class DraController:
         policy = replace(state.policy, dra=self.settings)  # as devices are offered
         found = prepared(claim, plugin.aged(state.node), state.ledger, policy)
         if isinstance(found, NotPrepared):
-            return Fault(found.reason.sentence, found.passing)
+            return ClaimFault(found.reason.sentence, found.passing)
         after = prepare(state.ledger, found)
         if after is not state.ledger:
             if fault := self._written(after):
@@ -218,7 +218,7 @@ class DraController:
         plugin.claims.settled(claim.uid)
         return Prepared(markers_of(found, plugin.claims.key), required=not self._required.fault())
 
-    def _unprepare(self, uid: ClaimUid) -> Unprepared | Fault:
+    def _unprepare(self, uid: ClaimUid) -> Unprepared | ClaimFault:
         ledger = self._node_state.ledger
         if claim := ledger.claims.get(uid):
             after = unprepare(ledger, uid)
@@ -229,12 +229,12 @@ class DraController:
             _log(claim, "claim released")
         return Unprepared()
 
-    def _written(self, ledger: Ledger) -> Fault | None:
+    def _written(self, ledger: Ledger) -> ClaimFault | None:
         try:
             self._file.write(ledger.claims.values())
         except OSError as error:
             logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
-            return Fault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")
+            return ClaimFault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")
         return None
 
 

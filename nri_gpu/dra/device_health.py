@@ -16,7 +16,7 @@ import grpc.aio
 
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.dra.devices import UNHEALTHY
-from nri_gpu.dra.messages import OfferedDevice, View
+from nri_gpu.dra.messages import NodeView, OfferedDevice
 from nri_gpu.system.tasks import first_done
 
 SERVICE: Final = "v1alpha1.DRAResourceHealth"
@@ -41,7 +41,7 @@ class DeviceHealthService:
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"NodeWatchResources": method})
 
-    def put(self, view: View) -> None:
+    def put(self, view: NodeView) -> None:
         """What the daemon says of the devices now. Nothing is told before it knows them."""
         answer = pb.NodeWatchResourcesResponse(devices=[self._health(each) for each in view.devices])
         if view.known and answer != self._answer:

@@ -22,7 +22,7 @@ from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
-from nri_gpu.dra.messages import View
+from nri_gpu.dra.messages import NodeView
 from nri_gpu.dra.service import SUPPORTED
 from nri_gpu.kubelet.endpoint import EndpointTimes, check_reached
 from nri_gpu.kubelet.service import PluginWatcherService
@@ -46,7 +46,7 @@ class KubeletDoor:
     """
 
     def __init__(
-        self, view: View, handlers: Sequence[grpc.GenericRpcHandler], times: EndpointTimes | None = None
+        self, view: NodeView, handlers: Sequence[grpc.GenericRpcHandler], times: EndpointTimes | None = None
     ) -> None:
         self.folder = Path(view.dir, view.driver)
         self.socket = self.folder / "dra.sock"

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from nri_gpu.domain.errors import Exit, NriGpuError, RestartNeededError
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.door import KubeletDoor
-from nri_gpu.dra.messages import AskView, DriverReport, PreparedName, View
+from nri_gpu.dra.messages import AskView, DriverReport, NodeView, PreparedName
 from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, PreparationError, ReadsClaims
 from nri_gpu.dra.service import ClaimService
 from nri_gpu.dra.specification import ClaimSpecifications
@@ -33,7 +33,7 @@ class Publishes(Protocol):
 
     report: DriverReport
 
-    def put(self, view: View) -> None: ...
+    def put(self, view: NodeView) -> None: ...
     def away(self) -> None: ...
     async def run(self) -> None: ...
 
@@ -67,7 +67,7 @@ class DriverProcess:
         self._health = health
         self._times = times or DriverTimes()
         self._notifier = Notifier()
-        self._view: View | None = None
+        self._view: NodeView | None = None
         self._changed = asyncio.Event()
         self._tidy_at = 0.0  # on the loop's clock
         self._away, self._unread = LogOnce(), LogOnce()
@@ -123,13 +123,13 @@ class DriverProcess:
         await door.registered.wait()
         await self._publisher.run()
 
-    async def _next(self) -> View:
+    async def _next(self) -> NodeView:
         """The daemon's next view, once there is one."""
         waits, after = Backoff(self._times.retry, self._times.longest_retry), self._view.number if self._view else 0
         while True:
             try:
                 answer = await self._daemon.ask(self._ask_view(after))
-                if not isinstance(answer, View):
+                if not isinstance(answer, NodeView):
                     raise PreparationError(
                         f"the daemon did not say what to serve: {getattr(answer, 'sentence', answer)}"
                     )
@@ -149,7 +149,7 @@ class DriverProcess:
     def _ask_view(self, after: int = 0) -> AskView:
         return AskView(after, self._publisher.report)
 
-    async def _follow(self, first: View) -> None:
+    async def _follow(self, first: NodeView) -> None:
         """Take each view. Raises: RestartNeededError: it is another driver's, or has other folders."""
         while True:
             view = await self._next()
@@ -192,5 +192,5 @@ class DriverProcess:
         return self._view.claims if self._view else ()
 
 
-def _place(view: View) -> tuple[str, ...]:
+def _place(view: NodeView) -> tuple[str, ...]:
     return view.driver, view.dir, view.registry_dir, view.cdi_dir

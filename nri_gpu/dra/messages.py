@@ -69,7 +69,7 @@ class PreparedName(Struct, frozen=True):
     reread: bool = False
 
 
-class View(Struct, frozen=True, kw_only=True, tag=True):
+class NodeView(Struct, frozen=True, kw_only=True, tag=True):
     """What the driver process needs to know of the node.
 
     number: another one whenever anything in it changed. driver, dir, registry_dir, cdi_dir: of the policy.
@@ -137,11 +137,11 @@ class Unprepared(Struct, frozen=True, tag=True):
     """It holds nothing any more."""
 
 
-class Fault(Struct, frozen=True, tag=True):
+class ClaimFault(Struct, frozen=True, tag=True):
     """Why not: one sentence, which `kubectl describe pod` shows. passing: it may be over in less than a second."""
 
     sentence: str
     passing: bool = False
 
 
-Answer = View | Prepared | Unprepared | Fault
+Answer = NodeView | Prepared | Unprepared | ClaimFault

@@ -21,12 +21,12 @@ from nri_gpu.dra.messages import (
     AskPrepare,
     AskUnprepare,
     AskView,
-    Fault,
+    ClaimFault,
+    NodeView,
     Prepared,
     PreparedName,
     Question,
     Unprepared,
-    View,
 )
 from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim
 from nri_gpu.dra.specification import ClaimSpecifications
@@ -173,7 +173,7 @@ class ClaimPreparation:
                 answer = await self._ask(question)
                 if isinstance(answer, wanted):
                     return answer
-                if not isinstance(answer, Fault):
+                if not isinstance(answer, ClaimFault):
                     raise PreparationError(f"{RUN} answered what was not asked: is it another version of nri-gpu?")
                 fault, passes = PreparationError(answer.sentence), answer.passing
             except DaemonAwayError as error:
@@ -185,7 +185,7 @@ class ClaimPreparation:
     async def _prepared(self) -> frozenset[ClaimUid]:
         """The claims that the daemon has prepared now."""
         view = await self._ask(self._ask_view())
-        if not isinstance(view, View):
+        if not isinstance(view, NodeView):
             raise PreparationError(f"{RUN} did not tell which claims are prepared")
         return frozenset(each.uid for each in view.claims)
 

@@ -24,11 +24,11 @@ from nri_gpu.dra.api_server import (
     SliceEvent,
     UnavailableError,
 )
-from nri_gpu.dra.messages import DriverReport, View
+from nri_gpu.dra.messages import DriverReport, NodeView
 from nri_gpu.dra.slices import (
     ALL_GATES,
     Gate,
-    Owner,
+    OwnerReference,
     ResourceSlice,
     gates_of,
     gates_wanted,
@@ -72,7 +72,7 @@ class Publisher:
         self._api = api
         self._node = node
         self._times = times = times or PublisherTimes()
-        self._view: View | None = None
+        self._view: NodeView | None = None
         self._left: asyncio.TimerHandle | None = None  # the daemon does not answer
         self._away = False  # ... and has not for long
         self._woken = asyncio.Event()
@@ -86,7 +86,7 @@ class Publisher:
         self._log, self._log_gates = LogOnce(), LogOnce()
         self.report = DriverReport()
 
-    def put(self, view: View) -> None:
+    def put(self, view: NodeView) -> None:
         """What the daemon offers from now on. While it does not know its GPUs, all stays as it is."""
         if self._left:
             self._left.cancel()
@@ -180,7 +180,7 @@ class Publisher:
             left_s = None if self._gates == ALL_GATES else max(0.0, self._probe_at - loop.time())
             await first_done(self._woken.wait(), timeout_s=left_s)
 
-    async def _write(self, view: View) -> bool:
+    async def _write(self, view: NodeView) -> bool:
         """Write what is not there as the view wants it. Returns whether anything was."""
         gates = self._gates
         offer = without_daemon(view) if self._away and Gate.TAINTS in gates else view
@@ -210,7 +210,7 @@ class Publisher:
         else:
             self._slices[name] = kept if dropped else kept_as_sent(sent, kept)
 
-    async def _owner(self) -> Owner:
+    async def _owner(self) -> OwnerReference:
         """The node, asked for each time: one that registered anew has another UID. Raises: RefusedError."""
         try:
             uid = await self._api.node_uid(self._node)
@@ -219,7 +219,7 @@ class Publisher:
                 f"the API server at {self._api.url} has no node {self._node}: set --node-name (or NODE_NAME) to "
                 "what `kubectl get nodes` shows for this machine"
             ) from None
-        return Owner(self._node, uid, "Node", "v1", controller=True)
+        return OwnerReference(self._node, uid, "Node", "v1", controller=True)
 
     async def _probe(self, driver: str) -> None:
         """Which features the API server keeps: together, and each alone where it refuses them together."""
@@ -237,7 +237,7 @@ class Publisher:
     async def _kept_of(self, driver: str, gates: frozenset[Gate]) -> frozenset[Gate]:
         return gates_of((await self._api.create(specimen(driver, self._node, gates), dry_run=True)).spec) & gates
 
-    def _published(self, view: View, *, wrote: bool) -> None:
+    def _published(self, view: NodeView, *, wrote: bool) -> None:
         devices = sum(len(each.spec.devices) for each in self._slices.values())
         missing = tuple(sorted(gate.value for gate in gates_wanted(view, self._node) - self._gates))
         if wrote:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.dra.messages import Attribute, Capacity, OfferedDevice, Taint, Version, View
+from nri_gpu.dra.messages import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
 
 # Of devices a slice: 128 without taints and counters. A taint that comes must not move devices to other slices.
 DEVICES_MAX: Final = 64
@@ -92,7 +92,7 @@ class SliceSpec(_Object, frozen=True, kw_only=True):
     shared_counters: tuple[CounterSet, ...] = ()
 
 
-class Owner(_Object, frozen=True):
+class OwnerReference(_Object, frozen=True):
     """With this object, the garbage collector removes the slice."""
 
     name: str
@@ -106,7 +106,7 @@ class SliceMetadata(_Object, frozen=True):
     name: str
     uid: str = ""
     resource_version: str = ""
-    owner_references: tuple[Owner, ...] = ()
+    owner_references: tuple[OwnerReference, ...] = ()
 
 
 class ResourceSlice(_Object, frozen=True):
@@ -133,7 +133,7 @@ class Writes(Struct, frozen=True):
         return bool(self.delete or self.update or self.create)
 
 
-def slice_specs(view: View, node: str, gates: Collection[Gate]) -> dict[str, SliceSpec]:
+def slice_specs(view: NodeView, node: str, gates: Collection[Gate]) -> dict[str, SliceSpec]:
     """Name -> spec of each slice, the pool's generation left at 0. gates: those that the API server has.
 
     Without DRADeviceTaints a device with a taint is left out.
@@ -197,7 +197,7 @@ def gates_of(spec: SliceSpec) -> frozenset[Gate]:
     return frozenset(gate for gate, used in uses.items() if used)
 
 
-def gates_wanted(view: View, node: str) -> frozenset[Gate]:
+def gates_wanted(view: NodeView, node: str) -> frozenset[Gate]:
     """Those that this node has a use for. Each has one for taints: a GPU may fall ill at any time."""
     return frozenset({Gate.TAINTS}).union(*map(gates_of, slice_specs(view, node, ALL_GATES).values()))
 
@@ -213,12 +213,12 @@ def specimen(driver: str, node: str, gates: Collection[Gate]) -> ResourceSlice:
         counter_set="specimen",
         counters={"memory": 1},
     )
-    view = View(number=0, driver=driver, dir="", registry_dir="", cdi_dir="", devices=(device,))
+    view = NodeView(number=0, driver=driver, dir="", registry_dir="", cdi_dir="", devices=(device,))
     ((name, spec),) = slice_specs(view, node, gates).items()
     return ResourceSlice(SliceMetadata(f"specimen-{name}"), _of_generation(spec, 1))
 
 
-def without_daemon(view: View) -> View:
+def without_daemon(view: NodeView) -> NodeView:
     """The same offer while nobody could prepare a claim."""
     return replace(view, devices=tuple(replace(each, taints=(*each.taints, AWAY)) for each in view.devices))
 

@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 from loguru import logger
 
-from nri_gpu.dra.messages import Answer, AskView, Fault, Question
+from nri_gpu.dra.messages import Answer, AskView, ClaimFault, Question
 from nri_gpu.system.acceptor import Acceptor, listen
 from nri_gpu.system.tasks import cancelled
 
 QUESTION_MAX: Final = 1 << 20  # bytes
 OPEN_MAX: Final = 256  # more than the pods of a node, each of which may be prepared at once
 PATIENCE_S: Final = 5.0  # for a question to come, and for an answer to be taken
-TOO_MANY: Final = Fault("nri-gpu's daemon is asked too much at once; try again", passing=True)
+TOO_MANY: Final = ClaimFault("nri-gpu's daemon is asked too much at once; try again", passing=True)
 
 
 class DraSocket:
@@ -48,7 +48,7 @@ class DraSocket:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=QUESTION_MAX)
         try:
             question = await self._read(reader)
-            answer = question if isinstance(question, Fault) else await self._answered(question, reader)
+            answer = question if isinstance(question, ClaimFault) else await self._answered(question, reader)
             async with asyncio.timeout(self._patience_s):
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 writer.close()
@@ -58,7 +58,7 @@ class DraSocket:
         finally:
             writer.transport.abort()
 
-    async def _read(self, reader: asyncio.StreamReader) -> Question | Fault:
+    async def _read(self, reader: asyncio.StreamReader) -> Question | ClaimFault:
         """The question, or why there is none. Raises: TimeoutError; EOFError: the client went."""
         if self._acceptor and self._acceptor.serving > OPEN_MAX:
             return TOO_MANY
@@ -67,9 +67,11 @@ class DraSocket:
                 question: Question = msgspec.json.decode(await reader.readuntil(), type=Question)
                 return question
         except asyncio.LimitOverrunError:
-            return Fault(f"a question has at most {QUESTION_MAX} bytes")
+            return ClaimFault(f"a question has at most {QUESTION_MAX} bytes")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Fault(f"nri-gpu's daemon cannot read this question, daemon and driver are of two versions: {error}")
+            return ClaimFault(
+                f"nri-gpu's daemon cannot read this question, daemon and driver are of two versions: {error}"
+            )
 
     async def _answered(self, question: Question, reader: asyncio.StreamReader) -> Answer:
         """Raises: EOFError: nobody waits for the view any more. What is being prepared is brought to its end."""
@@ -88,4 +90,4 @@ class DraSocket:
             return await self._answer(question)
         except Exception:  # a client must not be able to end the daemon
             logger.bind(method=type(question).__name__).opt(exception=True).error("bug in an answer")
-            return Fault("a bug of nri-gpu; the log of its daemon has the traceback")
+            return ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.dra.messages import Capacity, OfferedDevice, Taint, View
+from nri_gpu.dra.messages import Capacity, NodeView, OfferedDevice, Taint
 from nri_gpu.dra.slices import (
     Gate,
     ResourceSlice,
@@ -29,11 +29,13 @@ COUNTS: Final = st.sampled_from((0, 1, 3, 63, 64, 65, 128, 130))
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> NodeView:
     kinds = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
     devices = tuple(_device(n, kinds[n % len(kinds)]) for n in range(draw(COUNTS)))
     sets = {each.counter_set: {"slices": 7} for each in devices if each.counter_set}
-    return View(number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", devices=devices, counter_sets=sets)
+    return NodeView(
+        number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", devices=devices, counter_sets=sets
+    )
 
 
 def _device(n: int, kind: int) -> OfferedDevice:
@@ -52,7 +54,7 @@ def _device(n: int, kind: int) -> OfferedDevice:
 Slices = dict[str, ResourceSlice]
 
 
-def steps(wanted: View, gates: frozenset[Gate], there: Slices) -> Iterator[Slices]:
+def steps(wanted: NodeView, gates: frozenset[Gate], there: Slices) -> Iterator[Slices]:
     """What is on the server after each write."""
     writes = plan_writes(slice_specs(wanted, NODE, gates), there.values())
     there = dict(there)
@@ -64,7 +66,7 @@ def steps(wanted: View, gates: frozenset[Gate], there: Slices) -> Iterator[Slice
         yield dict(there)
 
 
-def after(wanted: View, gates: frozenset[Gate], there: Slices) -> Slices:
+def after(wanted: NodeView, gates: frozenset[Gate], there: Slices) -> Slices:
     return [there, *steps(wanted, gates, there)][-1]
 
 
@@ -82,7 +84,7 @@ GATES: Final = st.frozensets(st.sampled_from(Gate))
 
 @given(st.lists(st.tuples(views(), GATES, st.booleans()), min_size=1, max_size=4), st.data())
 def test_the_writes_lead_to_what_is_wanted_and_then_there_are_none(
-    history: Sequence[tuple[View, frozenset[Gate], bool]], data: st.DataObject
+    history: Sequence[tuple[NodeView, frozenset[Gate], bool]], data: st.DataObject
 ) -> None:
     there: Slices = {}
     for view, gates, away in history:
@@ -104,7 +106,7 @@ def test_the_writes_lead_to_what_is_wanted_and_then_there_are_none(
 
 
 @given(views(), st.integers(0, 200))
-def test_one_devices_health_is_one_write(view: View, place: int) -> None:
+def test_one_devices_health_is_one_write(view: NodeView, place: int) -> None:
     gates = frozenset(Gate)
     there = after(view, gates, {})
     if view.devices:

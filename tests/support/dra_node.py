@@ -21,13 +21,13 @@ from nri_gpu.dra.messages import (
     AskPrepare,
     AskUnprepare,
     AskView,
+    ClaimFault,
     DriverReport,
-    Fault,
+    NodeView,
     Prepared,
     PreparedName,
     Question,
     Unprepared,
-    View,
 )
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
 from nri_gpu.dra.service import ClaimService
@@ -47,7 +47,7 @@ class TellingDaemon:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.view = View(
+        self.view = NodeView(
             number=1,
             driver=DRIVER,
             dir=str(folder / "plugins"),
@@ -57,7 +57,7 @@ class TellingDaemon:
         )
         self.asked: list[Question] = []
         self.prepared: dict[ClaimUid, PreparedName] = {}
-        self.faults: list[Fault] = []
+        self.faults: list[ClaimFault] = []
         self.reread: set[ClaimUid] = set()
         self.reports: list[DriverReport] = []
         self._changed = asyncio.Condition()
@@ -83,7 +83,7 @@ class TellingDaemon:
         finally:
             self._now -= 1
 
-    async def change(self, **fields: Any) -> None:  # noqa: ANN401 - of a View
+    async def change(self, **fields: Any) -> None:  # noqa: ANN401 - of a NodeView
         """The view is another one, with these fields."""
         async with self._changed:
             self.view = replace(self.view, number=self.view.number + 1, **fields)

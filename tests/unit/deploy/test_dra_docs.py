@@ -18,7 +18,7 @@ from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.dra.api_server import ApiTimes
 from nri_gpu.dra.config import parse_config
 from nri_gpu.dra.devices import HELD, NODE_NOT_READY, UNHEALTHY, offer
-from nri_gpu.dra.messages import View
+from nri_gpu.dra.messages import NodeView
 from nri_gpu.dra.publisher import PublisherTimes
 from nri_gpu.dra.slices import ALL_GATES, AWAY, DEVICES_MAX, Gate, slice_specs
 from nri_gpu.policy.model import Policy
@@ -107,7 +107,7 @@ def test_its_figures_are_the_codes() -> None:
 def test_its_slices_have_the_size_that_it_says() -> None:
     policy, node = Policy.default(), replace(make.node([]), inventory=load_topology(TOPOLOGIES / "hgx-h100.toml"))
     devices, counter_sets = offer(node, Ledger(), policy, policy.dra)
-    view = View(
+    view = NodeView(
         number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", devices=devices, counter_sets=counter_sets
     )
     (spec,) = slice_specs(view, "node", ALL_GATES).values()

@@ -25,13 +25,13 @@ from nri_gpu.dra.messages import (
     AskPrepare,
     AskUnprepare,
     AskView,
+    ClaimFault,
     DriverReport,
-    Fault,
+    NodeView,
     Prepared,
     PreparedName,
     Question,
     Unprepared,
-    View,
 )
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra import DraSettings
@@ -62,14 +62,14 @@ class Setting(Struct):
     controller: DraController
     client: DaemonClient
 
-    async def view(self, after: int = 0) -> View:
+    async def view(self, after: int = 0) -> NodeView:
         answer = await self.client.ask(AskView(after))
-        assert isinstance(answer, View)
+        assert isinstance(answer, NodeView)
         return answer
 
-    async def prepare(self, of: AllocatedClaim) -> Prepared | Fault:
+    async def prepare(self, of: AllocatedClaim) -> Prepared | ClaimFault:
         answer = await self.client.ask(AskPrepare(of))
-        assert isinstance(answer, (Prepared, Fault))
+        assert isinstance(answer, (Prepared, ClaimFault))
         return answer
 
     @property
@@ -110,7 +110,7 @@ async def test_a_runtime_that_may_drop_cdi_devices_gets_no_claims_until_policy_s
     async with serving(tmp_path, lasting_s=0.0) as at:
         at.controller.configured(old)
         refused = await at.prepare(claim("gpu-4"))
-        assert isinstance(refused, Fault)
+        assert isinstance(refused, ClaimFault)
         assert "enable_cdi = true" in refused.sentence
         assert not at.claims
         assert {taint.value for each in (await at.view()).devices for taint in each.taints} == {"cdi-off"}
@@ -244,7 +244,7 @@ async def test_a_claim_that_cannot_be_prepared_is_told_so(tmp_path: Path, device
     async with serving(tmp_path) as at:
         await at.prepare(claim("gpu-7"))
         answer = await at.prepare(claim(device, uid=OTHER))
-        assert isinstance(answer, Fault)
+        assert isinstance(answer, ClaimFault)
         assert sentence in answer.sentence
         assert at.claims == {UID: ["gpu-7"]}
         assert at.recorded().keys() == {UID}
@@ -271,13 +271,13 @@ async def test_what_cannot_be_written_is_not_reserved(tmp_path: Path, log: Log) 
         question: Question
         for question in (AskPrepare(claim("gpu-7")), AskPrepare(claim("gpu-7"))):
             answer = await at.client.ask(question)
-            assert isinstance(answer, Fault)
+            assert isinstance(answer, ClaimFault)
             assert "cannot write its state folder" in answer.sentence
             assert at.claims == {}
         (tmp_path / f".{FILE_NAME}.new").rmdir()
         assert isinstance(await at.prepare(claim("gpu-7")), Prepared)
         (tmp_path / f".{FILE_NAME}.new").mkdir()
-        assert isinstance(await at.client.ask(AskUnprepare(UID)), Fault)
+        assert isinstance(await at.client.ask(AskUnprepare(UID)), ClaimFault)
         assert at.claims == {UID: ["gpu-7"]}
     assert len(log.said("prepared claims not written; the claim is not changed")) == 3
 

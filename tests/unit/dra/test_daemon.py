@@ -15,7 +15,16 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.claims_file import FILE_NAME, ClaimsFile
 from nri_gpu.dra.client import DaemonAwayError, DaemonClient
-from nri_gpu.dra.messages import DRA_SOCKET, AskPrepare, AskUnprepare, AskView, Fault, Prepared, Unprepared, View
+from nri_gpu.dra.messages import (
+    DRA_SOCKET,
+    AskPrepare,
+    AskUnprepare,
+    AskView,
+    ClaimFault,
+    NodeView,
+    Prepared,
+    Unprepared,
+)
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import READY_S, UUIDS, Launch, NriGpu
@@ -68,9 +77,9 @@ class Node:
         assert isinstance(answer, Prepared), answer
         return answer
 
-    async def view(self) -> View:
+    async def view(self) -> NodeView:
         answer = await self.client.ask(AskView())
-        assert isinstance(answer, View), answer
+        assert isinstance(answer, NodeView), answer
         return answer
 
     async def create(self, name: str, prepared: Prepared) -> pb.CreateContainerResponse | Status:
@@ -120,7 +129,7 @@ async def test_a_claim_from_prepare_to_unprepare_with_crashes_in_between(tmp_pat
         assert await node.prepare(claim("gpu-2")) == prepared  # the key of the boot signed it
         assert granted(await node.create("second", prepared)) == ["/dev/nvidia2"]
         refused = await node.client.ask(AskPrepare(claim("gpu-2", OTHER)))
-        assert isinstance(refused, Fault)
+        assert isinstance(refused, ClaimFault)
         assert "claim" in refused.sentence or "train" in refused.sentence
 
         await node.crash()

@@ -12,14 +12,14 @@ import grpc.aio
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.dra.device_health import SERVICE, DeviceHealthService
 from nri_gpu.dra.devices import HELD, UNHEALTHY
-from nri_gpu.dra.messages import OfferedDevice, Taint, View
+from nri_gpu.dra.messages import NodeView, OfferedDevice, Taint
 
 ILL = Taint(UNHEALTHY, "bad", "NoSchedule")
 
 
-def view(*taints: Taint, known: bool = True) -> View:
+def view(*taints: Taint, known: bool = True) -> NodeView:
     device = OfferedDevice(name="gpu-0", attributes={}, capacity={}, taints=taints)
-    return View(number=1, driver="", dir="", registry_dir="", cdi_dir="", known=known, devices=(device,))
+    return NodeView(number=1, driver="", dir="", registry_dir="", cdi_dir="", known=known, devices=(device,))
 
 
 Stream = AsyncIterator[pb.NodeWatchResourcesResponse]

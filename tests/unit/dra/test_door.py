@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.dra.door import KubeletDoor
-from nri_gpu.dra.messages import Fault
+from nri_gpu.dra.messages import ClaimFault
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
 from tests.support.dra_node import QUICK, DraNode
@@ -98,7 +98,7 @@ async def test_each_bad_claim_has_an_error_of_its_own_and_the_good_ones_are_prep
 async def test_what_the_daemon_refuses_is_told_and_not_kept(folder: Path, log: Log) -> None:
     async with served(folder) as (kubelet, node):
         claim = node.api_server.put(resource_claim())
-        node.daemon.faults = [Fault("gpu-0 is held by pod ml/other [gpu-busy]" + "x" * 2000)]
+        node.daemon.faults = [ClaimFault("gpu-0 is held by pod ml/other [gpu-busy]" + "x" * 2000)]
         with pytest.raises(ClaimFaultError, match="gpu-0 is held by pod ml/other") as caught:
             await kubelet.prepare(DRIVER, claim)
         assert len(str(caught.value)) < 1024

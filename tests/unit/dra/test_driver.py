@@ -17,7 +17,7 @@ from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.device_health import SERVICE, DeviceHealthService
 from nri_gpu.dra.devices import UNHEALTHY
 from nri_gpu.dra.driver import DriverProcess, DriverTimes
-from nri_gpu.dra.messages import AskPrepare, DriverReport, Fault, OfferedDevice, PreparedName, Taint, View
+from nri_gpu.dra.messages import AskPrepare, ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName, Taint
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
@@ -34,11 +34,11 @@ class TakingPublisher:
 
     def __init__(self) -> None:
         self.report = DriverReport(published=7)
-        self.views: list[View] = []
+        self.views: list[NodeView] = []
         self.left = 0
         self.running = False
 
-    def put(self, view: View) -> None:
+    def put(self, view: NodeView) -> None:
         self.views.append(view)
 
     def away(self) -> None:
@@ -144,7 +144,7 @@ async def test_specifications_follow_a_daemon_that_signs_with_another_key(folder
 
 async def test_an_answer_that_is_no_view_is_a_daemon_that_is_away(folder: Path, log: Log) -> None:
     node = DraNode(folder)
-    node.daemon.faults = [Fault("daemon and driver are of two versions")]
+    node.daemon.faults = [ClaimFault("daemon and driver are of two versions")]
     async with DraKubelet(folder) as kubelet, process(node):
         await kubelet.wait_for_driver(DRIVER)
     assert "two versions" in log.one("daemon not reached, trying again").fields["fault"]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.messages import AskPrepare, AskUnprepare, Fault, PreparedName
+from nri_gpu.dra.messages import AskPrepare, AskUnprepare, ClaimFault, PreparedName
 from tests.support.dra_node import TIMES, DraNode
 from tests.support.log import Log
 from tests.support.resource_claims import POD, UID, resource_claim, result
@@ -88,9 +88,9 @@ async def test_one_claim_is_worked_on_by_one_caller_at_a_time_and_several_at_onc
 
 async def test_a_fault_that_passes_is_waited_for_and_one_that_stays_is_told_in_time(node: DraNode) -> None:
     node.api_server.put(resource_claim())
-    node.daemon.faults = [Fault("GPU 0 is being released", passing=True)] * 2
+    node.daemon.faults = [ClaimFault("GPU 0 is being released", passing=True)] * 2
     await node.claims.prepare(ASKED)
-    node.daemon.faults = [Fault("GPU 0 is being released", passing=True)] * 50
+    node.daemon.faults = [ClaimFault("GPU 0 is being released", passing=True)] * 50
     began = time.monotonic()
     assert await sentence(node) == "GPU 0 is being released"
     assert time.monotonic() - began < 5 * TIMES.passing
@@ -126,7 +126,7 @@ async def test_a_daemon_that_is_busy_is_asked_again(folder: Path) -> None:
 
 async def test_a_fault_that_does_not_pass_is_told_at_once_and_leaves_nothing(node: DraNode) -> None:
     node.api_server.put(resource_claim())
-    node.daemon.faults = [Fault("gpu-9 is not a device of this node")]
+    node.daemon.faults = [ClaimFault("gpu-9 is not a device of this node")]
     assert await sentence(node) == "gpu-9 is not a device of this node"
     assert node.files() == []
     assert len(node.daemon.asked) == 1

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.dra.api_server import ApiServer, ApiTimes
-from nri_gpu.dra.messages import Taint, View
+from nri_gpu.dra.messages import NodeView, Taint
 from nri_gpu.dra.publisher import Publisher, PublisherTimes
 from tests.support.api_server import GATES, Canned, StandInApiServer
 from tests.support.log import Log
@@ -29,7 +29,7 @@ OFFER: Final = view(device("gpu-0"), device("gpu-1"))
 
 @asynccontextmanager
 async def publishing(
-    server: StandInApiServer, offer: View | None = OFFER, times: PublisherTimes = QUICK, *, node: bool = True
+    server: StandInApiServer, offer: NodeView | None = OFFER, times: PublisherTimes = QUICK, *, node: bool = True
 ) -> AsyncIterator[Publisher]:
     if node and NODE not in server.nodes:
         server.add_node(NODE)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.dra.messages import Attribute, Capacity, OfferedDevice, Taint, Version, View
+from nri_gpu.dra.messages import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
 from nri_gpu.dra.slices import (
     ALL_GATES,
     AWAY,
@@ -37,8 +37,8 @@ NODE: Final = "node1"
 BAD: Final = Taint("gpu.nri.io/unhealthy", "bad", "NoSchedule")
 
 
-def view(*devices: OfferedDevice, **parts: object) -> View:
-    whole = View(number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", known=True, devices=devices)
+def view(*devices: OfferedDevice, **parts: object) -> NodeView:
+    whole = NodeView(number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", known=True, devices=devices)
     return replace(whole, **parts)
 
 
@@ -67,7 +67,7 @@ def applied(writes: Writes, current: dict[str, ResourceSlice]) -> dict[str, Reso
     return kept | {each.metadata.name: each for each in (*writes.update, *writes.create)}
 
 
-def published(offer: View, current: dict[str, ResourceSlice] | None = None) -> dict[str, ResourceSlice]:
+def published(offer: NodeView, current: dict[str, ResourceSlice] | None = None) -> dict[str, ResourceSlice]:
     current = current or {}
     return applied(plan_writes(slice_specs(offer, NODE, ALL_GATES), current.values()), current)
 

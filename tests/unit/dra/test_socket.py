@@ -22,12 +22,12 @@ from nri_gpu.dra.messages import (
     AskPrepare,
     AskUnprepare,
     AskView,
+    ClaimFault,
     DriverReport,
-    Fault,
+    NodeView,
     Prepared,
     Question,
     Unprepared,
-    View,
 )
 from nri_gpu.dra.socket import OPEN_MAX, QUESTION_MAX, DraSocket
 from tests.support.log import Log
@@ -35,12 +35,12 @@ from tests.support.log import Log
 CLAIM = AllocatedClaim(
     uid=ClaimUid("c"), namespace="ml", name="x", pods={}, results=(AllocatedResult(request="r", pool="p", device="d"),)
 )
-VIEW = View(number=7, driver="gpu.nri.io", dir="/d", registry_dir="/r", cdi_dir="/c")
+VIEW = NodeView(number=7, driver="gpu.nri.io", dir="/d", registry_dir="/r", cdi_dir="/c")
 ANSWERS: list[tuple[Question, Answer]] = [
     (AskView(6, DriverReport(2, ("DRADeviceTaints",), "no server")), VIEW),
     (AskPrepare(CLAIM), Prepared((("NRI_GPU_CLAIM_C_0", "v1;claim=c"),), required=True)),
     (AskUnprepare(ClaimUid("c")), Unprepared()),
-    (AskUnprepare(ClaimUid("d")), Fault("no", passing=True)),
+    (AskUnprepare(ClaimUid("d")), ClaimFault("no", passing=True)),
 ]
 Say = Callable[[Question], Awaitable[Answer]]
 
@@ -91,7 +91,7 @@ GARBAGE = {
 async def test_garbage_is_told_so(tmp_path: Path, question: bytes, sentence: str) -> None:
     async with listening(tmp_path) as path:
         answer = await said(path, question)
-        assert isinstance(answer, Fault)
+        assert isinstance(answer, ClaimFault)
         assert sentence in answer.sentence
         assert await DaemonClient(tmp_path).ask(ANSWERS[2][0]) == Unprepared()
 
@@ -110,7 +110,7 @@ async def test_clients_that_ask_nothing_are_closed(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_takes_no_answer_holds_nobody_up(tmp_path: Path) -> None:
-    large = Fault("x" * (8 << 20))
+    large = ClaimFault("x" * (8 << 20))
 
     async def say(question: Question) -> Answer:
         return large if isinstance(question, AskView) else Unprepared()
@@ -125,7 +125,7 @@ async def test_a_client_that_takes_no_answer_holds_nobody_up(tmp_path: Path) -> 
 async def test_only_so_many_at_once(tmp_path: Path) -> None:
     async with listening(tmp_path) as path:
         silent = [await asyncio.open_unix_connection(path) for _ in range(OPEN_MAX)]
-        assert await DaemonClient(tmp_path).ask(AskUnprepare(ClaimUid("c"))) == Fault(
+        assert await DaemonClient(tmp_path).ask(AskUnprepare(ClaimUid("c"))) == ClaimFault(
             "nri-gpu's daemon is asked too much at once; try again", passing=True
         )
         for _, writer in silent:
@@ -138,7 +138,7 @@ async def test_a_bug_is_a_fault(tmp_path: Path, log: Log) -> None:
 
     async with listening(tmp_path, broken):
         answer = await DaemonClient(tmp_path).ask(AskView())
-    assert answer == Fault("a bug of nri-gpu; the log of its daemon has the traceback")
+    assert answer == ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")
     assert log.one("bug in an answer").fields["method"] == "AskView"
 
 
@@ -198,7 +198,7 @@ async def test_a_daemon_that_does_not_answer_is_a_sentence(tmp_path: Path) -> No
             await DaemonClient(tmp_path, timeout_s=0.05).ask(AskUnprepare(ClaimUid("c")))
 
 
-@pytest.mark.parametrize("answer", [b"", b"no\n", b'{"type":"View"}\n', b"x" * (17 << 20)])
+@pytest.mark.parametrize("answer", [b"", b"no\n", b'{"type":"NodeView"}\n', b"x" * (17 << 20)])
 async def test_an_answer_that_is_none_is_a_sentence(tmp_path: Path, answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
