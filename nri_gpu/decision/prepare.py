@@ -33,10 +33,15 @@ _NAMES_SHOWN_MAX: Final = 200  # characters
 
 
 class NotPrepared(Struct, frozen=True):
-    """Why a claim cannot be prepared. passing: its GPU was just released, and may be free in a moment."""
+    """Why a claim cannot be prepared. released: its GPU was just released, and may be free in a moment."""
 
     reason: Reason
-    passing: bool = False
+    released: bool = False
+
+    @property
+    def passing(self) -> bool:
+        """Whether to ask again in a moment: a daemon or driver that was just started looks at the node first."""
+        return self.released or self.reason.code is Code.NODE_NOT_READY
 
 
 class _Found(Struct, frozen=True):
@@ -164,7 +169,7 @@ def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: L
         held = use.held_from_claim(claim, device.mode)
         if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
             reason = busy(found.unit, PodUid(""), device.mode, use)
-            return NotPrepared(Reason(reason.code, f"{device.device}: {reason.sentence}"), passing=not held)
+            return NotPrepared(Reason(reason.code, f"{device.device}: {reason.sentence}"), released=not held)
     return None
 
 
