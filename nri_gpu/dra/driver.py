@@ -7,6 +7,7 @@ import random
 import signal
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -29,9 +30,10 @@ THREADS: Final = 32  # questions to the API server at once; asyncio has 6 on two
 
 
 class Publishes(Protocol):
-    """Keeps the view's devices on the API server. report: what the daemon shows of it."""
+    """Keeps the view's devices on the API server. report: what the daemon shows of it. reported: it is another one."""
 
     report: DriverReport
+    reported: asyncio.Event
 
     def put(self, view: NodeView) -> None: ...
     def away(self) -> None: ...
@@ -108,6 +110,7 @@ class DriverProcess:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(door.run())
                 tasks.create_task(self._publish(door))
+                tasks.create_task(self._tell())
                 tasks.create_task(self._follow(view))
                 tasks.create_task(self._keep(claims))
                 await door.opened.wait()
@@ -122,6 +125,14 @@ class DriverProcess:
         """A kubelet that does not know the driver yet refuses its pods, and tries again only after a minute."""
         await door.registered.wait()
         await self._publisher.run()
+
+    async def _tell(self) -> None:
+        """Tell the daemon how publishing goes: the question for the next view may last, with the report of before."""
+        while True:
+            await self._publisher.reported.wait()
+            self._publisher.reported.clear()
+            with suppress(NriGpuError):
+                await self._daemon.ask(self._ask_view())
 
     async def _next(self) -> NodeView:
         """The daemon's next view, once there is one."""

@@ -66,7 +66,10 @@ class PublisherTimes(Struct, frozen=True):
 
 
 class Publisher:
-    """One for the life of the driver process. node: its name in Kubernetes. report: for the daemon."""
+    """One for the life of the driver process. node: its name in Kubernetes.
+
+    report: for the daemon. reported: set when it is another one.
+    """
 
     def __init__(self, api: ApiServer, node: str, *, times: PublisherTimes | None = None) -> None:
         self._api = api
@@ -84,7 +87,7 @@ class Publisher:
         self._pauses = Backoff(times.apart, times.longest_apart)
         self._written_at = 0.0
         self._log, self._log_gates = LogOnce(), LogOnce()
-        self.report = DriverReport()
+        self.report, self.reported = DriverReport(), asyncio.Event()
 
     def put(self, view: NodeView) -> None:
         """What the daemon offers from now on. While it does not know its GPUs, all stays as it is."""
@@ -120,7 +123,7 @@ class Publisher:
         if isinstance(error, _STALE) and self._waits.failures < STALE_MAX:
             return
         self._log.warning("ResourceSlices not published, trying again", str(error))
-        self.report = replace(self.report, fault=str(error))
+        self._report(replace(self.report, fault=str(error)))
 
     def _taint_all(self) -> None:
         self._away = True
@@ -247,4 +250,9 @@ class Publisher:
             self._log_gates.note("the API server lacks features, so less is published", ", ".join(missing))
         else:
             self._log_gates.clear()
-        self.report = DriverReport(published=devices, missing=missing)
+        self._report(DriverReport(published=devices, missing=missing))
+
+    def _report(self, report: DriverReport) -> None:
+        if report != self.report:
+            self.report = report
+            self.reported.set()

@@ -81,12 +81,11 @@ def environment(cluster: Cluster, name: str) -> dict[str, str]:
 def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(HGX)
     assert sorted(each["name"] for each in dra.offered()) == [f"gpu-{number}" for number in range(8)]
-    beside = pod("one")
+    wait_for("status to say so", lambda: "publishes 8 devices" in cluster.nri_gpu("status").stdout, 5)
     wishes = {"one": "one GPU", "pair": "two linked GPUs", "large": "memory"}
     for name, wish in wishes.items():
         cluster.apply(*claiming(name, shown(wish)))
-    beside["metadata"]["name"] = "none"
-    cluster.apply(beside)
+    cluster.apply(pod("none"))
     for name in (*wishes, "none"):
         cluster.wait_phase(name)
     granted = [cluster.minors(name) for name in wishes]

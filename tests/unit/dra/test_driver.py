@@ -33,7 +33,7 @@ class TakingPublisher:
     """Takes what it is told."""
 
     def __init__(self) -> None:
-        self.report = DriverReport(published=7)
+        self.report, self.reported = DriverReport(published=7), asyncio.Event()
         self.views: list[NodeView] = []
         self.left = 0
         self.running = False
@@ -110,6 +110,13 @@ async def test_the_kubelet_is_told_of_devices_that_fall_ill(folder: Path) -> Non
         (told,) = (await call.read()).devices
         assert (told.device.pool_name, told.device.device_name, told.health) == (NODE, "gpu-0", pb.UNHEALTHY)
         call.cancel()
+
+
+async def test_the_daemon_is_told_at_once_how_publishing_goes(folder: Path) -> None:
+    async with served(folder) as (_, node, publisher):
+        publisher.report = DriverReport(published=6, missing=("DRADeviceTaints",))
+        publisher.reported.set()
+        await until(lambda: publisher.report in node.daemon.reports)
 
 
 async def test_nothing_is_published_before_the_kubelet_knows_the_driver(folder: Path) -> None:
