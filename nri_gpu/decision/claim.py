@@ -85,7 +85,7 @@ def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> 
         why = "is for monitoring" if allocation.admin else "has configuration of its own"
         raise RequestError(annotated.key, f"asks beside {allocation.key}, which {why}: drop the annotation")
     mode = given.mode or Mode.EXCLUSIVE
-    if fault := _beyond_allocation(annotated, len(allocation.uuids), mode):
+    if fault := _beyond_allocation(annotated, len(allocation.uuids), mode, claimed=bool(allocation.claims)):
         raise RequestError(annotated.key, fault)
     return replace(annotated, wanted=given.wanted, mode=mode, kubelet=True)
 
@@ -101,16 +101,23 @@ def _given(allocation: Allocated) -> Claim:
     return replace(claim, mode=claim.mode or (Mode.SHARED if allocation.shared else Mode.EXCLUSIVE), kubelet=True)
 
 
-def _beyond_allocation(annotated: Claim, number: int, mode: Mode) -> str:
-    """What an annotation asks for beyond the GPUs that the kubelet allocated; empty if it only shapes those."""
+def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bool) -> str:
+    """What an annotation asks for beyond the GPUs that the kubelet allocated; empty if it only shapes those.
+
+    claimed: they are of ResourceClaims.
+    """
     wanted = annotated.wanted
     if isinstance(wanted, Count) and wanted.gpus > number:
-        return f"asks for {wanted.gpus} GPUs and the kubelet gave {number}: ask for as many in resources.limits"
+        where = "the ResourceClaim" if claimed else "resources.limits"
+        return f"asks for {wanted.gpus} GPUs and the kubelet gave {number}: ask for as many in {where}"
     if not isinstance(wanted, Count | Everything):
         return "names GPUs, but here the kubelet chooses them: write all, which means those that it gave"
     if annotated.mode not in (None, mode):
         asked = f"asks for mode={annotated.mode}"
-        return f"{asked}, and the kubelet gave in {mode} mode: ask for another resource in its limits"
+        cure = (
+            "set the mode in the ResourceClaim's configuration" if claimed else "ask for another resource in its limits"
+        )
+        return f"{asked}, and the kubelet gave in {mode} mode: {cure}"
     return ""
 
 

@@ -96,7 +96,8 @@ def test_configuration_shapes_and_annotations_shape_what_has_none(node: ClaimNod
     plain = node.prepared(allocated(1, name="plain"))
     reply = reply_of(node, with_claims(container("all;capabilities=utility", name="plain"), plain))
     assert UVM not in nodes_of(reply)  # which is for compute
-    assert "asks for 2 GPUs and the kubelet gave 1" in node.refused(with_claims(container("2", name="more"), plain))
+    for asked, cure in (("2", "ask for as many in the ResourceClaim"), ("all;mode=shared", "the ResourceClaim's conf")):
+        assert cure in node.refused(with_claims(container(asked, name="more"), plain))
     assert node.create(with_claims(container("none", name="none"), plain)) == ()
 
 
