@@ -168,6 +168,7 @@ class ClaimPreparation:
         """Ask the daemon, again as long as what keeps it from answering may pass soon."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._times.passing
+        waits = Backoff(self._times.again, 1.0, jitter=0.5)  # after a boot all pods of the node wait here
         while True:
             try:
                 answer = await self._ask(question)
@@ -180,7 +181,7 @@ class ClaimPreparation:
                 fault, passes = PreparationError(str(error)), True
             if not passes or loop.time() + self._times.again > until:
                 raise fault
-            await asyncio.sleep(self._times.again)
+            await asyncio.sleep(waits.next_s())
 
     async def _prepared(self) -> frozenset[ClaimUid]:
         """The claims that the daemon has prepared now."""

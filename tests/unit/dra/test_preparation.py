@@ -97,6 +97,14 @@ async def test_a_fault_that_passes_is_waited_for_and_one_that_stays_is_told_in_t
     assert node.daemon.faults
 
 
+async def test_what_lasts_is_asked_for_more_and_more_rarely(folder: Path) -> None:
+    node = DraNode(folder, replace(TIMES, passing=1.0))
+    node.api_server.put(resource_claim())
+    node.daemon.faults = [ClaimFault("this node's GPUs are not known yet", passing=True)] * 50
+    await sentence(node)
+    assert 3 < len(node.daemon.asked) < 15
+
+
 async def test_a_daemon_that_is_restarted_meanwhile_is_waited_for(folder: Path) -> None:
     node = DraNode(folder, replace(TIMES, passing=20.0))
     node.api_server.put(resource_claim())
