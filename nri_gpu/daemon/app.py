@@ -80,12 +80,8 @@ class Daemon:
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
         self._sizes = Sizes(self._plugin.request_bytes, later, self._refusals.add)
         self._stray = StrayController(state, self._sizes.containers)
-        self._supervisor = Supervisor(
-            self._plugin,
-            lambda: Identity(self._policy.registered.name, self._policy.registered.index),
-            SessionFollowers(self._configured, self._ready, self._away),
-            self._sizes,
-        )
+        followers = SessionFollowers(self._configured, self._ready, self._away)
+        self._supervisor = Supervisor(self._plugin, self._identity, followers, self._sizes)
         self._reporter = Reporter(
             folder.path / CONTROL_SOCKET,
             state,
@@ -116,6 +112,9 @@ class Daemon:
             refusals=self._refusals,
         )
         return Plugin(self._state, needs, key)
+
+    def _identity(self) -> Identity:
+        return Identity(self._policy.registered.name, self._policy.registered.index)
 
     def _follow(self) -> None:
         self._node.cache.subscribe(self._plugin.looked)

@@ -27,7 +27,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
 from nri_gpu.dra.api_access import Access, AccessError, content
 from nri_gpu.dra.slices import ResourceSlice
-from nri_gpu.system.storage import Signature, signature
+from nri_gpu.system.storage import Signature
 
 GROUP: Final = "resource.k8s.io"
 VERSIONS: Final = ("v1", "v1beta2")  # the same fields; v1 since Kubernetes 1.34
@@ -155,8 +155,6 @@ class ApiServer:
         self._lock = threading.Lock()
         self._pool: urllib3.HTTPSConnectionPool | None = None
         self._files: tuple[Signature | None, ...] = ()
-        self._token = b""
-        self._token_file: Signature | None = None
         self._version = ""  # of resource.k8s.io
 
     @property
@@ -214,41 +212,29 @@ class ApiServer:
     async def watch(self, node: str, driver: str, since: str, take: Callable[[SliceEvent], None]) -> bool:
         """Give each change of the driver's slices on the node to `take`, until the server ends the watch.
 
-        In a thread of its own, which ends at once when this is cancelled. Returns whether it lasted as long as it
-        should: a server that ends one before is stopping.
+        In a thread that ends when this is cancelled. Returns whether it lasted as long as it should: a server that
+        ends one before is stopping.
         """
         lasting_s = int(self._times.watch * random.uniform(0.6, 1.0))  # or all nodes would ask again at once
         asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(lasting_s)}
         query = f"{_selector(node, driver)}&{urlencode({**asked, 'resourceVersion': since})}"
         path = f"{await self._base()}/resourceslices?{query}"
         stream, loop, began = _Stream(self._bytes_max), asyncio.get_running_loop(), time.monotonic()
-        ended: asyncio.Future[Exception | None] = loop.create_future()
 
         def tell(event: SliceEvent) -> None:
-            if not ended.done():
+            if not stream.closed:
                 take(event)
 
-        def end(fault: Exception | None) -> None:
-            if not ended.done():
-                ended.set_result(fault)
-
         def follow() -> None:
-            fault: Exception | None = None
             try:
                 with contextlib.closing(self._open("GET", path, None)) as response:
                     for line in stream.lines(response, self._times.silent):
                         loop.call_soon_threadsafe(tell, self._event(line))
             except (HTTPError, AccessError, OSError, ValueError) as error:
-                fault = self._unavailable("cannot be reached", error)
-            except Exception as error:  # raised where the watch is awaited
-                fault = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(end, fault)
+                raise self._unavailable("cannot be reached", error) from None
 
-        threading.Thread(target=follow, name="watch of ResourceSlices", daemon=True).start()
         try:
-            if fault := await ended:
-                raise fault
+            await asyncio.to_thread(follow)
         finally:
             stream.close()
         return time.monotonic() - began > lasting_s - 1
@@ -282,42 +268,27 @@ class ApiServer:
             raise self._unavailable("cannot be reached", error) from None
 
     def _open(self, verb: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
-        """An answer whose body is still to be read. A token that was refused is read again, once."""
-        for again in (False, True):
-            headers = {"Accept": "application/json", "User-Agent": f"nri-gpu/{__version__}", **self._bearer(again)}
-            if body is not None:
-                headers["Content-Type"] = "application/json"
-            response = self._connections().urlopen(
-                verb,
-                f"{self._access.prefix}{path}",
-                body=body,
-                headers=headers,
-                retries=False,
-                redirect=False,
-                preload_content=False,
-                decode_content=False,
-                timeout=urllib3.Timeout(connect=self._times.connect, read=self._times.read),
-            )
-            if 200 <= response.status < 300:
-                return response
-            with contextlib.closing(response):
-                error = self._refusal(response)
-            if not isinstance(error, UnauthorizedError) or again:
-                raise error
-        raise AssertionError("not reached: the second answer is returned or raised")
-
-    def _bearer(self, again: bool) -> dict[str, str]:
-        """again: the last one was refused, so read it even if its file looks unchanged."""
-        source = self._access.token
-        if isinstance(source, bytes):
-            token = source
-        else:
-            now = signature(source)
-            with self._lock:
-                if again or now != self._token_file or not self._token:
-                    self._token, self._token_file = content(source), now
-                token = self._token
-        return {"Authorization": f"Bearer {token.decode('latin-1').strip()}"} if token else {}
+        """An answer whose body is still to be read. The token is read each time, as the kubelet renews it."""
+        headers = {"Accept": "application/json", "User-Agent": f"nri-gpu/{__version__}"}
+        if token := content(self._access.token).decode("latin-1").strip():
+            headers["Authorization"] = f"Bearer {token}"
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        response = self._connections().urlopen(
+            verb,
+            f"{self._access.prefix}{path}",
+            body=body,
+            headers=headers,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+            timeout=urllib3.Timeout(connect=self._times.connect, read=self._times.read),
+        )
+        if 200 <= response.status < 300:
+            return response
+        with contextlib.closing(response):
+            raise self._refusal(response)
 
     def _connections(self) -> urllib3.HTTPSConnectionPool:
         """The pool; another one once a certificate changed on disk."""
@@ -388,7 +359,7 @@ class _Stream:
         self._bytes_max = bytes_max
         self._response: urllib3.BaseHTTPResponse | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
 
     def lines(self, response: urllib3.BaseHTTPResponse, silent_s: float) -> Iterator[bytes]:
         """Each line, as it comes. Raises: HTTPError; UnavailableError: a line is too long."""
@@ -397,7 +368,7 @@ class _Stream:
         if isinstance(response.connection, HTTPConnection) and response.connection.sock:
             response.connection.sock.settimeout(silent_s)
         rest = b""
-        while not self._closed and (part := response.read1(_READ_BYTES, decode_content=False)):
+        while not self.closed and (part := response.read1(_READ_BYTES, decode_content=False)):
             *lines, rest = (rest + part).split(b"\n")
             yield from (line for line in lines if line.strip())
             if len(rest) > self._bytes_max:
@@ -405,7 +376,7 @@ class _Stream:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             if self._response is not None:
                 with contextlib.suppress(OSError, RuntimeError, ValueError):  # it ended by itself
                     self._response.shutdown()

@@ -174,12 +174,12 @@ class DriverProcess:
             self._changed.clear()
             if tidy := loop.time() >= self._tidy_at:
                 self._tidy_at = loop.time() + self._times.tidy * random.uniform(0.8, 1.2)
-            known = [each for each in self._claims() if tidy or each.reread]
+            known = [each for each in self._view.claims if tidy or each.reread] if self._view else []
             well = await self._refresh(claims, known, sweep=tidy)
             left_s = self._tidy_at - loop.time()
             await first_done(self._changed.wait(), timeout_s=left_s if well else min(left_s, self._times.reread))
 
-    async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool = False) -> bool:
+    async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool) -> bool:
         """Returns whether all went well. sweep: also specifications that no claim has."""
         slots = asyncio.Semaphore(REFRESHED_AT_ONCE)
 
@@ -198,9 +198,6 @@ class DriverProcess:
         elif work:
             self._unread.clear()
         return not faults
-
-    def _claims(self) -> tuple[PreparedName, ...]:
-        return self._view.claims if self._view else ()
 
 
 def _place(view: NodeView) -> tuple[str, ...]:

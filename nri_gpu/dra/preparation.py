@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -130,10 +129,8 @@ class ClaimPreparation:
                 if uid not in await self._prepared() and self._specifications.remove(uid):
                     logger.bind(name=uid).info("CDI specification removed of a ResourceClaim that is not prepared")
 
-    @asynccontextmanager
-    async def _alone(self, uid: ClaimUid) -> AsyncIterator[None]:
-        async with self._locks.setdefault(uid, asyncio.Lock()):
-            yield
+    def _alone(self, uid: ClaimUid) -> asyncio.Lock:
+        return self._locks.setdefault(uid, asyncio.Lock())
 
     async def _prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
         claim = parse_resource_claim(await self._document(asked), asked, self._driver, self._pool)

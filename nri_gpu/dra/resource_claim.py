@@ -46,6 +46,10 @@ class _Consumer(Struct, rename="camel"):
     uid: str
     api_group: str = ""
 
+    @property
+    def is_pod(self) -> bool:
+        return self.resource == "pods" and not self.api_group
+
 
 class _Result(Struct, rename="camel"):
     request: str
@@ -119,7 +123,7 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         uid=asked.uid,
         namespace=asked.namespace,
         name=asked.name,
-        pods={PodUid(each.uid): each.name for each in claim.status.reserved_for or () if _is_pod(each)},
+        pods={PodUid(each.uid): each.name for each in claim.status.reserved_for or () if each.is_pod},
         results=tuple(_result(each, text) for each, text in zip(ours, texts, strict=True)),
         owned=any(each.kind == "Pod" for each in claim.metadata.owner_references),
     )
@@ -150,10 +154,6 @@ def _texts(what: str, configs: Sequence[_Config], results: Sequence[_Result], dr
         raise ResourceClaimError(f"{what}: {'; '.join(faults)}")
     read.sort(key=lambda each: each[0].source == "FromClaim")
     return [next((text for config, text in reversed(read) if config.applies_to(each.request)), "") for each in results]
-
-
-def _is_pod(consumer: _Consumer) -> bool:
-    return consumer.resource == "pods" and not consumer.api_group
 
 
 def _result(result: _Result, text: str) -> AllocatedResult:
