@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from nri_gpu.allocation.ledger import UNUSED, Ledger
 from nri_gpu.allocation.messages import busy, called, cannot, why_not
@@ -83,9 +83,7 @@ def _not(code: Code, sentence: str) -> NotPrepared:
 
 
 def _again(known: PreparedClaim, claim: AllocatedClaim) -> PreparedClaim | NotPrepared:
-    then = [(each.request, each.pool, each.device, each.share_id, each.admin) for each in known.devices]
-    now = [(each.request, each.pool, each.device, each.share_id, each.admin) for each in claim.results]
-    if then == now:
+    if [each.identity for each in known.devices] == [each.identity for each in claim.results]:
         return replace(known, pods=claim.pods, owned=claim.owned)
     had = ", ".join(dict.fromkeys(each.device for each in known.devices))
     return _not(
@@ -105,17 +103,8 @@ def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, poli
     request = _request(result, unit, policy.dra.replicas)
     if isinstance(request, Reason):
         return request
-    device = ClaimedDevice(
-        request=result.request,
-        pool=result.pool,
-        device=result.device,
-        uuid=unit.uuid,
-        mode=request.mode or Mode.SHARED,
-        text=request.text,
-        share_id=result.share_id,
-        admin=result.admin,
-    )
-    return _Found(device, unit, request)
+    as_allocated = asdict(replace(result, text=request.text))
+    return _Found(ClaimedDevice(**as_allocated, uuid=unit.uuid, mode=request.mode or Mode.SHARED), unit, request)
 
 
 def _unknown(inventory: Inventory) -> Reason:

@@ -16,7 +16,8 @@ from nri_gpu.domain.value import Recorded
 class AllocatedResult(Struct, frozen=True, kw_only=True):
     """One result of a claim's allocation that is for our driver.
 
-    text: of its configuration, in the annotation's grammar; empty where it has none.
+    request: the claim's name for it. text: what else its configuration asks for, in the annotation's grammar; empty
+    where it has none. admin: for monitoring, beside whoever holds the device: it holds nothing itself.
     """
 
     request: str
@@ -25,6 +26,11 @@ class AllocatedResult(Struct, frozen=True, kw_only=True):
     text: str = ""
     share_id: str = ""
     admin: bool = False
+
+    @property
+    def identity(self) -> tuple[str, str, str, str, bool]:
+        """What tells it from what another allocation of the same claim would have."""
+        return self.request, self.pool, self.device, self.share_id, self.admin
 
 
 class AllocatedClaim(Struct, frozen=True, kw_only=True):
@@ -38,22 +44,11 @@ class AllocatedClaim(Struct, frozen=True, kw_only=True):
     owned: bool = False
 
 
-class ClaimedDevice(Recorded, frozen=True, kw_only=True):
-    """One device that the scheduler allocated to a claim, found on this node.
+class ClaimedDevice(AllocatedResult, Recorded, frozen=True, kw_only=True):
+    """A result whose device was found on this node. mode: how it is held."""
 
-    request: the claim's name for it. pool, device, share_id: as the allocation names it. mode: how it is held. text:
-    what else the claim's configuration asks for, in the grammar of the annotation; empty where it has none. admin: for
-    monitoring, beside whoever holds it: it holds nothing itself.
-    """
-
-    request: str
-    pool: str
-    device: str
     uuid: GpuUuid
     mode: Mode
-    text: str = ""
-    share_id: str = ""
-    admin: bool = False
 
 
 class PreparedClaim(Recorded, frozen=True, kw_only=True):

@@ -183,6 +183,7 @@ def held(by: str) -> Taint:
 
 GRANTED: Final = make.ledger(make.entry(0))
 SHARED: Final = make.ledger(make.entry(0, mode=Mode.SHARED))
+RESERVED: Final = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], 1.0, shared=False)
 OURS: Final = claim(make.uuid(0))
 HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
     "by a container": (GRANTED, 1, [held("container")]),
@@ -190,6 +191,7 @@ HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
     "shared, where claims do not": (SHARED, 1, [held("container")]),
     "shared, where claims do": (SHARED, 4, []),
     "by another component": (make.ledger(others=[make.foreign(0)]), 4, [held("other-component")]),
+    "by the device plugin": (RESERVED, 1, [held("device-plugin")]),
     "by a claim": (OURS, 1, []),
     "by a claim's container": (replace(OURS, entries=GRANTED.entries), 1, []),
     "by a container, and watched by a claim": (
@@ -203,12 +205,6 @@ HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
 @pytest.mark.parametrize(("ledger", "replicas", "expected"), HELD.values(), ids=HELD)
 def test_gpus_that_others_hold_are_tainted(ledger: Ledger, replicas: int, expected: list[Taint]) -> None:
     assert taints(make.gpu(0), ledger, replicas=replicas) == expected
-
-
-def test_a_reservation_of_the_device_plugin_is_a_taint() -> None:
-    device = AllocatedDevice("nvidia.com/gpu", make.uuid(0))
-
-    assert taints(make.gpu(0), reserve(Ledger(), [device], 1.0, shared=False)) == [held("device-plugin")]
 
 
 def test_every_device_is_tainted_while_nothing_could_be_granted() -> None:
