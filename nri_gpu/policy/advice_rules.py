@@ -14,7 +14,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import UNLIMITED, Globs, is_literal
 from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
-from nri_gpu.policy.rules import LIMIT_KEYS, Limits, Rule
+from nri_gpu.policy.rules import LIMIT_KEYS, Limits, Pool, Rule
 from nri_gpu.policy.select import Terms
 
 # Each rule is compared with so many earlier ones, and as many about its own namespace, so that `check` ends soon.
@@ -180,11 +180,16 @@ def _limits_of(limits: Limits, path_of: _PathOf, *, only: frozenset[str]) -> Ite
 
 
 def pools_among_themselves(policy: Policy) -> Iterator[str]:
-    """Pools whose GPUs no container may have."""
+    """Pools whose GPUs no container may have, or those of more namespaces than they are kept for."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
         given = {"kubelet": policy.kubelet.enabled} if pool.name == policy.kubelet.pool else {}
         given |= {"dra": policy.dra.enabled} if pool.name == policy.dra.pool else {}
+        if policy.dra.enabled and policy.dra.pool in ("", pool.name) and _is_for_some(pool):
+            yield (
+                f'pool[{index}] "{pool.name}" is kept for some namespaces, but ResourceClaims of every namespace get '
+                "its GPUs, too: set dra.pool to another pool"
+            )
         if pool.name in named or (pool.namespaces and pool.namespaces.patterns) or any(given.values()):
             continue
         if given:
@@ -198,6 +203,11 @@ def pools_among_themselves(policy: Policy) -> Iterator[str]:
                 f'pool[{index}] "{pool.name}" is unused: it has no namespaces, and no rule names it, so its GPUs '
                 "are granted to no container"
             )
+
+
+def _is_for_some(pool: Pool) -> bool:
+    patterns = pool.namespaces.patterns if pool.namespaces else ()
+    return bool(patterns) and not any(pattern_covers(each, "*") for each in patterns)
 
 
 def other_settings(policy: Policy) -> Iterator[str]:

@@ -140,6 +140,10 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"pool": [{"name": "a", "device": ["0"]}], "dra": {"pool": "a"}},
         'pool[0] "a" is that of dra.pool, and dra.enabled is not set',
     ),
+    "a pool of some namespaces that claims of all get": (
+        {"pool": [{"name": "a", "device": ["0"], "namespaces": ["ml"]}], "dra": {"enabled": True}},
+        'pool[0] "a" is kept for some namespaces, but ResourceClaims of every namespace get its GPUs',
+    ),
     "environment": ({"environment": {"may_ask": ["x"]}}, "makes every image with NVIDIA_VISIBLE_DEVICES ask"),
     "beside others, and the kubelet not asked": (
         {"kubelet": {"inject_for": ["nvidia.com/gpu"], "podresources": ""}},
