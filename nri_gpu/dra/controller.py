@@ -71,9 +71,8 @@ class ClaimsPlugin(Protocol):
 class DraController:
     """Answers the driver process, and remembers prepared claims in the state folder.
 
-    asked_s, report: when the driver process last asked for a view, seconds since the
-    epoch, and what it said of itself. fault: why it is not served. lasting_s: after how long a node that cannot grant
-    is said to be not ready. wait_s: as VIEW_WAIT_S.
+    asked_s, report: when the driver process last asked for a view, seconds since the epoch, and what it said of itself.
+    fault: why it is not served. lasting_s, wait_s: as LASTING_S and VIEW_WAIT_S.
     """
 
     def __init__(

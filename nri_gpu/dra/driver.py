@@ -102,7 +102,6 @@ class DriverProcess:
             view.driver,
             self._health.pool,
             self._times.claims,
-            self._ask_view,
         )
         door = KubeletDoor(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.door)
         await door.hold()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -70,10 +69,7 @@ class PreparedDevice(Struct, frozen=True):
 
 
 class ClaimPreparation:
-    """Each claim is worked on by one caller at a time; several claims at once.
-
-    pool: of this node's devices. ask_view: the question for what is prepared, which carries a report.
-    """
+    """Each claim is worked on by one caller at a time; several claims at once. pool: of this node's devices."""
 
     def __init__(
         self,
@@ -83,7 +79,6 @@ class ClaimPreparation:
         driver: str,
         pool: str,
         times: ClaimTimes | None = None,
-        ask_view: Callable[[], AskView] = AskView,
     ) -> None:
         self._daemon = daemon
         self._api_server = api_server
@@ -91,7 +86,6 @@ class ClaimPreparation:
         self._driver = driver
         self._pool = pool
         self._times = times or ClaimTimes()
-        self._ask_view = ask_view
         self._locks: WeakValueDictionary[ClaimUid, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
@@ -182,7 +176,7 @@ class ClaimPreparation:
 
     async def _prepared(self) -> frozenset[ClaimUid]:
         """The claims that the daemon has prepared now."""
-        view = await self._ask(self._ask_view())
+        view = await self._ask(AskView())
         if not isinstance(view, NodeView):
             raise PreparationError(f"{RUN} did not tell which claims are prepared")
         return frozenset(each.uid for each in view.claims)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import socket
 import ssl
 import subprocess
@@ -51,18 +52,7 @@ def certificates(name: str = "kubernetes") -> Certificates:
     holder = tempfile.TemporaryDirectory(prefix="nri-gpu-test-")
     _HOLDERS.append(holder)
     folder = Path(holder.name)
-    new = (
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "9",
-    )
+    new = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 9")
 
     def run(*command: str) -> None:
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
@@ -97,8 +87,7 @@ class StandInApiServer:
     """gates: those that are on. served: versions of resource.k8s.io. token: the one that is accepted; empty: any.
 
     delay_s: before each answer. bookmark_s: between bookmarks of a watch; bookmarks: sent so far. requests: verb and
-    path of each, in order.
-    client_authority: whose certificates clients need.
+    path of each, in order. client_authority: whose certificates clients need.
     """
 
     def __init__(self, *, signed_by: Certificates | None = None, client_authority: Path | None = None) -> None:
@@ -161,10 +150,6 @@ class StandInApiServer:
         with self.changed:
             for name in [n for n, each in self.slices.items() if each["spec"].get("nodeName") == node]:
                 self._record("DELETED", self.slices.pop(name))
-
-    def delete_slice(self, name: str) -> None:
-        with self.changed:
-            self._record("DELETED", self.slices.pop(name))
 
     def change_slice(self, name: str, change: Json) -> None:
         """Somebody else edits its spec."""
@@ -252,17 +237,16 @@ class StandInApiServer:
 
     def _drop_disabled(self, spec: Json, old: Json) -> None:
         devices, before = spec.get("devices") or [], old.get("devices", ())
-        for gate, keys in (
-            ("DRADeviceTaints", ("taints",)),
-            ("DRAConsumableCapacity", ("allowMultipleAllocations",)),
-            ("DRAPartitionableDevices", ("consumesCounters",)),
+        for gate, key in (
+            ("DRADeviceTaints", "taints"),
+            ("DRAConsumableCapacity", "allowMultipleAllocations"),
+            ("DRAPartitionableDevices", "consumesCounters"),
         ):
-            used = any(key in device for device in before for key in keys)
+            used = any(key in device for device in before)
             if gate in self.gates or used or (gate == "DRAPartitionableDevices" and "sharedCounters" in old):
                 continue
             for device in devices:
-                for key in keys:
-                    device.pop(key, None)
+                device.pop(key, None)
                 if gate == "DRAConsumableCapacity":
                     for capacity in device.get("capacity", {}).values():
                         capacity.pop("requestPolicy", None)
@@ -421,14 +405,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _status(code: int, reason: str, message: str) -> tuple[int, Json]:
-    return code, {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-    }
+    return code, {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": code}
 
 
 def _selector(query: dict[str, str]) -> dict[str, str]:

@@ -122,6 +122,7 @@ async def test_unprepare_without_the_daemon_fails_for_the_kubelet_to_try_again(f
         node.daemon.away = True
         with pytest.raises(ClaimFaultError, match="nobody listens"):
             await kubelet.unprepare(DRIVER, claim)
+        assert node.files() == [f"nri-gpu-claim-{UID}.json"]
         node.daemon.away = False
         await kubelet.unprepare(DRIVER, claim, ("ml", "odd", "../x"))
         assert not node.daemon.prepared

@@ -129,16 +129,6 @@ async def test_nothing_is_published_before_the_kubelet_knows_the_driver(folder: 
             await until(lambda: publisher.running)
 
 
-async def test_a_daemon_that_restarts_is_asked_anew(folder: Path) -> None:
-    async with served(folder) as (kubelet, node, publisher):
-        node.daemon.away = True
-        await node.daemon.change()
-        await until(lambda: publisher.left)
-        node.daemon.away, seen = False, len(publisher.views)
-        await until(lambda: len(publisher.views) > seen)
-        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
-
-
 async def test_specifications_follow_a_daemon_that_signs_with_another_key(folder: Path) -> None:
     async with served(folder) as (kubelet, node, publisher):
         await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
@@ -209,16 +199,15 @@ async def test_another_driver_or_folder_in_the_policy_ends_the_process_to_begin_
 
 
 async def test_two_processes_on_a_node_serve_one_after_the_other_with_claims_alive(folder: Path) -> None:
-    node, published = DraNode(folder), []
+    node = DraNode(folder)
     async with DraKubelet(folder) as kubelet:
-        async with process(node) as older:
+        async with process(node):
             await kubelet.wait_for_driver(DRIVER)
             claim = node.api_server.put(resource_claim())
             devices = await kubelet.prepare(DRIVER, claim)
             newer = TakingPublisher()
             serving = asyncio.create_task(driver_process(node, newer).serve())
             await until(lambda: newer.views)
-            published.append(len(older.views))
             assert kubelet.registered == 1
         await kubelet.wait("the newer one", lambda: kubelet.registered == 2 and bool(kubelet.drivers))
         assert await kubelet.prepare(DRIVER, claim) == devices

@@ -39,6 +39,8 @@ async def test_the_specification_has_a_marker_a_device_and_the_mount_that_keeps_
     devices = await node.claims.prepare(ASKED)
     # Not by the driver's name: one below nvidia.com would pass for a device of another component.
     assert [each.cdi for each in devices] == [f"gpu.nri.io/claim={UID}-0", f"gpu.nri.io/claim={UID}-1"]
+    assert node.files() == [FILE]
+    assert (node.cdi / FILE).stat().st_mode & 0o777 == 0o600
     written = json.loads((node.cdi / FILE).read_text())
     assert (written["kind"], written["cdiVersion"]) == ("gpu.nri.io/claim", "0.5.0")
     assert [each["name"] for each in written["devices"]] == [f"{UID}-0", f"{UID}-1"]
@@ -46,13 +48,6 @@ async def test_the_specification_has_a_marker_a_device_and_the_mount_that_keeps_
     assert written["devices"][1]["containerEdits"] == {"env": [f"{stem}_1=v1;claim={UID};device=1;mac=ab"]}
     (mount,) = written["containerEdits"]["mounts"]
     assert (mount["hostPath"], mount["containerPath"]) == (REQUIRED_SOURCE, REQUIRED_DESTINATION)
-
-
-async def test_only_root_reads_it_and_it_stands_there_whole(node: DraNode) -> None:
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
-    assert (node.cdi / FILE).stat().st_mode & 0o777 == 0o600
-    assert node.files() == [FILE]
 
 
 async def test_without_the_mount_where_the_daemon_does_not_want_it(node: DraNode) -> None:
@@ -182,15 +177,6 @@ async def test_unprepare_leaves_nothing_also_of_a_claim_that_is_gone_or_unknown(
     await node.claims.unprepare(ClaimUid("never-prepared"))
     assert node.files() == []
     assert not node.daemon.prepared
-
-
-async def test_unprepare_without_the_daemon_is_an_error_and_changes_nothing(node: DraNode) -> None:
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
-    node.daemon.away = True
-    with pytest.raises(NriGpuError, match="nobody listens"):
-        await node.claims.unprepare(ASKED.uid)
-    assert node.files() == [FILE]
 
 
 async def test_a_refresh_takes_new_pods_and_mends_a_lost_specification(node: DraNode) -> None:
