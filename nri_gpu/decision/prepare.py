@@ -96,8 +96,9 @@ def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, poli
     """The device of one result, or why no claim can have it."""
     if unit is None:
         return _unknown(inventory)
-    if fault := _not_offered(unit, inventory, policy):
-        return Reason(Code.NOT_ALLOWED, fault)
+    if not policy.pool.offers(unit, pool := policy.dra.pool):
+        why = f"{called(unit)} is not in pool {quoted(pool)}, and claims get no others here (dra.pool): {_ANEW}"
+        return Reason(Code.NOT_ALLOWED, why)
     if why := why_not(unit, admin=result.admin):
         return cannot(called(unit), why, kubelet=True)
     request = _request(result, unit, policy.dra.replicas)
@@ -112,15 +113,6 @@ def _unknown(inventory: Inventory) -> Reason:
         return Reason(Code.NODE_NOT_READY, as_sentence(f"the GPUs of this node are not known: {inventory.fault}"))
     has = clipped(", ".join(map(device_name, inventory.units)) or "none", _NAMES_SHOWN_MAX)
     return Reason(Code.NO_SUCH_GPU, f"this node has no such device, it has {has}: {_ANEW}")
-
-
-def _not_offered(unit: Unit, inventory: Inventory, policy: Policy) -> str:
-    """Why it is not for claims; empty where it is."""
-    wanted = policy.dra.pool
-    pool = policy.pool.members(inventory).get(unit.uuid) if wanted else None
-    if not wanted or (pool is not None and pool.name == wanted):
-        return ""
-    return f"{called(unit)} is not in pool {quoted(wanted)}, and claims get no others here (dra.pool): {_ANEW}"
 
 
 def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reason:

@@ -104,16 +104,11 @@ def offer(
 
 def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
     """What is offered, in order: whole GPUs, then MIG devices, those of one GPU after each other."""
-    members = policy.pool.members(inventory) if pool else {}
-
-    def offered(unit: Unit) -> bool:
-        return not pool or (unit.uuid in members and members[unit.uuid].name == pool)
-
-    topology = topology_of(inventory)
-    whole_gpus = tuple(place for place, gpu in enumerate(inventory.gpus) if not gpu.mig_enabled and offered(gpu))
-    yield from (inventory.gpus[place] for place in _nested(topology, whole_gpus))
+    gpus = ((place, gpu) for place, gpu in enumerate(inventory.gpus) if not gpu.mig_enabled)
+    whole_gpus = tuple(place for place, gpu in gpus if policy.pool.offers(gpu, pool))
+    yield from (inventory.gpus[place] for place in _nested(topology_of(inventory), whole_gpus))
     for part in inventory.parts:
-        if part.gpu.mig_enabled and not is_compute_slice(part.device.profile) and offered(part):
+        if part.gpu.mig_enabled and not is_compute_slice(part.device.profile) and policy.pool.offers(part, pool):
             yield part
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
@@ -16,7 +16,7 @@ from nri_gpu.domain.claim import Strategy
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
 from nri_gpu.domain.kubelet import REPLICA, AllocatedDevice, PodDevices
-from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.node import Node
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.kubelet.answer import RequiredDevice, token_key, write_token
@@ -210,14 +210,8 @@ class AdvertisedDevices:
             found[main] += inventory.parts if _are_alike(gpus) else ()
         else:
             found[main] += gpus
-        in_pool = self._in_pool(inventory)
-        return {name: tuple(filter(in_pool, units)) for name, units in found.items()}
-
-    def _in_pool(self, inventory: Inventory) -> Callable[[Unit], bool]:
-        if not self.settings.pool:
-            return lambda unit: True
-        members = self._node_state.policy.pool.members(inventory)
-        return lambda unit: unit.uuid in members and members[unit.uuid].name == self.settings.pool
+        pools, pool = self._node_state.policy.pool, self.settings.pool
+        return {name: tuple(unit for unit in units if pools.offers(unit, pool)) for name, units in found.items()}
 
     def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
         """Devices advertised before that are gone while the driver has a fault: they stay, unhealthy."""

@@ -199,8 +199,16 @@ class PoolList(Struct, frozen=True):
 
     def members(self, inventory: Inventory) -> Mapping[GpuUuid, Pool]:
         """Which pool each GPU and MIG device is in; those in none are absent."""
-        found = ((unit.uuid, next((pool for pool in self.pools if pool.has(unit)), None)) for unit in inventory.units)
+        found = ((unit.uuid, self.of(unit)) for unit in inventory.units)
         return {uuid: pool for uuid, pool in found if pool is not None}
+
+    def of(self, unit: Unit) -> Pool | None:
+        """The pool that it is in: the first that has it."""
+        return next((pool for pool in self.pools if pool.has(unit)), None)
+
+    def offers(self, unit: Unit, name: str) -> bool:
+        """Whether it is in the pool of that name; any is where the name is empty."""
+        return not name or ((pool := self.of(unit)) is not None and pool.name == name)
 
 
 def _matches_model(model: Globs, name: str) -> bool:

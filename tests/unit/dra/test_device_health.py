@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,48 +43,29 @@ async def watched(service: DeviceHealthService, folder: Path) -> AsyncIterator[S
         await server.stop(None)
 
 
-def test_each_change_of_health_is_told_at_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        service = DeviceHealthService("node1", again_s=60)
-        service.put(view())
-        async with watched(service, tmp_path) as stream:
-            (well,) = (await anext(stream)).devices
-            assert (well.device.pool_name, well.device.device_name) == ("node1", "gpu-0")
-            assert well.health == pb.HEALTHY
-            assert well.last_updated_time > 0
-            service.put(view(ILL))
-            (ill,) = (await anext(stream)).devices
-            assert (ill.health, ill.message) == (pb.UNHEALTHY, "bad")
-
-    asyncio.run(run())
-
-
-def test_a_gpu_that_others_hold_is_well(tmp_path: Path) -> None:
-    async def run() -> None:
-        service = DeviceHealthService("node1", again_s=60)
-        service.put(view(Taint(HELD, "annotation", "NoSchedule")))
-        async with watched(service, tmp_path) as stream:
-            assert (await anext(stream)).devices[0].health == pb.HEALTHY
-
-    asyncio.run(run())
-
-
-def test_what_stays_is_told_again_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
-    async def run() -> None:
-        service = DeviceHealthService("node1", again_s=0.01)
+async def test_each_change_of_health_is_told_at_once(tmp_path: Path) -> None:
+    service = DeviceHealthService("node1", again_s=60)
+    service.put(view(Taint(HELD, "container", "NoSchedule")))  # a GPU that others hold is well
+    async with watched(service, tmp_path) as stream:
+        (well,) = (await anext(stream)).devices
+        assert (well.device.pool_name, well.device.device_name) == ("node1", "gpu-0")
+        assert well.health == pb.HEALTHY
+        assert well.last_updated_time > 0
         service.put(view(ILL))
-        async with watched(service, tmp_path) as stream:
-            told = [(await anext(stream)).devices[0].health for _ in range(3)]
-        assert told == [pb.UNHEALTHY] * 3
-
-    asyncio.run(run())
+        (ill,) = (await anext(stream)).devices
+        assert (ill.health, ill.message) == (pb.UNHEALTHY, "bad")
 
 
-def test_devices_that_the_daemon_does_not_know_yet_are_not_told(tmp_path: Path) -> None:
-    async def run() -> None:
-        service = DeviceHealthService("node1", again_s=60)
-        service.put(view(known=False))
-        async with watched(service, tmp_path) as stream:
-            assert not (await anext(stream)).devices
+async def test_what_stays_is_told_again_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+    service = DeviceHealthService("node1", again_s=0.01)
+    service.put(view(ILL))
+    async with watched(service, tmp_path) as stream:
+        told = [(await anext(stream)).devices[0].health for _ in range(3)]
+    assert told == [pb.UNHEALTHY] * 3
 
-    asyncio.run(run())
+
+async def test_devices_that_the_daemon_does_not_know_yet_are_not_told(tmp_path: Path) -> None:
+    service = DeviceHealthService("node1", again_s=60)
+    service.put(view(known=False))
+    async with watched(service, tmp_path) as stream:
+        assert not (await anext(stream)).devices
