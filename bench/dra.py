@@ -18,8 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from msgspec import Raw
-
 from bench.effort import Effort
 from bench.figures import Figure, percentile
 from bench.process import Running, cpu_s, daemon, installed, memory_mib
@@ -227,7 +225,7 @@ async def _steps(node: _Node, at: int) -> tuple[float, float, float, float]:
     claim = parse_resource_claim(document(_CLAIMS[at % GPUS]), asked, DRIVER, NODE)
     return (
         await _took_s(node.kubelet.prepare(DRIVER)),
-        await _took_s(node.api_server.claim(namespace, name, Raw)),
+        await _took_s(node.api_server.claim(namespace, name)),
         await _took_s(node.daemon.ask(AskPrepare(claim))),
         await _took_s(node.daemon.ask(AskUnprepare(claim.uid))),
     )

@@ -178,11 +178,11 @@ class ApiServer:
     async def node_uid(self, name: str) -> str:
         return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
 
-    async def claim(self, namespace: str, name: str, form: type[T]) -> T:
-        """A ResourceClaim, as far as `form` has its fields."""
+    async def claim(self, namespace: str, name: str) -> bytes:
+        """A ResourceClaim as JSON."""
         place = f"namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
         try:
-            return await self._ask("GET", f"{await self._base()}/{place}", form)
+            return bytes(await self._ask("GET", f"{await self._base()}/{place}", msgspec.Raw))
         except NotFoundError as error:
             if error.name == name:
                 raise

@@ -34,21 +34,17 @@ class DaemonClient:
                 line = await self._exchange(msgspec.json.encode(question) + b"\n")
                 answer: Answer = msgspec.json.decode(line, type=Answer)
                 return answer
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise DaemonAwayError(
-                f"nri-gpu's daemon does not serve {self._path}: start it with --dra (policy: dra.enabled), or wait "
-                "until it has started"
-            ) from error
-        except PermissionError as error:
-            raise DaemonAwayError(f"only root may ask at {self._path}: run nri-gpu dra as root") from error
-        except TimeoutError as error:
-            raise DaemonAwayError(f"nri-gpu's daemon at {self._path} did not answer within {wait_s:g} s") from error
+        except (FileNotFoundError, ConnectionRefusedError):
+            why = "does not listen: start it with --dra (policy: dra.enabled), or wait until it has started"
+        except PermissionError:
+            why = "answers root alone: run nri-gpu dra as root"
+        except TimeoutError:
+            why = f"did not answer within {wait_s:g} s"
         except OSError as error:
-            raise DaemonAwayError(f"nri-gpu's daemon at {self._path} went away: {error.strerror or error}") from error
+            why = f"went away: {error.strerror or error}"
         except (ValueError, RecursionError) as error:  # no line at all, too: the daemon ended
-            raise DaemonAwayError(
-                f"nri-gpu's daemon at {self._path} gave no answer that this version knows, or ended: {error}"
-            ) from error
+            why = f"gave no answer that this version knows, or ended: {error}"
+        raise DaemonAwayError(f"nri-gpu's daemon at {self._path} {why}")
 
     async def _exchange(self, question: bytes) -> bytes:
         """Raises: OSError; ValueError: the answer is too long."""

@@ -29,12 +29,16 @@ class Version(Struct, frozen=True, tag=True):
 Attribute = bool | int | str | Version
 
 
-class Taint(Struct, frozen=True):
-    """Keeps claims from a device. effect: NoSchedule, or NoExecute, which also evicts pods that have it."""
+class Taint(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Keeps claims from a device, as ResourceSlices have it. effect: NoSchedule, or NoExecute, which also evicts pods.
+
+    time_added: the API server's, where we set none.
+    """
 
     key: str
-    value: str
-    effect: str
+    value: str = ""
+    effect: str = ""
+    time_added: str | None = None
 
 
 class Capacity(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from loguru import logger
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import ClaimUid
@@ -40,7 +40,7 @@ class AsksDaemon(Protocol):
 
 
 class ReadsClaims(Protocol):
-    async def claim(self, namespace: str, name: str, form: type[Raw]) -> Raw:
+    async def claim(self, namespace: str, name: str) -> bytes:
         """The object as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; NriGpuError: it will not."""
 
 
@@ -145,7 +145,7 @@ class ClaimPreparation:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
-                        return bytes(await self._api_server.claim(asked.namespace, asked.name, Raw))
+                        return await self._api_server.claim(asked.namespace, asked.name)
                     except UnavailableError as error:
                         fault = str(error)
                         await asyncio.sleep(max(waits.next_s(), error.retry_after_s))

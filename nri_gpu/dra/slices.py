@@ -58,15 +58,6 @@ class CounterConsumption(_Object, frozen=True):
     counters: Counters
 
 
-class DeviceTaint(_Object, frozen=True):
-    """time_added: the API server's, where we set none."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-
 class SliceDevice(_Object, frozen=True, kw_only=True):
     """attributes: name -> type -> value."""
 
@@ -74,7 +65,7 @@ class SliceDevice(_Object, frozen=True, kw_only=True):
     attributes: dict[str, dict[str, object]] = {}
     capacity: dict[str, DeviceCapacity] = {}
     consumes_counters: tuple[CounterConsumption, ...] = ()
-    taints: tuple[DeviceTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     allow_multiple_allocations: bool = False
 
 
@@ -241,7 +232,7 @@ def _device(offered: OfferedDevice, gates: Collection[Gate]) -> SliceDevice:
         attributes={name: _attribute(value) for name, value in attributes},
         capacity={name: _capacity(amount, shared) for name, amount in offered.capacity.items()},
         consumes_counters=(CounterConsumption(offered.counter_set, _counters(offered.counters)),) if counted else (),
-        taints=tuple(DeviceTaint(taint.key, taint.effect, taint.value) for taint in offered.taints),
+        taints=offered.taints,
         allow_multiple_allocations=shared,
     )
 
