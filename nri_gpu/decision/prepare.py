@@ -87,8 +87,7 @@ def _again(known: PreparedClaim, claim: AllocatedClaim) -> PreparedClaim | NotPr
         return replace(known, pods=claim.pods, owned=claim.owned)
     had = ", ".join(dict.fromkeys(each.device for each in known.devices))
     return _not(
-        Code.BAD_REQUEST,
-        f"{known.called} is prepared with {had}, and its allocation names other devices now: {_ANEW}",
+        Code.BAD_REQUEST, f"{known.called} is prepared with {had}, and its allocation names other devices now: {_ANEW}"
     )
 
 

@@ -121,10 +121,6 @@ class SliceList(Struct, frozen=True):
     metadata: _Meta
     items: tuple[ResourceSlice, ...]
 
-    @property
-    def resource_version(self) -> str:
-        return self.metadata.resource_version
-
 
 class _Group(Struct, frozen=True):
     versions: list[dict[str, str]]

@@ -47,8 +47,7 @@ TICK_S: Final = 5.0  # between two looks for what changes with time alone
 BURST_S: Final = 0.05  # changes come in bursts, and a view is large
 LASTING_S: Final = 10.0  # after which a node that cannot grant is said to be not ready
 NOT_CONNECTED: Final = ClaimFault(
-    "nri-gpu is not connected to the container runtime, so pods would start without their GPUs; try again",
-    passing=True,
+    "nri-gpu is not connected to the container runtime, so pods would start without their GPUs; try again", passing=True
 )
 CDI_OFF: Final = ClaimFault(
     "containerd 1.x drops the CDI devices of claims unless its configuration has enable_cdi = true, and pods would "

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.errors import Exit, NriGpuError, RestartNeededError
 from nri_gpu.dra.device_health import DeviceHealthService
-from nri_gpu.dra.door import KubeletDoor
+from nri_gpu.dra.kubelet_sockets import KubeletSockets
 from nri_gpu.dra.messages import AskView, DriverReport, NodeView, PreparedName
 from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, PreparationError, ReadsClaims
 from nri_gpu.dra.service import ClaimService
@@ -51,7 +51,7 @@ class DriverTimes(Struct, frozen=True):
     reread: float = 2.0
     tidy: float = 600.0
     claims: ClaimTimes = field(default_factory=ClaimTimes)
-    door: EndpointTimes = field(default_factory=EndpointTimes)
+    sockets: EndpointTimes = field(default_factory=EndpointTimes)
 
 
 class DriverProcess:
@@ -96,33 +96,28 @@ class DriverProcess:
         view = await self._next()
         specifications = ClaimSpecifications(Path(view.cdi_dir))
         claims = ClaimPreparation(
-            self._daemon,
-            self._api_server,
-            specifications,
-            view.driver,
-            self._health.pool,
-            self._times.claims,
+            self._daemon, self._api_server, specifications, view.driver, self._health.pool, self._times.claims
         )
-        door = KubeletDoor(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.door)
-        await door.hold()
+        sockets = KubeletSockets(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.sockets)
+        await sockets.hold()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(door.run())
-                tasks.create_task(self._publish(door))
+                tasks.create_task(sockets.run())
+                tasks.create_task(self._publish(sockets))
                 tasks.create_task(self._tell())
                 tasks.create_task(self._follow(view))
                 tasks.create_task(self._keep(claims))
-                await door.opened.wait()
-                logger.bind(name=view.driver, socket=str(door.socket)).info("serving claims")
+                await sockets.opened.wait()
+                logger.bind(name=view.driver, socket=str(sockets.socket)).info("serving claims")
                 self._notifier.ready(f"serving claims of {view.driver}")
         except* RestartNeededError as group:
             raise group.exceptions[0] from None
         finally:
-            door.release()
+            sockets.release()
 
-    async def _publish(self, door: KubeletDoor) -> None:
+    async def _publish(self, sockets: KubeletSockets) -> None:
         """A kubelet that does not know the driver yet refuses its pods, and tries again only after a minute."""
-        await door.registered.wait()
+        await sockets.registered.wait()
         await self._publisher.run()
 
     async def _tell(self) -> None:

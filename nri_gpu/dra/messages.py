@@ -12,9 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.resource_claim import AllocatedClaim as AllocatedClaim
-from nri_gpu.domain.resource_claim import AllocatedResult as AllocatedResult
-from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid
 
 DRA_SOCKET: Final = "dra.sock"  # in the state folder, for root alone
 VIEW_WAIT_S: Final = 20.0  # for how long the daemon keeps a question for a view that has not changed

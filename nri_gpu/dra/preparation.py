@@ -10,11 +10,10 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.domain.resource_claim import AllocatedResult, ClaimUid
 from nri_gpu.dra.api_server import NotFoundError, UnavailableError
 from nri_gpu.dra.client import DaemonAwayError
 from nri_gpu.dra.messages import (
-    AllocatedResult,
     Answer,
     AskPrepare,
     AskUnprepare,

@@ -134,7 +134,7 @@ class Publisher:
         await self._api.discover()
         listed = await self._api.slices(self._node, driver)
         self._slices = {each.metadata.name: each for each in listed.items}
-        self._seen = listed.resource_version
+        self._seen = listed.metadata.resource_version
         await self._probe(driver)  # it may have been restarted, with other features
         tasks = [asyncio.create_task(self._watch(driver)), asyncio.create_task(self._publish(driver))]
         try:

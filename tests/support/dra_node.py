@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.api_server import NotFoundError, UnavailableError
 from nri_gpu.dra.client import DaemonAwayError
-from nri_gpu.dra.door import KubeletDoor
+from nri_gpu.dra.kubelet_sockets import KubeletSockets
 from nri_gpu.dra.messages import (
     Answer,
     AskPrepare,
@@ -146,7 +146,7 @@ class TellingApiServer:
 
 
 class DraNode:
-    """Preparation and the kubelet's door, on folders below one."""
+    """Preparation and its sockets for the kubelet, on folders below one."""
 
     def __init__(self, folder: Path, times: ClaimTimes = TIMES) -> None:
         self.daemon = TellingDaemon(folder)
@@ -154,8 +154,8 @@ class DraNode:
         self.cdi = folder / "cdi"
         self.claims = ClaimPreparation(self.daemon, self.api_server, ClaimSpecifications(self.cdi), DRIVER, NODE, times)
 
-    def door(self, times: EndpointTimes = QUICK) -> KubeletDoor:
-        return KubeletDoor(self.daemon.view, ClaimService(self.claims).handlers(), times)
+    def sockets(self, times: EndpointTimes = QUICK) -> KubeletSockets:
+        return KubeletSockets(self.daemon.view, ClaimService(self.claims).handlers(), times)
 
     def files(self) -> list[str]:
         return sorted(each.name for each in self.cdi.glob("*")) if self.cdi.exists() else []

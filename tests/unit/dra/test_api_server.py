@@ -280,7 +280,7 @@ async def test_a_token_that_rotates_is_read_again(server: StandInApiServer, tmp_
 
 async def test_a_watch_tells_each_change_of_this_nodes_slices(api: ApiServer, server: StandInApiServer) -> None:
     events: list[SliceEvent] = []
-    since = (await api.slices(NODE, DRIVER)).resource_version
+    since = (await api.slices(NODE, DRIVER)).metadata.resource_version
     watching = asyncio.create_task(api.watch(NODE, DRIVER, since, events.append))
     await api.create(a_slice("00-other", "node2"))
     made = await api.create(a_slice())
@@ -303,7 +303,7 @@ async def threads_end() -> None:
 
 async def test_a_watch_that_is_lost_expired_or_garbage(server: StandInApiServer) -> None:
     api = ApiServer(server.access(), times=replace(QUICK, silent=0.3, watch=1.8), bytes_max=100_000)
-    since = (await api.slices(NODE, DRIVER)).resource_version
+    since = (await api.slices(NODE, DRIVER)).metadata.resource_version
     await api.watch(NODE, DRIVER, since, lambda _: None)  # the server ends it in time
     events: list[SliceEvent] = []
     watching = asyncio.create_task(api.watch(NODE, DRIVER, since, events.append))

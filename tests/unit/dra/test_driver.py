@@ -24,7 +24,7 @@ from tests.support.dra_node import QUICK, TIMES, DraNode
 from tests.support.log import Log
 from tests.support.resource_claims import DRIVER, NODE, POD, UID, resource_claim
 
-DRIVER_TIMES = DriverTimes(retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, claims=TIMES, door=QUICK)
+DRIVER_TIMES = DriverTimes(retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, claims=TIMES, sockets=QUICK)
 CLAIM = ClaimUid(UID)
 FILE = f"nri-gpu-claim-{UID}.json"
 

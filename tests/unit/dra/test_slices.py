@@ -104,10 +104,7 @@ def test_a_shared_device_gives_each_claim_a_share_or_more() -> None:
     (found,) = only(slice_specs(view(offered), NODE, ALL_GATES)).devices
     assert found.allow_multiple_allocations
     assert as_json(found.capacity) == {
-        "memory": {
-            "value": "80Gi",
-            "requestPolicy": {"default": "20Gi", "validRange": {"min": "20Gi", "max": "80Gi"}},
-        },
+        "memory": {"value": "80Gi", "requestPolicy": {"default": "20Gi", "validRange": {"min": "20Gi", "max": "80Gi"}}},
         "engines": {"value": "3", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "3"}}},
     }
 

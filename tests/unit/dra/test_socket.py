@@ -12,12 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.client import DaemonAwayError, DaemonClient
 from nri_gpu.dra.messages import (
     DRA_SOCKET,
-    AllocatedClaim,
-    AllocatedResult,
     Answer,
     AskPrepare,
     AskUnprepare,

@@ -1,4 +1,4 @@
-"""The kubelet's door over real sockets: registration and what undoes it, and the calls of both versions."""
+"""The sockets that a kubelet dials: registration and what undoes it, and the calls of both versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.dra.door import KubeletDoor
+from nri_gpu.dra.kubelet_sockets import KubeletSockets
 from nri_gpu.dra.messages import ClaimFault
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
@@ -26,21 +26,21 @@ NOT_REGISTERED = "DRA driver not registered, trying again"
 
 
 @asynccontextmanager
-async def opened(door: KubeletDoor) -> AsyncIterator[None]:
+async def opened(sockets: KubeletSockets) -> AsyncIterator[None]:
     """As a process serves it, from beginning to end."""
-    await door.hold()
-    running = asyncio.create_task(door.run())
+    await sockets.hold()
+    running = asyncio.create_task(sockets.run())
     try:
         yield
     finally:
         await cancelled([running])
-        door.release()
+        sockets.release()
 
 
 @asynccontextmanager
 async def served(folder: Path, *versions: str) -> AsyncIterator[tuple[DraKubelet, DraNode]]:
     node, kubelet = DraNode(folder), DraKubelet(folder, versions or ("v1.DRAPlugin",))
-    async with kubelet, opened(node.door()):
+    async with kubelet, opened(node.sockets()):
         await kubelet.wait_for_driver(DRIVER)
         yield kubelet, node
 
@@ -140,7 +140,7 @@ async def test_a_kubelet_that_restarts_finds_the_same_sockets(folder: Path) -> N
 async def test_a_refusal_is_said_once_and_answered_by_a_new_socket(folder: Path, log: Log) -> None:
     kubelet = DraKubelet(folder)
     kubelet.refuse = "not yet"
-    async with kubelet, opened(DraNode(folder).door()):
+    async with kubelet, opened(DraNode(folder).sockets()):
         await kubelet.wait("a second refusal", lambda: kubelet.refused >= 2)
         kubelet.refuse = ""
         await kubelet.wait_for_driver(DRIVER)
@@ -164,7 +164,7 @@ async def test_a_folder_that_is_removed_and_made_anew_is_served_again(folder: Pa
 async def test_a_kubelet_that_comes_late_or_has_other_folders_is_waited_for(folder: Path, log: Log) -> None:
     node, kubelet = DraNode(folder), DraKubelet(folder)
     (folder / "plugins").mkdir()
-    async with opened(node.door(replace(QUICK, watched_within=0.0))):
+    async with opened(node.sockets(replace(QUICK, watched_within=0.0))):
         while not log.warnings():  # noqa: ASYNC110 - no event of it
             await asyncio.sleep(0.01)
         (folder / "plugins_registry").mkdir()
@@ -191,10 +191,10 @@ async def test_the_sockets_of_a_killed_process_are_replaced_and_ours_removed(fol
 async def test_the_next_process_takes_over_when_the_one_before_ends(folder: Path, log: Log) -> None:
     async with DraKubelet(folder) as kubelet:
         older, newer = DraNode(folder), DraNode(folder)
-        door = newer.door()
-        async with opened(older.door()):
+        sockets = newer.sockets()
+        async with opened(older.sockets()):
             await kubelet.wait_for_driver(DRIVER)
-            waiting = asyncio.create_task(door.hold())
+            waiting = asyncio.create_task(sockets.hold())
             while not log.said("waiting for another nri-gpu dra"):  # noqa: ASYNC110 - no event of it
                 await asyncio.sleep(0.01)
             claim = older.api_server.put(resource_claim())
@@ -202,7 +202,7 @@ async def test_the_next_process_takes_over_when_the_one_before_ends(folder: Path
             assert not waiting.done()
         await waiting
         newer.api_server.put(resource_claim())
-        async with opened(door):
+        async with opened(sockets):
             await kubelet.wait("the newer one", lambda: kubelet.registered == 2)
             await kubelet.prepare(DRIVER, claim)
             assert newer.daemon.prepared
@@ -212,7 +212,7 @@ async def test_a_path_too_long_for_a_socket_is_explained(folder: Path, log: Log)
     node = DraNode(folder)
     node.daemon.view = replace(node.daemon.view, dir=str(folder / ("x" * 90)))
     (folder / ("x" * 90)).mkdir()
-    async with opened(node.door()):
+    async with opened(node.sockets()):
         while not log.warnings():  # noqa: ASYNC110 - no event of it
             await asyncio.sleep(0.01)
     assert "shorten dra.driver or dra.dir in the policy" in log.warnings()[0].fields["fault"]

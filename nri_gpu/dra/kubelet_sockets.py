@@ -1,4 +1,4 @@
-"""The two sockets of the kubelet's door: `dra.sock`, and the one in `plugins_registry` by which it finds that.
+"""The two sockets for the kubelet: `dra.sock`, and the one in `plugins_registry` by which it finds that.
 
 The kubelet's plugin watcher dials a registration socket as it appears, and drops the driver as it goes. So the answer
 to a refusal is a new one. `dra.sock` stays meanwhile, with the calls that are being answered on it.
@@ -35,11 +35,11 @@ DRAIN_S: Final = 2.0
 LOOK_S: Final = 0.05
 
 
-class DoorError(NriGpuError):
+class KubeletSocketError(NriGpuError):
     """Why the kubelet cannot find or call us; it is tried again."""
 
 
-class KubeletDoor:
+class KubeletSockets:
     """Serves one driver. One process at a time holds its folder; the next one waits for that, as an update needs.
 
     opened: set once the kubelet can find it. registered: set once it did.
@@ -65,7 +65,7 @@ class KubeletDoor:
             try:
                 self._make_folder()
                 lock = open_lock(self.folder / "lock")
-            except (DoorError, OSError) as error:
+            except (KubeletSocketError, OSError) as error:
                 self._complain(str(error))
                 await asyncio.sleep(self._waits.next_s())
                 continue
@@ -96,7 +96,7 @@ class KubeletDoor:
         while True:
             try:
                 await self._serve()
-            except (DoorError, OSError) as error:
+            except (KubeletSocketError, OSError) as error:
                 self._complain(str(error))
             await asyncio.sleep(self._waits.next_s())
 
@@ -108,16 +108,16 @@ class KubeletDoor:
                 try:
                     ended = await self._session()
                     logger.bind(resource=self._driver, fault=ended).info("registering with the kubelet again")
-                except (DoorError, OSError) as error:
+                except (KubeletSocketError, OSError) as error:
                     self._complain(str(error))
                 await asyncio.sleep(self._waits.next_s())
 
     async def _session(self) -> str:
-        """One registration socket, until there has to be another. Returns why. Raises: DoorError."""
+        """One registration socket, until there has to be another. Returns why. Raises: KubeletSocketError."""
         loop, path = asyncio.get_running_loop(), self.registration
         check_reached(path.parent)
         if not path.parent.is_dir():
-            raise DoorError(f"there is no folder {path.parent}: the kubelet makes it at its start")
+            raise KubeletSocketError(f"there is no folder {path.parent}: the kubelet makes it at its start")
         watcher = PluginWatcherService(
             PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=SUPPORTED)
         )
@@ -149,10 +149,10 @@ class KubeletDoor:
                 await first_done(folder_changed(path.parent, limit_s), watcher.answered.wait())
 
     def _make_folder(self) -> None:
-        """Raises: DoorError, OSError; RestartNeededError."""
+        """Raises: KubeletSocketError, OSError; RestartNeededError."""
         check_reached(self.folder)
         if not self.folder.parent.is_dir():
-            raise DoorError(f"there is no folder {self.folder.parent}: the kubelet makes it at its start")
+            raise KubeletSocketError(f"there is no folder {self.folder.parent}: the kubelet makes it at its start")
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _all_well(self) -> None:
@@ -165,9 +165,9 @@ class KubeletDoor:
 
 @asynccontextmanager
 async def _served(path: Path, add: Callable[[grpc.aio.Server], object]) -> AsyncIterator[None]:
-    """A gRPC server on that socket, in place of one that a killed process left. Raises: DoorError; OSError."""
+    """A gRPC server on that socket, in place of one that a killed process left. Raises: KubeletSocketError; OSError."""
     if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-        raise DoorError(
+        raise KubeletSocketError(
             f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
             "dra.driver or dra.dir in the policy"
         )
@@ -177,7 +177,7 @@ async def _served(path: Path, add: Callable[[grpc.aio.Server], object]) -> Async
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
-        raise DoorError(f"socket {path} cannot be made: {error}") from error
+        raise KubeletSocketError(f"socket {path} cannot be made: {error}") from error
     await server.start()
     try:
         yield
