@@ -33,7 +33,6 @@ class DeviceHealthService:
         self._changed = asyncio.Event()
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """For a gRPC server."""
         method = grpc.unary_stream_rpc_method_handler(
             self.watch,
             request_deserializer=pb.NodeWatchResourcesRequest.FromString,

@@ -33,7 +33,6 @@ class ClaimService:
         self._claims = claims
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """For a gRPC server."""
         methods = {
             "NodePrepareResources": grpc.unary_unary_rpc_method_handler(
                 self.prepare,
