@@ -26,7 +26,7 @@ from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done
 
 REFRESHED_AT_ONCE: Final = 4  # claims
-THREADS: Final = 32  # questions to the API server at once; asyncio has 6 on two processors, and many pods may come
+THREADS: Final = 33  # the watch, and 32 questions to the API server at once; asyncio has 6 on two processors
 
 
 class Publishes(Protocol):
