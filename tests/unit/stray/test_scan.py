@@ -136,7 +136,8 @@ def test_of_many_processes_some_are_named_and_every_node(tmp_path: Path) -> None
         holding(tmp_path, ZERO, FULL, before=into(cgroup)),
     ):
         uses = [each for each in scanned()[0].values() if f"/{cgroup.name}" in each.cgroups]
-    assert len(uses) == HOLDERS_MAX + 1
+    # Processes are read by pid: the last one is one more, unless the kernel's pids began anew in between.
+    assert HOLDERS_MAX <= len(uses) <= HOLDERS_MAX + 1
     assert {number for each in uses for number in each.numbers} == {ZERO, FULL}
 
 
