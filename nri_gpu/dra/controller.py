@@ -164,11 +164,11 @@ class DraController:
         """The view once it has another number, or as it is when nothing has changed for a while."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_s
-        while self.view().number == after and (left_s := until - loop.time()) > 0:
+        while (view := self.view()).number == after and (left_s := until - loop.time()) > 0:
             self._woken.clear()
             await first_done(self._woken.wait(), timeout_s=min(TICK_S, left_s))
             await asyncio.sleep(BURST_S)
-        return self.view()
+        return view
 
     def view(self) -> NodeView:
         """The view of now, with another number than the last one if it is another one."""

@@ -8,17 +8,16 @@ one too, so they are signed with the key of the boot; and they are worth nothing
 
 from __future__ import annotations
 
-import hmac
 from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.grant import signed_fields
+from nri_gpu.allocation.grant import has_mac, mac_of, signed_fields
 from nri_gpu.domain.names import MARKER_PREFIX
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 
 _FIELDS: Final = ("claim", "device", "mac")
-_CONTEXT: Final = b"nri-gpu claim marker:"  # so that no other text signed with this key passes for a marker
+_CONTEXT: Final = b"nri-gpu claim marker:"
 
 
 class Marker(Struct, frozen=True):
@@ -35,10 +34,7 @@ def markers_of(claim: PreparedClaim, key: bytes) -> tuple[tuple[str, str], ...]:
 
 def read_marker(name: str, text: str, key: bytes) -> Marker | None:
     """What a variable says, if this node's nri-gpu wrote it since the node booted; else None."""
-    body, _, mac = text.rpartition(";mac=")
-    if not hmac.compare_digest(mac.encode(errors="surrogatepass"), _mac(body, key).encode()):
-        return None
-    fields = signed_fields(text, _FIELDS)
+    fields = signed_fields(text, _FIELDS) if has_mac(text, key, _CONTEXT) else None
     if fields is None:
         return None
     marker = Marker(ClaimUid(fields["claim"]), int(fields["device"]))
@@ -47,12 +43,8 @@ def read_marker(name: str, text: str, key: bytes) -> Marker | None:
 
 def _marker(claim: ClaimUid, device: int, key: bytes) -> tuple[str, str]:
     body = f"v1;claim={claim};device={device}"
-    return _name(claim, device), f"{body};mac={_mac(body, key)}"
+    return _name(claim, device), f"{body};mac={mac_of(body, key, _CONTEXT)}"
 
 
 def _name(claim: ClaimUid, device: int) -> str:
     return f"{MARKER_PREFIX}{claim.upper().replace('-', '_')}_{device}"
-
-
-def _mac(body: str, key: bytes) -> str:
-    return hmac.new(key, _CONTEXT + body.encode(errors="surrogatepass"), "sha256").hexdigest()

@@ -11,14 +11,13 @@ never changes, so a runtime finds the same one whichever version of nri-gpu wrot
 
 from __future__ import annotations
 
-import hmac
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.allocation.grant import KEY_BYTES, signed_fields
+from nri_gpu.allocation.grant import KEY_BYTES, has_mac, mac_of, signed_fields
 from nri_gpu.cdi.file import SpecFile, SpecFileError
 from nri_gpu.cdi.specification import VERSION, mount_json
 from nri_gpu.domain.edits import Mount
@@ -48,7 +47,7 @@ NO_KEY: Final = (
 )
 _FIELDS: Final = ("resource", "mode", "ids", "mac")
 _MODES: Final = {"exclusive": False, "shared": True}
-_CONTEXT: Final = b"nri-gpu kubelet token:"  # so that no other text signed with this key passes for a token
+_CONTEXT: Final = b"nri-gpu kubelet token:"
 
 
 FILE_NAME: Final = "nri-gpu-required.json"
@@ -71,7 +70,7 @@ def token_key(resource: str) -> str:
 def write_token(resource: str, ids: Sequence[str], key: bytes, *, shared: bool) -> str:
     """The annotation's value, with the IDs sorted, since the kubelet's order is random."""
     body = f"v1;resource={resource};mode={'shared' if shared else 'exclusive'};ids={','.join(sorted(ids))}"
-    return f"{body};mac={_mac(body, key)}"
+    return f"{body};mac={mac_of(body, key, _CONTEXT)}"
 
 
 def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> Allocated | AllocationInvalid:
@@ -81,8 +80,7 @@ def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> Allocated 
     devices: list[AllocatedDevice] = []
     modes: set[bool] = set()
     for name, text in sorted(annotations.items()):
-        body, _, mac = text.rpartition(";mac=")
-        if not hmac.compare_digest(mac.encode(errors="surrogatepass"), _mac(body, key).encode()):
+        if not has_mac(text, key, _CONTEXT):
             return AllocationInvalid(NOT_OURS)
         fields = signed_fields(text, _FIELDS)
         if not fields or fields["mode"] not in _MODES or name != token_key(fields["resource"]):
@@ -92,10 +90,6 @@ def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> Allocated 
     if len(modes) != 1 or not devices:
         return AllocationInvalid("it names shared and unshared GPUs at once, or none: delete the pod")
     return Allocated(tuple(devices), modes.pop())
-
-
-def _mac(body: str, key: bytes) -> str:
-    return hmac.new(key, _CONTEXT + body.encode(errors="surrogatepass"), digestmod="sha256").hexdigest()
 
 
 class TokenKey:
