@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test pytest check format proto schema share pictures manifests conformance chaos fuzz bench test-gpu test-cluster clean
+.PHONY: help demo demo-faults test pytest check format proto schema share pictures manifests conformance chaos reliability fuzz bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python share/generate.py --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python -m tests.support.manifests --check
+	$(BIN)/python -m tests.reliability.page --check
 
 format: $(READY) ## mend what a machine can mend
 	$(BIN)/ruff format --quiet .
@@ -73,6 +74,9 @@ conformance: $(READY) ## only the tests on real containerds (needs root)
 
 chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
 	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py
+
+reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root)
+	$(BIN)/python -m tests.reliability
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, a minute each
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python -m tests.fuzz.$$(basename $$target .py) --seconds 60 || exit 1; done

@@ -1,0 +1,76 @@
+"""docs/reliability.md: the tables between its markers are made of the record; the words around them by hand.
+
+python -m tests.reliability.page [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.reliability.result import PROJECT, Part, PartName, Record, Row, read
+
+PAGE: Final = PROJECT / "docs" / "reliability.md"
+MARKED: Final = re.compile(r"(<!-- record: (?P<part>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WIDTH: Final = 120
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability.page", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether page and record agree")
+    if parser.parse_args().check:
+        if PAGE.read_text() == rendered(PAGE.read_text(), read()):
+            return 0
+        print(f"{PAGE.name} is not what the record says: python -m tests.reliability.page", file=sys.stderr)
+        return 1
+    render()
+    return 0
+
+
+def render(path: Path = PAGE) -> None:
+    """Put the record's tables into the page."""
+    path.write_text(rendered(path.read_text(), read()))
+
+
+def rendered(text: str, record: Record) -> str:
+    """The page with the record's tables in it. Raises: ValueError: it has no place for a part, or no such part."""
+    if missing := record.parts.keys() - {PartName(found["part"]) for found in MARKED.finditer(text)}:
+        raise ValueError(f"the page has no markers for {', '.join(sorted(missing))}")
+    return MARKED.sub(lambda found: f"{found[1]}{_section(record, PartName(found['part']))}{found[3]}", text)
+
+
+def _section(record: Record, name: PartName) -> str:
+    part = record.parts.get(name)
+    return "\n".join(_table(part)) + "\n" if part else "Not run yet.\n"
+
+
+def _table(part: Part) -> Iterator[str]:
+    machine = ", ".join(f"{what} {value}" for what, value in part.machine.items())
+    yield from textwrap.wrap(f"Run on {part.date} in {part.took_s / 60:.0f} min; {machine}.", WIDTH)
+    yield ""
+    yield "| what was done | how often | what came of it | passed |"
+    yield "|---|---|---|---|"
+    for row in part.rows:
+        cells = (row.what, f"{row.count:,} {row.unit}", row.outcome, "yes" if row.passed else "**no**")
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+    yield "To repeat a row, in its order:"
+    yield ""
+    yield "```sh"
+    yield from dict.fromkeys(row.command for row in part.rows)
+    yield "```"
+
+
+def line(row: Row) -> str:
+    """The row for a terminal."""
+    mark = "ok  " if row.passed else "FAIL"
+    return f"{mark} {row.what}: {row.count:,} {row.unit}\n     {row.outcome}\n     {row.command}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
