@@ -5,19 +5,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.support import packages
-from tests.support.cgroup import Cgroup, host_cgroup
-from tests.support.chaos import ChaosRun
-from tests.support.containerd import Containerd
-from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
-from tests.support.guard import NriGuard
+from tests.support.chaos import ChaosRun, chaos_run
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
@@ -31,24 +25,8 @@ DAEMON_SAYS: Final = "container asked for GPUs but was created without nri-gpu"
 
 @pytest.fixture
 def chaos(runtime: packages.Runtime, tmp_path: Path) -> Iterator[ChaosRun]:
-    """The older containerd on cgroup v1 where the machine has it, the newer on v2."""
-    traces, policy = tmp_path / "traces", tmp_path / "policy.toml"
-    traces.mkdir()
-    policy.write_text("")
-    with ExitStack() as stack:
-        node = Containerd(runtime, cgroup=host_cgroup() if runtime.number < (2, 0) else Cgroup.V2)
-        # Not `with`: a containerd that was killed in the middle of a start leaves that container's cgroups behind.
-        stack.callback(node.abandon)
-        node.boot()
-        root = make_driver_root(tmp_path / "driver")
-        launch = Launch(
-            tmp_path / "d", node.nri_socket, topology=TOPOLOGIES / "pcie-8.toml", driver_root=root, policy=policy
-        )
-        daemon, guard = stack.enter_context(NriGpu(launch)), stack.enter_context(NriGuard(launch))
-        daemon.wait_ready()
-        guard.wait_ready()
-        daemon.wait_logged("driver files staged")
-        yield ChaosRun(node, daemon, guard, traces, SEED)
+    with chaos_run(runtime, tmp_path, SEED) as run:
+        yield run
 
 
 def test_the_daemon_killed_every_other_second(chaos: ChaosRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +49,7 @@ def test_with_both_killed_all_that_got_away_are_reported(chaos: ChaosRun) -> Non
         chaos.daemon.kill()
         chaos.guard.kill()
         chaos.create_unserved(30)
-        running, created = chaos.ungranted()
+        running, created = chaos.evidence.ungranted()
         chaos.guard.start()
     assert running
     wait_for("all to be reported", lambda: chaos.guard.log().count(GUARD_SAYS) >= len(running), 20, chaos.guard.log)

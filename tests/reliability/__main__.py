@@ -9,6 +9,7 @@ quick one, which only shows that the harness works, writes nothing unless a file
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tests.reliability import page
+from tests.reliability import faults, page
 from tests.reliability.result import RECORD, Fact, Found, Options, Part, PartName, Row, Series, machine, read, write
 
+ALONE: Final = "NRI_GPU_RELIABILITY_MOUNTS"
 # Where each part lies: a function that yields what it finds, as it finds it.
-PARTS: Final[Mapping[PartName, Callable[[Options], Iterator[Found]]]] = {}
+PARTS: Final[Mapping[PartName, Callable[[Options], Iterator[Found]]]] = {
+    PartName.FAULTS: faults.found,
+}
 
 
 def main() -> int:
@@ -31,10 +35,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a little of everything")
     parser.add_argument("--fuzz-seconds", type=float, default=Options().fuzz_s, help="for each target (%(default)s)")
     parser.add_argument("--seed", type=int, default=Options().seed, help="to repeat a run (%(default)s)")
+    parser.add_argument("--case", default="", help="of one part, one row alone, by its name; writes no record")
     parser.add_argument("--record", type=Path, help=f"where to keep it; {RECORD.name} for a full run")
     given = parser.parse_args()
-    options = Options(quick=given.quick, fuzz_s=given.fuzz_seconds, seed=given.seed)
-    to = given.record or (None if options.quick else RECORD)
+    _mount_privately()
+    options = Options(quick=given.quick, fuzz_s=given.fuzz_seconds, seed=given.seed, case=given.case)
+    to = given.record or (None if options.quick or options.case else RECORD)
     passed = True
     for name in given.only or PARTS:
         part = run(name, options)
@@ -44,6 +50,13 @@ def main() -> int:
     if to == RECORD:
         page.render()
     return 0 if passed else 1
+
+
+def _mount_privately() -> None:
+    """Become the same in a mount namespace of our own, which takes what we mount with it however we end."""
+    if not os.geteuid() and ALONE not in os.environ:
+        again = [sys.executable, "-m", "tests.reliability", *sys.argv[1:]]
+        os.execvpe("unshare", ["unshare", "--mount", "--propagation", "slave", "--", *again], os.environ | {ALONE: "1"})
 
 
 def run(name: PartName, options: Options) -> Part:

@@ -68,11 +68,15 @@ Found = Row | Series | Fact
 
 
 class Options(Struct, frozen=True):
-    """How much is done. quick: as little as shows that it works. fuzz_s: seconds for each target. seed: of all dice."""
+    """How much is done. quick: as little as shows that it works. fuzz_s: seconds for each target. seed: of all dice.
+
+    case: the only row of its part, by its name on the command line; empty for all.
+    """
 
     quick: bool = False
     fuzz_s: float = 60.0
     seed: int = 15
+    case: str = ""
 
 
 class Part(Struct, frozen=True):

@@ -2,45 +2,38 @@
 
 A slot is a container's name in a pod, with the request that the pod's annotation makes for it; as with a kubelet, it
 holds one container at a time, and each next one is another attempt. Every program writes down which GPUs it found, so
-what ran is known from itself, and what may be opened is asked of the kernel (`tests/support/device_filter.py`).
+what ran is known from itself (`tests/support/chaos_evidence.py`).
 """
 
 import random
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from nri_gpu.allocation.grant import SignedGrant, verify_grant
-from nri_gpu.domain.container import ContainerId as GrantedId
-from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.names import GRANT_KEY
-from tests.support._pb import cri_tests_pb2 as pb
+from tests.support import packages
+from tests.support.cgroup import Cgroup, host_cgroup
+from tests.support.chaos_evidence import SETTLED_S, Evidence, trace_of
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod, PodId
-from tests.support.daemon import NriGpu
-from tests.support.device_filter import open_minors
-from tests.support.errors import HarnessError
+from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 AT_ONCE: Final = 8
 PODS, NAMES_OF_EACH = 8, 3
-NVIDIA: Final = 195
 KILL_EVERY_S, AWAY_S = (0.5, 2.0), (0.0, 0.5)
 LATE_AT_MOST_S: Final = 40.0  # a start within the ledger's grace
-SETTLED_S: Final = 30.0
-UNTOLD_S: Final = 5.0  # until an event that has not come will not come
 OUR_CODE: Final = re.compile(r"nri-gpu \[([a-z-]+)\]")
 # Requests on a node of eight GPUs -> how many GPUs they are; None: no container may ever come of it.
 REQUESTS: Final[Mapping[str, int | None]] = {
@@ -71,7 +64,7 @@ class Fate(StrEnum):
 
 
 class Slot(Struct):
-    """A name in a pod. container: its present one, with what is to become of it."""
+    """A name in a pod. container: its present one, with what is to become of it. trace: its name."""
 
     pod: Pod
     name: str
@@ -80,18 +73,37 @@ class Slot(Struct):
     container: ContainerId | None = None
     fate: Fate = Fate.NEVER
     created: float = 0.0
+    trace: str = ""
 
 
-class Tally(Struct):
-    """What came of it all. away: seconds (wall) in which containerd had gone and the guard was not back."""
+@contextmanager
+def chaos_run(
+    runtime: packages.Runtime,
+    folder: Path,
+    seed: int,
+    change: Callable[[Launch], Launch] = lambda launch: launch,
+    start: Callable[[Launch], NriGpu] = NriGpu,
+) -> Iterator["ChaosRun"]:
+    """A containerd with a daemon and a guard that serve it. change, start: how, and as what, the daemon is started.
 
-    happened: Counter[str] = field(default_factory=Counter)
-    unexpected: list[str] = field(default_factory=list)
-    away: list[tuple[float, float]] = field(default_factory=list)
-    checked: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{what}: {often}" for what, often in sorted((self.happened + self.checked).items()))
+    The older containerd is on cgroup v1 where the machine has it, the newer on v2.
+    """
+    traces, policy = folder / "traces", folder / "policy.toml"
+    traces.mkdir(parents=True)
+    policy.write_text("")
+    with ExitStack() as stack:
+        node = Containerd(runtime, cgroup=host_cgroup() if runtime.number < (2, 0) else Cgroup.V2)
+        # Not `with`: a containerd that was killed in the middle of a start leaves that container's cgroups behind.
+        stack.callback(node.abandon)
+        root = make_driver_root(folder / "driver")
+        topology = TOPOLOGIES / "pcie-8.toml"
+        launch = change(Launch(folder / "d", node.nri_socket, topology=topology, driver_root=root, policy=policy))
+        node.boot()
+        daemon, guard = stack.enter_context(start(launch)), stack.enter_context(NriGuard(launch))
+        daemon.wait_ready()
+        guard.wait_ready()
+        daemon.wait_logged("driver files staged")
+        yield ChaosRun(node, daemon, guard, traces, seed)
 
 
 class ChaosRun:
@@ -99,38 +111,49 @@ class ChaosRun:
 
     def __init__(self, node: Containerd, daemon: NriGpu, guard: NriGuard, traces: Path, seed: int) -> None:
         self.node, self.daemon, self.guard = node, daemon, guard
-        self.tally = Tally()
-        self.uuids = {gpu["minor_number"]: gpu["uuid"] for gpu in daemon.gpus()["gpus"]}
-        self._traces = traces
-        self._random = random.Random(seed)
-        self._pods: dict[PodId, Pod] = {}
+        self.evidence = Evidence(node, daemon, traces)
+        self.tally = self.evidence.tally
+        self.dice = random.Random(seed)
         self._slots: SimpleQueue[Slot] = SimpleQueue()
-        self._wanted: dict[str, int | None] = {}  # trace -> GPUs that its request means
-        self._untold: set[str] = set()  # containers whose end no event told
         self._served = threading.Event()
         self._served.set()
 
     def create_while_killing(self, creates: int, *, restart: bool | None = None) -> None:
         """Create so many containers, killing the daemon all the while. restart: containerd too; True: by SIGKILL."""
+
+        def disturb(done: float) -> None:
+            nonlocal restart
+            self.kill_daemon()
+            if restart is not None and done > 1 / 3:
+                self.restart_runtime(kill=restart)
+                restart = None
+
+        self.create_while(creates, disturb)
+
+    def create_while(
+        self, creates: int, disturb: Callable[[float], None], mend: Callable[[], None] = lambda: None
+    ) -> None:
+        """Create so many containers, and a few more when all is mended.
+
+        disturb: called with the share of them that is done, again and again until all are.
+        """
         self._fill()
-        fates = self._random.choices([*Fate], (5, 6, 1, 2, 1), k=creates)
+        fates = self.dice.choices([*Fate], (5, 6, 1, 2, 1), k=creates)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             working = [pool.submit(self._one, fate) for fate in fates]
+            # Here, because what a thread starts ends with that thread (PR_SET_PDEATHSIG).
             while not all(each.done() for each in working):
-                # Here, because what a thread starts ends with that thread (PR_SET_PDEATHSIG).
-                self._kill_daemon()
-                if restart is not None and sum(each.done() for each in working) > creates // 3:
-                    self._restart_runtime(kill=restart)
-                    restart = None
+                disturb(sum(each.done() for each in working) / creates)
         for each in working:
             each.result()
+        mend()
         self.daemon.wait_staged()
         self._create([Fate.LONG] * AT_ONCE)  # so that there is always something to compare
 
     def create_unserved(self, creates: int) -> None:
         """Create so many that do not end by themselves, with whoever is there or not."""
         self._fill()
-        fates = self._random.choices([Fate.LONG, Fate.NEVER, Fate.BROKEN], (6, 2, 1), k=creates)
+        fates = self.dice.choices([Fate.LONG, Fate.NEVER, Fate.BROKEN], (6, 2, 1), k=creates)
         self._create(fates)
 
     def _create(self, fates: Sequence[Fate]) -> None:
@@ -138,26 +161,19 @@ class ChaosRun:
             list(pool.map(self._one, fates))
 
     def settle(self) -> None:
-        """Nobody acts any more. Raises: HarnessError, AssertionError: the ledger is not what the kernel allows."""
+        """Nobody acts any more. Raises: HarnessError, AssertionError: see `Evidence.settle`."""
         self.daemon.wait_ready()
         self._remove_lost()
-        if self.node.runtime.number < (2, 0):
-            with suppress(HarnessError):
-                wait_for("ledger and kernel to agree", self._agree, UNTOLD_S)
-            self._pass_over_untold_ends()
-        wait_for("ledger and kernel to agree", self._agree, SETTLED_S, self._explain)
-        self._check_grants()
-        self.tally.checked["times that ledger and kernel agreed"] += 1
-        self.check_traces()
+        self.evidence.settle()
 
     def end_pods(self) -> None:
         """Half of the pods go with all they have, the others' containers one by one."""
         for slot in self._all_slots():
-            if slot.container and self._random.random() < 0.5:
-                self._remove(slot.container)
-        for pod in self._pods:
-            self.node.cri.remove_pod(pod)
-        self._pods.clear()
+            if slot.container and self.dice.random() < 0.5:
+                self._remove(slot.container, slot.trace)
+        for pod in [*self.evidence.pods.values()]:
+            self.node.cri.remove_pod(pod.id)
+            self.evidence.removed(pod)
 
     # One container.
 
@@ -178,11 +194,12 @@ class ChaosRun:
             return
         if slot.fate is Fate.LATE and time.monotonic() - slot.created < LATE_AT_MOST_S:
             self._start(slot, slot.container)
-        self._remove(slot.container)
+        self._remove(slot.container, slot.trace)
         slot.container = None
 
-    def _remove(self, container: ContainerId) -> None:
+    def _remove(self, container: ContainerId, trace: str) -> None:
         wait_for("an end", lambda: self._stopped(container), SETTLED_S)
+        self.evidence.ended(container, trace)
         wait_for("a removal", lambda: self._removed(container), SETTLED_S)
         self.tally.happened["removed"] += 1
 
@@ -244,22 +261,23 @@ class ChaosRun:
         return bool(self.tally.away) and time.time() - self.tally.away[-1][1] < 5
 
     def _spec(self, slot: Slot) -> ContainerSpec:
-        trace = f"{slot.pod.config.metadata.name}.{slot.name}.{slot.attempt}"
-        self._wanted[trace] = REQUESTS[slot.request]
-        lasts = {Fate.SHORT: self._random.uniform(0, 0.5)}.get(slot.fate, 3600)
+        slot.trace = trace = self.evidence.asks(slot.pod, slot.name, slot.attempt, slot.request, REQUESTS[slot.request])
+        lasts = {Fate.SHORT: self.dice.uniform(0, 0.5)}.get(slot.fate, 3600)
         script = f"echo /dev/nvidia[0-9]* > /traces/{trace}; exec sleep {lasts:.2f}"
         command = ("/no/such/program",) if slot.fate is Fate.BROKEN else ("/bin/sh", "-c", script)
-        return ContainerSpec(slot.name, attempt=slot.attempt, command=command, mounts={"/traces": str(self._traces)})
+        return ContainerSpec(
+            slot.name, attempt=slot.attempt, command=command, mounts={"/traces": str(self.evidence.traces)}
+        )
 
     def _fill(self) -> None:
         """New pods, and a slot for each name in them."""
         self._slots = SimpleQueue()
         for number in range(PODS):
-            requests = self._random.choices([*REQUESTS], (4, 1, 2, 1, 6, 3, 3, 3, 2, 3, 1, 1, 1), k=NAMES_OF_EACH)
+            requests = self.dice.choices([*REQUESTS], (4, 1, 2, 1, 6, 3, 3, 3, 2, 3, 1, 1, 1), k=NAMES_OF_EACH)
             names = {f"c{n}": request for n, request in enumerate(requests)}
             asked = {f"gpu.nri.io/container.{name}": request for name, request in names.items() if request}
-            pod = self.node.cri.run_pod(PodSpec(f"p{self._random.getrandbits(40):x}-{number}", annotations=asked))
-            self._pods[pod.id] = pod
+            pod = self.node.cri.run_pod(PodSpec(f"p{self.dice.getrandbits(40):x}-{number}", annotations=asked))
+            self.evidence.pods[pod.id] = pod
             for name, request in names.items():
                 self._slots.put(Slot(pod, name, request))
 
@@ -271,14 +289,14 @@ class ChaosRun:
 
     # Those who serve them.
 
-    def _kill_daemon(self) -> None:
-        time.sleep(self._random.uniform(*KILL_EVERY_S))
+    def kill_daemon(self) -> None:
+        time.sleep(self.dice.uniform(*KILL_EVERY_S))
         self.daemon.kill()
         self.tally.happened["daemon killed"] += 1
-        time.sleep(self._random.uniform(*AWAY_S))
+        time.sleep(self.dice.uniform(*AWAY_S))
         self.daemon.start()
 
-    def _restart_runtime(self, *, kill: bool) -> None:
+    def restart_runtime(self, *, kill: bool) -> None:
         with self.guard_away():
             self._served.clear()
             self.node.restart(kill=kill)
@@ -300,41 +318,10 @@ class ChaosRun:
         kept = {slot.container for slot in slots}
         for each in self.node.cri.containers():
             if each.id not in kept:
-                self._remove(ContainerId(each.id))
+                pod = self.evidence.pods[PodId(each.pod_sandbox_id)]
+                self._remove(ContainerId(each.id), trace_of(pod, each.metadata.name, each.metadata.attempt))
         for slot in slots:
             self._slots.put(slot)
-
-    def kernel(self) -> dict[str, frozenset[str]]:
-        """Container -> GPUs that its processes may open, of all that have processes, whoever knows of them."""
-        found: dict[str, frozenset[str]] = {}
-        for cgroup in self.node.container_cgroup(ContainerId("any")).parent.iterdir():
-            try:
-                if cgroup.name in self._pods or not cgroup.is_dir() or not (cgroup / "cgroup.procs").read_text():
-                    continue
-                minors = open_minors(self.node.cgroup, cgroup, NVIDIA, self.uuids)
-            except OSError:  # it ended just now
-                continue
-            found[cgroup.name] = frozenset(self.uuids[minor] for minor in minors)
-        return found
-
-    def ledger(self) -> dict[str, frozenset[str]]:
-        """Container -> GPUs, of those that run and hold any."""
-        grants = (grant for grant in self.daemon.ledger()["grants"] if grant["phase"] == "running")
-        return {grant["container_id"]: frozenset(grant["gpu_uuids"]) for grant in grants if grant["gpu_uuids"]}
-
-    def ungranted(self) -> tuple[set[str], set[str]]:
-        """Containers that asked and hold no GPU: those that run, as their programs said, and those only created."""
-        named = {each.id: each.metadata for each in self.node.cri.containers()}
-        pods = {each.id: each.pod_sandbox_id for each in self.node.cri.containers()}
-        traces = {
-            name: f"{self._pods[PodId(pods[name])].config.metadata.name}.{one.name}.{one.attempt}"
-            for name, one in named.items()
-        }
-        asking = {name for name, trace in traces.items() if self._wanted[trace] != 0}
-        alive = self.kernel()
-        return {name for name in asking if name in alive and not alive[name]}, {
-            each.id for each in self.node.cri.containers() if each.id in asking and each.state == pb.CONTAINER_CREATED
-        }
 
     def check_nothing_is_left(self) -> None:
         """No container is there any more, so no grant is, once the grace of those never created is over."""
@@ -355,57 +342,3 @@ class ChaosRun:
 
         wait_for("all GPUs to be free", had, SETTLED_S, lambda: str(self.daemon.ledger()))
         self.node.cri.remove_pod(pod.id)
-
-    def _agree(self) -> bool:
-        ledger = {name: gpus for name, gpus in self.ledger().items() if name not in self._untold}
-        return ledger == {name: gpus for name, gpus in self.kernel().items() if gpus}
-
-    def _pass_over_untold_ends(self) -> None:
-        """NRI 0.6 tells nobody of what ends between its list and the plugin's admission (docs/guard.md).
-
-        Such a container keeps its GPUs until it is removed, or its pod is: too long, and never twice.
-        """
-        ended = {each.id for each in self.node.cri.containers() if each.state == pb.CONTAINER_EXITED}
-        self._untold |= (self.ledger().keys() - self.kernel().keys()) & ended
-        self.tally.checked["ends that the runtime told nobody"] = len(self._untold)
-
-    def _explain(self) -> str:
-        kernel, ledger = {name: gpus for name, gpus in self.kernel().items() if gpus}, self.ledger()
-        odd = {name for name in {*kernel, *ledger} if kernel.get(name) != ledger.get(name)}
-        states = {each.id: (each.metadata.name, each.state) for each in self.node.cri.containers()}
-        rows = [f"{name} {states.get(name)}: kernel {kernel.get(name)}, ledger {ledger.get(name)}" for name in odd]
-        lines = [line for line in self.daemon.log().splitlines() if any(name in line for name in odd)]
-        return "\n".join([*rows, *lines])
-
-    def _check_grants(self) -> None:
-        """Whoever may open a GPU holds a grant signed with the key file, and no other grant excludes it."""
-        key = (self.daemon.launch.state / "key").read_bytes()
-        users: dict[str, list[tuple[str, str]]] = {}
-        for name, gpus in self.kernel().items():
-            if not gpus:
-                continue
-            annotations = self.node.cri.status(ContainerId(name)).oci["annotations"]
-            pod = self._pods[PodId(annotations["io.kubernetes.cri.sandbox-id"])]
-            signed = verify_grant(annotations[GRANT_KEY], PodUid(pod.config.metadata.uid), GrantedId(name), key)
-            assert isinstance(signed, SignedGrant), f"{name} has {gpus} by nobody's grant"
-            assert frozenset(signed.uuids) == gpus
-            self.tally.checked["containers whose device cgroup is their grant"] += 1
-            for gpu in gpus:
-                users.setdefault(gpu, []).append((str(signed.mode), pod.id))
-        for gpu, several in users.items():
-            modes, pods = {mode for mode, _ in several}, {pod for _, pod in several}
-            assert modes == {"shared"} or (modes == {"exclusive"} and len(pods) == 1), f"{gpu}: {several}"
-
-    def check_traces(self) -> None:
-        """What ran found what its request means, the guard being there."""
-        for trace in self._traces.iterdir():
-            wanted, nodes = self._wanted[trace.name], trace.read_text().split()
-            found = 0 if nodes == ["/dev/nvidia[0-9]*"] else len(nodes)
-            when = trace.stat().st_mtime
-            self.tally.checked["programs that ran"] += 1
-            self.tally.checked["programs that ran with a GPU"] += bool(found)
-            if found != wanted and any(begun <= when <= end for begun, end in self.tally.away):
-                self.tally.checked["programs that ran without while the guard was away"] += 1
-            elif found != wanted:
-                raise AssertionError(f"{trace.name} asked for {wanted} GPUs and ran with {found}")
-            trace.unlink()

@@ -59,9 +59,13 @@ class Executed(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """A container as the runtime describes it. oci: the final OCI spec, after every NRI plugin."""
+    """A container as the runtime describes it. oci: the final OCI spec, after every NRI plugin.
+
+    finished_at: seconds since the epoch; 0 while it has not ended.
+    """
 
     state: str
+    finished_at: float
     exit_code: int
     reason: str
     pid: int
@@ -193,6 +197,7 @@ class Cri:
         status, info = reply.status, json.loads(reply.info["info"])
         return Status(
             state=pb.ContainerState.Name(status.state).removeprefix("CONTAINER_"),
+            finished_at=status.finished_at / 1e9,
             exit_code=status.exit_code,
             reason=status.reason,
             pid=info.get("pid", 0),

@@ -185,6 +185,11 @@ def _libevent() -> Path:
         return _cached("libevent-core-2.1-7")
 
 
+def libfaketime() -> Path:
+    """A library that, loaded first, shows a program another time than the machine's."""
+    return _cached("libfaketime") / f"usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1"
+
+
 def prometheus() -> Path:
     """The server; `promtool` lies beside it."""
     return _program("prometheus", "prometheus")

@@ -1,0 +1,205 @@
+"""Faults while eight containers are created at once, on each real containerd: who had which GPU is checked throughout.
+
+The chaos test's engine creates the containers and holds what came of them against the kernel, the ledger, the signed
+grants, the programs' own words and `nri-gpu verify`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.simulation.topology import load_topology
+from tests.reliability import disturbances as do
+from tests.reliability.disturbances import Disturbance
+from tests.reliability.result import Fact, Found, Options, Row
+from tests.support import packages
+from tests.support.chaos import ChaosRun, chaos_run
+from tests.support.daemon import Launch, NriGpu
+from tests.support.errors import HarnessError
+from tests.support.kernel import NriGpuOnNvidia
+from tests.support.nvml import build_fake_nvml, gpus_of
+from tests.support.nvml.build import DRIVER
+
+CREATES, ROUNDS = 80, 2  # on each containerd
+QUICK_CREATES: Final = 24
+STATE_KIB, STAGE_MIB = 768, 4
+REFUSED: Final = re.compile(r"refused \[([a-z-]+)\]")
+
+
+class Fault(Struct, frozen=True):
+    """One row. change, start: see `chaos_run`. mend: what still has to be put right when all are created."""
+
+    what: str
+    disturb: Disturbance
+    change: Callable[[Launch], Launch] = lambda launch: launch
+    start: Callable[[Launch], NriGpu] = NriGpu
+    mend: Callable[[ChaosRun], None] = lambda run: None
+
+
+def _little_state(launch: Launch) -> Launch:
+    _tmpfs(launch.state, f"{STATE_KIB}k")
+    return launch
+
+
+def _little_stage(launch: Launch) -> Launch:
+    stage = launch.base / "drivers"
+    _tmpfs(stage, f"{STAGE_MIB}m")
+    return replace(launch, stage_dir=stage)
+
+
+def _tmpfs(folder: Path, size: str) -> None:
+    """In our own mount namespace, see `__main__`."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder], check=True)
+
+
+def _other_clock(launch: Launch) -> Launch:
+    file = launch.base.parent / "clock"
+    do.set_clock(file, 0)
+    faked = {
+        "LD_PRELOAD": str(packages.libfaketime()),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # which no step of a real clock moves either
+        "NO_FAKE_STAT": "1",
+    }
+    return replace(launch, environment=faked)
+
+
+def _nvml(launch: Launch) -> Launch:
+    assert launch.driver_root
+    assert launch.topology
+    gpus, ancestors = gpus_of(load_topology(launch.topology))
+    build_fake_nvml(launch.driver_root, gpus, ancestors=ancestors)
+    return replace(launch, topology=None)
+
+
+FAULTS: Final[Mapping[str, Fault]] = {
+    "kill-daemon": Fault("daemon killed by SIGKILL", do.kill_daemon),
+    "kill-guard": Fault("guard killed by SIGKILL", do.kill_guard),
+    "kill-both": Fault("daemon and guard killed by SIGKILL, one after the other", do.kill_both_in_turn),
+    "stop-daemon": Fault("daemon stopped by SIGSTOP for longer than the runtime's 2 s, then SIGCONT", do.stop_daemon),
+    "stop-guard": Fault("guard stopped in the same way", do.stop_guard),
+    "kill-child": Fault(
+        "the process that asks NVML killed by SIGKILL",
+        do.kill_inventory_child,
+        _nvml,
+        lambda launch: NriGpuOnNvidia(launch, DRIVER),
+    ),
+    "kill-runtime": Fault("containerd killed by SIGKILL and started again", do.kill_runtime),
+    "full-state": Fault(
+        f"state folder of {STATE_KIB} KiB full (ENOSPC), daemon killed meanwhile", do.fill_state, _little_state
+    ),
+    "full-stage": Fault(
+        f"stage folder of {STAGE_MIB} MiB full when the driver is staged", do.fill_stage, _little_stage
+    ),
+    "read-only": Fault("state folder read-only (EROFS), daemon killed meanwhile", do.make_state_read_only),
+    "descriptors": Fault(
+        f"{do.FEW_DESCRIPTORS} file descriptors left, {do.IDLE_CLIENTS} idle clients on the control socket",
+        do.exhaust_descriptors,
+    ),
+    "memory": Fault("no memory left in the daemon's cgroup, so that the kernel kills it", do.exhaust_memory),
+    "clock": Fault("clock stepped by 1 hour to 30 days, forwards and backwards", do.step_clock, _other_clock),
+    "policy": Fault(
+        f"policy file broken in {len(do.BREAKS)} ways and mended, reloaded each time",
+        do.break_policy,
+        mend=do.mend_policy,
+    ),
+}
+
+
+def found(options: Options) -> Iterator[Found]:
+    """A row for each fault, of both containerds together. Raises: HarnessError: the machine cannot run them."""
+    runtimes = [packages.fetch(version) for version in packages.VERSIONS]
+    if options.quick:
+        runtimes = runtimes[-1:]
+    yield Fact("containerd", " and ".join(runtime.release.partition("+")[0].partition("~")[0] for runtime in runtimes))
+    for name in [options.case] if options.case else QUICK if options.quick else FAULTS:
+        yield _row(name, FAULTS[name], runtimes, options)
+
+
+QUICK: Final = ("kill-both", "descriptors", "policy")
+
+
+def _row(name: str, fault: Fault, runtimes: list[packages.Runtime], options: Options) -> Row:
+    happened, checked, failed = Counter[str](), Counter[str](), ""
+    for runtime in runtimes:
+        try:
+            run = _attack(fault, runtime, options)
+        except (HarnessError, AssertionError, OSError, subprocess.SubprocessError) as error:
+            failed = f"containerd {runtime.release}: {type(error).__name__}: {error}"
+            break
+        happened += run.tally.happened
+        checked += run.tally.checked
+        if run.tally.unexpected:
+            failed = f"containerd {runtime.release}: {run.tally.unexpected}"
+    return Row(
+        what=fault.what,
+        count=happened["created"] + sum(often for what, often in happened.items() if what.startswith("create refused")),
+        unit="creations",
+        outcome=failed or _outcome(happened, checked),
+        command=f"python -m tests.reliability --only faults --case {name}",
+        passed=not failed,
+        numbers={what.replace(" ", "_"): often for what, often in (happened + checked).items()},
+    )
+
+
+def _attack(fault: Fault, runtime: packages.Runtime, options: Options) -> ChaosRun:
+    """Raises: HarnessError, AssertionError: what must never be has been."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nri-gpu-faults-")))
+        stack.callback(
+            lambda: subprocess.run(["sh", "-c", f"umount -lq {folder}/d/*"], check=False, capture_output=True)
+        )
+        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.change, fault.start))
+        for _ in range(1 if options.quick else ROUNDS):
+            creates = QUICK_CREATES if options.quick else CREATES // ROUNDS
+            run.create_while(creates, lambda _: fault.disturb(run), lambda: fault.mend(run))
+            run.settle()
+            run.evidence.verify()
+            run.end_pods()
+            run.settle()
+        run.check_nothing_is_left()
+        return run
+
+
+def _unmount_below(folder: Path) -> None:
+    mounts = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    for mount in [each for each in mounts if each.startswith(f"{folder}/")]:
+        subprocess.run(["umount", "--lazy", mount], check=True)
+
+
+def _outcome(happened: Counter[str], checked: Counter[str]) -> str:
+    """The sentence of a row in which nothing is wrong."""
+    refused = Counter[str]()
+    for what, often in happened.items():
+        if code := REFUSED.search(what):
+            refused[code[1]] += often
+    disturbed = [f"{often} x {what}" for what, often in happened.items() if _is_disturbance(what)]
+    codes = ", ".join(f"`{code}` {often}" for code, often in refused.most_common())
+    without = checked["programs that ran without while the guard was away"]
+    parts = [
+        "; ".join(disturbed),
+        f"{checked['programs that ran with a GPU']} programs ran with exactly what they asked for",
+        f"refused: {codes}" if codes else "none refused",
+        f"started without: {without}" + (" (before the guard was back)" if without else ""),
+        "given twice: 0",
+    ]
+    return "; ".join(parts)
+
+
+OF_CONTAINERS: Final = ("created", "started", "removed", "start failed", "lost with the runtime")
+
+
+def _is_disturbance(what: str) -> bool:
+    return what not in OF_CONTAINERS and not REFUSED.search(what)
