@@ -112,7 +112,10 @@ class Cri:
         return self._call("ImageStatus", request, pb.ImageStatusResponse, service="ImageService").HasField("image")
 
     def run_pod(self, spec: PodSpec | None = None) -> Pod:
-        config = pod_to_pb(spec or PodSpec(), self._cgroup_parent)
+        return self.run_pod_as(pod_to_pb(spec or PodSpec(), self._cgroup_parent))
+
+    def run_pod_as(self, config: pb.PodSandboxConfig) -> Pod:
+        """Of exactly this configuration."""
         reply = self._call("RunPodSandbox", pb.RunPodSandboxRequest(config=config), pb.RunPodSandboxResponse)
         return Pod(PodId(reply.pod_sandbox_id), config)
 
@@ -131,7 +134,10 @@ class Cri:
 
     def create(self, pod: Pod, spec: ContainerSpec | None = None) -> ContainerId:
         """CreateContainer: where an NRI plugin adjusts, and where its refusal surfaces as a CriError."""
-        config = container_to_pb(spec or ContainerSpec())
+        return self.create_as(pod, container_to_pb(spec or ContainerSpec()))
+
+    def create_as(self, pod: Pod, config: pb.ContainerConfig) -> ContainerId:
+        """The same, of exactly this configuration."""
         request = pb.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)
         return ContainerId(self._call("CreateContainer", request, pb.CreateContainerResponse).container_id)
 

@@ -1,0 +1,67 @@
+"""The command blocks of a Markdown page, and what the page says that each prints.
+
+    ```sh        commands, run by a test as they stand
+    ```console   behind one of those, what it prints: a line `...` stands for any lines, a word in <...> for any text
+
+A comment right above a block of commands changes that, and a reader of the source sees why:
+
+    <!-- not run: REASON -->   <!-- exits with 1 -->
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from tests.support.errors import HarnessError
+
+FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n$")
+EXITS: Final = re.compile(r"<!-- exits with (\d+) -->\n$")
+PLACEHOLDER: Final = re.compile(r"<\w+>")
+
+
+class Block(Struct, frozen=True):
+    """One block of commands. line: of its fence. shown: what it prints, None where the page does not say.
+
+    not_run: why no test runs it, else empty.
+    """
+
+    line: int
+    script: str
+    shown: str | None
+    exit_code: int
+    not_run: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """In the page's order. Raises: HarnessError: output with no command above it."""
+    text, found = page.read_text(), list[Block]()
+    for fence in FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start()) + 1
+        above = text[: fence.start()]
+        match fence[1]:
+            case "sh":
+                left_out, code = NOT_RUN.search(above), EXITS.search(above)
+                reason = left_out[1] if left_out else ""
+                found.append(Block(line, fence[2], None, int(code[1]) if code else 0, reason))
+            case "console":
+                if not found or found[-1].shown is not None:
+                    raise HarnessError(f"{page}:{line}: this output has no block of commands above it")
+                last = found.pop()
+                found.append(Block(last.line, last.script, fence[2], last.exit_code, last.not_run))
+    return found
+
+
+def prints(shown: str, said: str) -> bool:
+    """Whether a program's output is what the page shows. Runs of blanks count as one, and blank ends not at all."""
+    lines = ["(?:.*\n)*?" if line.strip() == "..." else f"{_pattern(line)}\n" for line in shown.splitlines()]
+    text = "".join(f"{' '.join(line.split())}\n" for line in said.splitlines())
+    return re.fullmatch("".join(lines), text) is not None
+
+
+def _pattern(line: str) -> str:
+    return ".*?".join(re.escape(part) for part in PLACEHOLDER.split(" ".join(line.split())))
