@@ -406,6 +406,29 @@ int nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) {
     return SUCCESS;
 }
 
+/* The next three: what NVIDIA's own tools ask, too. */
+int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
+    for (int i = 0; i < gpu_count; i++)
+        if (!strcmp(gpus[i].uuid, uuid)) {
+            PLAY(i);
+            *device = &gpus[i];
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
+    PLAY_GPU(device);
+    *index = (unsigned int)index_of(device);
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *mig) {
+    PLAY_ON(device);
+    *mig = (unsigned int)is_mig(device);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
     PLAY_ON(device);
     return text(uuid, length, device->uuid);
@@ -474,7 +497,7 @@ int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned in
 
 int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
     PLAY_GPU(device);
-    *count = device->mig < 0 ? 0 : MIGS_OF_A_GPU;
+    *count = device->mig == 1 ? MIGS_OF_A_GPU : 0; /* "zero if MIG is not supported or enabled" (nvml.h) */
     return SUCCESS;
 }
 
