@@ -48,6 +48,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python -m tests.support.manifests --check
 	$(BIN)/python -m tests.reliability.page --check
+	$(BIN)/python -m bench.record --check
 
 format: $(READY) ## mend what a machine can mend
 	$(BIN)/ruff format --quiet .

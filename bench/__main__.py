@@ -6,8 +6,11 @@ import argparse
 import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from pathlib import Path
 
-from bench import containerd, decide, dra, wire
+from bench import containerd, decide, dra, record, wire
+from bench.containerd import Given
+from bench.contenders import RIVALS
 from bench.effort import LEAST, SAMPLES, Effort
 from tests.support.errors import HarnessError
 
@@ -30,9 +33,24 @@ def main() -> None:
         default=SAMPLES,
         help="containers per contender, the rest in proportion (%(default)s)",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep what the containerd part finds in this file")
+    group = parser.add_argument_group("contenders of the containerd part", "Those that are not named are left out.")
+    for rival in RIVALS:
+        group.add_argument(rival.option, type=Path, metavar=rival.metavar, help=rival.what)
+    group.add_argument(
+        "--floor",
+        type=_places,
+        action="append",
+        default=[],
+        metavar="PLACE[,PLACE...]",
+        help="a constant reply for 8 GPUs that mounts the folder of libraries there; repeatable",
+    )
     args = parser.parse_args()
+    effort = Effort.of(args.samples)
+    named = {rival.key: path.resolve() for rival in RIVALS if (path := getattr(args, rival.key))}
     for part in (args.only,) if args.only else Part:
-        for line in PARTS[part](Effort.of(args.samples)):
+        found = PARTS[part](effort) if part in PARTS else _containerd(effort, Given(named, args.floor), args.json)
+        for line in found:
             print(line, flush=True)
 
 
@@ -54,15 +72,19 @@ def _dra(effort: Effort) -> Iterator[str]:
     yield ""
 
 
-def _containerd(effort: Effort) -> Iterator[str]:
+def _containerd(effort: Effort, given: Given, keep: Path | None) -> Iterator[str]:
     yield f"{containerd.TITLE}\n"
     if os.geteuid():
         yield "Left out: a private containerd needs root (mounts, cgroups, devices); run this with sudo."
         return
     try:
-        yield from (figure.line() for figure in containerd.figures(effort))
+        found = containerd.measure(effort, given)
     except HarnessError as error:
         yield f"Left out: {error}"
+        return
+    yield from record.lines(found)
+    if keep:
+        record.write(found, keep)
 
 
 def _samples(text: str) -> int:
@@ -72,11 +94,17 @@ def _samples(text: str) -> int:
     return number
 
 
+def _places(text: str) -> tuple[str, ...]:
+    places = tuple(text.split(","))
+    if not all(place.startswith("/") for place in places):
+        raise argparse.ArgumentTypeError("places are absolute paths in the container, with commas between")
+    return places
+
+
 PARTS: dict[Part, Callable[[Effort], Iterator[str]]] = {
     Part.DECIDE: _decide,
     Part.WIRE: _wire,
     Part.DRA: _dra,
-    Part.CONTAINERD: _containerd,
 }
 
 if __name__ == "__main__":

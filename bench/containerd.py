@@ -5,137 +5,102 @@ Machines slow down and recover while one waits, so a contender is compared with 
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from bench import contenders
+from bench.contenders import BARE, EIGHT, RIVALS
 from bench.effort import Effort
-from bench.figures import Figure, paired
-from bench.sites import Cost, Site, Sites
+from bench.figures import paired
+from bench.record import LeftOut, Measured, Record
+from bench.sites import JOBS, Added, Contender, Cost, Sites
 from bench.wire import reply_s
-from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.node import Loader
-from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
-from nri_gpu.dra.client import DaemonClient
-from nri_gpu.dra.messages import AskPrepare, Prepared
-from nri_gpu.dra.specification import ClaimSpecifications
-from tests.support.cri import Pod
-from tests.support.pods import ContainerSpec
+from tests.reliability.result import machine
+from tests.support import packages
 
 TITLE: Final = "Create + start of one container on a real containerd, against bare (NRI off, no GPU); CPU likewise"
-BARE, AGAIN = "bare", "bare, on a second containerd (noise)"
-NOTHING, UNASKED = "NRI, a plugin that does nothing", "nri-gpu, nothing asked"
-ONE, EIGHT = "nri-gpu, 1 GPU", "nri-gpu, 8 GPUs"
-TREE, FILES = "nri-gpu, 8 GPUs, loader = tree", "nri-gpu, 8 GPUs, loader = files"
-CDI = "8 GPUs, our CDI specification, NRI off"
-CLAIMED_ONE, CLAIMED_EIGHT = "nri-gpu, 1 GPU of a claim", "nri-gpu, 8 GPUs of a claim"
-PLAIN: Final = ContainerSpec()
-# Contender -> (must, aim), against bare.
-BUDGET: Final = {ONE: (1.13, 1.09), EIGHT: (1.15, 1.10)}
-# Contender -> another one with which it is compared, too.
-BESIDE: Final = {UNASKED: NOTHING, CLAIMED_ONE: ONE, CLAIMED_EIGHT: EIGHT}
-BESIDE_BUDGET: Final = {UNASKED: (1.03, 1.00)}
-SHARE_BUDGET: Final = (3.0, 2.0)  # percent
+Found = TypeVar("Found")
 
 
-class Contender(Struct, frozen=True):
-    """A container that can be had again and again."""
+class Given(Struct, frozen=True):
+    """What the command line names. rivals: Rival.key -> where it is. floors: of contenders.always."""
 
-    site: Site
-    pod: Pod
-    spec: ContainerSpec = PLAIN
-
-    def life(self) -> Cost:
-        return self.site.one_life(self.pod, self.spec)
-
-    def additions(self) -> tuple[int, int]:
-        return self.site.additions(self.pod, self.spec)
+    rivals: Mapping[str, Path] = {}
+    floors: Sequence[Sequence[str]] = ()
 
 
-Costs = Mapping[str, list[Cost]]
-
-
-def figures(effort: Effort) -> Iterator[Figure]:
-    """All of this part. Raises: HarnessError where no containerd can be had."""
+def measure(effort: Effort, given: Given) -> Record:
+    """All of this part. Raises: HarnessError where no containerd can be had, or a contender is not what it says."""
+    date, began = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder, ExitStack() as stack:
-        contenders = _contenders(Sites(stack, Path(folder)))
-        names = _described(contenders)
+        sites = Sites(stack, Path(folder), contenders.server_driver(Path(folder) / "driver"))
+        entered = dict(contenders.always(sites, given.floors))
+        left_out = []
+        for rival in RIVALS:
+            if rival.key in given.rivals:
+                entered |= rival.make(sites, given.rivals[rival.key])
+            else:
+                left_out += [LeftOut(name, f"{rival.option} {rival.metavar}, {rival.what}") for name in rival.names]
         reply = reply_s(Path(folder), "all", effort.requests)
-        costs = _rounds(contenders, effort)
-    yield Figure(BARE, statistics.median(cost.wall_s for cost in costs[BARE]) * 1e3, "ms")
-    for name in (each for each in contenders if each != BARE):
-        yield _figure(names[name], costs[name], costs[BARE], BUDGET.get(name))
-        if other := BESIDE.get(name):
-            yield _figure(f"  against: {other}", costs[name], costs[other], BESIDE_BUDGET.get(name))
-    share = reply / statistics.median(cost.wall_s for cost in costs[EIGHT])
-    yield Figure("CreateContainer's share of create + start, 8 GPUs", share * 100, "%", *SHARE_BUDGET)
-
-
-def _contenders(sites: Sites) -> Mapping[str, Contender]:
-    bare, again, nothing = sites.bare(), sites.bare(), sites.nothing()
-    ours, tree, files = sites.ours(), sites.ours(Loader.TREE), sites.ours(Loader.FILES)
-    claims = sites.ours(dra=True)
-    claiming = claims.pod()
-    cdi = _prepared(claims, claiming)
-    return {
-        BARE: Contender(bare, bare.pod()),
-        AGAIN: Contender(again, again.pod()),
-        NOTHING: Contender(nothing, nothing.pod()),
-        UNASKED: Contender(ours, ours.pod()),
-        ONE: Contender(ours, ours.pod({"gpu.nri.io/pod": "1"})),
-        EIGHT: Contender(ours, ours.pod({"gpu.nri.io/pod": "all"})),
-        TREE: Contender(tree, tree.pod({"gpu.nri.io/pod": "all"})),
-        FILES: Contender(files, files.pod({"gpu.nri.io/pod": "all"})),
-        CLAIMED_ONE: Contender(claims, claiming, ContainerSpec(cdi_devices=cdi[:1])),
-        CLAIMED_EIGHT: Contender(claims, claiming, ContainerSpec(cdi_devices=cdi)),
-        CDI: Contender(again, again.pod(), ContainerSpec(cdi_devices=("nvidia.com/gpu=all",))),
-    }
-
-
-def _prepared(site: Site, pod: Pod) -> tuple[str, ...]:
-    """The CDI names of a pod's claim to eight GPUs, as `nri-gpu dra` prepares it."""
-    metadata, uid = pod.config.metadata, ClaimUid("5a1c9b1e-0d5f-4a63-8f86-0a54a1c7e001")
-    claim = AllocatedClaim(
-        uid=uid,
-        namespace=metadata.namespace,
-        name="eight",
-        pods={PodUid(metadata.uid): metadata.name},
-        results=tuple(AllocatedResult(request=f"gpu-{at}", pool="node", device=f"gpu-{at}") for at in range(8)),
-        owned=True,
+        plain = entered[BARE].oci()
+        additions = {name: Added.between(each.oci(), plain) for name, each in entered.items()}
+        costs = _rounds(entered, effort.containers, Contender.life, effort.warm_up_rounds)
+        started = _rounds(entered, effort.crowds, lambda one: one.per_second(effort.crowd))
+    wall_s = statistics.median(cost.wall_s for cost in costs[EIGHT])
+    return Record(
+        date,
+        round(time.monotonic() - began),
+        machine() | {"containerd": sites.release, "runc": _runc()},
+        effort.containers,
+        JOBS,
+        round(reply / wall_s * 100, 2),
+        [
+            _measured(name, additions[name], (costs[name], costs[BARE]), (started[name], started[BARE]))
+            for name in entered
+        ],
+        left_out,
     )
-    answer = asyncio.run(DaemonClient(site.state).ask(AskPrepare(claim)))
-    assert isinstance(answer, Prepared), answer
-    return ClaimSpecifications(site.node.layout.cdi).write(uid, answer)
 
 
-def _described(contenders: Mapping[str, Contender]) -> Mapping[str, str]:
-    """Contender -> its line's name, with what its container has beyond the bare one: seen, not believed."""
-    nodes, mounts = contenders[BARE].additions()
-    names = {}
-    for name, contender in contenders.items():
-        more_nodes, more_mounts = contender.additions()
-        more = f" ({more_nodes - nodes} nodes, {more_mounts - mounts} mounts)" if more_nodes > nodes else ""
-        names[name] = name + more
-    return names
+def _rounds(
+    entered: Mapping[str, Contender], rounds: int, measure_one: Callable[[Contender], Found], warm_up: int = 0
+) -> Mapping[str, list[Found]]:
+    found: Mapping[str, list[Found]] = {name: [] for name in entered}
+    for _ in range(warm_up + rounds):
+        for name in random.sample(list(entered), len(entered)):
+            found[name].append(measure_one(entered[name]))
+    return {name: each[warm_up:] for name, each in found.items()}
 
 
-def _rounds(contenders: Mapping[str, Contender], effort: Effort) -> Costs:
-    costs: Costs = {name: [] for name in contenders}
-    for _ in range(effort.warm_up_rounds + effort.containers):
-        for name in random.sample(list(contenders), len(contenders)):
-            costs[name].append(contenders[name].life())
-    return {name: each[effort.warm_up_rounds :] for name, each in costs.items()}
+def _measured(
+    name: str, added: Added, costs: tuple[list[Cost], list[Cost]], started: tuple[list[float], list[float]]
+) -> Measured:
+    """Each pair: its own, and those of bare."""
+    ours, bare = costs
+    return Measured(
+        name=name,
+        nodes=len(added.nodes),
+        mounts=len(added.mounts),
+        hooks=len(added.hooks),
+        wall=paired([cost.wall_s for cost in ours], [cost.wall_s for cost in bare]).rounded(),
+        cpu=paired([cost.cpu_s for cost in ours], [cost.cpu_s for cost in bare]).rounded(),
+        started=paired(*started).rounded(),
+        wall_ms=[round(cost.wall_s * 1e3, 2) for cost in ours],
+        cpu_ms=[round(cost.cpu_s * 1e3, 2) for cost in ours],
+        started_per_second=[round(each, 2) for each in started[0]],
+    )
 
 
-def _figure(name: str, ours: list[Cost], theirs: list[Cost], budget: tuple[float, float] | None) -> Figure:
-    wall = paired([cost.wall_s for cost in ours], [cost.wall_s for cost in theirs])
-    cpu = paired([cost.cpu_s for cost in ours], [cost.cpu_s for cost in theirs])
-    must, aim = budget or (None, None)
-    return Figure(name, wall.median, "x", must, aim, f"±{wall.spread:.2f}, CPU {cpu.median:.2f} ±{cpu.spread:.2f}")
+def _runc() -> str:
+    said = subprocess.run([packages.runc(), "--version"], capture_output=True, text=True, check=True)
+    return said.stdout.split()[2]

@@ -14,7 +14,8 @@ class Effort(Struct, frozen=True):
     """What is done of each.
 
     warm_up, warm_up_rounds: requests, and containers of each contender, that are not counted. settle_s, idle_s: seconds
-    until a daemon is idle, and of watching it then. synchronized: containers in one Synchronize.
+    until a daemon is idle, and of watching it then. synchronized: containers in one Synchronize. crowds, crowd: rounds
+    of containers that start at once, and how many each of those who start them does.
     """
 
     containers: int
@@ -25,6 +26,8 @@ class Effort(Struct, frozen=True):
     settle_s: float
     idle_s: float
     synchronized: int
+    crowds: int
+    crowd: int
 
     @classmethod
     def of(cls, samples: int) -> Self:
@@ -39,4 +42,6 @@ class Effort(Struct, frozen=True):
             settle_s=max(0.2, 1 * part),
             idle_s=max(0.2, 10 * part),
             synchronized=max(100, round(5000 * part)),
+            crowds=max(LEAST, samples // 8),
+            crowd=max(1, round(3 * part)),
         )

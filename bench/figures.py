@@ -36,6 +36,9 @@ class Ratio(Struct, frozen=True):
     median: float
     spread: float
 
+    def rounded(self) -> Ratio:
+        return Ratio(round(self.median, 4), round(self.spread, 4))
+
 
 def percentile(samples: Sequence[float], percent: int) -> float:
     """Between the two samples that are nearest."""

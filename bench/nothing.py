@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 from nri_gpu._pb import nri_pb2 as pb
@@ -28,11 +29,11 @@ REQUESTS: dict[str, Any] = {
 
 
 class Nothing(asyncio.Protocol):
-    """Trusts every byte it reads. events: the mask it subscribes by."""
+    """Trusts every byte it reads. events: the mask it subscribes by. created: the reply to every CreateContainer."""
 
-    def __init__(self, events: int) -> None:
+    def __init__(self, events: int, created: bytes = b"") -> None:
         configured = pb.ConfigureResponse(events=events).SerializeToString()
-        self._replies = {"Configure": configured}
+        self._replies = {"Configure": configured, "CreateContainer": created}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -76,16 +77,18 @@ class Nothing(asyncio.Protocol):
                 self._io.write(MUX.pack(conn_id, len(part)) + part)
 
 
-async def serve(path: str, events: int) -> None:
+async def serve(path: str, events: int, created: bytes) -> None:
     loop = asyncio.get_running_loop()
-    await loop.create_unix_connection(lambda: Nothing(events), path)
+    await loop.create_unix_connection(lambda: Nothing(events, created), path)
     await loop.create_future()
 
 
 def main() -> int:
     """Until the runtime is gone."""
+    path, events, *files = sys.argv[1:]
+    created = Path(files[0]).read_bytes() if files else b""
     with contextlib.suppress(RuntimeError):  # the loop was stopped
-        asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+        asyncio.run(serve(path, int(events), created))
     return 0
 
 

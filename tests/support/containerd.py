@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -34,7 +35,8 @@ SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 class Containerd:
     """One instance. Made, it has its folders, where launched plugins may be dropped; `boot` (or `with`) starts it.
 
-    cgroup: what it sees; by default what the machine has. runc: instead of the usual one. Times are in seconds.
+    cgroup: what it sees; by default what the machine has. runc: instead of the usual one. environment: beside PATH, of
+    containerd and all it starts. Times are in seconds.
     Raises: HarnessError when the machine cannot run it.
     """
 
@@ -45,11 +47,13 @@ class Containerd:
         cgroup: Cgroup | None = None,
         nri: bool = True,
         runc: Path | None = None,
+        environment: Mapping[str, str] | None = None,
         request_timeout_s: float = 2.0,
     ) -> None:
         self.runtime = runtime
         self.cgroup = cgroup or host_cgroup()
         self._given_runc = runc
+        self._environment = {"PATH": f"{runtime.folder}:{SYSTEM_PATH}"} | dict(environment or {})
         _require_machine(self.cgroup)
         cleanup.sweep()
         self._daemon: Daemon | None = None
@@ -196,7 +200,7 @@ class Containerd:
 
     def _start(self) -> None:
         self._forget_daemon()
-        self._daemon = self._supervisor.start(self.runtime.containerd, f"{self.runtime.folder}:{SYSTEM_PATH}")
+        self._daemon = self._supervisor.start(self.runtime.containerd, self._environment)
         wait_for(f"containerd {self.runtime.release}", self._answers, BOOT_TIMEOUT_S, self.log_tail)
 
     def _answers(self) -> bool:

@@ -199,7 +199,7 @@ class Docker:
         wrapper.write_text(WRAPPER.format(name=self.base.name, base=self.base, dockerd=self._programs.dockerd))
         wrapper.chmod(0o755)
         search_path = ":".join([str(self.bin), *map(str, self._programs.folders), SYSTEM_PATH])
-        self._daemon = self._supervisor.start(wrapper, search_path)
+        self._daemon = self._supervisor.start(wrapper, {"PATH": search_path})
         wait_for("dockerd", self._answers, BOOT_TIMEOUT_S, self.log_tail)
 
     def _answers(self) -> bool:

@@ -1,7 +1,7 @@
 """The supervisor: a small process that starts one private containerd, and takes everything away when its owner is gone.
 
 Run as `python -m tests.support.supervisor BASE v1|v2` in a mount namespace of its own; `Supervisor` is the owner's side
-of it. It speaks lines: "ready" at first; to "start PATH-OF-CONTAINERD SEARCH-PATH" it answers the new pid, or a
+of it. It speaks lines: "ready" at first; to "start PATH-OF-CONTAINERD NAME=VALUE..." it answers the new pid, or a
 sentence. The end of its standard input, which also comes when the owner is killed with SIGKILL, means: kill, unmount,
 remove. Exit code 1: something stayed, its log names it.
 
@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -80,9 +81,9 @@ class Supervisor:
         # unshare(1) replaces itself by the program, so its pid is the supervisor's
         return self._process.pid
 
-    def start(self, program: Path, search_path: str) -> Daemon:
+    def start(self, program: Path, environment: Mapping[str, str]) -> Daemon:
         """Start containerd with the layout's configuration. Raises: HarnessError with the supervisor's sentence."""
-        answer = self._ask(f"start {program} {search_path}\n")
+        answer = self._ask(" ".join(("start", str(program), *map("=".join, environment.items()))) + "\n")
         if not answer.isdecimal():
             raise HarnessError(answer or f"the supervisor of {self._layout.base} is gone: {self._log()}")
         return Daemon(int(answer))
@@ -167,19 +168,19 @@ def _mount(kind: str, target: Path) -> None:
 
 def _answer(layout: Layout, line: str) -> str:
     try:
-        _, program, search_path = line.split()
-        return str(_start(layout, program, search_path))
+        _, program, *environment = line.split()
+        return str(_start(layout, program, dict(each.split("=", 1) for each in environment)))
     except (OSError, ValueError) as fault:
         return f"cannot start containerd: {fault}"
 
 
-def _start(layout: Layout, program: str, search_path: str) -> int:
+def _start(layout: Layout, program: str, environment: Mapping[str, str]) -> int:
     log = os.open(layout.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         return os.posix_spawn(
             program,
             [program, "--config", str(layout.config)],
-            {"PATH": search_path},
+            environment,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from bench import first_grant
+from bench.containerd import Given
+from bench.contenders import CDI, CLAIMED_EIGHT, EIGHT, FILES, FLOOR, HOOKS, RIVALS, SAME, TREE, UNASKED
+from bench.effort import Effort
 from bench.figures import Figure, paired, percentile
+from bench.record import Record, read
 from bench.wire import Contest
+from tests.support.errors import HarnessError
 
 PROJECT = Path(__file__).parents[3]
 
@@ -43,7 +48,7 @@ def test_percentiles() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *arguments]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_the_wire_part_runs() -> None:
@@ -84,20 +89,21 @@ def test_the_part_about_claims_runs() -> None:
 
 
 @pytest.mark.containerd
-def test_the_containerd_part_runs() -> None:
+def test_the_containerd_part_runs(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.fail("this test boots real containerds and needs root: run it with sudo, or deselect containerd")
-    done = run("--only", "containerd", "--samples", "2")
+    kept = tmp_path / "record.json"
+    done = run("--only", "containerd", "--samples", "2", "--floor", "/opt/a,/usr/bin/nvidia-smi", "--json", str(kept))
     assert done.returncode == 0, done.stderr
-    assert "nri-gpu, nothing asked  " in done.stdout
-    for contender in (
-        "nri-gpu, 8 GPUs",
-        "nri-gpu, 8 GPUs, loader = tree",
-        "nri-gpu, 8 GPUs, loader = files",
-        "nri-gpu, 8 GPUs of a claim",
-        "8 GPUs, our CDI specification, NRI off",
-    ):
-        assert f"{contender} (11 nodes, " in done.stdout
+    found = read(kept)
+    counts = {each.name: (each.nodes, each.mounts, each.hooks) for each in found.contenders}
+    assert counts[UNASKED] == (0, 0, 0)
+    assert counts["floor: /opt/a, /usr/bin/nvidia-smi"] == (11, 2, 0)
+    assert counts[SAME] == counts[EIGHT]
+    assert all(counts[name][0] == 11 for name in (EIGHT, TREE, FILES, CLAIMED_EIGHT, CDI, FLOOR))
+    assert {each.name for each in found.left_out} == {name for rival in RIVALS for name in rival.names}
+    assert f"Left out: {HOOKS}: --nvidia-toolkit FOLDER" in done.stdout
+    assert all(len(each.wall_ms) == 2 and min(each.started_per_second) > 0 for each in found.contenders)
 
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,10 +115,31 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "Left out: a private containerd needs root" in capsys.readouterr().out
 
 
-def test_too_few_samples() -> None:
-    done = run("--samples", "1")
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--samples", "1"), "at least 2"), (("--floor", "opt/x"), "absolute paths in the container")]
+)
+def test_a_wrong_word_on_the_command_line(words: tuple[str, ...], said: str) -> None:
+    done = run(*words)
     assert done.returncode == 2
-    assert "at least 2" in done.stderr
+    assert said in done.stderr
+
+
+def test_contenders_from_outside_are_named_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import __main__ as bench
+
+    given = list[Given]()
+
+    def measure(_: Effort, names: Given) -> Record:
+        given.append(names)
+        raise HarnessError("not now")
+
+    monkeypatch.setattr("bench.containerd.measure", measure)
+    options = [word for rival in RIVALS[:2] for word in (rival.option, f"/opt/{rival.key}")]
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "containerd", "--floor", "/a,/b", "--floor", "/c", *options])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    bench.main()
+    rivals = {rival.key: Path(f"/opt/{rival.key}") for rival in RIVALS[:2]}
+    assert given == [Given(rivals, [("/a", "/b"), ("/c",)])]
 
 
 def test_modules_and_hops_of_a_trace() -> None:
