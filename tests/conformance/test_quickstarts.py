@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,15 +13,22 @@ import pytest
 
 from tests.support import cleanup, packages, pages
 from tests.support.containerd import Containerd
-from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, Launch, NriGpu
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
+from tests.support.docker import Docker
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.marks import on_newest
 from tests.support.own_root import NRI, OwnRoot
 
-PAGES: Final = TOPOLOGIES.parents[1] / "docs" / "quickstart"
+NRI_GPU: Final = Path("/usr/local/bin/nri-gpu")
+CDI: Final = Path("/var/run/cdi")
 DEBIAN: Final = ImageSpec("docker.io/library/debian:12")
-ENDS: Final = re.compile(r"(.*?)@@(\d+)\n", re.DOTALL)  # of what one block prints, and the code of what failed in it
+# The engine of the tests has no network, which each container has to say.
+DOCKER: Final = """\
+#!/bin/sh
+[ "$1" = run ] && shift && set -- run --network none "$@"
+exec {docker} "$@"
+"""
 CGROUPS: Final = "k8s.io"  # where containerd puts pods that name no cgroup
 
 
@@ -44,9 +50,9 @@ def root(runtime: packages.Runtime, tmp_path: Path) -> Iterator[OwnRoot]:
     kept = bool(cleanup.cgroups_named(CGROUPS))
     node = Containerd(runtime)
     try:
-        made = OwnRoot(node)
-        made.write_program(Path("/usr/local/bin/nri-gpu"), _program("nri_gpu"))
-        made.write_program(Path("/usr/local/bin/crictl"), _crictl())
+        made = OwnRoot.of(node)
+        made.write_program(NRI_GPU, _program("nri_gpu"))
+        made.write_program(NRI_GPU.with_name("crictl"), _crictl())
         with node:
             node.import_image(DEBIAN)
             launch = Launch(tmp_path / "d", NRI / "nri.sock", driver_root=make_driver_root(tmp_path / "driver"))
@@ -58,33 +64,39 @@ def root(runtime: packages.Runtime, tmp_path: Path) -> Iterator[OwnRoot]:
             cleanup.remove_cgroups(CGROUPS)
 
 
+@pytest.fixture
+def docker_root(tmp_path: Path) -> Iterator[OwnRoot]:
+    """A machine with Docker, where `nri-gpu cdi generate` finds four simulated GPUs and a made-up driver."""
+    docker = Docker()
+    made = OwnRoot(docker.supervisor_pid, docker.base)
+    simulated = f"--gpus {FOUR_GPUS} --driver-root {make_driver_root(tmp_path / 'driver')}"
+    made.write_program(NRI_GPU, _program("nri_gpu", simulated))
+    made.write_program(NRI_GPU.with_name("docker"), DOCKER.format(docker=docker.client))
+    with docker:
+        docker.load(ImageSpec("debian:12"))
+        assert made.run(f"mkdir -p {CDI} && mount --bind {docker.cdi} {CDI}").returncode == 0
+        yield made
+
+
+def test_docker(docker_root: OwnRoot) -> None:
+    pages.follow(pages.FOLDER / "docker.md", lambda script: docker_root.run(script).stdout)
+
+
 @on_newest
 def test_one_machine(root: OwnRoot) -> None:
-    follow(PAGES / "one-machine.md", lambda script: root.run(f"cd $(mktemp -d)\n{script}").stdout)
+    pages.follow(pages.FOLDER / "one-machine.md", lambda script: root.run(f"cd $(mktemp -d)\n{script}").stdout)
 
 
-@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(pages.FOLDER.glob("*.md")), ids=lambda page: page.stem)
 def test_what_is_not_run_is_little(page: Path) -> None:
     """Most of a page is commands that a test runs."""
     found = pages.blocks(page)
     assert len([each for each in found if not each.not_run]) >= len(found) / 2
 
 
-def follow(page: Path, shell: Callable[[str], str]) -> None:
-    """Run a page's blocks in one shell, and compare what each prints and how it ends."""
-    found = [each for each in pages.blocks(page) if not each.not_run]
-    said = shell("".join(f"trap 'failed=$?' ERR; failed=0\n{each.script}echo \"@@$failed\"\n" for each in found))
-    ran = ENDS.findall(said)
-    for block, (printed, code) in zip(found, ran, strict=False):
-        where = f"{page.name}:{block.line} exits with {code} and prints\n{printed}"
-        assert int(code) == block.exit_code, where
-        assert block.shown is None or pages.prints(block.shown, printed), where
-    assert len(ran) == len(found), f"the shell ended early:\n{said}"
-
-
-def _program(module: str) -> str:
-    """A program of this tree's."""
-    return f'#!/bin/sh\nPYTHONPATH={ENVIRONMENT["PYTHONPATH"]} exec {sys.executable} -m {module} "$@"\n'
+def _program(module: str, options: str = "") -> str:
+    """A program of this tree's. options: behind those that it is given."""
+    return f'#!/bin/sh\nPYTHONPATH={ENVIRONMENT["PYTHONPATH"]} exec {sys.executable} -m {module} "$@" {options}\n'
 
 
 def _crictl() -> str:

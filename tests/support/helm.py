@@ -47,7 +47,7 @@ class Release(Struct, frozen=True):
 
 def values(**changed: object) -> dict[str, Any]:
     """The chart's defaults with tables merged over them, as `--set` and `-f` do."""
-    return _merged(_parsed((CHART / "values.yaml").read_text())[0], changed)
+    return merged(_parsed((CHART / "values.yaml").read_text())[0], changed)
 
 
 def render(given: Mapping[str, Any], release: Release | None = None) -> dict[str, str]:
@@ -187,9 +187,9 @@ def _to_yaml(value: object) -> str:
     return text.removesuffix("...\n").rstrip("\n")
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """As Helm does it: an empty table changes nothing, and null takes a key out."""
-    both = {key: _merged(below[key], above[key]) for key in below.keys() & above.keys() if _tables(below, above, key)}
+    both = {key: merged(below[key], above[key]) for key in below.keys() & above.keys() if _tables(below, above, key)}
     return {key: value for key, value in {**below, **above, **both}.items() if value is not None}
 
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from tests.support.containerd import SYSTEM_PATH, Containerd
 
@@ -20,15 +20,17 @@ OVERLAID: Final = ("etc", "opt", "run", "usr", "var")
 SOCKET: Final = Path("/run/containerd/containerd.sock")
 NRI: Final = Path("/run/nri")
 SCRIPT_TIMEOUT_S: Final = 120.0
-# The runtime's own folder is in memory already, below what is covered here; it is covered again.
-MOUNTS: Final = f"""
+FOLDERS: Final = f"""
 set -e
 mkdir {{base}}/root/own
 for folder in {" ".join(OVERLAID)}; do
     mkdir -p {{base}}/root/own/$folder/upper {{base}}/root/own/$folder/work
-    mount -t overlay none /$folder \
+    mount -t overlay none /$folder \\
         -o lowerdir=/$folder,upperdir={{base}}/root/own/$folder/upper,workdir={{base}}/root/own/$folder/work
 done
+"""
+# The runtime's own folder was in memory already, and is covered now.
+SOCKETS: Final = f"""
 mkdir -p {SOCKET.parent} && mount -t tmpfs none {SOCKET.parent}
 ln -s {{base}}/ctrd.sock {SOCKET}
 mkdir -p {{base}}/nri {NRI} && mount --bind {{base}}/nri {NRI}
@@ -36,12 +38,20 @@ mkdir -p {{base}}/nri {NRI} && mount --bind {{base}}/nri {NRI}
 
 
 class OwnRoot:
-    """A shell in the mount namespace of a containerd that does not run yet."""
+    """A shell in the mount namespace of an engine that does not run yet.
 
-    def __init__(self, node: Containerd) -> None:
-        self._namespace = f"--mount=/proc/{node.supervisor_pid}/ns/mnt"
-        done = self.run(MOUNTS.format(base=node.base))
+    base: its folder. more: a script to begin with.
+    """
+
+    def __init__(self, supervisor_pid: int, base: Path, more: str = "") -> None:
+        self._namespace = f"--mount=/proc/{supervisor_pid}/ns/mnt"
+        done = self.run((FOLDERS + more).format(base=base))
         assert done.returncode == 0, done.stdout
+
+    @classmethod
+    def of(cls, node: Containerd) -> Self:
+        """With the runtime's sockets where its package has them."""
+        return cls(node.supervisor_pid, node.base, SOCKETS)
 
     def words(self, *command: str | Path) -> list[str]:
         """The command that runs another one there."""

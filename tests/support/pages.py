@@ -11,6 +11,7 @@ A comment right above a block of commands changes that, and a reader of the sour
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from msgspec import Struct
 
 from tests.support.errors import HarnessError
 
+FOLDER: Final = Path(__file__).parents[2] / "docs" / "quickstart"
+ENDS: Final = re.compile(r"(.*?)@@(\d+)\n", re.DOTALL)  # of what one block prints, and the code of what failed in it
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n$")
 EXITS: Final = re.compile(r"<!-- exits with (\d+) -->\n$")
@@ -61,6 +64,21 @@ def prints(shown: str, said: str) -> bool:
     lines = ["(?:.*\n)*?" if line.strip() == "..." else f"{_pattern(line)}\n" for line in shown.splitlines()]
     text = "".join(f"{' '.join(line.split())}\n" for line in said.splitlines())
     return re.fullmatch("".join(lines), text) is not None
+
+
+def follow(page: Path, shell: Callable[[str], str], *, compare: bool = True) -> None:
+    """Run a page's blocks in one shell, and hold against the page what each prints and how it ends.
+
+    compare: false where programs are stand-ins that print something else.
+    """
+    found = [each for each in blocks(page) if not each.not_run]
+    said = shell("".join(f"trap 'failed=$?' ERR; failed=0\n{each.script}echo \"@@$failed\"\n" for each in found))
+    ran = ENDS.findall(said)
+    for block, (printed, code) in zip(found, ran, strict=False):
+        where = f"{page.name}:{block.line} exits with {code} and prints\n{printed}"
+        assert int(code) == (block.exit_code if compare else 0), where
+        assert not compare or block.shown is None or prints(block.shown, printed), where
+    assert len(ran) == len(found), f"the shell ended early:\n{said}"
 
 
 def _pattern(line: str) -> str:
