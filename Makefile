@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test pytest check format proto schema share pictures manifests conformance chaos reliability fuzz bench test-gpu test-cluster clean
+.PHONY: help demo demo-faults test pytest check format proto schema share pictures manifests conformance chaos reliability fuzz deb bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/rel
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, a minute each
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python -m tests.fuzz.$$(basename $$target .py) --seconds 60 || exit 1; done
+
+deb: $(READY) ## the Debian package, with the Python packages that it needs -> dist/
+	@$(BIN)/python -m deploy.debian.build
 
 bench: $(READY) ## what it costs, beside the budget
 	$(BIN)/python -m bench

@@ -1,0 +1,214 @@
+"""Lays nri-gpu out below a folder as distributions' packages have it, with the Python packages that it needs.
+
+    python -m deploy.bundle DESTDIR
+
+    usr/bin/nri-gpu                  picks the folder below, and starts the program there
+    usr/lib/nri-gpu/bundle/          a virtual environment on the system's Python, without pip
+        common/                      what is the same for every Python: our own packages, most of the others
+        lib/python3.11/site-packages what was compiled for this one, and a line that adds `common`; so for each Python
+    usr/lib/systemd/system/          units, whose programs are in /usr/bin
+    usr/share/nri-gpu/               drop-ins of units, chart, manifests, examples of policies and topologies
+    usr/share/man, bash-completion, zsh, fish
+    etc/nri-gpu/policy.toml
+
+A virtual environment, because Python itself then picks the folder by its version, also in the processes that nri-gpu
+starts (`python -I -m ...`), which inherit no variable. The wheels come from pip, pinned by deploy/locks/runtime.txt.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+ROOT: Final = Path(__file__).parents[1]
+LOCK: Final = ROOT / "deploy" / "locks" / "runtime.txt"
+# Everything that the units, and what is run by hand, can do.
+EXTRAS: Final = ("explain", "cri", "kubernetes", "dra", "metrics")
+PYTHONS: Final = ("3.11", "3.12", "3.13")
+# glibc that a wheel may ask for at most: 2.28, older than that of any distribution with one of these Pythons.
+PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+BUNDLE: Final = "usr/lib/nri-gpu/bundle"
+SYSTEM_PYTHON: Final = "/usr/bin/python3"
+# Where the units of this tree, made for a virtual environment, have the program; and where packages have it.
+VENV_PROGRAM, PROGRAM = "/opt/nri-gpu/bin/nri-gpu", "/usr/bin/nri-gpu"
+UNITS: Final = "usr/lib/systemd/system"
+SHARED: Final = "usr/share/nri-gpu"
+# From the tree to the package, where neither the wheel's metadata nor a unit is it.
+COPIED: Final[Mapping[str, str]] = {
+    **{f"systemd/{name}": f"{SHARED}/systemd/{name}" for name in ("nri-gpu.service.d",)},
+    **{f"deploy/{name}": f"{SHARED}/{name}" for name in ("helm", "manifests", "monitoring")},
+    **{f"config/{name}": f"{SHARED}/{name}" for name in ("containerd", "examples", "topologies", "policy.schema.json")},
+    **{f"share/{name}": f"usr/share/{name}" for name in ("bash-completion", "fish", "man", "zsh")},
+    "config/policy.toml": "etc/nri-gpu/policy.toml",
+    "deploy/launcher.sh": PROGRAM.strip("/"),
+    "deploy/start.py": f"{BUNDLE}/nri-gpu",
+}
+# Not needed to run: tests, and what pip knows of an installation, which is not what is here.
+LEFT_OUT: Final = ("tests", "testing", "testdata", "RECORD", "INSTALLER", "REQUESTED")
+
+
+class Licence(Struct, frozen=True):
+    """What a bundled package says of its licence. text: its licence files, one after the other."""
+
+    package: str
+    version: str
+    name: str
+    text: str
+
+
+def lay_out(destination: Path, machine: str = platform.machine()) -> None:
+    """Make the tree below a folder. machine: as `uname -m` says it.
+
+    Raises: subprocess.CalledProcessError when pip cannot get a wheel; BundleError.
+    """
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-bundle-") as name:
+        work = Path(name)
+        wheels = {python: _downloaded(work / python, python, machine) for python in PYTHONS}
+        _unpack_wheels(wheels, _own_wheel(work), destination / BUNDLE)
+    _make_environment(destination / BUNDLE)
+    for source, target in COPIED.items():
+        _copy(ROOT / source, destination / target)
+    _install_units(destination / UNITS)
+    set_modes(destination)
+
+
+def licences(destination: Path) -> tuple[Licence, ...]:
+    """Of each bundled package, ours left out, by name."""
+    metadata = sorted((destination / BUNDLE).rglob("*.dist-info/METADATA"))
+    found = {licence.package: licence for licence in map(_licence, metadata) if licence.package != "nri-gpu"}
+    return tuple(found[package] for package in sorted(found, key=str.lower))
+
+
+class BundleError(Exception):
+    """A tree or a wheel is not as this module expects it. Says what."""
+
+
+def _downloaded(folder: Path, python: str, machine: str) -> frozenset[Path]:
+    """The locked wheels for one Python."""
+    wanted = ["--no-deps", "--require-hashes", f"--requirement={LOCK}"] if LOCK.exists() else _ranges()
+    target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
+    platforms = [f"--platform={name}_{machine}" for name in PLATFORMS]
+    _pip("download", *wanted, *target, *platforms, f"--dest={folder}")
+    return frozenset(folder.glob("*.whl"))
+
+
+def _ranges() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
+
+
+def _own_wheel(work: Path) -> Path:
+    """A wheel of this tree. Built from a copy, because setuptools would take what an earlier build left behind."""
+    copy = work / "tree"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
+    _pip("wheel", "--no-deps", f"--wheel-dir={work}", str(copy))
+    [wheel] = work.glob("nri_gpu-*.whl")
+    return wheel
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BundleError(f"pip {arguments[0]} failed:\n{done.stderr}")
+
+
+def _unpack_wheels(wheels: Mapping[str, frozenset[Path]], own: Path, bundle: Path) -> None:
+    """What every Python has under one name goes to `common`."""
+    names = {python: {wheel.name for wheel in found} for python, found in wheels.items()}
+    everywhere = set.intersection(*names.values())
+    for python, found in wheels.items():
+        for wheel in sorted(found):
+            if wheel.name not in everywhere:
+                _unpack(wheel, bundle / f"lib/python{python}/site-packages")
+            elif python == PYTHONS[0]:
+                _unpack(wheel, bundle / "common")
+    _unpack(own, bundle / "common")
+
+
+def _unpack(wheel: Path, into: Path) -> None:
+    """Its packages and metadata. A wheel of pure or platform libraries alone is its site-packages, zipped (PEP 427)."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            parts = Path(name).parts
+            if parts[0].endswith(".data"):
+                # Ours has what COPIED takes from the tree.
+                if not wheel.name.startswith("nri_gpu-"):
+                    raise BundleError(f"{wheel.name} installs {name} outside site-packages: say where it belongs")
+            elif not any(part in LEFT_OUT for part in parts):
+                archive.extract(name, into)
+
+
+def _make_environment(bundle: Path) -> None:
+    """What makes a folder a virtual environment (PEP 405)."""
+    (bundle / "bin").mkdir()
+    (bundle / "bin/python3").symlink_to(SYSTEM_PYTHON)
+    home = Path(SYSTEM_PYTHON).parent
+    (bundle / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
+    for python in PYTHONS:
+        (bundle / f"lib/python{python}/site-packages/common.pth").write_text("../../../common\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(source, target)
+
+
+def _install_units(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    units = [path for path in (ROOT / "systemd").iterdir() if path.suffix in {".service", ".path", ".mount"}]
+    for unit in units:
+        (folder / unit.name).write_text(unit.read_text().replace(VENV_PROGRAM, PROGRAM))
+    if not any(f"={PROGRAM} run" in (folder / unit.name).read_text() for unit in units):
+        raise BundleError(f"no unit starts {VENV_PROGRAM} run, so none was made to start {PROGRAM}")
+
+
+def set_modes(destination: Path) -> None:
+    """As in a package: whatever the umask was, everybody may read, and root alone may write."""
+    programs = {destination / PROGRAM.strip("/")}
+    for path in (destination, *destination.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path in programs else 0o644)
+
+
+def _licence(metadata: Path) -> Licence:
+    fields = HeaderParser().parsestr(metadata.read_text())
+    classified = [each.rpartition(" :: ")[2] for each in fields.get_all("Classifier", []) if "License :: " in each]
+    name = fields["License-Expression"] or (classified or [fields["License"] or "see its text"])[0]
+    texts = [path for path in sorted(metadata.parent.rglob("*")) if path.is_file() and _is_licence(path)]
+    text = "\n\n".join(path.read_text() for path in texts)
+    return Licence(fields["Name"], fields["Version"], name, text)
+
+
+def _is_licence(path: Path) -> bool:
+    return path.name.upper().startswith(("LICEN", "COPYING", "NOTICE", "AUTHORS"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Lay it out below the folder that is named. Returns an exit code."""
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    destination = Path(arguments[0])
+    destination.mkdir(parents=True, exist_ok=True)
+    lay_out(destination)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
