@@ -19,7 +19,7 @@ def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
         raise CommandError(Exit.USAGE, "reading manifests needs PyYAML: pip install 'nri-gpu[explain]'") from None
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+    except Exception as error:  # PyYAML lets through what its constructors raise: KeyError for `!!bool x`
         raise CommandError(Exit.USAGE, f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not documents:
         raise CommandError(Exit.USAGE, f"{file} is empty")
@@ -48,17 +48,17 @@ def _containers(found: object, spec: Mapping[str, object], number: int, where: s
     pod = Pod(
         id=PodId(f"pod-{number}"),
         uid=PodUid(f"pod-{number}"),
-        name=str(metadata.get("name") or metadata.get("generateName") or f"pod-{number}"),
-        namespace=str(metadata.get("namespace") or "default"),
+        name=_text(metadata.get("name")) or _text(metadata.get("generateName")) or f"pod-{number}",
+        namespace=_text(metadata.get("namespace")) or "default",
         annotations=_annotations(metadata, where),
         # A RuntimeClass mostly has its handler's name; the class itself is not in the manifest.
-        runtime_handler=str(spec.get("runtimeClassName") or ""),
-        labels={str(k): str(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
+        runtime_handler=_text(spec.get("runtimeClassName")),
+        labels={str(k): _text(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
         cgroup_parent=cgroup_of([each.get("resources") for each in containers]),
     )
     hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
     for container in containers:
-        name = str(container.get("name") or "unnamed")
+        name = _text(container.get("name")) or "unnamed"
         env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
         volumes = _list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}")
         security = _mapping(container.get("securityContext"), f"{where}: securityContext of container {name}")
@@ -85,18 +85,23 @@ def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
 
 
 def _env(entries: list[object]) -> dict[str, str]:
-    return {str(e["name"]): str(e.get("value", "")) for e in entries if isinstance(e, Mapping) and "name" in e}
+    return {_text(e["name"]): _text(e.get("value")) for e in entries if isinstance(e, Mapping) and "name" in e}
 
 
 def _hosts_dev(volumes: list[object]) -> frozenset[str]:
     """Names of volumes that are the host's /dev. Mounted at /dev, they hide nothing."""
-    paths = {str(v.get("name")): v.get("hostPath") for v in volumes if isinstance(v, Mapping)}
+    paths = {_text(v.get("name")): v.get("hostPath") for v in volumes if isinstance(v, Mapping)}
     return frozenset(name for name, path in paths.items() if isinstance(path, Mapping) and path.get("path") == "/dev")
 
 
 def _mounts(entries: list[object], hosts_dev: frozenset[str]) -> frozenset[str]:
-    named = [(str(e.get("mountPath", "")), str(e.get("name"))) for e in entries if isinstance(e, Mapping)]
+    named = [(_text(e.get("mountPath")), _text(e.get("name"))) for e in entries if isinstance(e, Mapping)]
     return frozenset(path for path, name in named if path and not (path == "/dev" and name in hosts_dev))
+
+
+def _text(value: object) -> str:
+    """A scalar as text; empty for anything else: lists of aliases of lists would be a text without an end."""
+    return "" if value is None or isinstance(value, Mapping | list | set) else str(value)
 
 
 def _mapping(value: object, where: str) -> Mapping[str, object]:
@@ -130,4 +135,4 @@ def _guaranteed(resources: object) -> bool:
 def _counted(resources: object, kind: str) -> dict[str, str]:
     found = resources.get(kind) if isinstance(resources, Mapping) else None
     items = found.items() if isinstance(found, Mapping) else ()
-    return {str(name): str(value) for name, value in items if name in _COUNTED and str(value) != "0"}
+    return {str(name): _text(value) for name, value in items if name in _COUNTED and _text(value) != "0"}

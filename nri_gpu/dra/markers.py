@@ -8,6 +8,7 @@ one too, so they are signed with the key of the boot; and they are worth nothing
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 
 _FIELDS: Final = ("claim", "device", "mac")
 _CONTEXT: Final = b"nri-gpu claim marker:"
+_PLACE: Final = re.compile(r"[0-9]{1,6}")
 
 
 class Marker(Struct, frozen=True):
@@ -35,7 +37,7 @@ def markers_of(claim: PreparedClaim, key: bytes) -> tuple[tuple[str, str], ...]:
 def read_marker(name: str, text: str, key: bytes) -> Marker | None:
     """What a variable says, if this node's nri-gpu wrote it since the node booted; else None."""
     fields = signed_fields(text, _FIELDS) if has_mac(text, key, _CONTEXT) else None
-    if fields is None:
+    if fields is None or not _PLACE.fullmatch(fields["device"]):
         return None
     marker = Marker(ClaimUid(fields["claim"]), int(fields["device"]))
     return marker if name == _name(marker.claim, marker.device) else None

@@ -56,7 +56,9 @@ def parse_scenario(text: str, file: str, taken_at: float) -> Scenario:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise TopologyError(Fault(file, "", "is nested too deeply")) from None
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
         place = _SYNTAX_PLACE.search(str(error))
         raise TopologyError(Fault(file, "", str(error), int(place.group(1)) if place else None)) from error
     reader = TableReader(file)

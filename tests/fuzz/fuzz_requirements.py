@@ -1,14 +1,8 @@
-"""Invariant: whatever an image's variables say is met or refused in a sentence; what is no condition is never met.
-
-As a test it tries a thousand mutations of the check's own cases; by itself (`python -m tests.fuzz.fuzz_requirements
---seconds 60`) it mutates them until the time is over and prints the value that broke the invariant.
-"""
+"""Invariant: whatever an image's variables say is met or refused in a sentence; what is no condition is never met."""
 
 from __future__ import annotations
 
-import random
 import re
-import sys
 from typing import Final
 
 from nri_gpu.requirements.check import (
@@ -23,7 +17,7 @@ from nri_gpu.requirements.check import (
     RequirementFacts,
     unmet,
 )
-from tests.fuzz.mutation import Texts, fuzz
+from tests.fuzz.target import Target
 from tests.unit.requirements.test_check import MALFORMED, NOT_TRUE, REAL, TRUE
 
 GRAMMAR: Final = (
@@ -39,11 +33,6 @@ CONDITION: Final = re.compile(
     r"(?:(?:cuda|driver|arch)(?:=|!=|<=?|>=?)\d[\d.]*|brand!?=[\w.-]+)", re.ASCII | re.IGNORECASE
 )
 VERSIONS: Final = ("abc", "12.4.1", "12.4.1rc1", "v12.4", "-1.0", "cu121", "12.04", "12.4.1.2")
-TEXTS: Final = Texts(
-    good=(*dict.fromkeys(value for value, _, _ in REAL.values()), "CUDA>=12,Driver!=560.35.03", "arch>7.5 cuda<13", ""),
-    bad=(*MALFORMED.values(), *VERSIONS, *TRUE, *NOT_TRUE),
-    grammar=GRAMMAR,
-)
 
 
 def check(value: str) -> bool:
@@ -80,15 +69,10 @@ def well_formed(value: str) -> bool:
     return fits and all(CONDITION.fullmatch(piece) for piece in pieces)
 
 
-def test_the_good_ones_are_requirements() -> None:
-    assert all(map(well_formed, TEXTS.good))
-
-
-def test_a_thousand_mutations() -> None:
-    dice = random.Random(3)
-    for _ in range(1000):
-        check(TEXTS.mutated(dice))
-
-
-if __name__ == "__main__":
-    sys.exit(fuzz(check, TEXTS.mutated, __doc__))
+REQUIREMENTS: Final = Target(
+    lambda data: check(data.decode(errors="surrogateescape")),
+    good=[value.encode() for value in ("", "cuda<13", "arch>7.5 cuda<13", "CUDA>=12,Driver!=470.57.02")],
+    bad=[value.encode(errors="surrogatepass") for value in MALFORMED.values()],
+    pieces=(*GRAMMAR, *VERSIONS, *TRUE, *NOT_TRUE, *dict.fromkeys(value for value, _, _ in REAL.values())),
+)
+TARGETS: Final = {"requirements": REQUIREMENTS}

@@ -32,7 +32,7 @@ from nri_gpu.ttrpc.events import (
     encode_response,
 )
 from nri_gpu.ttrpc.mux import MuxDecoder, encode_message
-from tests.fuzz.fuzz_wire import TARGETS, outcome
+from tests.fuzz.fuzz_wire import ENDS, outcome
 from tests.support.recording import as_sent
 from tests.unit.ttrpc.helpers import raw_frame
 
@@ -109,7 +109,7 @@ def wires() -> st.SearchStrategy[bytes]:
     return st.lists(st.one_of(framed, st.binary(max_size=30)), max_size=6).map(b"".join)
 
 
-@given(st.sampled_from(sorted(TARGETS)), st.one_of(wires(), st.binary()), cut_lists)
+@given(st.sampled_from(sorted(ENDS)), st.one_of(wires(), st.binary()), cut_lists)
 def test_cutting_changes_nothing_and_garbage_ends_in_one_way(target: str, data: bytes, cuts: list[int]) -> None:
     whole = outcome(target, [data])  # any other exception than RemoteProtocolError gets through, and fails
     assert outcome(target, chunked(data, cuts)) == whole

@@ -61,7 +61,7 @@ def _wanted(wanted: Wanted) -> str:
 def _selector(selector: Selector) -> str:
     match selector:
         case ModelSelector(glob):
-            return f"model={glob}"
+            return f"model= {glob}"  # a glob may begin with >=
         case MemorySelector(operator, memory_bytes):
             return f"memory{operator}{memory_bytes}"
         case ArchSelector(operator, (major, minor)):

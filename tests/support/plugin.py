@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -36,6 +37,7 @@ KEY: Final = bytes(range(32))
 CAPABILITIES: Final = (frozenset({Capability.COMPUTE, Capability.UTILITY}), frozenset({Capability.UTILITY}))
 
 
+@functools.cache
 def node(topology: Path = FOUR_GPUS) -> Node:
     """A node with its driver staged."""
     inventory = load_topology(topology, wall=lambda: 0.0)

@@ -1,0 +1,63 @@
+"""One target under libFuzzer, in a process of its own: `python -m tests.fuzz.child NAME FOLDER FLAGS-OF-LIBFUZZER...`.
+
+libFuzzer ends the process itself, so nothing comes after it. Only nri_gpu is instrumented: the edges that are counted
+are ours. An input that breaks the invariant is put into FOLDER here and at once: what atheris does instead takes
+seconds on a busy machine, and libFuzzer's own alarm may end it before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import atheris
+from loguru import logger
+
+with atheris.instrument_imports(include=["nri_gpu"]):
+    from nri_gpu.daemon.logs import set_up_command
+    from tests.fuzz.catalogue import load
+
+    TARGET = load(sys.argv[1])
+
+BROKE = Path(sys.argv[2])
+EXIT = 77  # libFuzzer's, of a target that broke
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def ending(call: Callable[P, R], last: Callable[P, bytes | None]) -> Callable[P, R]:
+    """The same, but an exception ends the process. last: the input to put by."""
+
+    def guarded(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return call(*arguments, **named)
+        except BaseException:
+            if (data := last(*arguments, **named)) is not None:
+                (BROKE / f"crash-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(EXIT)
+
+    return guarded
+
+
+def main() -> None:
+    set_up_command()
+    logger.remove()
+    logger.add(lambda _: None)  # what is logged is formatted, and thrown away
+    flags, check = [sys.argv[0], *sys.argv[3:]], ending(TARGET.check, lambda data: data)
+    if TARGET.mutate is None:
+        atheris.Setup(flags, check)
+    else:
+        atheris.Setup(flags, check, custom_mutator=ending(TARGET.mutate, lambda *_: None))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

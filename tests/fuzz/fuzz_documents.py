@@ -1,0 +1,176 @@
+"""What an operator writes, and what may lie in its place: read, or refused with the exception that a verb shows.
+
+policy: PolicyError with printable faults. topology: TopologyError. manifest (`nri-gpu explain`): CommandError.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.cli.manifest import read_pods
+from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
+from nri_gpu.domain.errors import CommandError, Fault, PolicyError
+from nri_gpu.simulation.topology import TopologyError, load_topology, parse_scenario
+from tests.fuzz.target import Target
+from tests.support.daemon import TOPOLOGIES
+
+PROJECT: Final = TOPOLOGIES.parents[1]
+FILE: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-")) / "document"
+DEEP: Final = ("[" * 1200, "{a=" * 1200, "[[" * 600, "- " * 1200, "9" * 5000)
+MANIFEST: Final = """
+apiVersion: v1
+kind: Pod
+metadata: {name: train, namespace: ml, annotations: {gpu.nri.io: "1;mode=shared"}, labels: {a: b}}
+spec:
+  runtimeClassName: nvidia
+  volumes: [{name: dev, hostPath: {path: /dev}}]
+  initContainers: [{name: init}]
+  containers:
+  - name: main
+    env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]
+    volumeMounts: [{name: dev, mountPath: /dev}]
+    securityContext: {privileged: true}
+    resources: {requests: {cpu: 1}, limits: {cpu: 1, memory: 1Gi}}
+"""
+
+
+def policy(data: bytes) -> bool:
+    FILE.write_bytes(data)
+    try:
+        load_policy(FILE)
+    except PolicyError as error:
+        _check_faults(error.faults)
+        return False
+    assert build_policy(PolicyText("document", data.decode()))
+    return True
+
+
+def topology(data: bytes) -> bool:
+    FILE.write_bytes(data)
+    try:
+        inventory = load_topology(FILE, wall=lambda: 0.0)
+    except TopologyError as error:
+        _check_faults(error.faults)
+        return False
+    assert parse_scenario(data.decode(), "document", 0.0).after(0) == inventory
+    return True
+
+
+def manifest(data: bytes) -> bool:
+    try:
+        pods = list(read_pods(data.decode(errors="surrogateescape"), "document"))
+    except CommandError as error:
+        assert str(error)
+        return False
+    return bool(pods)
+
+
+def _check_faults(faults: Sequence[Fault]) -> None:
+    assert faults
+    for each in faults:
+        assert str(each)
+        assert each.line is None or each.line >= 1
+
+
+def _texts(*patterns: str) -> list[bytes]:
+    return [path.read_bytes() for pattern in patterns for path in sorted(PROJECT.glob(pattern))]
+
+
+TARGETS: Final = {
+    "policy": Target(
+        policy,
+        good=_texts("config/policy.toml"),
+        bad=[b"\xff", b"[plugin", b"plugin = 1", b"x = " + b"[" * 1200, b"x = " + b"9" * 5000],
+        pieces=(
+            *(
+                "[plugin]",
+                "[namespaces]",
+                "allow = [",
+                '"*"',
+                "[[rules]]",
+                "mode = ",
+                '"exclusive"',
+                "[pools.",
+                "[guard]",
+            ),
+            *(
+                "[mps]",
+                "[health]",
+                "[kubelet]",
+                "[stray]",
+                "[dra]",
+                "[metrics]",
+                "[control]",
+                "[environment]",
+                "inf",
+                "nan",
+            ),
+            *("1979-05-27T07:32:00Z", "0x", "\\u0000", '"""', "'''", "= {", "], ", *DEEP),
+        ),
+        bytes_max=8000,
+    ),
+    "topology": Target(
+        topology,
+        good=_texts(
+            "config/topologies/four-gpus.toml", "config/topologies/mig-a100.toml", "config/topologies/none.toml"
+        ),
+        bad=[b"\xff", b"", b"schema = 1", b"x = " + b"[" * 1200, b"x = " + b"9" * 5000],
+        pieces=(
+            *(
+                "[node]",
+                "[[gpu]]",
+                "[[link]]",
+                "[[gpu.mig]]",
+                "[[change]]",
+                "[[event]]",
+                "[[fault]]",
+                "[[extra]]",
+                "[[numa]]",
+            ),
+            *("index = ", "uuid = ", "bus_id = ", "majors = ", "at_s = ", "-1", "1e308", "inf", "nan", *DEEP),
+        ),
+        bytes_max=6000,
+    ),
+    "manifest": Target(
+        manifest,
+        good=[MANIFEST.encode(), b'{"spec": {"containers": []}}'],
+        bad=[
+            b"",
+            b"\x00",
+            b"a: [",
+            b"1",
+            b"spec: {template: {spec: {template: {}}}}",
+            b"[" * 1200,
+            b"a: !!bool x",
+            b"2001-99-99",
+        ],
+        pieces=(
+            *(
+                "metadata:",
+                "annotations:",
+                "spec:",
+                "containers:",
+                "template:",
+                "jobTemplate:",
+                "resources:",
+                "!!python/none",
+            ),
+            *(
+                "2001-99-99",
+                "2001-12-14t21:59:43.10-05:00",
+                "!!int ",
+                "!!binary ",
+                "!!timestamp ",
+                "!!set",
+                "<<: ",
+                "&a",
+                "*a",
+            ),
+            *("? ", "- ", "---\n", "|\n", ">-\n", "0o", "1:2:3", ".inf", "~", *DEEP),
+        ),
+        bytes_max=4000,
+    ),
+}
