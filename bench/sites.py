@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ READY_S: Final = 20.0
 JOBS: Final = 8  # that create and start at once
 CREATED_ONLY: Final = event_mask((Event.CREATE_CONTAINER,), "")  # no plugin can do with fewer events
 PLAIN: Final = ContainerSpec()
+MEMORY: Final = Path("/dev/shm")
 
 
 class Cost(Struct, frozen=True):
@@ -67,8 +69,8 @@ class Site(Struct, frozen=True):
 
     @property
     def state(self) -> Path:
-        """The state folder of nri-gpu, where it is."""
-        return self.node.base / "nri-gpu" / "state"
+        """The state folder of nri-gpu, in memory as /run is where it is installed."""
+        return MEMORY / self.node.base.name / "state"
 
     def pod(self, annotations: Mapping[str, str] | None = None) -> Pod:
         return self.node.cri.run_pod(PodSpec(annotations=annotations or {}))
@@ -167,12 +169,14 @@ class Sites:
         site = self._site()
         policy = site.node.base / "policy.toml"
         policy.write_text(f'[driver]\nloader = "{loader}"\n[dra]\nenabled = {str(dra).lower()}\n')
+        self._stack.callback(shutil.rmtree, site.state.parent, ignore_errors=True)
         launch = Launch(
             site.state.parent,
             site.node.nri_socket,
             EIGHT_GPUS,
             driver_root=self.driver,
             policy=policy,
+            stage_dir=site.node.base / "drivers",
             log_level="INFO",
         )
         daemon = self._stack.enter_context(NriGpu(launch))

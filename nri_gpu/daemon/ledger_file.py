@@ -23,7 +23,8 @@ from nri_gpu.system.tasks import LogOnce
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 NO_MODE: Final = "none"
 ADMIN: Final = "admin"  # of a container that monitors GPUs: it holds none of them
-DELAY_S: Final = 0.05
+# Long enough that the creation and the start of a container make one write, which comes after both.
+DELAY_S: Final = 0.25
 BYTES_MAX: Final = 64 * 1024 * 1024
 GRACE_MAX_S: Final = 86_400.0
 

@@ -95,3 +95,12 @@ def _other_user(unit: Unit, others: Iterable[Grant], uid: int | None) -> Reason 
 def holds_by_mps(grant: Grant) -> bool:
     """Whether the grant is a share of an MPS daemon."""
     return grant.mode is Mode.MPS and bool(grant.uuids)
+
+
+def uses_mps(ledger: Ledger) -> bool:
+    """Whether a container, a reservation or a claim has a GPU by MPS; one whose grant has lapsed counts, too."""
+    return (
+        any(holds_by_mps(entry.grant) for entry in ledger.entries.values())
+        or any(each.mode is Mode.MPS for each in ledger.reservations.values())
+        or any(Mode.MPS in claim.holds.values() for claim in ledger.claims.values())
+    )

@@ -18,7 +18,7 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.mps import holds_by_mps
+from nri_gpu.decision.mps import holds_by_mps, uses_mps
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
@@ -190,7 +190,7 @@ class MpsController:
     """Controls the daemons of all GPUs.
 
     Before the runtime has listed its containers, no daemon is touched. The node state is told the folders for
-    containers that are created from now on. woken: set when grants or the policy changed.
+    containers that are created from now on. woken: set when there may be something to do.
     """
 
     def __init__(self, state: Path, node_state: NodeState) -> None:
@@ -204,7 +204,13 @@ class MpsController:
         named: dict[str, str] = {folder.uuid: folder.generation for folder in self._noted}
         self._folders = MpsFolders(str(clients(state)), _generation(), named, mount_fault(clients(state)))
         self._complained = False
+        self._tidied = False  # nothing was left to control or to remove at the last look
         node_state.put_mps(self._folders)
+
+    def follow_ledger(self) -> None:
+        """The ledger changed, as it does several times for each container with a GPU: most nodes have no MPS."""
+        if self._node_state.settings.mps.enabled or not self._tidied or uses_mps(self._node_state.ledger):
+            self.woken.set()
 
     def start_hindrance(self, grant: Grant) -> str:
         """Why a container with this grant must not start yet; empty when it may. Costs at most a poll(2) a GPU."""
@@ -242,7 +248,8 @@ class MpsController:
                     self._control(folder)
                 self._noted = ()
                 self._reconcile(ledger)
-                await self._tidy(ledger)
+                removed = await self._tidy(ledger)
+                self._tidied = removed and not self._controllers and not uses_mps(ledger)
         finally:
             await cancelled(self._tasks)
 
@@ -278,20 +285,23 @@ class MpsController:
         self.woken.set()  # the old one's folder may have to go
         return DaemonFolder(self._state, uuid, self._folders.generation(uuid))
 
-    async def _tidy(self, ledger: Ledger) -> None:
-        """Remove the folders of ended daemons that no container has any more."""
+    async def _tidy(self, ledger: Ledger) -> bool:
+        """Remove the folders of ended daemons that no container has any more. Returns whether none is left."""
         seats = (entry.grant.seat for entry in ledger.entries.values())
         kept = {seat.folder for seat in seats if seat} | {
             controller.folder for controller in self._controllers.values()
         }
+        removed = True
         # The list is complete before anything is awaited, so a folder made meanwhile is not in it.
         for path in leftovers(self._state, frozenset(kept)):
             try:
                 await asyncio.to_thread(remove, path)
             except OSError as error:
+                removed = False
                 if not self._complained:  # once: the names differ each time
                     self._complained = True
                     logger.bind(path=str(path), fault=str(error)).warning("folder of an ended MPS daemon not removed")
+        return removed
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._controllers[self._tasks.pop(task)]

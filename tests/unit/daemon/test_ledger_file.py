@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.reservations import reserve
-from nri_gpu.daemon.ledger_file import read_ledger, write_ledger
+from nri_gpu.daemon.ledger_file import DELAY_S, LedgerFile, read_ledger, write_ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.names import LEDGER
+from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.unit.plugin.test_releasing import GRACE_S, HandoverBench
@@ -170,3 +172,19 @@ def test_a_ledger_of_before_is_read(tmp_path: Path) -> None:
     file = tmp_path / LEDGER
     file.write_text(json.dumps({"schema": "nri-gpu/ledger/v1", "grants": [GRANT], "foreign": []}))
     assert list(read_ledger(file, 0.0).entries) == [ContainerId("c")]
+
+
+def test_creation_and_start_make_one_write_after_both(tmp_path: Path) -> None:
+    file, state = tmp_path / LEDGER, NodeState(make.inventory())
+
+    async def run() -> bool:
+        LedgerFile(file, state)
+        for phase in (GrantPhase.CREATED, GrantPhase.RUNNING):
+            state.commit(make.ledger(make.entry(1, phase=phase)))
+            await asyncio.sleep(0)
+        early = file.exists()
+        await asyncio.sleep(2 * DELAY_S)
+        return early
+
+    assert not asyncio.run(run())
+    assert [each.phase for each in read_ledger(file, 0.0).entries.values()] == [GrantPhase.RUNNING]
