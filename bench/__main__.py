@@ -45,11 +45,16 @@ def main() -> None:
         metavar="PLACE[,PLACE...]",
         help="a constant reply for 8 GPUs that mounts the folder of libraries there; repeatable",
     )
+    group.add_argument("--match", default="", metavar="REGEX", help="measure only those, besides bare and 8 GPUs")
     args = parser.parse_args()
     effort = Effort.of(args.samples)
     named = {rival.key: path.resolve() for rival in RIVALS if (path := getattr(args, rival.key))}
     for part in (args.only,) if args.only else Part:
-        found = PARTS[part](effort) if part in PARTS else _containerd(effort, Given(named, args.floor), args.json)
+        found = (
+            PARTS[part](effort)
+            if part in PARTS
+            else _containerd(effort, Given(named, args.floor, args.match), args.json)
+        )
         for line in found:
             print(line, flush=True)
 

@@ -5,7 +5,9 @@ Machines slow down and recover while one waits, so a contender is compared with 
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import statistics
 import subprocess
 import tempfile
@@ -33,15 +35,19 @@ Found = TypeVar("Found")
 
 
 class Given(Struct, frozen=True):
-    """What the command line names. rivals: Rival.key -> where it is. floors: of contenders.always."""
+    """What the command line names.
+
+    rivals: Rival.key -> where it is. floors: of contenders.always. match: who is measured, besides bare and 8 GPUs.
+    """
 
     rivals: Mapping[str, Path] = {}
     floors: Sequence[Sequence[str]] = ()
+    match: str = ""
 
 
 def measure(effort: Effort, given: Given) -> Record:
     """All of this part. Raises: HarnessError where no containerd can be had, or a contender is not what it says."""
-    date, began = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), time.monotonic()
+    date, began, load = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder, ExitStack() as stack:
         sites = Sites(stack, Path(folder), contenders.server_driver(Path(folder) / "driver"))
         entered = dict(contenders.always(sites, given.floors))
@@ -51,6 +57,9 @@ def measure(effort: Effort, given: Given) -> Record:
                 entered |= rival.make(sites, given.rivals[rival.key])
             else:
                 left_out += [LeftOut(name, f"{rival.option} {rival.metavar}, {rival.what}") for name in rival.names]
+        entered = {
+            name: each for name, each in entered.items() if name in (BARE, EIGHT) or re.search(given.match, name)
+        }
         reply = reply_s(Path(folder), "all", effort.requests)
         plain = entered[BARE].oci()
         additions = {name: Added.between(each.oci(), plain) for name, each in entered.items()}
@@ -60,7 +69,7 @@ def measure(effort: Effort, given: Given) -> Record:
     return Record(
         date,
         round(time.monotonic() - began),
-        machine() | {"containerd": sites.release, "runc": _runc()},
+        machine() | {"containerd": sites.release, "runc": _runc(), "load before": f"{load:.1f}"},
         effort.containers,
         JOBS,
         round(reply / wall_s * 100, 2),

@@ -106,10 +106,10 @@ def always(sites: Sites, floors: Sequence[Sequence[str]] = ()) -> Iterator[Entry
         yield name, Contender(claims, claims_pod.pod, ContainerSpec(cdi_devices=devices))
     yield CDI, Contender(again, again.pod(), ContainerSpec(cdi_devices=("nvidia.com/gpu=all",)), (LAST_NODE,))
     ours_added = Added.between(eight.oci(), plain.oci())
-    replies = {SAME: _reply(ours_added), FLOOR: _reply(ours_added, FLOOR_PLACES)}
-    replies |= {f"floor: {', '.join(places)}": _reply(ours_added, places) for places in floors}
-    for name, reply in replies.items():
-        site = sites.constant(CREATED_ONLY, reply)
+    constants = {SAME: (OUR_EVENTS, _reply(ours_added)), FLOOR: (CREATED_ONLY, _reply(ours_added, FLOOR_PLACES))}
+    constants |= {f"floor: {', '.join(places)}": (CREATED_ONLY, _reply(ours_added, places)) for places in floors}
+    for name, (events, reply) in constants.items():
+        site = sites.constant(events, reply)
         yield name, Contender(site, site.pod(), present=(LAST_NODE,))
 
 

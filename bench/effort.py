@@ -42,6 +42,6 @@ class Effort(Struct, frozen=True):
             settle_s=max(0.2, 1 * part),
             idle_s=max(0.2, 10 * part),
             synchronized=max(100, round(5000 * part)),
-            crowds=max(LEAST, samples // 8),
+            crowds=max(LEAST, samples // 12),
             crowd=max(1, round(3 * part)),
         )

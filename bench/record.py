@@ -1,4 +1,4 @@
-"""The record of the containerd part: docs/records/performance.json, and the tables of docs/performance.md made of it.
+"""The record of the containerd part: docs/records/performance.json, and the tables of the pages made of it.
 
 python -m bench.record [--check]
 """
@@ -22,7 +22,7 @@ from bench.figures import Figure, Ratio, paired
 
 PROJECT: Final = Path(__file__).parents[1]
 RECORD: Final = PROJECT / "docs" / "records" / "performance.json"
-PAGE: Final = PROJECT / "docs" / "performance.md"
+PAGES: Final = (PROJECT / "docs" / "performance.md", PROJECT / "README.md")
 SCHEMA: Final = "nri-gpu/performance/v1"
 MARKED: Final = re.compile(r"(<!-- record: (?P<table>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -64,9 +64,9 @@ class LeftOut(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True):
-    """One run. date: ISO. machine: by name, versions too. rounds: of create + start; fewer of `started`.
+    """One run. date: ISO. rounds: of create + start; fewer of `started`.
 
-    share_percent: what CreateContainer takes of create + start for 8 GPUs.
+    machine: by name, versions and the load of others too. share_percent: of CreateContainer in create + start, 8 GPUs.
     """
 
     date: str
@@ -130,6 +130,21 @@ COMPARED: Final = (
     Comparison(contenders.CLAIMED_ONE, ONE),
     Comparison(contenders.CLAIMED_EIGHT, EIGHT),
 )
+# Rows of the README, each with what it compares.
+SUMMARY: Final = {
+    "create + start of a container, against NRI switched off: nothing asked / 1 GPU / 8 GPUs": (
+        Comparison(UNASKED, BARE),
+        Comparison(ONE, BARE),
+        Comparison(EIGHT, BARE),
+    ),
+    "the same with a plugin that does nothing, in Python / in Go": (
+        Comparison(contenders.NOTHING, BARE),
+        Comparison(contenders.GO_NOTHING, BARE),
+    ),
+    "8 GPUs, against CDI with NVIDIA's hooks: create + start / CPU / containers started per second": tuple(
+        Comparison(EIGHT, HOOKS, of) for of in ("wall_ms", "cpu_ms", "started_per_second")
+    ),
+}
 SHARE: Final = (3.0, 2.0)  # percent, must and aim
 OF: Final = {"wall_ms": "create + start", "cpu_ms": "CPU", "started_per_second": "started per second"}
 
@@ -155,7 +170,7 @@ def lines(record: Record) -> Iterator[str]:
 
 def rendered(text: str, record: Record) -> str:
     """The page with the record's tables in it."""
-    tables = {"contenders": _contenders, "budget": _budget}
+    tables = {"contenders": _contenders, "budget": _budget, "summary": _summary}
     made = {name: "\n".join(table(record)) for name, table in tables.items()}
     return MARKED.sub(lambda found: f"{found[1]}{made[found['table']]}\n{found[3]}", text)
 
@@ -189,6 +204,15 @@ def _budget(record: Record) -> Iterator[str]:
     yield f"| {EIGHT} | create + start | CreateContainer's share | {record.share_percent:.1f} % | {share} |"
 
 
+def _summary(record: Record) -> Iterator[str]:
+    yield f"| {record.rounds} rounds on {record.date}, load before {record.machine['load before']} | ratio |"
+    yield "|---|---|"
+    for row, pairs in SUMMARY.items():
+        if all(record.has(pair.ours, pair.theirs) for pair in pairs):
+            ratios = [pair.ratio(record) for pair in pairs]
+            yield f"| {row} | {' / '.join(f'{ratio.median:.2f} ± {ratio.spread:.2f}' for ratio in ratios)} |"
+
+
 def read(path: Path = RECORD) -> Record:
     """Raises: OSError; msgspec.ValidationError."""
     return msgspec.json.decode(path.read_bytes(), type=Record)
@@ -206,14 +230,14 @@ def write(record: Record, path: Path = RECORD) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.record", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether page and record agree")
-    text = PAGE.read_text()
-    made = rendered(text, read())
-    if not parser.parse_args().check:
-        PAGE.write_text(made)
-    elif text != made:
-        print(f"{PAGE.name} is not what the record says: python -m bench.record", file=sys.stderr)
-        return 1
-    return 0
+    check, record = parser.parse_args().check, read()
+    differ = {page: made for page in PAGES if (made := rendered(text := page.read_text(), record)) != text}
+    for page, made in differ.items():
+        if check:
+            print(f"{page.name} is not what the record says: python -m bench.record", file=sys.stderr)
+        else:
+            page.write_text(made)
+    return 1 if check and differ else 0
 
 
 if __name__ == "__main__":

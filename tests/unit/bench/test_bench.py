@@ -135,11 +135,15 @@ def test_contenders_from_outside_are_named_on_the_command_line(monkeypatch: pyte
 
     monkeypatch.setattr("bench.containerd.measure", measure)
     options = [word for rival in RIVALS[:2] for word in (rival.option, f"/opt/{rival.key}")]
-    monkeypatch.setattr(sys, "argv", ["bench", "--only", "containerd", "--floor", "/a,/b", "--floor", "/c", *options])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["bench", "--only", "containerd", "--floor", "/a,/b", "--floor", "/c", "--match", "floor", *options],
+    )
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     bench.main()
     rivals = {rival.key: Path(f"/opt/{rival.key}") for rival in RIVALS[:2]}
-    assert given == [Given(rivals, [("/a", "/b"), ("/c",)])]
+    assert given == [Given(rivals, [("/a", "/b"), ("/c",)], "floor")]
 
 
 def test_modules_and_hops_of_a_trace() -> None:

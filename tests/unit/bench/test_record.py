@@ -14,6 +14,7 @@ from bench.record import Comparison, LeftOut, Measured, Record, compared, lines,
 from tests.support.errors import HarnessError
 
 PAGE = "# Cost\n\n<!-- record: contenders -->\nold\n<!-- end -->\n\n<!-- record: budget -->\n<!-- end -->\n"
+README = "<!-- record: summary -->\n<!-- end -->\n"
 
 
 def measured(name: str, ms: float, started: float, hooks: int = 0) -> Measured:
@@ -25,7 +26,7 @@ def measured(name: str, ms: float, started: float, hooks: int = 0) -> Measured:
 RECORD = Record(
     date="2026-11-22 21:00 UTC",
     took_s=60,
-    machine={"cores": "2", "containerd": "2.1.9"},
+    machine={"cores": "2", "load before": "0.1"},
     rounds=3,
     jobs=8,
     share_percent=2.5,
@@ -66,6 +67,9 @@ def test_the_tables_of_the_page_are_made_of_the_record() -> None:
     assert f"| {HOOKS} (11 nodes, 1 mount, 6 hooks) | 1.00 ± 0.00 | 1.00 ± 0.00 | 1.00 ± 0.00 |" in page
     assert f"| {EIGHT} | {HOOKS} | started per second | 1.60 ± 0.00 | must 1.80, aim 2.00: **not met** |" in page
     assert "Left out: another: --another FILE." in page
+    # No row of a contender that was left out.
+    *_, row = (line for line in rendered(README, RECORD).splitlines() if line.startswith("| "))
+    assert row.endswith("started per second | 0.50 ± 0.00 / 0.50 ± 0.00 / 1.60 ± 0.00 |")
     assert "Left out: another: --another FILE" in list(lines(RECORD))
 
 
