@@ -7,15 +7,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test pytest check format proto schema share pictures manifests conformance chaos reliability fuzz deb bench test-gpu test-cluster clean
+# No verb is a file.
+.PHONY: $(shell grep -ohE '^[a-z-]+:' Makefile | tr -d :)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml deploy/locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 demo: $(READY) ## the main job on this machine: three containers, four GPUs, a real containerd (needs root)
@@ -46,6 +48,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python docs/messages.py
 	$(BIN)/python share/generate.py --check
 	$(BIN)/python systemd/verify.py
+	$(BIN)/python deploy/locks/generate.py --check
 	$(BIN)/python -m tests.support.manifests --check
 	$(BIN)/python -m tests.reliability.page --check
 	$(BIN)/python -m bench.record --check
@@ -66,6 +69,9 @@ share: $(READY) ## the table of verbs -> completions for shells, man pages
 
 pictures: $(READY) ## screenshots of the terminal -> docs/pictures
 	$(BIN)/python -m tests.pictures
+
+lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
+	$(BIN)/python deploy/locks/generate.py
 
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests

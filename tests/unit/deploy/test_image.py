@@ -70,7 +70,7 @@ def test_what_is_copied_is_let_through_to_the_builder() -> None:
 
 
 def test_what_it_copies_installs_and_then_lacks_nothing(tmp_path: Path) -> None:
-    """As the builder does it: the same files, the same extra, dependencies from the package index."""
+    """As the builder does it: the same files, the same options of pip, dependencies from the package index."""
     source, target = tmp_path / "src", tmp_path / "target"
     source.mkdir()
     for name, folder in copied():
@@ -79,11 +79,16 @@ def test_what_it_copies_installs_and_then_lacks_nothing(tmp_path: Path) -> None:
             shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, place)
-    (extra,) = re.findall(r'"/src(\[[a-z,]+\])"', BUILD.read_text())
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
-    pip = [sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), f"{source}{extra}"]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    installs = re.findall(r"/bin/pip install --no-cache-dir (.+?) *(?:&&|$)", dict(instructions())["RUN"])
+    assert installs == ["--require-hashes -r /src/runtime.txt", "--no-deps /src"]
+    for options in installs:
+        words = [
+            str(source / Path(word).relative_to("/src")) if word.startswith("/src") else word
+            for word in options.split()
+        ]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-input"]
+        done = subprocess.run([*pip, "--target", str(target), *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
     (target / "policy.toml").write_text("")
     alone = [sys.executable, "-I", "-S", "-c", IMPORTING, str(target)]
     done = subprocess.run(alone, capture_output=True, text=True, check=False)

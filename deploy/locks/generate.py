@@ -1,0 +1,109 @@
+"""Locks the Python packages that releases bundle and that tests run with: `runtime.txt` and `dev.txt`, with hashes.
+
+python deploy/locks/generate.py [--check]     --check: only tell, offline, whether they satisfy pyproject.toml
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+
+FOLDER: Final = Path(__file__).parent
+PROJECT: Final = FOLDER.parents[1] / "pyproject.toml"
+# All that a node may run. A release bundles what the tests ran with, so the development lock is made first.
+RUNTIME: Final = ("cri", "dra", "explain", "kubernetes", "metrics")
+DEVELOPMENT: Final = ("dev", "explain")
+# Every Python and processor in one file, and no address of an index: whose it is, the installing machine says.
+COMPILE: Final = (
+    *("uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"),
+    *("--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--upgrade"),
+)
+LOCKED: Final = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
+HASHED: Final = re.compile(r"^\S+==\S+[^\\\n]*\\\n    --hash=sha256:[0-9a-f]{64}", re.MULTILINE)
+
+
+def lock(name: str, extras: Collection[str], *more: str) -> None:
+    """Write one lock.
+
+    Raises:
+        subprocess.CalledProcessError: uv found no versions that fit, or no index.
+
+    """
+    wanted = [part for extra in extras for part in ("--extra", extra)]
+    subprocess.run(
+        [
+            str(Path(sys.executable).with_name(COMPILE[0])),
+            *COMPILE[1:],
+            *wanted,
+            *more,
+            "-o",
+            str(FOLDER / name),
+            PROJECT,
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions of one lock, by normal name."""
+    return {_normal(package): version for package, version in LOCKED.findall((FOLDER / name).read_text())}
+
+
+def faults() -> Iterator[str]:
+    """What stands in pyproject.toml, but in no lock; what differs between the two locks; what has no hash."""
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    runtime, development = locked("runtime.txt"), locked("dev.txt")
+    for name, versions, extras in (("runtime.txt", runtime, RUNTIME), ("dev.txt", development, DEVELOPMENT)):
+        text = (FOLDER / name).read_text()
+        if len(HASHED.findall(text)) != len(versions):
+            yield f"{name} has a package without a hash"
+        if "://" in text:
+            yield f"{name} names an address"
+        for requirement in _requirements(project, extras):
+            version = versions.get(_normal(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                yield f"{name} has {requirement.name} {version or '(none)'}, pyproject.toml wants {requirement}"
+    for package, version in runtime.items():
+        if development.get(package) != version:
+            yield f"runtime.txt has {package} {version}, the tests run with {development.get(package)}"
+
+
+def _requirements(project: dict[str, dict[str, list[str]]], extras: Collection[str]) -> Iterator[Requirement]:
+    """What the extras ask for, those that they name in turn included."""
+    for text in [
+        *project["dependencies"],
+        *(each for extra in extras for each in project["optional-dependencies"][extra]),
+    ]:
+        requirement = Requirement(text)
+        if _normal(requirement.name) == "nri-gpu":
+            yield from _requirements(project, requirement.extras)
+        elif requirement.marker is None or requirement.marker.evaluate():
+            yield requirement
+
+
+def _normal(name: str) -> str:
+    """PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def main() -> int:
+    """Write or check. Returns an exit code."""
+    if "--check" not in sys.argv[1:]:
+        lock("dev.txt", DEVELOPMENT)
+        lock("runtime.txt", RUNTIME, "--constraints", str(FOLDER / "dev.txt"))
+    found = list(faults())
+    for fault in found:
+        print(f"{fault}: run `make lock`")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
