@@ -98,8 +98,8 @@ class Cluster:
         self.root = Path(tempfile.mkdtemp(prefix="nk-"))  # short: sockets are made below it
         self.folder = self.root / "given"  # outlives a teardown no more than the rest
         self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
-        self._environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PORT": PORT}
-        self._environment["PYTHONPATH"] = str(ROOT)
+        self.environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        self.environment["PYTHONPATH"] = str(ROOT)
 
     def __enter__(self) -> Self:
         try:
@@ -124,7 +124,7 @@ class Cluster:
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             done = subprocess.run(
                 [self._script, *words], input=given.encode(), stdout=out, stderr=err,
-                env=self._environment | dict(environment or {}), check=False,
+                env=self.environment | dict(environment or {}), check=False,
             )  # fmt: skip
             out.seek(0), err.seek(0)
             if check and done.returncode:
@@ -168,7 +168,7 @@ class Cluster:
     def nri_gpu(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One verb of nri-gpu in the cluster's mount namespace."""
         command = [self._script, "enter", sys.executable, "-m", "nri_gpu", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
 
     def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         """`nri-gpu run --kubelet`, registered with both sides. topology: a file, or the text of one."""
@@ -249,7 +249,7 @@ class Cluster:
         """What kubectl says, warnings too. Raises: HarnessError: it was refused."""
         command = [self._script, "kubectl", "apply", "-f", "-", *options]
         text = yaml.safe_dump_all(objects)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, env=self._environment, check=False)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=self.environment, check=False)
         if done.returncode:
             raise HarnessError(f"kubectl apply: {done.stderr[-2000:]}")
         return done.stdout + done.stderr
