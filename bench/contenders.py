@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import jsonschema  # type: ignore[import-untyped]  # it ships no types
 from msgspec import Struct
 
 from bench.process import EIGHT_GPUS, OUR_EVENTS
@@ -58,6 +59,14 @@ NOT_OF_A_SERVER: Final = (
 # Of the nodes that every container with GPUs gets, in a simulated node's numbers.
 CONTROL_NODES: Final = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
 NODES: Final = CONTROL_NODES | {f"nvidia{minor}": (195, minor) for minor in range(8)}
+CDI_SCHEMA: Final = json.loads((Path(packages.__file__).parent / "cdi_schema.json").read_text())
+HOOKS_OF_NVIDIA: Final = {
+    "create-symlinks",
+    "disable-device-node-modification",
+    "enable-cuda-compat",
+    "update-application-profile",
+    "update-ldcache",
+}
 CONFIG: Final = """\
 [nvidia-container-cli]
 root = "{driver}"
@@ -214,12 +223,20 @@ def _toolkit(sites: Sites, folder: Path) -> Iterator[Entry]:
 
 
 def specify(program: Path, driver: Path, hook: Path, file: Path) -> Path:
-    """The file that `nvidia-ctk cdi generate` writes. Raises: HarnessError."""
+    """The file that `nvidia-ctk cdi generate` writes. Raises: HarnessError: none, not CDI's, or without its hooks."""
     options = {"--mode": "nvml", "--driver-root": driver, "--nvidia-cdi-hook-path": hook, "--output": file}
     command = [str(program), "cdi", "generate", *(str(word) for pair in options.items() for word in pair)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise HarnessError(f"{program} cdi generate failed: {done.stderr.strip()[-1000:]}")
+    document = json.loads(file.read_text())
+    hooks = document.get("containerEdits", {}).pop("hooks", [])  # the schema is of specifications without
+    try:
+        jsonschema.validate(document, CDI_SCHEMA)
+    except jsonschema.ValidationError as fault:
+        raise HarnessError(f"{program} wrote what is no CDI specification: {fault.message}") from None
+    if missing := HOOKS_OF_NVIDIA.difference(*(hook["args"] for hook in hooks)):
+        raise HarnessError(f"{program} wrote no hooks for {', '.join(sorted(missing))}")
     return file
 
 

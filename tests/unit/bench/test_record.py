@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.contenders import BARE, EIGHT, HOOKS, NODES, injected, server_driver, specify
+from bench.contenders import BARE, EIGHT, HOOKS, HOOKS_OF_NVIDIA, NODES, injected, server_driver, specify
 from bench.figures import Ratio
 from bench.record import Comparison, LeftOut, Measured, Record, compared, lines, read, rendered, write
 from tests.support.errors import HarnessError
@@ -82,6 +82,36 @@ def test_the_injector_is_told_of_a_server_driver_file_by_file(tmp_path: Path) ->
     assert len({each["destination"] for each in mounts}) == 36
 
 
-def test_a_tool_that_fails_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="cdi generate failed"):
-        specify(Path("/bin/false"), tmp_path, tmp_path / "hook", tmp_path / "nvidia.json")
+def nvidia_ctk(folder: Path, script: str) -> Path:
+    """A stand-in for the tool. script: of a shell, where `$file` is what it has to write."""
+    (program := folder / "nvidia-ctk").write_text(f"#!/bin/sh\nfor file; do :; done\n{script}\n")
+    program.chmod(0o755)
+    return program
+
+
+def written(*hooks: str) -> str:
+    """A script that writes a specification with these hooks."""
+    edits = {
+        "hooks": [{"hookName": "createContainer", "path": "/x/nvidia-cdi-hook", "args": ["x", hook]} for hook in hooks]
+    }
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": edits}
+    gpu = {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}
+    return f"echo '{json.dumps(document | {'devices': [gpu]})}' > $file"
+
+
+def test_a_specification_of_the_toolkit_has_all_its_hooks(tmp_path: Path) -> None:
+    program, file = nvidia_ctk(tmp_path, written(*HOOKS_OF_NVIDIA)), tmp_path / "nvidia.json"
+    assert specify(program, tmp_path, tmp_path / "hook", file) == file
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo no NVML >&2; exit 1", "cdi generate failed: no NVML"),
+        (written(*HOOKS_OF_NVIDIA).replace("containerEdits", "edits"), "is no CDI specification"),
+        (written(*HOOKS_OF_NVIDIA - {"update-ldcache"}), "no hooks for update-ldcache"),
+    ],
+)
+def test_what_is_no_specification_of_the_toolkit_is_a_sentence(tmp_path: Path, script: str, said: str) -> None:
+    with pytest.raises(HarnessError, match=said):
+        specify(nvidia_ctk(tmp_path, script), tmp_path, tmp_path / "hook", tmp_path / "nvidia.json")
