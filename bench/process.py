@@ -67,6 +67,12 @@ class Running:
         self.link.configure()
         self.registered_s = time.perf_counter() - self.began
 
+    def reconnect(self) -> None:
+        """As after a restart of the runtime: the plugin connects, registers and is configured again."""
+        self.link.close()
+        self.link = Link(self._listening)
+        self.link.configure()
+
     @property
     def pid(self) -> int:
         return self._process.pid

@@ -26,7 +26,7 @@ def life(number: int, claim: str = "") -> Life:
         annotations["gpu.nri.io"] = claim
     pod = nri.pod(f"pod-{number:08}", annotations=annotations)
     pod.labels.update({"app": "train", "pod-template-hash": "5d4f8c7b9"})
-    made = _container(pod, number)
+    made = container_of(pod, number)
     method, removal = nri.event(Event.REMOVE_CONTAINER, pod, made)
     assert method == "StateChange"
     return Life(nri.create(pod, made), removal)
@@ -39,12 +39,13 @@ def node(count: int, asking: int) -> tuple[bytes, ...]:
         asks = {"gpu.nri.io": "none"} if number < asking else {}
         pod = nri.pod(f"pod-{number:08}", annotations=asks)
         pods.append(pod)
-        containers.append(nri.running(_container(pod, number)))
+        containers.append(nri.running(container_of(pod, number)))
     bytes_each = len(containers[0].SerializeToString()) + len(pods[0].SerializeToString()) + 8
     return tuple(nri.synchronize(pods, containers, count * bytes_each // SEND_MAX + 1))
 
 
-def _container(pod: pb.PodSandbox, number: int) -> pb.Container:
+def container_of(pod: pb.PodSandbox, number: int) -> pb.Container:
+    """A container of that pod, with an id of its own, whose creation has the usual size."""
     made = nri.container(pod)
     made.id = f"{number:064x}"
     filler = REQUEST_BYTES - len(nri.create(pod, made)) - 8

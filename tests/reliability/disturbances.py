@@ -34,6 +34,7 @@ MEMORY: Final = {
     Cgroup.V1: (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
     Cgroup.V2: (Path("/sys/fs/cgroup"), "memory.max"),
 }
+LITTLE_BYTES: Final = 4096
 HOUR_S: Final = 3600
 GOOD_POLICY: Final = "schema = 1\n"
 
@@ -121,20 +122,20 @@ def fill_state(run: ChaosRun) -> None:
 
 
 def fill_stage(run: ChaosRun) -> None:
-    """No room for the driver's files when a daemon stages them; then there is room again."""
-    stage = run.daemon.launch.stage_dir
-    assert stage
-    run.daemon.kill()
-    run.tally.happened["daemon killed"] += 1
-    for generation in stage.iterdir():
-        if generation.is_dir():
-            subprocess.run(["rm", "-rf", generation], check=True)
-    with _filled(stage):
-        run.daemon.start()
-        run.daemon.wait_ready()
-        run.daemon.wait_logged("driver files not found")
+    """The driver is another one, and there is no room for its files; then there is room."""
+    launch = run.daemon.launch
+    assert launch.stage_dir
+    assert launch.driver_root
+    with _filled(launch.stage_dir):
+        for library in launch.driver_root.rglob("libcuda.so.*"):
+            library.touch()
+        run.daemon.hang_up()
         run.tally.happened["stage folder full"] += 1
-        pause(run)
+        pause(run, 1.0, 2.0)
+        if run.dice.random() < 0.5:
+            run.kill_daemon()
+            run.daemon.wait_ready()
+            pause(run)
     run.daemon.hang_up()
     run.daemon.wait_staged()
     pause(run)
@@ -199,20 +200,44 @@ def exhaust_descriptors(run: ChaosRun) -> None:
 
 def exhaust_memory(run: ChaosRun) -> None:
     """The daemon is put into a cgroup that has no memory left, until the kernel kills it; then it is started again."""
+    with _no_memory() as group:
+        (group / "cgroup.procs").write_text(str(run.daemon.pid))
+        wait_for("the kernel to kill the daemon", lambda: _asked_until_killed(run), SERVES_S)
+    run.tally.happened["daemon killed by the kernel for memory"] += 1
+    pause(run, 0.0, 0.5)
+    run.daemon.start()
+    run.daemon.wait_ready()
+    pause(run, 0.5, 1.5)
+
+
+def _asked_until_killed(run: ChaosRun) -> bool:
+    """Whether it is dead; else it is asked something, so that it needs memory."""
+    died = run.daemon.ended()
+    if died is None:
+        for _ in range(20):
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(0.2)
+                client.connect(str(run.daemon.launch.state / CONTROL_SOCKET))
+                client.sendall(b"status\n")
+                client.recv(1 << 20)
+    elif died != -signal.SIGKILL:
+        raise HarnessError(f"the daemon ended with {died}")
+    return died is not None
+
+
+@contextmanager
+def _no_memory() -> Iterator[Path]:
     root, limit = MEMORY[host_cgroup()]
     group = root / f"nri-gpu-reliability-{os.getpid()}"
-    group.mkdir(exist_ok=True)
+    group.mkdir()
     try:
-        (group / limit).write_text(str(256 << 10))
-        (group / "cgroup.procs").write_text(str(run.daemon.pid))
-        died = run.daemon.wait()
-        run.tally.happened["daemon killed by the kernel for memory"] += died == -signal.SIGKILL
-        pause(run, 0.0, 0.5)
-        run.daemon.start()
-        run.daemon.wait_ready()
+        (group / limit).write_text(str(LITTLE_BYTES))
+        yield group
     finally:
+        for left in (group / "cgroup.procs").read_text().split():
+            os.kill(int(left), signal.SIGKILL)
+        wait_for("its cgroup to be empty", lambda: not (group / "cgroup.procs").read_text(), SERVES_S)
         group.rmdir()
-    pause(run, 0.5, 1.5)
 
 
 # ---- the clock

@@ -7,6 +7,7 @@ grants, the programs' own words and `nri-gpu verify`.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from nri_gpu.simulation.topology import load_topology
 from tests.reliability import disturbances as do
 from tests.reliability.disturbances import Disturbance
-from tests.reliability.result import Fact, Found, Options, Row
+from tests.reliability.result import PROJECT, Fact, Found, Options, Row
 from tests.support import packages
 from tests.support.chaos import ChaosRun, chaos_run
 from tests.support.daemon import Launch, NriGpu
@@ -33,6 +34,7 @@ from tests.support.nvml.build import DRIVER
 CREATES, ROUNDS = 80, 2  # on each containerd
 QUICK_CREATES: Final = 24
 STATE_KIB, STAGE_MIB = 768, 4
+LOGS: Final = PROJECT / "build" / "reliability"
 REFUSED: Final = re.compile(r"refused \[([a-z-]+)\]")
 
 
@@ -135,7 +137,7 @@ def _row(name: str, fault: Fault, runtimes: list[packages.Runtime], options: Opt
     happened, checked, failed = Counter[str](), Counter[str](), ""
     for runtime in runtimes:
         try:
-            run = _attack(fault, runtime, options)
+            run = _attack(name, fault, runtime, options)
         except (HarnessError, AssertionError, OSError, subprocess.SubprocessError) as error:
             failed = f"containerd {runtime.release}: {type(error).__name__}: {error}"
             break
@@ -154,7 +156,7 @@ def _row(name: str, fault: Fault, runtimes: list[packages.Runtime], options: Opt
     )
 
 
-def _attack(fault: Fault, runtime: packages.Runtime, options: Options) -> ChaosRun:
+def _attack(name: str, fault: Fault, runtime: packages.Runtime, options: Options) -> ChaosRun:
     """Raises: HarnessError, AssertionError: what must never be has been."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nri-gpu-faults-")))
@@ -162,6 +164,7 @@ def _attack(fault: Fault, runtime: packages.Runtime, options: Options) -> ChaosR
             lambda: subprocess.run(["sh", "-c", f"umount -lq {folder}/d/*"], check=False, capture_output=True)
         )
         run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.change, fault.start))
+        stack.callback(_keep_logs, name, run)
         for _ in range(1 if options.quick else ROUNDS):
             creates = QUICK_CREATES if options.quick else CREATES // ROUNDS
             run.create_while(creates, lambda _: fault.disturb(run), lambda: fault.mend(run))
@@ -171,6 +174,14 @@ def _attack(fault: Fault, runtime: packages.Runtime, options: Options) -> ChaosR
             run.settle()
         run.check_nothing_is_left()
         return run
+
+
+def _keep_logs(name: str, run: ChaosRun) -> None:
+    """For whoever looks into a failure."""
+    folder = LOGS / f"{name}-{run.node.runtime.number[0]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in (run.daemon.launch.log, run.guard.launch.log, run.node.log_path):
+        shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
 
 
 def _unmount_below(folder: Path) -> None:

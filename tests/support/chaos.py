@@ -114,6 +114,7 @@ class ChaosRun:
         self.evidence = Evidence(node, daemon, traces)
         self.tally = self.evidence.tally
         self.dice = random.Random(seed)
+        self.took_s: list[float] = []  # of each creation, refused ones too
         self._slots: SimpleQueue[Slot] = SimpleQueue()
         self._served = threading.Event()
         self._served.set()
@@ -226,11 +227,14 @@ class ChaosRun:
     def _begin(self, slot: Slot, fate: Fate) -> None:
         slot.attempt += 1
         slot.fate, slot.created = fate, time.monotonic()
+        spec, began = self._spec(slot), time.perf_counter()
         try:
-            slot.container = self.node.cri.create(slot.pod, self._spec(slot))
+            slot.container = self.node.cri.create(slot.pod, spec)
         except CriError as error:
             self._refused("create", error)
             return
+        finally:
+            self.took_s.append(time.perf_counter() - began)
         self.tally.happened["created"] += 1
         if fate not in (Fate.NEVER, Fate.LATE):
             self._start(slot, slot.container)

@@ -217,6 +217,11 @@ class NriGpu:
         """Until it ends by itself. Returns the exit code."""
         return self._reap()
 
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        assert self._process
+        return self._process.poll()
+
     def restart(self, *, kill: bool = False) -> None:
         """End it, by SIGKILL if asked, start it on the same folders, and wait until it serves."""
         if kill:
