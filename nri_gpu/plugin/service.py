@@ -114,6 +114,7 @@ class PluginService:
         self._ready = ready
         self._parts = self._payload_bytes = 0  # of Synchronize so far
         self._began = 0.0
+        self.configured_at = 0.0  # of the monotonic clock
         self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: none
         self._handlers: dict[str, Handler] = {
             **dict.fromkeys(UNUSED_METHODS, lambda _: EMPTY),
@@ -125,6 +126,11 @@ class PluginService:
             "StateChange": self._event,
             "Shutdown": self._shutdown,
         }
+
+    @property
+    def request_timeout_s(self) -> float:
+        """As long as the runtime waits for an answer."""
+        return self._request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S
 
     def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
         """Answer one request. waited_ns: how long ago its bytes were read. Never raises."""
@@ -203,6 +209,7 @@ class PluginService:
     def _configure(self, payload: bytes) -> bytes:
         configured = convert.configured_from_pb(payload)
         self.session.step(Step.CONFIGURE)
+        self.configured_at = time.monotonic()
         self._request_timeout_ns = configured.request_timeout_ms * 1_000_000
         self._sizes.configured(configured)
         self._configured(configured)
@@ -221,7 +228,7 @@ class PluginService:
         # Once, not for each part: some runtimes send thousands of empty parts (nri/session.py).
         logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
         self._sizes.synchronized(self.session.listing)
-        self._plugin.synchronized(listed, self._request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S)
+        self._plugin.synchronized(listed, self.request_timeout_s)
         self._ready()
         return convert.synchronize_to_pb(more=False)
 

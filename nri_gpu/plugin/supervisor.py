@@ -7,7 +7,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from loguru import logger
 from msgspec import Struct
@@ -27,6 +27,8 @@ NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; sent to runt
 FIRST_WAIT_S: Final = 0.05
 WAIT_MAX_S: Final = 0.25
 JITTER: Final = 0.9
+LOOK_S: Final = 0.1  # while Synchronize is waited for
+STOOD_STILL: Final = 0.8  # of the runtime's timeout: the request may have come before, and the answer takes its time
 LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
@@ -143,11 +145,12 @@ class Supervisor:
         try:
             await self._register(transport)
             limit_s = self._limits.synchronize_s
-            await asyncio.wait({ready, transport.closed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            still_s = await _first_of({ready, transport.closed}, service.configured_at, limit_s)
             # The connection that we were started with is the only one: without Synchronize it still serves.
-            if not (self._inherited or ready.done() or transport.closed.done()):
-                # containerd 1.7 keeps a plugin that it will never call; only a new connection gets out of that.
-                transport.abort(RemoteProtocolError(f"no Synchronize within {limit_s:.0f} s"))
+            if not (self._inherited or transport.closed.done()) and (
+                fault := _never_called(ready.done(), still_s, service.request_timeout_s, limit_s)
+            ):
+                transport.abort(RemoteProtocolError(fault))
         except TimeoutError:
             limit_s = self._limits.register_s
             transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {limit_s:.0f} s"))
@@ -207,6 +210,37 @@ class Supervisor:
         if sentence != self._faults.fault:
             self._followers.away(sentence)
         self._faults.warning("runtime not reached, trying again", sentence, socket=str(path))
+
+
+async def _first_of(futures: Iterable[asyncio.Future[Any]], began: float, limit_s: float) -> float:
+    """Wait until one is done, for limit_s at most. Returns for how long at once, in seconds, this process stood still.
+
+    It stands still when it is stopped (SIGSTOP, a frozen cgroup), starved of CPU or swapped out. began: when it was
+    seen to run, of the loop's clock; 0: now.
+    """
+    loop, longest_s = asyncio.get_running_loop(), 0.0
+    deadline, seen = loop.time() + limit_s, began or loop.time()
+    while (now := loop.time()) < deadline:
+        done, _ = await asyncio.wait(futures, timeout=min(LOOK_S, deadline - now), return_when=asyncio.FIRST_COMPLETED)
+        longest_s, seen = max(longest_s, loop.time() - seen - LOOK_S), loop.time()
+        if done:
+            break
+    return longest_s
+
+
+def _never_called(synchronized: bool, still_s: float, timeout_s: float, limit_s: float) -> str:
+    """Why the runtime will never call us on this connection, which it keeps open; empty where it will.
+
+    Only a new connection gets out of that. A runtime whose Synchronize timed out neither adds the plugin to its list
+    nor closes the connection (seen on containerd 1.7.24), and our late answer looks to us like any other.
+    """
+    if not synchronized:
+        return f"no Synchronize within {limit_s:.0f} s"
+    if still_s > timeout_s * STOOD_STILL:
+        return (
+            f"nri-gpu stood still for {still_s:.1f} s in Synchronize, and the runtime waits {timeout_s:.1f} s at most"
+        )
+    return ""
 
 
 def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIME_SOCKETS) -> str:

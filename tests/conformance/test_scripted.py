@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from nri_gpu.nri.events import Event
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
+from tests.support.nri_messages import REQUEST_TIMEOUT_NS
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until
 from tests.support.waiting import aside, in_a_loop
 
@@ -59,6 +61,24 @@ async def refused(runtime: ScriptedRuntime) -> Status:
     reply = await runtime.create(pod, nri.container(pod))
     assert isinstance(reply, Status)
     return reply
+
+
+@in_a_loop
+async def test_a_daemon_that_stood_still_in_synchronize_connects_again(launch: Launch) -> None:
+    """The runtime gave up meanwhile and says nothing of it: on this connection no container would be granted again."""
+    async with Listener(launch.socket) as listener:
+        with NriGpu(launch) as daemon:
+            runtime = await listener.accept(20)
+            await runtime.register()
+            os.kill(daemon.pid, signal.SIGSTOP)
+            asked = asyncio.create_task(runtime.synchronize())
+            await asyncio.sleep(REQUEST_TIMEOUT_NS / 1e9)
+            os.kill(daemon.pid, signal.SIGCONT)
+            await asked
+            await runtime.ended()
+            await granted(await serving(daemon, listener))
+            assert "nri-gpu stood still for " in daemon.log()
+            assert daemon.log().count("connection ended, reconnecting") == 1
 
 
 @in_a_loop
