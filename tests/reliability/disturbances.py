@@ -124,9 +124,8 @@ def fill_state(run: ChaosRun) -> None:
 def fill_stage(run: ChaosRun) -> None:
     """The driver is another one, and there is no room for its files; then there is room."""
     launch = run.daemon.launch
-    assert launch.stage_dir
     assert launch.driver_root
-    with _filled(launch.stage_dir):
+    with _filled(launch.base / "drivers"):
         for library in launch.driver_root.rglob("libcuda.so.*"):
             library.touch()
         run.daemon.hang_up()

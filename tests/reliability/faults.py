@@ -39,30 +39,25 @@ REFUSED: Final = re.compile(r"refused \[([a-z-]+)\]")
 
 
 class Fault(Struct, frozen=True):
-    """One row. change, start: see `chaos_run`. mend: what still has to be put right when all are created."""
+    """One row. change, start, mount: see `chaos_run`. mend: what still has to be put right when all are created."""
 
     what: str
     disturb: Disturbance
     change: Callable[[Launch], Launch] = lambda launch: launch
     start: Callable[[Launch], NriGpu] = NriGpu
+    mount: Callable[[Path], None] = lambda base: None
     mend: Callable[[ChaosRun], None] = lambda run: None
 
 
-def _little_state(launch: Launch) -> Launch:
-    _tmpfs(launch.state, f"{STATE_KIB}k")
-    return launch
+def _little(name: str, size: str) -> Callable[[Path], None]:
+    """A folder of the daemon on a file system of that size, in our own mount namespace (see `__main__`)."""
 
+    def mount(base: Path) -> None:
+        folder = base / name
+        folder.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder], check=True)
 
-def _little_stage(launch: Launch) -> Launch:
-    stage = launch.base / "drivers"
-    _tmpfs(stage, f"{STAGE_MIB}m")
-    return replace(launch, stage_dir=stage)
-
-
-def _tmpfs(folder: Path, size: str) -> None:
-    """In our own mount namespace, see `__main__`."""
-    folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder], check=True)
+    return mount
 
 
 def _other_clock(launch: Launch) -> Launch:
@@ -100,10 +95,14 @@ FAULTS: Final[Mapping[str, Fault]] = {
     ),
     "kill-runtime": Fault("containerd killed by SIGKILL and started again", do.kill_runtime),
     "full-state": Fault(
-        f"state folder of {STATE_KIB} KiB full (ENOSPC), daemon killed meanwhile", do.fill_state, _little_state
+        f"state folder of {STATE_KIB} KiB full (ENOSPC), daemon killed meanwhile",
+        do.fill_state,
+        mount=_little("state", f"{STATE_KIB}k"),
     ),
     "full-stage": Fault(
-        f"stage folder of {STAGE_MIB} MiB full when the driver is staged", do.fill_stage, _little_stage
+        f"stage folder of {STAGE_MIB} MiB full when another driver is staged",
+        do.fill_stage,
+        mount=_little("drivers", f"{STAGE_MIB}m"),
     ),
     "read-only": Fault("state folder read-only (EROFS), daemon killed meanwhile", do.make_state_read_only),
     "descriptors": Fault(
@@ -163,7 +162,7 @@ def _attack(name: str, fault: Fault, runtime: packages.Runtime, options: Options
         stack.callback(
             lambda: subprocess.run(["sh", "-c", f"umount -lq {folder}/d/*"], check=False, capture_output=True)
         )
-        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.change, fault.start))
+        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.change, fault.start, fault.mount))
         stack.callback(_keep_logs, name, run)
         for _ in range(1 if options.quick else ROUNDS):
             creates = QUICK_CREATES if options.quick else CREATES // ROUNDS

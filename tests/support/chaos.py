@@ -83,14 +83,18 @@ def chaos_run(
     seed: int,
     change: Callable[[Launch], Launch] = lambda launch: launch,
     start: Callable[[Launch], NriGpu] = NriGpu,
+    mount: Callable[[Path], None] = lambda base: None,
 ) -> Iterator["ChaosRun"]:
     """A containerd with a daemon and a guard that serve it. change, start: how, and as what, the daemon is started.
+
+    mount: called with the daemon's base before there is a containerd, which sees no mounts that are made later.
 
     The older containerd is on cgroup v1 where the machine has it, the newer on v2.
     """
     traces, policy = folder / "traces", folder / "policy.toml"
     traces.mkdir(parents=True)
     policy.write_text("")
+    mount(folder / "d")
     with ExitStack() as stack:
         node = Containerd(runtime, cgroup=host_cgroup() if runtime.number < (2, 0) else Cgroup.V2)
         # Not `with`: a containerd that was killed in the middle of a start leaves that container's cgroups behind.
