@@ -49,6 +49,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python share/generate.py --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python deploy/locks/generate.py --check
+	$(BIN)/python deploy/locks/audit.py
 	$(BIN)/python -m tests.support.manifests --check
 	$(BIN)/python -m tests.reliability.page --check
 	$(BIN)/python -m bench.record --check
@@ -69,6 +70,9 @@ share: $(READY) ## the table of verbs -> completions for shells, man pages
 
 pictures: $(READY) ## screenshots of the terminal -> docs/pictures
 	$(BIN)/python -m tests.pictures
+
+sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dist
+	$(BIN)/python -m deploy.sbom
 
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
 	$(BIN)/python deploy/locks/generate.py

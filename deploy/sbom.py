@@ -1,0 +1,171 @@
+"""Writes the bill of materials of a release: dist/nri-gpu-VERSION.cdx.json, in CycloneDX's JSON.
+
+    python -m deploy.sbom [--output FOLDER]
+
+It names each package that deploy/locks/runtime.txt pins: the hashes of its files from there, its licence and what it
+needs from the installed package, which `make` installed from a lock with the same versions. The same lock and version
+make the same file, as long as SOURCE_DATE_EPOCH is the same; by default it is the time of the last commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.contrib.this.builders import this_component
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import LicenseAcknowledgement
+from cyclonedx.output.json import JsonV1Dot6
+from msgspec import Struct
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from nri_gpu import __version__
+
+ROOT: Final = Path(__file__).parents[1]
+LOCK: Final = ROOT / "deploy" / "locks" / "runtime.txt"
+NAME: Final = "nri-gpu"
+DECLARED: Final = LicenseAcknowledgement.DECLARED
+HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+# What packages call a licence -> its SPDX identifier, where no other is meant. An SPDX identifier stays as it is.
+SPDX: Final = {"MIT License": "MIT", "3-Clause BSD License": "BSD-3-Clause"}
+
+
+class Pin(Struct, frozen=True):
+    """One package of the lock. hashes: SHA-256 of each of its files, in hexadecimal digits."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+
+class SbomError(Exception):
+    """No bill of materials can be made. Says why."""
+
+
+def pins(lock: str) -> tuple[Pin, ...]:
+    """What a lock file pins, in its order. Raises: ValueError."""
+    found = []
+    for line in lock.replace("\\\n", " ").splitlines():
+        text = line.partition(" --hash")[0].strip()
+        if text and not text.startswith("#"):
+            requirement = Requirement(text)
+            [version] = requirement.specifier
+            found.append(Pin(canonicalize_name(requirement.name), version.version, tuple(HASH.findall(line))))
+    return tuple(found)
+
+
+def bill(packages: Iterable[Pin], made: datetime) -> Bom:
+    """The bill of materials. Raises: SbomError when another version is installed than the one that is pinned."""
+    components = {pin.name: _component(pin) for pin in packages}
+    ours = Component(
+        name=NAME,
+        version=__version__,
+        type=ComponentType.APPLICATION,
+        bom_ref=NAME,
+        purl=PackageURL("pypi", version=__version__, name=NAME),
+        licenses=[LicenseFactory().make_from_string("Apache-2.0", license_acknowledgement=DECLARED)],
+    )
+    serial = uuid.uuid5(uuid.NAMESPACE_OID, f"{NAME} {__version__} {made.isoformat()} {sorted(components)}")
+    bom = Bom(components=components.values(), serial_number=serial, metadata=BomMetaData(timestamp=made))
+    bom.metadata.component = ours
+    bom.metadata.tools.components.add(this_component())
+    bom.register_dependency(ours, [components[name] for name in _needed(NAME) if name in components])
+    for name, component in components.items():
+        bom.register_dependency(component, [components[each] for each in _needed(name) if each in components])
+    return bom
+
+
+def _component(pin: Pin) -> Component:
+    try:
+        installed = metadata.metadata(pin.name)
+    except metadata.PackageNotFoundError:
+        raise SbomError(f"{pin.name} {pin.version} is locked but not installed: run `make` first") from None
+    if installed["Version"] != pin.version:
+        raise SbomError(f"{pin.name} {pin.version} is locked, {installed['Version']} is installed: run `make` first")
+    purl = PackageURL("pypi", name=pin.name, version=pin.version)
+    # The Python and the processor decide which of them is installed, so they are no hash of the component.
+    files = ExternalReference(
+        type=ExternalReferenceType.DISTRIBUTION,
+        url=XsUri(purl.to_string()),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=each) for each in pin.hashes],
+    )
+    return Component(
+        name=pin.name,
+        version=pin.version,
+        type=ComponentType.LIBRARY,
+        bom_ref=pin.name,
+        purl=purl,
+        description=installed["Summary"],
+        licenses=[LicenseFactory().make_from_string(_licence(installed), license_acknowledgement=DECLARED)],
+        external_references=[files],
+    )
+
+
+def _licence(installed: metadata.PackageMetadata) -> str:
+    classifiers = installed.get_all("Classifier") or []
+    said: list[str] = [
+        *(installed[name] for name in ("License-Expression",) if name in installed),
+        *(each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License :: ")),
+        *(installed[name] for name in ("License",) if name in installed),
+    ]
+    if not said:
+        raise SbomError(f"{installed['Name']} {installed['Version']} does not say which licence it has")
+    return SPDX.get(said[0], said[0])
+
+
+def _needed(name: str) -> list[str]:
+    """What a package asks for, ours with all of its extras, by normal name."""
+    requirements = [Requirement(text) for text in metadata.requires(name) or ()]
+    extras = metadata.metadata(name).get_all("Provides-Extra") or [] if name == NAME else [""]
+    # Which of our extras a release bundles, the lock says: what is not in it is left out by the caller.
+    return sorted(
+        {
+            canonicalize_name(each.name)
+            for each in requirements
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+        }
+    )
+
+
+def write(output: Path) -> Path:
+    """Returns the file. Raises: SbomError; subprocess.CalledProcessError: git does not know when it was made."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    epoch = (
+        os.environ.get("SOURCE_DATE_EPOCH")
+        or subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
+    bom = bill(pins(LOCK.read_text()), datetime.fromtimestamp(int(epoch), UTC))
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / f"{NAME}-{__version__}.cdx.json"
+    path.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
+    return path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write it and print where it is. Returns an exit code."""
+    parser = argparse.ArgumentParser(description="Write the bill of materials of a release.")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    try:
+        print(write(parser.parse_args(arguments).output))
+    except SbomError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
