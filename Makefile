@@ -95,8 +95,8 @@ fuzz: $(READY) ## throw garbage at every untrusted entrance, guided by the code 
 deb: $(READY) ## the Debian package, with the Python packages that it needs -> dist/
 	@$(BIN)/python -m deploy.debian.build
 
-bench: $(READY) ## what it costs, beside the budget
-	$(BIN)/python -m bench
+bench: $(READY) ## what it costs, beside the budget; BENCH="..." gives options, such as where others' programs are
+	$(BIN)/python -m bench $(BENCH)
 
 test-gpu: $(READY) ## on a machine with an NVIDIA GPU: a container runs CUDA on what it was granted (needs root)
 	$(BIN)/pytest -q -m gpu tests/gpu

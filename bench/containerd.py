@@ -25,7 +25,7 @@ from bench.contenders import BARE, EIGHT, RIVALS
 from bench.effort import Effort
 from bench.figures import paired
 from bench.record import LeftOut, Measured, Record
-from bench.sites import JOBS, Added, Contender, Cost, Sites
+from bench.sites import Added, Contender, Cost, Sites
 from bench.wire import reply_s
 from tests.reliability.result import machine
 from tests.support import packages
@@ -64,14 +64,14 @@ def measure(effort: Effort, given: Given) -> Record:
         plain = entered[BARE].oci()
         additions = {name: Added.between(each.oci(), plain) for name, each in entered.items()}
         costs = _rounds(entered, effort.containers, Contender.life, effort.warm_up_rounds)
-        started = _rounds(entered, effort.crowds, lambda one: one.per_second(effort.crowd))
+        started = _rounds(entered, effort.crowds, lambda one: one.per_second(effort.jobs, effort.crowd))
     wall_s = statistics.median(cost.wall_s for cost in costs[EIGHT])
     return Record(
         date,
         round(time.monotonic() - began),
         machine() | {"containerd": sites.release, "runc": _runc(), "load before": f"{load:.1f}"},
         effort.containers,
-        JOBS,
+        effort.jobs,
         round(reply / wall_s * 100, 2),
         [
             _measured(name, additions[name], (costs[name], costs[BARE]), (started[name], started[BARE]))

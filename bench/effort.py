@@ -14,8 +14,8 @@ class Effort(Struct, frozen=True):
     """What is done of each.
 
     warm_up, warm_up_rounds: requests, and containers of each contender, that are not counted. settle_s, idle_s: seconds
-    until a daemon is idle, and of watching it then. synchronized: containers in one Synchronize. crowds, crowd: rounds
-    of containers that start at once, and how many each of those who start them does.
+    until a daemon is idle, and of watching it then. synchronized: containers in one Synchronize. crowds: rounds of
+    containers that start at once; jobs: how many start them, each `crowd`, one after another.
     """
 
     containers: int
@@ -27,6 +27,7 @@ class Effort(Struct, frozen=True):
     idle_s: float
     synchronized: int
     crowds: int
+    jobs: int
     crowd: int
 
     @classmethod
@@ -43,5 +44,6 @@ class Effort(Struct, frozen=True):
             idle_s=max(0.2, 10 * part),
             synchronized=max(100, round(5000 * part)),
             crowds=max(LEAST, samples // 12),
+            jobs=min(8, samples),
             crowd=max(1, round(3 * part)),
         )

@@ -31,7 +31,6 @@ from tests.support.waiting import wait_for
 
 PROJECT: Final = Path(__file__).parents[1]
 READY_S: Final = 20.0
-JOBS: Final = 8  # that create and start at once
 CREATED_ONLY: Final = event_mask((Event.CREATE_CONTAINER,), "")  # no plugin can do with fewer events
 PLAIN: Final = ContainerSpec()
 MEMORY: Final = Path("/dev/shm")
@@ -94,16 +93,16 @@ class Contender(Struct, frozen=True):
         self._remove(container)
         return cost
 
-    def per_second(self, each: int) -> float:
-        """Containers of the pod that are created and started in a second by eight at once. each: one after another."""
+    def per_second(self, jobs: int, each: int) -> float:
+        """Containers of the pod that are created and started in a second by so many at once. each: of every job."""
         cri = self.site.node.cri
 
         def start(job: int) -> list[ContainerId]:
             return [cri.run(self.pod, replace(self.spec, attempt=1 + job * each + number)) for number in range(each)]
 
-        with ThreadPoolExecutor(JOBS) as pool:
+        with ThreadPoolExecutor(jobs) as pool:
             began = time.perf_counter()
-            containers = [one for started in pool.map(start, range(JOBS)) for one in started]
+            containers = [one for started in pool.map(start, range(jobs)) for one in started]
             took_s = time.perf_counter() - began
             list(pool.map(self._remove, containers))
         return len(containers) / took_s
