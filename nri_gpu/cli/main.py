@@ -326,6 +326,7 @@ def _imported(module: str) -> Callable[[argparse.Namespace], int]:
     The garbage collector need not look through what is imported: that was a tenth of a start.
     """
     gc.disable()
+    os.environ.setdefault("LOGURU_AUTOINIT", "False")  # no handler of its own, which would be a twentieth of a start
     run: Callable[[argparse.Namespace], int] = importlib.import_module(module).run
     from nri_gpu.daemon.logs import set_up_command  # not for --help, which needs no log
 
