@@ -36,7 +36,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a little of everything")
     parser.add_argument("--fuzz-seconds", type=float, default=Options().fuzz_s, help="for each target (%(default)s)")
     parser.add_argument("--seed", type=int, default=Options().seed, help="to repeat a run (%(default)s)")
-    parser.add_argument("--case", default="", help="of one part, one row alone, by its name; writes no record")
+    parser.add_argument(
+        "--case",
+        default="",
+        help="of one part, one row alone, by its name; the record changes only where --record names it",
+    )
     parser.add_argument("--record", type=Path, help=f"where to keep it; {RECORD.name} for a full run")
     given = parser.parse_args()
     _mount_privately()
@@ -47,7 +51,9 @@ def main() -> int:
         part = run(name, options)
         passed &= all(row.passed for row in part.rows)
         if to:
-            write(read(to).including(name, part), to)
+            record = read(to)
+            last = record.parts.get(name) if options.case else None
+            write(record.including(name, last.amended(part) if last else part), to)
     if to == RECORD:
         page.render()
     return 0 if passed else 1
