@@ -74,6 +74,9 @@ pictures: $(READY) ## screenshots of the terminal -> docs/pictures
 sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dist
 	$(BIN)/python -m deploy.sbom
 
+dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
+	$(BIN)/uv build --quiet --clear --out-dir dist
+
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
 	$(BIN)/python deploy/locks/generate.py
 

@@ -42,6 +42,8 @@ BUNDLE: Final = "usr/lib/nri-gpu/bundle"
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
 # Where the units of this tree, made for a virtual environment, have the program; and where packages have it.
 VENV_PROGRAM, PROGRAM = "/opt/nri-gpu/bin/nri-gpu", "/usr/bin/nri-gpu"
+# A mount unit is named after its folder where it is installed.
+INSTALLED_AS: Final = {"nri-gpu-mps-clients.mount": r"run-nri\x2dgpu-mps-clients.mount"}
 UNITS: Final = "usr/lib/systemd/system"
 SHARED: Final = "usr/share/nri-gpu"
 # From the tree to the package, where neither the wheel's metadata nor a unit is it.
@@ -173,8 +175,8 @@ def _install_units(folder: Path) -> None:
     folder.mkdir(parents=True)
     units = [path for path in (ROOT / "systemd").iterdir() if path.suffix in {".service", ".path", ".mount"}]
     for unit in units:
-        (folder / unit.name).write_text(unit.read_text().replace(VENV_PROGRAM, PROGRAM))
-    if not any(f"={PROGRAM} run" in (folder / unit.name).read_text() for unit in units):
+        (folder / INSTALLED_AS.get(unit.name, unit.name)).write_text(unit.read_text().replace(VENV_PROGRAM, PROGRAM))
+    if not any(f"={PROGRAM} run" in unit.read_text() for unit in folder.iterdir()):
         raise BundleError(f"no unit starts {VENV_PROGRAM} run, so none was made to start {PROGRAM}")
 
 

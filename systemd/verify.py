@@ -46,6 +46,15 @@ def figure(report: str) -> str:
     return match[1] if match else ""
 
 
+def installed_name(unit: Path) -> str:
+    """What a unit file is called where it is installed: systemd names a mount after its folder, escaped."""
+    where = re.search(r"^Where=(.+)$", unit.read_text(), re.MULTILINE)
+    if where is None:
+        return unit.name
+    escape = ["systemd-escape", "--path", f"--suffix={unit.suffix.strip('.')}", where[1]]
+    return subprocess.run(escape, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def faults(unit: Path, threshold: int | None = None) -> list[str]:
     """Sentences on what systemd has against a unit file; none is good. Only services have an exposure."""
     limit = THRESHOLDS.get(unit.name, THRESHOLD) if threshold is None else threshold
@@ -54,8 +63,8 @@ def faults(unit: Path, threshold: int | None = None) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         # A path unit is nothing without its service.
         for each in {unit, unit.with_suffix(".service")} if unit.suffix == ".path" else {unit}:
-            (Path(folder) / each.name).write_text(runnable(each.read_text(), sys.executable))
-        copy = Path(folder) / unit.name
+            (Path(folder) / installed_name(each)).write_text(runnable(each.read_text(), sys.executable))
+        copy = Path(folder) / installed_name(unit)
         return [*_malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
 
 

@@ -154,7 +154,10 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     for name in ("mps.conf", "kubelet.conf", "stray.conf", "metrics.conf"):
         target = "/etc/systemd/system/nri-gpu.service.d"
         run([f"install -D -m 0644 systemd/nri-gpu.service.d/{name} {target}/{name}"], root)
-    run(["install -m 0644 systemd/run-nri*gpu-mps-clients.mount /etc/systemd/system/"], root)
+    run(
+        [r"install -m 0644 systemd/nri-gpu-mps-clients.mount '/etc/systemd/system/run-nri\x2dgpu-mps-clients.mount'"],
+        root,
+    )
     (root / "run/cdi/nri-gpu.json").write_text("{}")
     asyncio.run(live(root, tmp_path))
     assert {"etc/systemd/system/nri-gpu.service.d/kubelet.conf", "etc/nri-gpu/policy.toml"} <= left_by(before, root)

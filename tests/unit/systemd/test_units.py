@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from deploy.bundle import INSTALLED_AS
 from nri_gpu.cdi.file import STANDARD, SUFFIXES
 from nri_gpu.cli.cdi import DEFAULT_STAGE
 from nri_gpu.cli.main import VERBS
@@ -43,7 +44,7 @@ GUARD_FILE, CDI_FILE, CDI_PATH_FILE, DRA_FILE = (
 KUBELET_FILE, MPS_FILE, STRAY_FILE = (
     FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf", "stray.conf")
 )
-MPS_MOUNT = FOLDER / (DEFAULT_MPS_DIR.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
+MPS_MOUNT = FOLDER / "nri-gpu-mps-clients.mount"
 PREPARE_FILE = FOLDER / "nri-gpu-prepare.service"
 FILES = (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, PREPARE_FILE, DRA_FILE)
 DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA = UNITS = [Unit.read(file) for file in FILES]
@@ -327,7 +328,8 @@ def test_what_mps_clients_write_is_limited_in_bytes_and_in_files() -> None:
     options = dict(option.partition("=")[::2] for option in unit.value("Options").split(","))
     assert options.keys() == {"size", "nr_inodes", "mode", "nosuid", "nodev", "noexec"}
     assert (options["size"], options["mode"]) == ("10%%", "0700")
-    assert MPS.value("Wants") == MPS.value("After") == MPS_MOUNT.name
+    name = DEFAULT_MPS_DIR.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount"
+    assert MPS.value("Wants") == MPS.value("After") == INSTALLED_AS[MPS_MOUNT.name] == name
 
 
 # --- the drop-in for stray use ----------------------------------------------------------------------------------------
