@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
 from email.parser import HeaderParser
@@ -33,8 +32,6 @@ from msgspec import Struct
 
 ROOT: Final = Path(__file__).parents[1]
 LOCK: Final = ROOT / "deploy" / "locks" / "runtime.txt"
-# Everything that the units, and what is run by hand, can do.
-EXTRAS: Final = ("explain", "cri", "kubernetes", "dra", "metrics")
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 # glibc that a wheel may ask for at most: 2.28, older than that of any distribution with one of these Pythons.
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
@@ -98,24 +95,18 @@ class BundleError(Exception):
 
 def _downloaded(folder: Path, python: str, machine: str) -> frozenset[Path]:
     """The locked wheels for one Python."""
-    wanted = ["--no-deps", "--require-hashes", f"--requirement={LOCK}"] if LOCK.exists() else _ranges()
+    wanted = ["--no-deps", "--require-hashes", f"--requirement={LOCK}"]
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     platforms = [f"--platform={name}_{machine}" for name in PLATFORMS]
     _pip("download", *wanted, *target, *platforms, f"--dest={folder}")
     return frozenset(folder.glob("*.whl"))
 
 
-def _ranges() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
-
-
 def _own_wheel(work: Path) -> Path:
     """A wheel of this tree. Built from a copy, because setuptools would take what an earlier build left behind."""
     copy = work / "tree"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    _pip("wheel", "--no-deps", f"--wheel-dir={work}", str(copy))
+    _pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={work}", str(copy))
     [wheel] = work.glob("nri_gpu-*.whl")
     return wheel
 

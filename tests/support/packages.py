@@ -227,7 +227,7 @@ def cache_folder() -> Path:
 
 def _cached(package: str, suite: str | None = None, architecture: str = "") -> Path:
     folder = cache_folder() / (suite or "own-release") / (f"{package}-{architecture}" if architecture else package)
-    with _one_at_a_time(folder.with_suffix(".lock")):
+    with one_at_a_time(folder.with_suffix(".lock")):
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -243,7 +243,7 @@ def _program(package: str, name: str) -> Path:
 
 
 @contextmanager
-def _one_at_a_time(lock: Path) -> Iterator[None]:
+def one_at_a_time(lock: Path) -> Iterator[None]:
     # Parallel test workers want the same package in the same second.
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as handle:

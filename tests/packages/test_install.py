@@ -1,0 +1,129 @@
+"""A package's life on a clean Debian: the lines of the install page, then upgrade, downgrade, removal and purge."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nri_gpu import __version__
+from tests.packages.conftest import AT, NEWER, Debs
+from tests.support import apt
+from tests.support.debian_root import DebianRoot, base
+
+PAGE = Path(__file__).parents[2] / "docs" / "install.md"
+BY_HAND = "systemd does not run here"
+TREES = "ls -1 /usr/lib/nri-gpu/live"
+
+
+def lines_of(section: str) -> list[str]:
+    """The first shell block of a section of the install page."""
+    part = PAGE.read_text().partition(f"\n## {section}\n")[2]
+    block = re.search(r"```sh\n(.*?)```", part, flags=re.DOTALL)
+    assert block, section
+    return [line.partition(" #")[0].rstrip() for line in block[1].splitlines()]
+
+
+def follow(root: DebianRoot, section: str, failing: tuple[str, ...] = ()) -> str:
+    """Run the lines where the packages are. failing: lines that may find something wrong."""
+    said = ""
+    for line in lines_of(section):
+        done = root.try_run("sh", "-c", f"cd {AT} && {line}", answers="y\n")
+        assert done.returncode == 0 or line in failing, f"{line}: {done.returncode}\n{done.stdout}"
+        said += done.stdout
+    return said
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: str) -> None:
+    shutil.copy(debs.folder / debs.this, tmp_path)
+    with DebianRoot(suite, {tmp_path: AT}) as root:
+        before = root.files()
+        said = follow(root, "Install", failing=("nri-gpu doctor",))
+        assert BY_HAND in said
+        assert "ERROR     container runtime: neither containerd nor CRI-O runs here" in said
+        assert "not seen" in said
+        assert "Traceback" not in said
+        assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
+        assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n")
+        assert root.run("dpkg", "-V", "nri-gpu") == ""
+        follow(root, "Remove")
+        assert sorted(root.files() - before) == []
+
+
+def test_an_edited_policy_and_no_old_tree_stay(bookworm: DebianRoot, debs: Debs) -> None:
+    root = bookworm
+    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    root.run("sh", "-c", "echo '# mine' >>/etc/nri-gpu/policy.toml")
+
+    said = root.run("dpkg", "-i", f"{AT}/{debs.newer}")
+    assert "what runs goes on with the old version until you restart" in said
+    assert root.run("nri-gpu", "--version") == f"nri-gpu {NEWER}\n"
+    [tree] = root.run("sh", "-c", TREES).split()
+    assert tree.startswith(f"{NEWER}.")
+
+    said = root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    assert f"going back from {NEWER} to {__version__}" in said
+    assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
+
+    before = root.files()
+    root.run("dpkg", "-r", "nri-gpu")
+    assert "/usr/bin/nri-gpu" not in root.files()
+    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    changed = root.files() ^ before
+    assert not [path for path in changed if not path.startswith("/usr/lib/nri-gpu/live/")]
+    assert root.run("tail", "-1", "/etc/nri-gpu/policy.toml") == "# mine\n"
+
+
+def test_a_policy_of_a_newer_version_is_named(bookworm: DebianRoot, debs: Debs) -> None:
+    root = bookworm
+    root.run("dpkg", "-i", f"{AT}/{debs.newer}")
+    root.run("sh", "-c", "echo '[of_tomorrow]' >>/etc/nri-gpu/policy.toml")
+    said = root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    assert "this version cannot use /etc/nri-gpu/policy.toml as it is; the daemon goes on with the last good" in said
+
+
+def test_too_old_a_python_gets_a_sentence(bookworm: DebianRoot, debs: Debs, tmp_path: Path) -> None:
+    """Debian 11's Python, on a newer system."""
+    for name in ("python3.9-minimal", "libpython3.9-minimal"):
+        apt.unpack(name, "bullseye", tmp_path / name)
+        shutil.copytree(tmp_path / name, bookworm.path, dirs_exist_ok=True, symlinks=True)
+    bookworm.run("ln", "-sf", "python3.9", "/usr/bin/python3")
+    before = bookworm.files()
+    done = bookworm.try_run("apt", "install", f"{AT}/{debs.this}")
+    assert done.returncode == 100
+    assert re.search(
+        r"nri-gpu needs Python 3\.11, 3\.12 or 3\.13, and /usr/bin/python3 is Python 3\.9\.\d+; nothing was changed",
+        done.stdout,
+    )
+    assert not [path for path in bookworm.files() - before if "/__pycache__" not in path]  # that Python's own
+
+
+def test_the_systems_python_changes_under_it(debs: Debs) -> None:
+    """As in an upgrade of the distribution: first Debian 12's Python, then Debian 13's."""
+    with DebianRoot("trixie", {debs.folder: AT, base("bookworm") / "usr": "/old"}) as root:
+        root.run("sh", "-c", "cp -a /old/bin/python3.11 /usr/bin/ && cp -a /old/lib/python3.11 /usr/lib/")
+        root.run("ln", "-sf", "python3.11", "/usr/bin/python3")
+        root.run("dpkg", "-i", f"{AT}/{debs.this}")
+        compiled = (
+            "cd /usr/lib/nri-gpu/current && find . -name '__init__.cpython-3*.pyc' | sed 's/.*cpython-//' | sort -u"
+        )
+        assert root.run("sh", "-c", compiled) == "311.pyc\n"
+        assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
+
+        root.run("ln", "-sf", "python3.13", "/usr/bin/python3")
+        assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
+        root.run("dpkg-trigger", "--by-package=python3-minimal", "/usr/bin/python3")
+        root.run("dpkg", "--triggers-only", "--pending")
+        assert root.run("sh", "-c", compiled) == "313.pyc\n"
+        assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n")
+
+        root.run("sh", "-c", "rm -rf /usr/lib/nri-gpu/*/lib/python3.13 /usr/lib/nri-gpu/live/*/lib/python3.13")
+        done = root.try_run("nri-gpu", "--version")
+        assert done.returncode == 69
+        assert done.stdout.endswith(
+            "is Python 3.13, and this package is for Python 3.11, 3.12: install a newer nri-gpu, or its wheel in a "
+            "virtual environment\n"
+        )

@@ -1,0 +1,162 @@
+"""Clean Debian systems to install packages in: a root folder of a suite, overlaid, in namespaces of its own.
+
+    with DebianRoot("bookworm") as root:
+        root.run("apt", "install", "./nri-gpu_0.1.0_amd64.deb")
+
+The base is made once by mmdebstrap, which is a debootstrap that lets apt do the work (a third of its time), and kept in
+the cache folder. What is changed is in memory and gone with the object. Nothing of the machine's root is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from tests.support import apt, packages
+from tests.support.errors import HarnessError
+
+MAKE_TIMEOUT_S: Final = 600.0
+RUN_TIMEOUT_S: Final = 120.0
+ENVIRONMENT: Final = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+# $1: the base; $2: an empty folder to mount on; then pairs of a folder and where it is to be seen. Whatever is mounted
+# is private to this process, which is the first one of its processes too, and takes all others with it.
+INIT: Final = """
+set -e
+mount --make-rprivate /
+base=$1 work=$2; shift 2
+mount -t tmpfs -o mode=0755 tmpfs "$work"
+mkdir "$work/upper" "$work/work" "$work/root"
+mount -t overlay -o "lowerdir=$base,upperdir=$work/upper,workdir=$work/work" overlay "$work/root"
+mount -t proc proc "$work/root/proc"
+mount -t tmpfs -o mode=0755 tmpfs "$work/root/run"
+while [ $# -gt 0 ]; do
+    mkdir -p "$work/root$2"; mount --bind "$1" "$work/root$2"; shift 2
+done
+exec chroot "$work/root" sh -c 'echo ready; exec cat'
+"""
+
+
+def base(suite: str) -> Path:
+    """A folder with that suite's essential packages, apt and Python. Raises: HarnessError."""
+    folder = packages.cache_folder() / "roots" / suite
+    with packages.one_at_a_time(folder.with_suffix(".lock")):
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _make(suite, unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def _make(suite: str, folder: Path) -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise HarnessError("mmdebstrap makes the Debian systems in which packages are tried: apt install mmdebstrap")
+    # In a mount namespace of its own: it mounts proc and others for the time of its work.
+    command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--include=python3"]
+    fast = ["--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"']
+    try:
+        subprocess.run(
+            [*command, *fast, suite, folder, apt.archives()[0].site],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=MAKE_TIMEOUT_S,
+        )
+    except subprocess.CalledProcessError as fault:
+        raise HarnessError(f"mmdebstrap {suite} failed: {fault.stderr[-2000:]}") from fault
+
+
+class DebianRoot:
+    """One system, from `open` (or `with`) on. seen: folders of the machine -> where they are in it.
+
+    host_processes: with the machine's own processes in its /proc, instead of only its own.
+    """
+
+    def __init__(self, suite: str, seen: Mapping[Path, str] | None = None, *, host_processes: bool = False) -> None:
+        self.suite = suite
+        self._seen = [str(word) for pair in (seen or {}).items() for word in pair]
+        self._namespaces = ["--mount"] if host_processes else ["--mount", "--pid", "--fork", "--kill-child"]
+        self._process: subprocess.Popen[str] | None = None
+        self._pid = 0
+
+    def __enter__(self) -> Self:
+        lower = base(self.suite)
+        self._work = tempfile.mkdtemp(prefix="ng-root-")
+        self._process = subprocess.Popen(
+            ["unshare", *self._namespaces, "sh", "-c", INIT, "init", str(lower), self._work, *self._seen],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout
+        if self._process.stdout.readline() != "ready\n":
+            self.__exit__()
+            raise HarnessError(f"no {self.suite} could be mounted; this needs root and overlayfs")
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        self._pid = int(children[0]) if "--fork" in self._namespaces else self._process.pid
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(timeout=RUN_TIMEOUT_S)
+        with contextlib.suppress(OSError):
+            Path(self._work).rmdir()
+
+    @property
+    def path(self) -> Path:
+        """Its `/`, as the machine sees it."""
+        return Path(f"/proc/{self._pid}/root")
+
+    def command(self, *words: str) -> list[str]:
+        """What runs words in it."""
+        inside = [f"--target={self._pid}", "--mount", "--root", "--wd", "--pid"]
+        return ["nsenter", *inside, "env", "-i", *(f"{key}={value}" for key, value in ENVIRONMENT.items()), *words]
+
+    def try_run(self, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+        """Run it, and return how it ended. What it printed is all in stdout, in its order.
+
+        answers: what it reads.
+        """
+        return subprocess.run(
+            self.command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            input=answers,
+            text=True,
+            check=False,
+            timeout=RUN_TIMEOUT_S,
+        )
+
+    def run(self, *words: str) -> str:
+        """What it printed. Raises: AssertionError when it fails."""
+        done = self.try_run(*words)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def files(self) -> set[str]:
+        """Every path on its own file system, but for apt's and dpkg's logs and caches."""
+        left_out = ("/var/log/", "/var/cache/", "/var/lib/apt/", "/var/lib/dpkg/")
+        return {path for path in self.run("find", "/", "/run", "-xdev").splitlines() if not path.startswith(left_out)}
+
+
+def kill_group(process: subprocess.Popen[bytes], signals: Sequence[int]) -> None:
+    """Signals to all of a session that was started for it, and its end."""
+    for number in signals:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    process.wait(timeout=RUN_TIMEOUT_S)
