@@ -106,7 +106,7 @@ def _own_wheel(work: Path) -> Path:
     """A wheel of this tree. Built from a copy, because setuptools would take what an earlier build left behind."""
     copy = work / "tree"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    _pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={work}", str(copy))
+    _pip("wheel", "--no-deps", f"--wheel-dir={work}", str(copy))
     [wheel] = work.glob("nri_gpu-*.whl")
     return wheel
 

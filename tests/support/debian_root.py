@@ -29,6 +29,7 @@ ENVIRONMENT: Final = {
     "LC_ALL": "C.UTF-8",
     "DEBIAN_FRONTEND": "noninteractive",
 }
+ENTERED: Final = ("--mount", "--pid")
 # $1: the base; $2: an empty folder to mount on; then pairs of a folder and where it is to be seen. Whatever is mounted
 # is private to this process, which is the first one of its processes too, and takes all others with it.
 INIT: Final = """
@@ -124,8 +125,9 @@ class DebianRoot:
 
     def command(self, *words: str) -> list[str]:
         """What runs words in it."""
-        inside = [f"--target={self._pid}", "--mount", "--root", "--wd", "--pid"]
-        return ["nsenter", *inside, "env", "-i", *(f"{key}={value}" for key, value in ENVIRONMENT.items()), *words]
+        # With --pid, nsenter is another process than what it runs.
+        inside = [f"--target={self._pid}", "--root", "--wd", *(each for each in self._namespaces if each in ENTERED)]
+        return ["nsenter", *inside, "env", *(f"{key}={value}" for key, value in ENVIRONMENT.items()), *words]
 
     def try_run(self, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
         """Run it, and return how it ended. What it printed is all in stdout, in its order.

@@ -1,0 +1,124 @@
+"""Upgrade, removal and purge of the packaged program while a container holds a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu import __version__
+from nri_gpu._pb import nri_pb2 as pb
+from tests.packages.conftest import AT, NEWER, Debs
+from tests.support import nri_messages as nri
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.debian_root import DebianRoot
+from tests.support.driver_root import make_driver_root
+from tests.support.loading import LIBRARIES
+from tests.support.scripted_runtime import Listener
+from tests.support.waiting import in_a_loop
+
+TOPOLOGY: Final = Path("/usr/share/nri-gpu/topologies/four-gpus.toml")  # the package has it
+OLD_STATE: Final = Path(__file__).parents[1] / "fixtures" / "state-470da98"
+UPGRADE_S: Final = 120.0
+
+
+class Packaged(NriGpu):
+    """The daemon as a package installed it."""
+
+    def __init__(self, launch: Launch, root: DebianRoot) -> None:
+        super().__init__(launch)
+        self._root = root
+
+    def words(self) -> list[str]:
+        return self._root.command("nri-gpu")
+
+
+def runs_from(daemon: NriGpu) -> str:
+    return Path(f"/proc/{daemon.pid}/cmdline").read_text()
+
+
+@pytest.fixture
+def node() -> Iterator[Containerd]:
+    with Containerd(packages.fetch(packages.Version.V2_1)) as running:
+        yield running
+
+
+def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs) -> None:
+    state = node.base / "nri-gpu"
+    state.mkdir()
+    # The runtime mounts what the daemon staged, so both have to see it under one name.
+    seen = {node.base: str(node.base), state: "/var/lib/nri-gpu", debs.folder: AT}
+    with DebianRoot("bookworm", seen, host_processes=True) as root:
+        root.run("dpkg", "-i", f"{AT}/{debs.this}")
+        launch = Launch(
+            node.base / "run",
+            node.nri_socket,
+            topology=TOPOLOGY,
+            driver_root=make_driver_root(node.base / "driver"),
+            stage_dir=state / "drivers",
+        )
+        with Packaged(launch, root) as daemon:
+            daemon.wait_staged()
+            train = node.cri.run_asking("device=1", "train")
+            held = {"train/main": [UUIDS[1]]}
+            daemon.wait_held(held)
+
+            upgrade = subprocess.Popen(root.command("dpkg", "-i", f"{AT}/{debs.newer}"), stdout=subprocess.DEVNULL)
+            node.cri.run_asking("device=2", "meanwhile")
+            assert upgrade.wait(UPGRADE_S) == 0
+            held |= {"meanwhile/main": [UUIDS[2]]}
+            daemon.wait_held(held)
+            # Both trees: what runs is of the old one.
+            assert len(root.run("ls", "/usr/lib/nri-gpu/live").split()) == 2
+            assert f"/live/{__version__}." in runs_from(daemon)
+            daemon.restart()
+            assert f"/live/{NEWER}." in runs_from(daemon)
+            daemon.wait_held(held)
+            refused = node.cri.refused("device=1", "third")
+            assert "[gpu-busy]" in str(refused)
+
+            said = root.run("dpkg", "-r", "nri-gpu")
+            assert "it was started by hand and still runs" in said
+        said = root.run("dpkg", "-P", "nri-gpu")
+        [generation] = [path for path in (state / "drivers").iterdir() if path.is_dir()]
+        assert f"containers use the driver files in /var/lib/nri-gpu/drivers/{generation.name};" in said
+        assert node.cri.execute(train, "/bin/ls", "/dev/nvidia1").code == 0
+        assert "libcuda.so.1" in node.cri.execute(train, "/bin/ls", LIBRARIES).stdout
+
+
+@in_a_loop
+async def test_the_state_of_an_old_version_is_read(debs: Debs, tmp_path: Path) -> None:
+    """State folder and container are those of tests/fixtures/state-470da98."""
+    old = json.loads((OLD_STATE / "container.json").read_text())
+    pod = nri.pod("train", id=old["pod_id"], uid=old["pod_uid"], namespace="default")
+    container = pb.Container(
+        id=old["id"], pod_sandbox_id=old["pod_id"], name="main", annotations=old["annotations"], env=old["env"]
+    )
+    for device in old["devices"]:
+        container.linux.devices.add(**device)
+    launch = Launch(
+        tmp_path / "run", tmp_path / "nri.sock", topology=TOPOLOGY, driver_root=make_driver_root(tmp_path / "driver")
+    )
+    launch.state.mkdir(parents=True, mode=0o700)
+    for name in ("ledger.json", "journal", "health.json"):
+        (launch.state / name).write_bytes((OLD_STATE / name).read_bytes())
+        (launch.state / name).chmod(0o600)
+    (launch.state / "key").write_bytes(bytes.fromhex((OLD_STATE / "key.hex").read_text()))
+    (launch.state / "key").chmod(0o600)
+    with DebianRoot("bookworm", {tmp_path: str(tmp_path), debs.folder: AT}, host_processes=True) as root:
+        root.run("dpkg", "-i", f"{AT}/{debs.this}")
+        async with Listener(launch.socket) as listener:
+            with Packaged(launch, root) as daemon:
+                runtime = await listener.accept(deadline_s=20)
+                await runtime.handshake(pods=[pod], containers=[nri.running(container)])
+                daemon.wait_held({"train/main": [UUIDS[1]]})
+                daemon.wait_logged("driver files staged")
+                taker = nri.asking("device=1", "taker")
+                refusal = await runtime.create(taker, nri.container(taker))
+                assert "gpu-busy" in str(refusal)
