@@ -90,6 +90,6 @@ def _describes(kind: str, text: str) -> bool:
     """Whether a text is a specification of that kind. Of YAML only the line with the kind is looked for."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))
     return isinstance(document, dict) and document.get("kind") == kind

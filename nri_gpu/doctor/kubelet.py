@@ -132,7 +132,7 @@ def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:
             found = msgspec.json.decode(file.read(CHECKPOINT_MAX), type=_Checkpoint)
     except OSError:
         yield unseen(subject, f"only root can read {shown}", "sudo nri-gpu doctor")
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         yield error(
             subject,
             f"{shown} is damaged ({fault}): the kubelet does not know which pods have which GPUs, and does not start",

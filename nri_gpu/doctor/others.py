@@ -77,7 +77,7 @@ def _docker(seen: Examined) -> Iterator[DoctorFinding]:
     """Docker's containers never come to NRI: NVIDIA's runtime is theirs alone to use or not."""
     try:
         settings = msgspec.json.decode(text_of(seen.at(DOCKER), CONFIG_MAX, "utf-8") or "", type=_DockerSettings)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return
     if "nvidia" in settings.default_runtime:
         yield warning(
@@ -132,13 +132,13 @@ def _asking(folder: Path, until: float) -> tuple[list[str], bool]:
         if path.stat().st_size > CONFIG_MAX or not path.is_file():
             continue
         content = path.read_bytes()
-        if _VARIABLE in content and _names_devices(content):
+        if _VARIABLE in content and names_devices(content):
             found.append(f"sha256:{path.name[:12]}")
     return found, True
 
 
-def _names_devices(content: bytes) -> bool:
+def names_devices(content: bytes) -> bool:
     try:
         return msgspec.json.decode(content, type=_ImageConfig).visible_devices not in _NOBODY
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # an image's author wrote it
         return False

@@ -150,6 +150,8 @@ def _kubeconfig(text: bytes) -> _Kubeconfig:
         return msgspec.json.decode(text, type=_Kubeconfig)
     except msgspec.ValidationError:
         raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     except msgspec.DecodeError:
         try:
             import yaml
@@ -160,7 +162,9 @@ def _kubeconfig(text: bytes) -> _Kubeconfig:
             ) from None
     try:
         return msgspec.convert(yaml.safe_load(text), _Kubeconfig)
-    except (yaml.YAMLError, RecursionError) as error:
+    except msgspec.ValidationError:
+        raise
+    except Exception as error:  # PyYAML lets through what its constructors raise: KeyError for `!!bool x`
         raise ValueError(f"it is no YAML: {error}") from None
 
 

@@ -318,7 +318,7 @@ class ApiServer:
     def _refusal(self, response: urllib3.BaseHTTPResponse) -> ApiServerError:
         try:
             status = msgspec.json.decode(self._body(response), type=_Status)
-        except (ValueError, HTTPError, UnavailableError):
+        except (ValueError, RecursionError, HTTPError, UnavailableError):
             status = _Status()
         says = shown(status.message or "no reason", MESSAGE_MAX)
         sentence = f"the API server at {self.url} answered {response.status}: {says}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from loguru import logger
-from msgspec import DecodeError, Struct, field, json
+from msgspec import Struct, field, json
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
@@ -316,7 +316,7 @@ def load_health(file: Path) -> NodeHealth:
         return json.decode(file.read_bytes(), type=NodeHealth)
     except FileNotFoundError:
         return NodeHealth()
-    except (OSError, DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.bind(path=str(file), fault=str(error)).warning("saved health not read")
         return NodeHealth()
 

@@ -50,7 +50,7 @@ def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
     """What the guard that runs now reports; None where none runs."""
     try:
         status = msgspec.json.decode(text_of(folder / STATUS_FILE, STATUS_MAX) or "", type=GuardStatus)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return status if status.started == process_started(status.pid) else None
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from msgspec import Struct
 
@@ -17,6 +18,8 @@ from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.verify import bpf
 from nri_gpu.verify.program import READ, WRITE, Program, lets_through, parse_program
+
+T = TypeVar("T")
 
 PROC: Final = Path("/proc")
 _DEVICES: Final = "devices"  # the v1 controller
@@ -35,7 +38,7 @@ class Mounted(Struct, frozen=True):
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """One line. Source: proc_pid_mountinfo(5)."""
+        """One line. Source: proc_pid_mountinfo(5). Raises: ValueError."""
         head, _, tail = line.partition(" - ")
         _, _, device, root, place, *_ = head.split(" ")
         kind, *_, options = tail.split(" ")  # the source between them may be empty
@@ -44,7 +47,7 @@ class Mounted(Struct, frozen=True):
 
 def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
     """All mounts that a process sees. Raises: UnseenError."""
-    return tuple(map(Mounted.parse, _lines(proc / str(pid) / "mountinfo")))
+    return tuple(_parsed(proc / str(pid) / "mountinfo", Mounted.parse))
 
 
 class DeviceRule(Struct, frozen=True):
@@ -107,7 +110,7 @@ class Kernel:
 
     def device_filter(self, pid: int, container: str) -> DeviceFilter:
         """What a container's first process may open. Raises: UnseenError: also where it is not in that container."""
-        cgroups = dict(_cgroups(_lines(self.proc / str(pid) / "cgroup")))
+        cgroups = dict(chain.from_iterable(_parsed(self.proc / str(pid) / "cgroup", _cgroups)))
         if not any(container in path for path in cgroups.values()):
             raise UnseenError(f"process {pid}, which its runtime names, is in no cgroup of this container")
         legacy, unified = cgroups.get(_DEVICES), cgroups.get("")
@@ -122,7 +125,7 @@ class Kernel:
         where = self._place("cgroup", _DEVICES)
         if where is None:
             raise UnseenError("the devices controller of cgroup v1 is not mounted here")
-        return tuple(DeviceRule.parse(line) for line in _lines(_below(where, path) / "devices.list"))
+        return tuple(_parsed(_below(where, path) / "devices.list", DeviceRule.parse))
 
     def _read_programs(self, cgroup: Path) -> Iterator[Program]:
         try:
@@ -152,12 +155,10 @@ def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[
     return frozenset(root.removeprefix(folder).partition("/")[0] for root in below)
 
 
-def _cgroups(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Controller and path of each line of /proc/PID/cgroup; no controller's name is cgroup v2's."""
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            yield controller, path
+def _cgroups(line: str) -> list[tuple[str, str]]:
+    """Controllers and path of a line of /proc/PID/cgroup; no controller's name is cgroup v2's. Raises: ValueError."""
+    _, controllers, path = line.split(":", 2)
+    return [(controller, path) for controller in controllers.split(",")]
 
 
 def _below(where: Path, path: str) -> Path:
@@ -166,10 +167,12 @@ def _below(where: Path, path: str) -> Path:
     return where / path.lstrip("/")
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a file of the kernel's. Names in it may hold any character but a line break."""
+def _parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
+    """The lines of a file of the kernel's. Names in it may hold any character but a line break. Raises: UnseenError."""
     try:
-        return [line for line in path.read_text(errors="surrogateescape").split("\n") if line]
+        return [parse(line) for line in path.read_text(errors="surrogateescape").split("\n") if line]
+    except ValueError as error:
+        raise UnseenError(f"{path} has a line that nri-gpu does not understand: {error}") from error
     except OSError as error:
         raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
 

@@ -18,6 +18,8 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "fuzz_signed": ("signed",),
     "fuzz_state": ("state",),
     "fuzz_documents": ("policy", "topology", "manifest"),
+    "fuzz_kernel": ("kernel",),
+    "fuzz_peers": ("peers",),
 }
 NAMES: Final = tuple(name for names in MODULES.values() for name in names)
 

@@ -19,7 +19,7 @@ from tests.support.daemon import TOPOLOGIES
 
 PROJECT: Final = TOPOLOGIES.parents[1]
 FILE: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-")) / "document"
-DEEP: Final = ("[" * 1200, "{a=" * 1200, "[[" * 600, "- " * 1200, "9" * 5000)
+DEEP: Final = ("[" * 600, "{a=" * 600, "[[" * 300, "- " * 600, "9" * 5000)
 MANIFEST: Final = """
 apiVersion: v1
 kind: Pod
@@ -83,7 +83,7 @@ TARGETS: Final = {
     "policy": Target(
         policy,
         good=_texts("config/policy.toml"),
-        bad=[b"\xff", b"[plugin", b"plugin = 1", b"x = " + b"[" * 1200, b"x = " + b"9" * 5000],
+        bad=[b"\xff", b"[plugin", b"plugin = 1", b"x = " + b"[" * 600, b"x = " + b"9" * 5000],
         pieces=(
             *(
                 "[plugin]",
@@ -117,7 +117,7 @@ TARGETS: Final = {
         good=_texts(
             "config/topologies/four-gpus.toml", "config/topologies/mig-a100.toml", "config/topologies/none.toml"
         ),
-        bad=[b"\xff", b"", b"schema = 1", b"x = " + b"[" * 1200, b"x = " + b"9" * 5000],
+        bad=[b"\xff", b"", b"schema = 1", b"x = " + b"[" * 600, b"x = " + b"9" * 5000],
         pieces=(
             *(
                 "[node]",
@@ -143,7 +143,7 @@ TARGETS: Final = {
             b"a: [",
             b"1",
             b"spec: {template: {spec: {template: {}}}}",
-            b"[" * 1200,
+            b"[" * 600,
             b"a: !!bool x",
             b"2001-99-99",
         ],

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 FOUND: Final = "found.b64"  # the name of what fuzzing found and `--keep` made small
-INPUT_S: Final = 5  # seconds for one input, on a busy machine and with instrumented code
+INPUT_S: Final = 10  # seconds for one input, on a busy machine and with instrumented code
 MEMORY_MIB: Final = 1024  # of the whole process
 
 Mutate = Callable[[bytes, int, int], bytes]  # (input, most bytes, seed) -> another input

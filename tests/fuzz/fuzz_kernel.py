@@ -1,0 +1,208 @@
+"""Whatever the kernel, or what is mounted over its files, shows: it is read or skipped, or is an error that says so.
+
+An input is the name of a file and its content. programs: eBPF instructions. Files of /proc about a process are partly
+that process's own texts: its name, its cgroup, its mounts.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.domain.errors import UnseenError
+from nri_gpu.driver.elf import parse_elf
+from nri_gpu.inventory.kernel import HostFolders, gpus_on_the_bus, host_majors, numa_nodes, unlisted_gpus
+from nri_gpu.inventory.node_watch import concerns_gpus, parse_uevent
+from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, majors_by_name, read_mig_minors
+from nri_gpu.verify.bundles import read_bundles
+from nri_gpu.verify.kernel import Kernel, mounts_of
+from nri_gpu.verify.program import READ, WRITE, lets_through, parse_program
+from tests.fuzz.target import Target, chosen, named
+from tests.support.builders import gpu
+
+FOLDER: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-"))
+FOLDERS: Final = HostFolders(proc=FOLDER, sys=FOLDER / "sys", dev=FOLDER / "dev")
+BUS_ID: Final = "0000:3b:00.0"
+MOUNTINFO: Final = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n"
+CGROUPS: Final = (
+    b"30 23 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n"
+    b"31 30 0:27 / %b rw - cgroup cgroup rw,devices\n" % str(FOLDER).encode()
+)
+
+
+def _write(data: bytes, *parts: str) -> None:
+    file = FOLDER.joinpath(*parts)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def devices(data: bytes) -> bool:
+    _write(data, "devices")
+    majors_by_name(data.decode(errors="replace"))
+    return host_majors(FOLDER).nvidia is not None
+
+
+def mig_minors(data: bytes) -> bool:
+    found = read_mig_minors(data.decode(errors="replace"))
+    assert all(0 <= minor <= CAP_MINOR_MAX for minor in found.values())
+    return bool(found)
+
+
+def uevent(data: bytes) -> bool:
+    return concerns_gpus(parse_uevent(data))
+
+
+def mountinfo(data: bytes) -> bool:
+    _write(data, "self", "mountinfo")
+    try:
+        return bool(mounts_of("self", FOLDER))
+    except UnseenError:
+        return False
+
+
+def cgroup(data: bytes) -> bool:
+    """The cgroups of a process, then an empty line, then devices.list."""
+    one, _, rules = data.partition(b"\n\n")
+    _write(CGROUPS, "self", "mountinfo")
+    _write(one, "7", "cgroup")
+    _write(rules, "abc", "devices.list")
+    try:
+        Kernel(FOLDER, programs=lambda _: (), code=lambda _: b"").device_filter(7, "abc").opens((195, 0))
+    except UnseenError:
+        return False
+    return True
+
+
+def information(data: bytes) -> bool:
+    _write(data, "driver", "nvidia", "gpus", BUS_ID, "information")
+    _write(b"0x10de\n", "sys", "bus", "pci", "devices", BUS_ID, "vendor")
+    with suppress(FileExistsError):
+        (FOLDERS.sys / "bus" / "pci" / "devices" / BUS_ID / "driver").symlink_to("nvidia")
+    _write(b"0x030200\n", "sys", "bus", "pci", "devices", BUS_ID, "class")
+    assert len(list(gpus_on_the_bus(FOLDERS.sys))) == 1
+    (found,) = unlisted_gpus(FOLDERS, ())
+    return bool(found.uuid or found.model)
+
+
+def numa(data: bytes) -> bool:
+    cpus, _, meminfo = data.partition(b"\n\n")
+    _write(cpus, "sys", "devices", "system", "node", "node0", "cpulist")
+    _write(meminfo, "sys", "devices", "system", "node", "node0", "meminfo")
+    return bool(numa_nodes([gpu(0, numa_node=0)], FOLDERS.sys))
+
+
+def program(data: bytes) -> bool:
+    try:
+        code = parse_program(data)
+        for access, number in ((READ, (195, 0)), (WRITE, (2**20, 2**32 - 1)), (READ | WRITE, (0, 0))):
+            assert lets_through(code, access, *number) in (True, False)
+    except UnseenError:
+        return False
+    return True
+
+
+def bundle(data: bytes) -> bool:
+    """A container's config.json, whose annotations and environment are its author's."""
+    below = ("io.containerd.runtime.v2.task", "k8s.io", "abc")
+    _write(data, "containerd", *below, "config.json")
+    _write(b"7", "containerd", *below, "init.pid")
+    (found,) = read_bundles([FOLDER / "containerd"])
+    if found.fault:
+        return False
+    spec = found.spec
+    return bool([found.name, found.pod, spec.privileged, spec.opens((195, 0)), spec.nodes, spec.env, spec.nvidia_hooks])
+
+
+def elf(data: bytes) -> bool:
+    (FOLDER / "elf").write_bytes(data)
+    with (FOLDER / "elf").open("rb") as file:
+        return parse_elf(file) is not None
+
+
+READERS: Final[dict[str, Callable[[bytes], object]]] = {
+    "devices": devices,
+    "mig-minors": mig_minors,
+    "uevent": uevent,
+    "mountinfo": mountinfo,
+    "cgroup": cgroup,
+    "information": information,
+    "numa": numa,
+    "program": program,
+    "bundle": bundle,
+    "elf": elf,
+}
+RETURNS_1: Final = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+KERNEL: Final = Target(
+    chosen(READERS),
+    good=[
+        *named(
+            "devices",
+            "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n509 nvidia-uvm\n\nBlock devices:\n  8 sd\n",
+        ),
+        *named("mig-minors", "gpu0/gi0/access 3\nconfig 1\n"),
+        *named("uevent", "change@/devices/x\0ACTION=change\0SUBSYSTEM=pci\0PCI_ID=10DE:20B0\0DRIVER=nvidia\0"),
+        *named("mountinfo", MOUNTINFO, CGROUPS),
+        *named("cgroup", "4:devices:/abc\n\nc 195:0 rw\na *:* rwm\n"),
+        *named(
+            "information",
+            "Model: \t NVIDIA A100\nGPU UUID: \t GPU-0a100004-0000-4000-8000-000000000000\nDevice Minor: \t 0\n",
+        ),
+        *named("numa", "0-15,32-47\n\nNode 0 MemTotal:  131072 kB\n"),
+        *named("program", RETURNS_1),
+        *named(
+            "bundle", '{"process": {"env": ["A=b"]}, "linux": {"devices": [{"path": "/dev/nvidia0", "type": "c"}]}}'
+        ),
+    ],
+    bad=[
+        *(each for name in READERS if name not in ("bundle", "numa") for each in named(name, b"", b"\xff\0\n")),
+        *named("mountinfo", "36 35"),
+        *named("cgroup", "4:devices:/abc\n\nc 195 rw", "x\n\n", "4:devices:/abc\n\nc x:y rw"),
+        *named("program", b"\x05\0\xff\xff\0\0\0\0", b"\xff" * 8),
+        *named("bundle", "", "[" * 2000, "\xff", '{"process": {"env": [1]}}'),
+    ],
+    pieces=(
+        *READERS,
+        *(
+            "Character devices:",
+            "nvidia-frontend",
+            "nvidia-caps",
+            "/access ",
+            "SUBSYSTEM=",
+            "MemTotal:",
+            "kB",
+            "0-",
+            "," * 50,
+        ),
+        *(
+            " - cgroup cgroup rw,devices",
+            " - cgroup2 x rw",
+            "\\040",
+            "0::/abc",
+            "devices.list",
+            "c 195:* rwm",
+            "b *:* m",
+            "9" * 5000,
+        ),
+        *(
+            '"hooks":',
+            '"resources":',
+            '"allow":',
+            '"major":',
+            "null",
+            "1e400",
+            "GPU Excluded: Yes",
+            "Device Minor:",
+            "[" * 2000,
+        ),
+        *(
+            struct.pack("<BBhi", opcode, 0x12, 1, -1)
+            for opcode in (0x07, 0x67, 0xC7, 0x15, 0x06, 0x61, 0x18, 0x85, 0x95, 0xBC)
+        ),
+    ),
+    bytes_max=4000,
+)
+TARGETS: Final = {"kernel": KERNEL}

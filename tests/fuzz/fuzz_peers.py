@@ -1,0 +1,338 @@
+"""Whatever a process that we talk to says: a value of ours, or the error of that peer; nothing else comes out.
+
+nvml, event, stray: our children, which a driver's library or a race may have broken. question, answer: of `nri-gpu
+dra` and the daemon. config: a claim's opaque parameters. slices, refusal, watch: the API server. allocate, preferred:
+the kubelet. replay: a line of the audit log. kubeconfig; image: the configuration of an image in containerd's store;
+containerd, cdi: files in /etc that others write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final, cast
+
+import msgspec
+import urllib3
+
+from nri_gpu.cdi.file import SpecFile, SpecFileError
+from nri_gpu.cli.replay import compare
+from nri_gpu.decision.replay import decision_record, node_record, policy_record
+from nri_gpu.doctor.others import names_devices
+from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
+from nri_gpu.domain.errors import InventoryError, RequestError
+from nri_gpu.dra.api_access import Access, AccessError, by_kubeconfig
+from nri_gpu.dra.api_server import ApiServer, ApiServerError, SliceEvent
+from nri_gpu.dra.config import ConfigError, parse_config
+from nri_gpu.dra.messages import Answer, Question
+from nri_gpu.health.listener import MalformedLineError, parse_line
+from nri_gpu.inventory.report import read_report
+from nri_gpu.kubelet.devices import AllocationError
+from nri_gpu.request.parse import parse_claim
+from nri_gpu.stray.uses import Extent, Use
+from tests.fuzz.target import Target, chosen, named
+from tests.property.test_report import WHOLE
+from tests.support import builders as make
+from tests.support.kubelet_nodes import GPU, PluginNode
+from tests.support.resource_claims import CONFIG
+from tests.unit.decision.deciding import injected
+
+FOLDER: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-"))
+ACCESS: Final = Access(host="api", port=6443)
+LOOP: Final = asyncio.new_event_loop()
+
+
+def nvml(data: bytes) -> bool:
+    try:
+        found = read_report(json.loads(data), 1.0)
+    except (ValueError, RecursionError):  # of json, which the reader of the line catches
+        return False
+    except InventoryError as error:
+        assert str(error)
+        return False
+    return bool(found.inventory.gpus)
+
+
+def event(data: bytes) -> bool:
+    try:
+        return bool(parse_line(data))
+    except MalformedLineError:
+        return False
+
+
+def _decoded(kind: object) -> Callable[[bytes], bool]:
+    """What its reader decodes, with the exceptions that it catches."""
+
+    def check(data: bytes) -> bool:
+        try:
+            msgspec.json.decode(data, type=kind)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    return check
+
+
+def config(data: bytes) -> bool:
+    try:
+        text = parse_config(data)
+    except ConfigError as error:
+        assert error.faults
+        assert all(each.isprintable() for each in error.faults)
+        return False
+    try:
+        assert not text or parse_claim("key", text, given=True)
+    except RequestError as error:
+        raise AssertionError(text) from error
+    return True
+
+
+class Answering(ApiServer):
+    """An API server that answers everything with one body."""
+
+    def __init__(self, body: bytes, status: int) -> None:
+        super().__init__(ACCESS, bytes_max=10_000)
+        self._answers, self._code = body, status
+        self._version = "v1"
+
+    def _connections(self) -> urllib3.HTTPSConnectionPool:
+        def urlopen(*_: object, **__: object) -> urllib3.HTTPResponse:
+            headers = {"Retry-After": self._answers[:8].decode("latin-1")}
+            body = io.BytesIO(self._answers)
+            return urllib3.HTTPResponse(body, headers, self._code, preload_content=False)
+
+        return cast("urllib3.HTTPSConnectionPool", SimpleNamespace(urlopen=urlopen))
+
+
+def _asked(data: bytes, status: int) -> bool:
+    server = Answering(data, status)
+    try:
+        LOOP.run_until_complete(server.slices("node", "gpu.nri.io"))
+    except ApiServerError as error:
+        assert str(error).isprintable()
+        return False
+    return True
+
+
+def watch(data: bytes) -> bool:
+    found: list[SliceEvent] = []
+    server = Answering(data, 200)
+    try:
+        LOOP.run_until_complete(server.watch("node", "gpu.nri.io", "1", found.append))
+    except ApiServerError as error:
+        assert str(error).isprintable()
+        return False
+    return True
+
+
+def kubeconfig(data: bytes) -> bool:
+    file = FOLDER / "kubeconfig"
+    file.write_bytes(data)
+    try:
+        return bool(by_kubeconfig(file).url)
+    except AccessError as error:
+        assert str(error)
+        return False
+
+
+def allocate(data: bytes) -> bool:
+    """IDs with blanks between, containers with line breaks."""
+    node = PluginNode()
+    requests = [line.split(" ") for line in data.decode(errors="replace").splitlines()]
+    try:
+        answers = node.devices.allocate(GPU, requests)
+    except AllocationError as error:
+        assert len(str(error)) < 2000
+        assert not node.plugin.ledger.reservations
+        return False
+    assert len(answers) == len(requests)
+    assert sum(map(len, requests)) == len(node.plugin.ledger.reservations)
+    return True
+
+
+def preferred(data: bytes) -> bool:
+    """The size, what is available, what must be taken; blanks between IDs."""
+    size, available, must, *_ = (*data.decode(errors="replace").split("\n"), "", "", "")
+    ids, wanted = available.split(" "), must.split(" ")
+    count = int(size) if size.lstrip("-").isascii() and size.lstrip("-").isdecimal() and len(size) < 11 else 0
+    chosen_ids = PluginNode().devices.preferred(GPU, ids, wanted, count)
+    assert len(set(chosen_ids)) == len(chosen_ids)
+    assert set(wanted) <= set(chosen_ids) <= {*ids, *wanted}
+    return len(chosen_ids) == count
+
+
+def replay(data: bytes) -> bool:
+    lines = [*RECORDS, data.decode(errors="replace")]
+    return all(not isinstance(each, str) for each in compare(("log:1", line) for line in lines))
+
+
+def image(data: bytes) -> bool:
+    return names_devices(data)
+
+
+def containerd(data: bytes) -> bool:
+    (FOLDER / "config.toml").write_bytes(data)
+    found = containerd_settings(FOLDER, "/config.toml", (2, 1, 4))
+    crio_settings(FOLDER, "/config.toml", [])
+    return not found.faults
+
+
+def cdi(data: bytes) -> bool:
+    folder = FOLDER / "cdi"
+    folder.mkdir(exist_ok=True)
+    (folder / "other.json").write_bytes(data)
+    try:
+        return bool(list(SpecFile(folder / "ours.json", "nvidia.com/gpu").conflicts([folder])))
+    except SpecFileError:
+        return False
+
+
+def _records() -> list[str]:
+    node, container = make.node(), make.container("device=0", of="one")
+    decision = decision_record(container, injected(container), 1_800_000_000.0, 10.0)
+    return [json.dumps(each) for each in (node_record(node), policy_record("", "", ""), decision)]
+
+
+RECORDS: Final = _records()
+READERS: Final[dict[str, Callable[[bytes], object]]] = {
+    "nvml": nvml,
+    "event": event,
+    "stray": _decoded(Use | Extent),
+    "question": _decoded(Question),
+    "answer": _decoded(Answer),
+    "config": config,
+    "slices": lambda data: _asked(data, 200),
+    "refusal": lambda data: _asked(data, 403),
+    "missing": lambda data: _asked(data, 404),
+    "watch": watch,
+    "kubeconfig": kubeconfig,
+    "allocate": allocate,
+    "preferred": preferred,
+    "replay": replay,
+    "image": image,
+    "containerd": containerd,
+    "cdi": cdi,
+}
+_SLICES: Final = {
+    "metadata": {"resourceVersion": "7"},
+    "items": [
+        {
+            "metadata": {"name": "n"},
+            "spec": {
+                "driver": "gpu.nri.io",
+                "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+                "nodeName": "n",
+                "devices": [],
+            },
+        }
+    ],
+}
+_EVENT: Final = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}
+_KUBECONFIG: Final = {
+    "current-context": "c",
+    "clusters": [{"name": "c", "cluster": {"server": "https://api:6443", "certificate-authority-data": "YQ=="}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+}
+PEERS: Final = Target(
+    chosen(READERS),
+    good=[
+        *named("nvml", json.dumps(WHOLE)),
+        *named("event", '{"type": "call", "call": "nvmlInit"}', '{"type": "watching", "gpus": [], "failed": {}}'),
+        *named("stray", '{"type": "extent", "processes": 1, "closed": 0, "whole": true}'),
+        *named("config", json.dumps({**CONFIG, "mode": "shared"})),
+        *named("slices", json.dumps(_SLICES)),
+        *named("watch", json.dumps(_EVENT) + "\n"),
+        *named("kubeconfig", json.dumps(_KUBECONFIG)),
+        *named("allocate", make.uuid(0), f"{make.uuid(1)} {make.uuid(2)}\n{make.uuid(3)}"),
+        *named("preferred", f"2\n{make.uuid(0)} {make.uuid(1)} {make.uuid(2)}\n{make.uuid(1)}"),
+        *named("replay", RECORDS[-1]),
+        *named("image", '{"config": {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}}'),
+        *named("containerd", "version = 3\nimports = []\n[plugins.'io.containerd.nri.v1.nri']\ndisable = false\n"),
+        *named("cdi", '{"kind": "nvidia.com/gpu"}', "kind: nvidia.com/gpu\n"),
+    ],
+    bad=[
+        *(
+            each
+            for name in READERS
+            if name not in ("containerd", "replay", "watch")
+            for each in named(name, b"\xff\0", "{}", "[" * 5)
+        ),
+        *(
+            each
+            for name in (
+                "refusal",
+                "missing",
+                "image",
+                "cdi",
+                "slices",
+                "watch",
+                "config",
+                "kubeconfig",
+                "event",
+                "question",
+            )
+            for each in named(name, "[" * 2500 + "\n", '{"a":' * 1500 + "\n", b'{"message": "\xff"}\n')
+        ),
+        *named("replay", "[" * 2500, '{"kind": "ledger"}', '{"kind": "changed", "entries": {"c": {}}}'),
+        *named("containerd", "x", "x = " + "[" * 1500, "[plugins]\n'io.containerd.nri.v1.nri' = 1"),
+    ],
+    pieces=(
+        *READERS,
+        *(
+            '"type":',
+            '"items":',
+            '"metadata":',
+            '"spec":',
+            '"devices":',
+            '"object":',
+            '"ERROR"',
+            '"ADDED"',
+            '"code":',
+            '"kind":',
+        ),
+        *(
+            "null",
+            "true",
+            "-1",
+            "1e999",
+            "NaN",
+            '"\\ud800"',
+            '"\\u0000"',
+            "9" * 4400,
+            "[" * 2500,
+            '{"a":' * 1500,
+            "\xff",
+            "\\",
+        ),
+        *(
+            '"message":',
+            '"details":',
+            '"gpus":',
+            '"uuid":',
+            '"pci_bus_id":',
+            '"mig":',
+            make.uuid(0),
+            make.uuid(1),
+            "MIG-",
+        ),
+        *(
+            '"ledger"',
+            '"changed"',
+            '"decision"',
+            '"entries":',
+            '"plugins"',
+            "imports = ['*']",
+            "../",
+            "https://[::1",
+            "!!bool x",
+        ),
+    ),
+    bytes_max=6000,
+)
+TARGETS: Final = {"peers": PEERS}
