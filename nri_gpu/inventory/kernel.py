@@ -63,7 +63,7 @@ def _numa_node(number: int, sysfs: Path) -> NumaNode | None:
         cpus = (folder / "cpulist").read_text(encoding="ascii").strip()
         # A node of memory alone has no CPUs.
         return NumaNode(number, CPULIST.parse(cpus) if cpus else "", memory=_has_memory(folder))
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return None
 
 

@@ -6,26 +6,40 @@ import importlib
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct
+
 from tests.fuzz.target import Target
 
-MODULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "fuzz_wire": ("wire",),
-    "fuzz_nri": ("nri-plugin", "nri-guard"),
-    "fuzz_request": ("request",),
-    "fuzz_requirements": ("requirements",),
-    "fuzz_claim": ("claim",),
-    "fuzz_note": ("note",),
-    "fuzz_signed": ("signed",),
-    "fuzz_state": ("state",),
-    "fuzz_documents": ("policy", "topology", "manifest"),
-    "fuzz_kernel": ("kernel",),
-    "fuzz_peers": ("peers",),
+
+class Entrance(Struct, frozen=True):
+    """module: of tests.fuzz, which has the target. what: comes in there."""
+
+    module: str
+    what: str
+
+
+ENTRANCES: Final[Mapping[str, Entrance]] = {
+    "wire": Entrance("fuzz_wire", "bytes of ttrpc and of NRI's mux"),
+    "nri-plugin": Entrance("fuzz_nri", "an NRI session, as the daemon serves it"),
+    "nri-guard": Entrance("fuzz_nri", "an NRI session, as the guard serves it"),
+    "request": Entrance("fuzz_request", "a pod's annotation"),
+    "requirements": Entrance("fuzz_requirements", "an image's NVIDIA_REQUIRE variables"),
+    "signed": Entrance("fuzz_signed", "signed grants, kubelet tokens, claim markers"),
+    "claim": Entrance("fuzz_claim", "ResourceClaims of the API server"),
+    "peers": Entrance(
+        "fuzz_peers", "answers of children, daemon, API server, kubelet; audit log; files in /etc; images"
+    ),
+    "state": Entrance("fuzz_state", "files of the state folder"),
+    "policy": Entrance("fuzz_documents", "the policy"),
+    "topology": Entrance("fuzz_documents", "topology files"),
+    "manifest": Entrance("fuzz_documents", "pod manifests of `nri-gpu explain`"),
+    "kernel": Entrance("fuzz_kernel", "/proc, /sys, uevents, device cgroups, eBPF programs, container bundles"),
+    "note": Entrance("fuzz_note", "ELF files and NVIDIA's note in them"),
 }
-NAMES: Final = tuple(name for names in MODULES.values() for name in names)
+NAMES: Final = tuple(ENTRANCES)
 
 
 def load(name: str) -> Target:
     """Import its module, and with it what it tests."""
-    module = next(module for module, names in MODULES.items() if name in names)
-    target: Target = importlib.import_module(f"tests.fuzz.{module}").TARGETS[name]
+    target: Target = importlib.import_module(f"tests.fuzz.{ENTRANCES[name].module}").TARGETS[name]
     return target
