@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -51,7 +52,9 @@ def main() -> None:
     set_up_command()
     logger.remove()
     logger.add(lambda _: None)  # what is logged is formatted, and thrown away
-    flags, check = [sys.argv[0], *sys.argv[3:]], ending(TARGET.check, lambda data: data)
+    # libFuzzer starts this again, by a shell, where it merges.
+    again = shlex.join((sys.executable, "-m", "tests.fuzz.child", *sys.argv[1:3]))
+    flags, check = [again, *sys.argv[3:]], ending(TARGET.check, lambda data: data)
     if TARGET.mutate is None:
         atheris.Setup(flags, check)
     else:

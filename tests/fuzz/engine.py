@@ -79,7 +79,7 @@ def keep_found(name: str) -> str:
         said = _run(name, ("-set_cover_merge=1", folder, str(WORK / name), str(begin)))
         fixed = {each for called, each in seeds(name, load(name)) if not called.startswith(Path(FOUND).stem)}
         inputs = [each for path in small.iterdir() if (each := path.read_bytes()) not in fixed]
-    if "MERGE-OUTER: successful" not in said:
+    if "MERGE-OUTER: successful" not in said:  # which says how often it was started again
         return f"{name}: not merged\n{said[-2000:]}"
     path = keep(name, inputs)
     return f"{name}: {len(inputs)} inputs, {path.stat().st_size} bytes"

@@ -17,12 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tests.reliability import faults, page, soak
+from tests.reliability import faults, fuzzing, hostile_runtime, page, soak
 from tests.reliability.result import RECORD, Fact, Found, Options, Part, PartName, Row, Series, machine, read, write
 
 ALONE: Final = "NRI_GPU_RELIABILITY_MOUNTS"
 # Where each part lies: a function that yields what it finds, as it finds it.
 PARTS: Final[Mapping[PartName, Callable[[Options], Iterator[Found]]]] = {
+    PartName.FUZZ: fuzzing.found,
+    PartName.HOSTILE: hostile_runtime.found,
     PartName.FAULTS: faults.found,
     PartName.SOAK: soak.found,
 }
