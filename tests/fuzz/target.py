@@ -3,14 +3,15 @@
 A target's `check` states the invariant of one untrusted entrance. Any exception that comes out of it is a bug, and so
 are bytes that take longer than INPUT_S or more than MEMORY_MIB.
 
-The kept inputs lie in corpus/<target>/, in three forms: `*.b64` has one input a line and is made by `--keep`; `*.hex`
-is hex with comments after #, one input a file; any other file is an input as it is. An input that once broke the
-invariant is a file of its own, whose name says what it did.
+The kept inputs lie in corpus/<target>/, in three forms: `*.b64` (of `--keep`) has one input a line, compressed;
+`*.hex` is hex with comments after #, one input a file; any other file is an input as it is. An input that once
+broke the invariant is a file of its own, whose name says what it did.
 """
 
 from __future__ import annotations
 
 import base64
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -67,7 +68,7 @@ def kept(name: str) -> Iterator[tuple[str, bytes]]:
         match path.suffix:
             case ".b64":
                 for number, line in enumerate(path.read_text().splitlines()):
-                    yield f"{path.stem}-{number}", base64.b64decode(line)
+                    yield f"{path.stem}-{number}", zlib.decompress(base64.b64decode(line))
             case ".hex":
                 lines = path.read_text().splitlines()
                 yield path.stem, bytes.fromhex("".join(line.partition("#")[0] for line in lines))
@@ -79,9 +80,8 @@ def keep(name: str, inputs: Sequence[bytes]) -> Path:
     """Put these in place of what fuzzing found before."""
     path = CORPUS / name / FOUND
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(f"{base64.b64encode(each).decode()}\n" for each in sorted(inputs, key=lambda b: (len(b), b)))
-    )
+    lines = (base64.b64encode(zlib.compress(each, 9)).decode() for each in sorted(inputs, key=lambda b: (len(b), b)))
+    path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
 
