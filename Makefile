@@ -47,6 +47,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python api/schemas/generate.py --check
 	$(BIN)/python docs/messages.py
 	$(BIN)/python share/generate.py --check
+	$(BIN)/python docs/build.py --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python deploy/locks/generate.py --check
 	$(BIN)/python deploy/locks/audit.py
@@ -79,6 +80,13 @@ dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
 
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
 	$(BIN)/python deploy/locks/generate.py
+
+site: $(READY) ## docs/ -> build/site, every link within it checked
+	$(BIN)/python docs/build.py
+
+linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt), over the network
+	$(BIN)/python docs/build.py --links
+	$(BIN)/python docs/build.py --linkcheck
 
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests

@@ -1,0 +1,127 @@
+"""Builds the site into build/site and checks it: any warning is a fault, and so is a link that leads nowhere.
+
+python docs/build.py [FOLDER]      build and check
+python docs/build.py --links       write docs/external-links.txt, the list of links to other sites
+python docs/build.py --linkcheck   ask each of those sites (needs a network)
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+ROOT: Final = Path(__file__).parents[1]
+SITE: Final = ROOT / "build" / "site"
+LIST: Final = ROOT / "docs" / "external-links.txt"
+BUILD: Final = (sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-j", "2", "-c", "docs")
+START: Final = "docs/index.html"
+TO_START: Final = f'<!doctype html><meta http-equiv="refresh" content="0; url={START}"><a href="{START}">nri-gpu</a>\n'
+# Where a page needs another site to be shown: its search and its pictures have to work without a network.
+LOADED: Final = frozenset({("img", "src"), ("script", "src"), ("link", "href"), ("iframe", "src")})
+
+
+class Page(HTMLParser):
+    """One built page. anchors: what a link into it may name; links: of `a`; loads: what a browser gets to show it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if not value:
+                continue
+            if name == "id" or (tag, name) == ("a", "name"):
+                self.anchors.add(value)
+            elif (tag, name) == ("a", "href"):
+                self.links.append(value)
+            elif (tag, name) in LOADED:
+                self.loads.append(value)
+
+
+def build(site: Path = SITE) -> int:
+    """Sphinx's exit code; it prints warnings itself."""
+    done = subprocess.run([*BUILD, ".", str(site)], cwd=ROOT, check=False)
+    (site / "index.html").write_text(TO_START, encoding="utf-8")
+    return done.returncode
+
+
+def pages(site: Path) -> dict[Path, Page]:
+    """Of a built site, by path below it."""
+    return {file.relative_to(site): Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
+
+
+def faults(site: Path, built: Mapping[Path, Page]) -> Iterator[str]:
+    """Links within the site that lead to no file or no anchor, and what would be fetched from elsewhere."""
+    for path, page in built.items():
+        for link in dict.fromkeys(page.links + page.loads):
+            url = urlsplit(link)
+            if url.scheme or url.netloc:
+                if link in page.loads and url.scheme != "data":
+                    yield f"{path}: needs {link} to be shown"
+                continue
+            target = (site / path.parent / unquote(url.path)).resolve() if url.path else site / path
+            if not target.is_file():
+                yield f"{path}: {link}: no such file"
+                continue
+            other = built.get(target.relative_to(site.resolve())) if url.path else page
+            if url.fragment and other and unquote(url.fragment) not in other.anchors:
+                yield f"{path}: {link}: no such anchor"
+
+
+def external(sources: Iterable[Path]) -> list[str]:
+    """The URLs that pages link to, sorted: inline links and definitions, and none within code."""
+    found: set[str] = set()
+    for file in sources:
+        text = re.sub(r"(?ms)^ *(```+).*?^ *\1|`[^`\n]*`", "", file.read_text(encoding="utf-8"))
+        found |= set(re.findall(r"(?:\]\(<?|^\[[^\]]+\]: |<)(https?://[^)>\s]+)", text, re.MULTILINE))
+    return sorted(found)
+
+
+def sources() -> list[Path]:
+    """The Markdown pages of the site."""
+    return sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+
+
+def links_text() -> str:
+    """docs/external-links.txt as it has to be."""
+    return "".join(f"{url}\n" for url in external(sources()))
+
+
+def main() -> int:
+    """Returns an exit code."""
+    parser = argparse.ArgumentParser(prog="python docs/build.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=SITE)
+    parser.add_argument("--links", action="store_true", help="write the list of links to other sites")
+    parser.add_argument("--check", action="store_true", help="only tell whether that list is up to date")
+    parser.add_argument("--linkcheck", action="store_true", help="ask each of those sites")
+    told = parser.parse_args()
+    if told.links:
+        LIST.write_text(links_text(), encoding="utf-8")
+        return 0
+    if told.check:
+        if LIST.read_text(encoding="utf-8") == links_text():
+            return 0
+        print("docs/external-links.txt lacks links, or has too many: run `python docs/build.py --links`")
+        return 1
+    if told.linkcheck:
+        asked = [sys.executable, "-m", "sphinx", "-b", "linkcheck", "-q", "-c", "docs", ".", "build/linkcheck"]
+        return subprocess.run(asked, cwd=ROOT, check=False).returncode
+    code = build(told.folder)
+    wrong = list(faults(told.folder, pages(told.folder)))
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return code or bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The site, by Sphinx: the Markdown pages as they are, in the folders where GitHub shows them.
+
+`make site` builds it, `docs/build.py` says how strictly. The source folder is the repository's root, so that a link
+means the same to a reader of the repository and to one of the site.
+
+NRI_GPU_REPOSITORY, where it is set, is the URL to which links to files and folders of the source go. Without it files
+are copied into the site, and folders are named without a link.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.transforms import SphinxTransform
+
+from nri_gpu import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+ROOT: Final = Path(__file__).parents[1]
+REPOSITORY: Final = os.environ.get("NRI_GPU_REPOSITORY", "").rstrip("/")
+
+project = "nri-gpu"
+author = "the authors of nri-gpu"
+project_copyright = author
+release = version = __version__
+
+extensions = ["myst_parser"]
+source_suffix = {".md": "markdown"}
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "DECISIONS.md", "ROADMAP.md"]
+
+myst_heading_anchors = 4  # made of the heading's words, as GitHub makes them
+myst_linkify_fuzzy_links = False
+highlight_language = "text"  # of a block that names no language
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+html_theme = "furo"
+html_title = f"nri-gpu {release}"
+html_copy_source = False
+html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_theme_options = {"navigation_with_keys": True}
+linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]  # GitHub makes anchors of Markdown in the browser
+linkcheck_timeout = 20  # seconds
+
+
+LINKS: Final = (addnodes.pending_xref, addnodes.download_reference)
+
+
+class SourceLinks(SphinxTransform):
+    """Links to what is no page: a folder of the source, and a file where the repository's URL is known."""
+
+    default_priority = 1  # before MyST looks for the file
+
+    def apply(self, **_settings: object) -> None:
+        """Replace them in one page."""
+        here = Path(self.env.doc2path(self.env.docname)).parent
+        for link in [each for kind in LINKS for each in self.document.findall(kind)]:
+            target = str(link.get("reftarget", ""))
+            path = (here / target).resolve()
+            folder = path.is_dir()
+            if not path.is_relative_to(ROOT) or not (folder or (REPOSITORY and path.is_file())):
+                continue  # a page, a file to copy, or a fault for MyST to report
+            if REPOSITORY:
+                kind = "tree" if folder else "blob"
+                url = f"{REPOSITORY}/{kind}/v{release}/{path.relative_to(ROOT)}"
+                link.replace_self(nodes.reference("", "", *link.children, refuri=url, internal=False))
+            else:
+                link.replace_self(nodes.inline("", "", *link.children, classes=["source-folder"]))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Sphinx's door to what is added here."""
+    app.add_transform(SourceLinks)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
