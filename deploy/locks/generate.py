@@ -63,7 +63,7 @@ def faults() -> Iterator[str]:
     runtime, development = locked("runtime.txt"), locked("dev.txt")
     for name, versions, extras in (("runtime.txt", runtime, RUNTIME), ("dev.txt", development, DEVELOPMENT)):
         text = (FOLDER / name).read_text()
-        if len(HASHED.findall(text)) != len(versions):
+        if len(HASHED.findall(text)) != len(LOCKED.findall(text)):  # some twice, for two Pythons
             yield f"{name} has a package without a hash"
         if "://" in text:
             yield f"{name} names an address"
