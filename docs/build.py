@@ -20,7 +20,8 @@ from urllib.parse import unquote, urlsplit
 ROOT: Final = Path(__file__).parents[1]
 SITE: Final = ROOT / "build" / "site"
 LIST: Final = ROOT / "docs" / "external-links.txt"
-BUILD: Final = (sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-j", "2", "-c", "docs")
+# Everything anew: what an earlier build warned of, a later one would not repeat.
+BUILD: Final = (sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-E", "-a", "-j", "2", "-c", "docs")
 START: Final = "docs/index.html"
 TO_START: Final = f'<!doctype html><meta http-equiv="refresh" content="0; url={START}"><a href="{START}">nri-gpu</a>\n'
 # Where a page needs another site to be shown: its search and its pictures have to work without a network.
