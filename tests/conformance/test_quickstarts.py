@@ -11,16 +11,18 @@ from typing import Final
 
 import pytest
 
+from tests.packages.conftest import Debs, debs
 from tests.support import cleanup, packages, pages
 from tests.support.containerd import Containerd
-from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
 from tests.support.docker import Docker
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.marks import on_newest
-from tests.support.own_root import NRI, OwnRoot
+from tests.support.own_root import OwnRoot
 
-NRI_GPU: Final = Path("/usr/local/bin/nri-gpu")
+__all__ = ["debs"]  # a fixture
+PROGRAMS: Final = Path("/usr/local/bin")
 CDI: Final = Path("/var/run/cdi")
 DEBIAN: Final = ImageSpec("docker.io/library/debian:12")
 # The engine of the tests has no network, which each container has to say.
@@ -32,33 +34,30 @@ exec {docker} "$@"
 CGROUPS: Final = "k8s.io"  # where containerd puts pods that name no cgroup
 
 
-class Installed(NriGpu):
-    """nri-gpu on the paths of its package, with four simulated GPUs and a made-up driver."""
-
-    def __init__(self, launch: Launch, root: OwnRoot) -> None:
-        super().__init__(launch)
-        self._root = root
-
-    def program(self) -> list[str]:
-        options = ("--gpus", self.launch.topology, "--driver-root", self.launch.driver_root)
-        return self._root.words("nri-gpu", "run", *(str(each) for each in options))
+# The daemon and the guard as their units start them, with four simulated GPUs and a made-up driver.
+STARTED: Final = """\
+for unit in nri-gpu nri-gpu-guard; do
+    command=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/$unit.service)
+    if [ $unit = nri-gpu ]; then command="$command --gpus {gpus} --driver-root {driver}"; fi
+    setpriv --pdeathsig KILL $command >/var/log/$unit.log 2>&1 &
+done
+trap 'kill $(jobs -p); wait' EXIT
+log=/var/log/nri-gpu.log
+timeout 30 sh -c "until grep -q 'driver files staged' $log; do sleep 0.1; done" || cat $log
+"""
 
 
 @pytest.fixture
-def root(runtime: packages.Runtime, tmp_path: Path) -> Iterator[OwnRoot]:
-    """A machine as the page wants it: containerd, crictl, and nri-gpu serving."""
+def root(runtime: packages.Runtime) -> Iterator[OwnRoot]:
+    """A machine as the page wants it: containerd and crictl."""
     kept = bool(cleanup.cgroups_named(CGROUPS))
     node = Containerd(runtime)
     try:
         made = OwnRoot.of(node)
-        made.write_program(NRI_GPU, _program("nri_gpu"))
-        made.write_program(NRI_GPU.with_name("crictl"), _crictl())
+        made.write_program(PROGRAMS / "crictl", _crictl())
         with node:
             node.import_image(DEBIAN)
-            launch = Launch(tmp_path / "d", NRI / "nri.sock", driver_root=make_driver_root(tmp_path / "driver"))
-            with Installed(launch, made) as daemon:
-                daemon.wait_staged()
-                yield made
+            yield made
     finally:
         if not kept:
             cleanup.remove_cgroups(CGROUPS)
@@ -70,8 +69,8 @@ def docker_root(tmp_path: Path) -> Iterator[OwnRoot]:
     docker = Docker()
     made = OwnRoot(docker.supervisor_pid, docker.base)
     simulated = f"--gpus {FOUR_GPUS} --driver-root {make_driver_root(tmp_path / 'driver')}"
-    made.write_program(NRI_GPU, _program("nri_gpu", simulated))
-    made.write_program(NRI_GPU.with_name("docker"), DOCKER.format(docker=docker.client))
+    made.write_program(PROGRAMS / "nri-gpu", _program("nri_gpu", simulated))
+    made.write_program(PROGRAMS / "docker", DOCKER.format(docker=docker.client))
     with docker:
         docker.load(ImageSpec("debian:12"))
         assert made.run(f"mkdir -p {CDI} && mount --bind {docker.cdi} {CDI}").returncode == 0
@@ -83,8 +82,14 @@ def test_docker(docker_root: OwnRoot) -> None:
 
 
 @on_newest
-def test_one_machine(root: OwnRoot) -> None:
-    pages.follow(pages.FOLDER / "one-machine.md", lambda script: root.run(f"cd $(mktemp -d)\n{script}").stdout)
+def test_one_machine(root: OwnRoot, debs: Debs, tmp_path: Path) -> None:
+    shutil.copy(debs.folder / debs.this, tmp_path)
+    started = STARTED.format(gpus=FOUR_GPUS, driver=make_driver_root(tmp_path / "driver"))
+    pages.follow(
+        pages.FOLDER / "one-machine.md",
+        lambda script: root.run(f"cd {tmp_path}\n{script}").stdout,
+        systemd=started,
+    )
 
 
 @pytest.mark.parametrize("page", sorted(pages.FOLDER.glob("*.md")), ids=lambda page: page.stem)
