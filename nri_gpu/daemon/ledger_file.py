@@ -25,6 +25,7 @@ NO_MODE: Final = "none"
 ADMIN: Final = "admin"  # of a container that monitors GPUs: it holds none of them
 # Long enough that the creation and the start of a container make one write, which comes after both.
 DELAY_S: Final = 0.25
+SOON_S: Final = 0.05
 BYTES_MAX: Final = 64 * 1024 * 1024
 GRACE_MAX_S: Final = 86_400.0
 
@@ -135,14 +136,20 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
 
 
 class LedgerFile:
-    """Writes the file a moment after the ledger changed: changes come in bursts, and the file is for people."""
+    """Writes the file a moment after the ledger changed: changes come in bursts, and the file is for people.
 
-    def __init__(self, file: Path, state: NodeState) -> None:
+    delay_s: from a change to the file. soon_s: the same for what stands nowhere else.
+    """
+
+    def __init__(self, file: Path, state: NodeState, *, delay_s: float = DELAY_S, soon_s: float = SOON_S) -> None:
         self._file = file
+        self._delay_s = delay_s
+        self._soon_s = soon_s
         self._state = state
         self._timer: asyncio.TimerHandle | None = None
         self._faults = LogOnce()
         self._closed = False
+        self._only_here = _only_here(state.ledger)
         state.subscribe(self._changed, Changed.LEDGER)
 
     def close(self) -> None:
@@ -153,8 +160,16 @@ class LedgerFile:
         self._write()
 
     def _changed(self) -> None:
-        if self._timer is None and not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._write)
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        before, self._only_here = self._only_here, _only_here(self._state.ledger)
+        at = loop.time() + (self._delay_s if self._only_here == before else self._soon_s)
+        if self._timer and self._timer.when() <= at:
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._write)
 
     def _write(self) -> None:
         self._timer = None
@@ -164,6 +179,11 @@ class LedgerFile:
             self._faults.warning("ledger.json not written; the grants on the containers hold", str(error))
         else:
             self._faults.clear()
+
+
+def _only_here(ledger: Ledger) -> object:
+    """What the next daemon learns from nobody else: the runtime tells of neither."""
+    return ledger.reservations, ledger.releasing
 
 
 def _lines(each: Iterable[Struct]) -> str:

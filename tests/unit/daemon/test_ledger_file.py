@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.reservations import reserve
-from nri_gpu.daemon.ledger_file import DELAY_S, LedgerFile, read_ledger, write_ledger
+from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.domain.kubelet import AllocatedDevice
@@ -174,17 +174,30 @@ def test_a_ledger_of_before_is_read(tmp_path: Path) -> None:
     assert list(read_ledger(file, 0.0).entries) == [ContainerId("c")]
 
 
-def test_creation_and_start_make_one_write_after_both(tmp_path: Path) -> None:
-    file, state = tmp_path / LEDGER, NodeState(make.inventory())
+def write_soon(file: Path, *ledgers: Ledger) -> bool:
+    """Whether one of these changes brings the file at once; at the end it is written in any case."""
+    state, there = NodeState(make.inventory()), file.exists
 
     async def run() -> bool:
-        LedgerFile(file, state)
-        for phase in (GrantPhase.CREATED, GrantPhase.RUNNING):
-            state.commit(make.ledger(make.entry(1, phase=phase)))
-            await asyncio.sleep(0)
-        early = file.exists()
-        await asyncio.sleep(2 * DELAY_S)
-        return early
+        written = LedgerFile(file, state, delay_s=3600.0, soon_s=0.0)
+        for ledger in ledgers:
+            state.commit(ledger)
+            await asyncio.sleep(0.01)
+        soon = there()
+        written.close()
+        return soon
 
-    assert not asyncio.run(run())
-    assert [each.phase for each in read_ledger(file, 0.0).entries.values()] == [GrantPhase.RUNNING]
+    return asyncio.run(run())
+
+
+def test_creation_and_start_make_one_write_after_both(tmp_path: Path) -> None:
+    phases = (GrantPhase.CREATED, GrantPhase.RUNNING)
+    created, running = (make.ledger(make.entry(1, phase=phase)) for phase in phases)
+    assert not write_soon(tmp_path / LEDGER, created, running)
+    assert [each.phase for each in read_ledger(tmp_path / LEDGER, 0.0).entries.values()] == [GrantPhase.RUNNING]
+
+
+def test_what_stands_nowhere_else_is_written_soon(tmp_path: Path) -> None:
+    created = make.ledger(make.entry(1, phase=GrantPhase.CREATED))
+    device = AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")
+    assert write_soon(tmp_path / LEDGER, created, reserve(created, [device], 5.0, shared=True))
