@@ -20,6 +20,11 @@ from tests.support.daemon import TOPOLOGIES
 PROJECT: Final = TOPOLOGIES.parents[1]
 FILE: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-")) / "document"
 DEEP: Final = ("[" * 600, "{a=" * 600, "[[" * 300, "- " * 600, "9" * 5000)
+# Lists of aliases of lists: as text, 9 ** 9 words.
+ALIASES: Final = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 9))
+MANY: Final = (
+    f"l0: &l0 x\n{ALIASES}metadata: {{name: *l8, labels: {{a: *l8}}}}\nspec: {{containers: [{{name: *l8}}]}}\n"
+)
 MANIFEST: Final = """
 apiVersion: v1
 kind: Pod
@@ -136,7 +141,7 @@ TARGETS: Final = {
     ),
     "manifest": Target(
         manifest,
-        good=[MANIFEST.encode(), b'{"spec": {"containers": []}}'],
+        good=[MANIFEST.encode(), MANY.encode(), b'{"spec": {"containers": []}}'],
         bad=[
             b"",
             b"\x00",

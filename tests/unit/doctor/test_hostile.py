@@ -25,6 +25,10 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def nested(path: Path) -> None:
+    path.write_bytes(b'{"a":' * 5000)
+
+
 def folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -46,7 +50,7 @@ def endless(path: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
-    each.__name__: each for each in (garbage, empty, folder, pipe, loop, endless)
+    each.__name__: each for each in (garbage, empty, nested, folder, pipe, loop, endless)
 }
 
 
