@@ -48,6 +48,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python docs/messages.py
 	$(BIN)/python share/generate.py --check
 	$(BIN)/python docs/build.py --check
+	$(BIN)/python -m docs.generate --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python deploy/locks/generate.py --check
 	$(BIN)/python deploy/locks/audit.py
@@ -80,6 +81,9 @@ dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
 
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
 	$(BIN)/python deploy/locks/generate.py
+
+reference: $(READY) ## declarations -> docs/reference, texts of diagrams -> docs/pictures (needs graphviz)
+	$(BIN)/python -m docs.generate
 
 site: $(READY) ## docs/ -> build/site, every link within it checked
 	$(BIN)/python docs/build.py

@@ -1,0 +1,170 @@
+"""What of the manual is made from declarations: pages in docs/reference, and diagrams in docs/pictures by graphviz.
+
+python -m docs.generate [--check]     --check: only tell whether they are up to date; needs no graphviz
+
+A diagram's text is a .dot file in docs/diagrams, or a table of the program. Its picture carries the text's SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
+from nri_gpu.domain.claim import Operator
+from nri_gpu.domain.health import HealthState
+from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KUBELET_KEY, POD_KEY
+from nri_gpu.health.states import TRANSITIONS
+from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS
+from share.generate import Argument, Takes, arguments_of
+
+DOCS: Final = Path(__file__).parent
+REFERENCE: Final = DOCS / "reference"
+DIAGRAMS: Final = DOCS / "diagrams"
+PICTURES: Final = DOCS / "pictures"
+MADE: Final = "<!-- Made by docs/generate.py: run `make reference`. -->\n\n"
+STYLE: Final = """  bgcolor="white"; fontname="Helvetica"; rankdir=LR; nodesep=0.5; ranksep=1.1;
+  node [shape=box, style="rounded,filled", fillcolor="#eef4fb", color="#33658a", fontname="Helvetica", fontsize=13];
+  edge [color="#444444", fontname="Helvetica", fontsize=11];
+"""
+
+
+def verbs_page() -> str:
+    """Every verb, its options and the exit codes."""
+    lines = ["# Verbs", "", "`nri-gpu VERB --help` prints the same, and so do the man pages.", ""]
+    lines += ["| verb | what it does |", "|---|---|"]
+    lines += [f"| [`{verb.name}`](#nri-gpu-{verb.name}) | {_cell(verb.help)} |" for verb in VERBS]
+    lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
+    for each in EXIT_HELP.splitlines()[1].split("   "):
+        code, _, meaning = each.strip().partition(" ")
+        lines.append(f"| {code} | {meaning} |")
+    for verb in VERBS:
+        lines += ["", *_verb(verb)]
+    return "\n".join(lines) + "\n"
+
+
+def _verb(verb: Verb) -> Iterator[str]:
+    yield from (f"## nri-gpu {verb.name}", "")
+    examples = False
+    for line in verb.teach.splitlines():
+        if line.startswith("  ") != examples:
+            examples = not examples
+            yield from (("", "```sh") if examples else ("```", ""))
+        yield line.strip() if examples else _text(line)
+    if examples:
+        yield "```"
+    yield from ("", "| option | what it is |", "|---|---|")
+    for each in arguments_of(verb):
+        yield f"| {_spelled(each)} | {_cell(each.help)} |"
+
+
+def _spelled(argument: Argument) -> str:
+    value = "" if argument.takes is Takes.NOTHING else " ".join(argument.words) or argument.name
+    if not argument.flags:
+        return f"`{argument.words[0] if argument.words else argument.name}`"
+    return ", ".join(f"`{flag}`" for flag in argument.flags) + (f" `{value}`" if value else "")
+
+
+def _text(line: str) -> str:
+    """As Markdown: what looks like a tag or emphasis is not one."""
+    return "".join(f"\\{letter}" if letter in "<>*_[]" else letter for letter in line)
+
+
+def _cell(line: str) -> str:
+    return _text(line).replace("|", "\\|")
+
+
+def annotations_page() -> str:
+    """Keys, and clauses of a value."""
+    operators = " ".join(f"`{each.value}`" for each in Operator)
+    lines = [
+        *("# Annotations", "", "[Asking for GPUs](../requests.md) explains them.", ""),
+        *("| key | who writes it | what it is |", "|---|---|---|"),
+        f"| `{CONTAINER_PREFIX}<name>` | you | the request of the container of that name |",
+        f"| `{POD_KEY}` | you | the request of each other container of the pod |",
+        f"| `{BASE_KEY}` | you | the same, with the lowest priority |",
+        f"| `{GRANT_KEY}` | nri-gpu, on containers | the signed grant |",
+        f"| `{KUBELET_KEY}.<resource>` | nri-gpu, on containers | what the kubelet allocated |",
+        *(
+            "",
+            "## Clauses of a value",
+            "",
+            f"A value has at most {VALUE_MAX} characters; `;` stands between clauses.",
+            "",
+        ),
+        *("| clause | example | operators |", "|---|---|---|"),
+        *(f"| `{word}` | `{word}` | none: it stands alone |" for word in WORDS),
+        "| a number | `2` | none: the same as `count=2` |",
+    ]
+    for name, clause in CLAUSES.items():
+        lines.append(f"| `{name}` | `{clause.example}` | {operators if clause.ordered else '`=`'} |")
+    return "\n".join(lines) + "\n"
+
+
+def health_dot() -> str:
+    """The states of a GPU's health, drawn from the table that decides."""
+    edges: defaultdict[tuple[HealthState, HealthState], list[str]] = defaultdict(list)
+    for state, after in TRANSITIONS.items():
+        for signal, following in after.items():
+            edges[state, following].append(signal)
+    newline = "\\n"  # of graphviz
+    withheld = (HealthState.BAD, HealthState.RECOVERING)
+    lines = [f'  "{state}" [fillcolor="#fbe3d6", color="#a63d00"];' for state in HealthState if state in withheld]
+    lines += [f'  "{a}" -> "{b}" [label="{newline.join(signals)}"];' for (a, b), signals in edges.items()]
+    first = f'  {{ rank=source; "{HealthState.HEALTHY}" }}\n'
+    return "digraph health {\n" + STYLE + first + "\n".join(lines) + "\n}\n"
+
+
+def diagrams() -> dict[str, str]:
+    """Graphviz' texts, by name."""
+    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(DIAGRAMS.glob("*.dot"))}
+    return {"health-states": health_dot(), **files}
+
+
+def _mark(text: str) -> str:
+    return f"<!-- made of text with SHA-256 {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def draw(text: str) -> str:
+    """The picture, with the text's hash at its end."""
+    done = subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True)
+    return done.stdout + _mark(text)
+
+
+def stale() -> Iterator[Path]:
+    """What is not as it has to be."""
+    yield from (path for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text)
+    for name, text in diagrams().items():
+        picture = PICTURES / f"{name}.svg"
+        if not picture.exists() or not picture.read_text("utf-8").endswith(_mark(text)):
+            yield picture
+
+
+def pages() -> dict[Path, str]:
+    """The reference's pages."""
+    made = {"verbs": verbs_page(), "annotations": annotations_page()}
+    return {REFERENCE / f"{name}.md": MADE + text for name, text in made.items()}
+
+
+def main() -> int:
+    """Write or check. Returns an exit code."""
+    old = list(stale())
+    if "--check" in sys.argv[1:]:
+        for path in old:
+            print(f"{path.relative_to(DOCS.parent)} is not what its source says: run `make reference`")
+        return bool(old)
+    wanted = pages()
+    texts = diagrams()
+    for path in old:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(wanted[path] if path in wanted else draw(texts[path.stem]), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
