@@ -110,6 +110,9 @@ fuzz: $(READY) ## throw garbage at every untrusted entrance, guided by the code 
 deb: $(READY) ## the Debian package, with the Python packages that it needs -> dist/
 	@$(BIN)/python -m deploy.debian.build
 
+rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
+	@$(BIN)/python -m deploy.rpm.build
+
 bench: $(READY) ## what it costs, beside the budget; BENCH="..." gives options, such as where others' programs are
 	$(BIN)/python -m bench $(BENCH)
 

@@ -1,0 +1,76 @@
+"""The RPM of this tree, with the Python packages that it needs: dist/nri-gpu-VERSION-1.ARCHITECTURE.rpm.
+
+    python -m deploy.rpm.build [--output FOLDER]
+
+deploy/bundle.py lays the tree out, as for the Debian package; the specification beside this file packs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from deploy import bundle
+from nri_gpu import __version__
+
+SPEC: Final = Path(__file__).with_name("nri-gpu.spec")
+DOCUMENTS: Final = ("README.md", "CHANGELOG.md", "LICENSE")
+
+
+def build(output: Path) -> Path:
+    """Returns the package. Raises: bundle.BundleError, subprocess.CalledProcessError: rpmbuild failed."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-tree-") as name:
+        tree = Path(name)
+        bundle.lay_out(tree)
+        return pack(tree, output)
+
+
+def pack(tree: Path, output: Path, payload: str = "w19.zstdio") -> Path:
+    """The package of a tree that is laid out. payload: how it is compressed, as rpm writes it.
+
+    Raises: subprocess.CalledProcessError: rpmbuild failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-rpm-") as name:
+        work = Path(name)
+        sources = work / "SOURCES"
+        sources.mkdir()
+        with tarfile.open(sources / f"nri-gpu-{__version__}-tree.tar", "w") as archive:
+            archive.add(tree, ".", filter=_owned_by_root)
+        for path in (bundle.LOCK, *(bundle.ROOT / each for each in DOCUMENTS)):
+            shutil.copy(path, sources)
+        defines = (f"--define=_topdir {work}", f"--define=_binary_payload {payload}")
+        # --nodeps: what it requires is for the machine that it is installed on.
+        command = ["rpmbuild", "-bb", "--quiet", "--nodeps", *defines, str(SPEC)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        [package] = (work / "RPMS").rglob("*.rpm")
+        output.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(package, output))
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build it and print where it is. Returns an exit code."""
+    parser = argparse.ArgumentParser(description="Build the RPM.")
+    parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
+    try:
+        print(build(parser.parse_args(arguments).output))
+    except bundle.BundleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""The RPM: built by rpmbuild, read by rpmlint, installed by rpm below a folder, and its scriptlets run there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from deploy import bundle
+from deploy.rpm import build
+from nri_gpu import __version__
+
+LINT: Final = build.SPEC.with_name("rpmlint.toml")
+BUNDLE: Final = f"/{bundle.BUNDLE}"
+
+
+def said(*command: str | Path) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_specification_has_the_version() -> None:
+    text = build.SPEC.read_text()
+    assert re.findall(r"^Version: +(.+)$", text, re.MULTILINE) == [__version__]
+    assert f"- {__version__}-1\n" in text.partition("%changelog")[2]
+
+
+def test_it_is_content_with_each_python_that_has_wheels() -> None:
+    wanted = {f"/usr/bin/python{version}" for version in bundle.PYTHONS}
+    [required] = re.findall(r"^Requires: +\((/usr/bin/python.+)\)$", build.SPEC.read_text(), re.MULTILINE)
+    assert set(required.split(" or ")) == wanted
+    for name in ("pre", "post"):
+        assert wanted <= set(re.findall(r"/usr/bin/python[\d.]+\d", scriptlet(name)))
+
+
+def scriptlet(name: str, root: Path | None = None) -> str:
+    """Of the specification. root: where its paths are to be taken."""
+    found = re.search(rf"^%{name}\n(.*?)(?=^%[a-z]+\b)", build.SPEC.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, name
+    text = found[1].replace("%{bundle}", BUNDLE)
+    return re.sub(r"(?<![\w.}])/(usr|run)/", rf"{root}/\1/", text) if root else text
+
+
+@pytest.mark.parametrize("name", ["pre", "post", "preun", "postun", "posttrans"])
+def test_a_scriptlet_is_shell(name: str) -> None:
+    subprocess.run(["sh", "-n"], input=scriptlet(name), text=True, check=True)
+
+
+def test_without_a_python_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", scriptlet("pre", tmp_path), "pre", "1"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "nri-gpu needs Python 3.11, 3.12 or 3.13; nothing was changed: dnf install python3.12\n"
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/python3.12").symlink_to(sys.executable)
+    subprocess.run(["sh", "-c", scriptlet("pre", tmp_path), "pre", "1"], check=True)
+
+
+def test_enterprise_linux_9_runs_it_on_the_python_beside_its_own(tmp_path: Path) -> None:
+    for version in bundle.PYTHONS:
+        (tmp_path / bundle.BUNDLE / "lib" / f"python{version}").mkdir(parents=True)
+    (tmp_path / bundle.BUNDLE / "bin").mkdir()
+    programs = tmp_path / "usr/bin"
+    programs.mkdir()
+    for name in ("python3.9", "python3.11", "python3.12"):
+        (programs / name).write_text("")
+        (programs / name).chmod(0o755)
+    (programs / "python3").symlink_to("python3.9")
+    link = tmp_path / bundle.BUNDLE / "bin/python3"
+
+    subprocess.run(["sh", "-c", scriptlet("post", tmp_path), "post", "1"], check=True)
+    assert link.readlink() == programs / "python3.12"
+
+    (programs / "python3").unlink()
+    (programs / "python3").symlink_to("python3.11")
+    subprocess.run(["sh", "-c", scriptlet("post", tmp_path), "post", "2"], check=True)
+    assert link.readlink() == programs / "python3.11"
+
+
+def test_it_is_built_found_good_installed_updated_and_removed(tmp_path: Path) -> None:
+    """One test, because the package takes long to make, and each worker would make its own."""
+    tree, root = tmp_path / "tree", tmp_path / "root"
+    tree.mkdir()
+    bundle.lay_out(tree)
+    package = build.pack(tree, tmp_path, "w0.ufdio")
+    assert package.name == f"nri-gpu-{__version__}-1.{os.uname().machine}.rpm"
+    linted = said("rpmlint", "--config", LINT, build.SPEC, package)
+    assert "0 errors, 0 warnings" in linted, linted
+
+    rpm = ("rpm", "--root", root, "--dbpath", "/var/lib/rpm", "--nodeps", "--noscripts")
+    said(*rpm, "--install", package)
+    link = root / bundle.BUNDLE / "bin/python3"
+    assert not link.is_symlink()
+    link.symlink_to("/usr/bin/python3")
+    program = (link, "-I", root / bundle.BUNDLE / "nri-gpu")
+    policy = root / "etc/nri-gpu/policy.toml"
+    assert said(*program, "--version") == f"nri-gpu {__version__}\n"
+    assert said(*program, "check", policy).startswith(f"{policy}: ok\n")
+    assert said(*rpm, "--verify", "nri-gpu") == ""
+    units = root / "usr/lib/systemd/system"
+    assert "ExecStart=/usr/bin/nri-gpu run" in (units / "nri-gpu.service").read_text()
+
+    edited = policy.read_text() + "# mine\n"
+    policy.write_text(edited)
+    said(*rpm, "--upgrade", "--force", package)
+    assert policy.read_text() == edited
+    assert list((root / bundle.BUNDLE).rglob("__pycache__"))
+    said("sh", "-c", scriptlet("preun", root), "preun", "0")
+    said(*rpm, "--erase", "nri-gpu")
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if path.name == "bundle" or not path.is_dir()}
+    assert {path for path in left if not path.startswith("var/lib/rpm/")} == {"etc/nri-gpu/policy.toml.rpmsave"}
