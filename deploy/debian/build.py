@@ -22,7 +22,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Final
 
-from deploy import bundle
+from deploy import bundle, sbom
 from nri_gpu import __version__
 
 HERE: Final = Path(__file__).parent
@@ -33,7 +33,10 @@ MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def build(output: Path, compression: str) -> Path:
-    """Returns the package. Raises: bundle.BundleError, subprocess.CalledProcessError, KeyError: an architecture."""
+    """Returns the package.
+
+    Raises: bundle.BundleError, sbom.SbomError, subprocess.CalledProcessError; KeyError: an unknown architecture.
+    """
     architecture = _said("dpkg", "--print-architecture")
     epoch = int(
         os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "-C", str(bundle.ROOT), "log", "-1", "--format=%ct")
@@ -72,6 +75,7 @@ def _document(tree: Path, epoch: int) -> None:
     entry = "  * CHANGELOG.md.gz says what changed."
     _write_gzip(folder / "changelog.gz", f"nri-gpu ({__version__}) unstable; urgency=medium\n\n{entry}\n\n{signed}\n")
     (folder / "copyright").write_text("\n".join(_copyright(tree)))
+    sbom.write(folder)
     for manual in (tree / "usr/share/man").rglob("*.1"):
         _write_gzip(manual.with_name(f"{manual.name}.gz"), manual.read_text())
         manual.unlink()
@@ -122,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         print(build(options.output, options.compression))
-    except bundle.BundleError as error:
+    except (bundle.BundleError, sbom.SbomError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

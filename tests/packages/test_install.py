@@ -15,6 +15,16 @@ from tests.support.debian_root import DebianRoot, base
 
 PAGE = Path(__file__).parents[2] / "docs" / "install.md"
 BY_HAND = "systemd does not run here"
+# Stands for systemd, which cannot run here: it writes down what it is told, and the file `fails` makes a restart fail.
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >>/run/told
+case "$*" in
+*is-enabled*) echo enabled ;;
+*restart*) [ ! -e /run/fails ] ;;
+esac
+"""
+DAEMON, GUARD = "--quiet --system restart nri-gpu.service", "--quiet --system restart nri-gpu-guard.service"
+WANTED = "/etc/systemd/system/multi-user.target.wants"
 TREES = "ls -1 /usr/lib/nri-gpu/live"
 
 
@@ -49,6 +59,7 @@ def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: s
         assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n")
         assert root.run("dpkg", "-V", "nri-gpu") == ""
+        assert {f"{WANTED}/nri-gpu.service", f"{WANTED}/nri-gpu-guard.service"} <= root.files()
         follow(root, "Remove")
         assert sorted(root.files() - before) == []
 
@@ -75,6 +86,32 @@ def test_an_edited_policy_and_no_old_tree_stay(bookworm: DebianRoot, debs: Debs)
     changed = root.files() ^ before
     assert not [path for path in changed if not path.startswith("/usr/lib/nri-gpu/live/")]
     assert root.run("tail", "-1", "/etc/nri-gpu/policy.toml") == "# mine\n"
+
+
+def test_the_guard_is_restarted_once_the_daemon_serves(bookworm: DebianRoot, debs: Debs) -> None:
+    root = bookworm
+    root.run("mkdir", "-p", "/run/systemd/system")
+    (root.path / "usr/bin/systemctl").write_text(SYSTEMCTL)
+    root.run("chmod", "+x", "/usr/bin/systemctl")
+
+    def told(*words: str) -> tuple[str, list[str]]:
+        (root.path / "run/told").unlink(missing_ok=True)
+        return root.run(*words), (root.path / "run/told").read_text().splitlines()
+
+    said, told_systemd = told("dpkg", "-i", f"{AT}/{debs.this}")
+    assert BY_HAND not in said
+    assert told_systemd.index("--system daemon-reload") < told_systemd.index(DAEMON) < told_systemd.index(GUARD)
+    enabled = {each.rpartition(" preset ")[2] for each in told_systemd}
+    assert {"nri-gpu.service", "nri-gpu-guard.service"} <= enabled
+
+    (root.path / "run/fails").touch()
+    said, told_systemd = told("dpkg", "-i", f"{AT}/{debs.newer}")
+    assert "nri-gpu: the daemon is not serving yet and keeps trying; see: nri-gpu doctor" in said
+    assert DAEMON in told_systemd
+    assert GUARD not in told_systemd
+
+    _, told_systemd = told("dpkg", "-P", "nri-gpu")
+    assert [each for each in told_systemd if each.startswith("stop ") and " nri-gpu.service" in each]
 
 
 def test_a_policy_of_a_newer_version_is_named(bookworm: DebianRoot, debs: Debs) -> None:
