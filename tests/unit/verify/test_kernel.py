@@ -149,6 +149,7 @@ def test_a_hostile_name_in_mountinfo_is_one_line(tmp_path: Path) -> None:
 STAGE = Path("/var/lib/nri-gpu/drivers")
 ROOT = Mounted("8:1", "/", "/", "ext4", frozenset())
 VAR = Mounted("8:2", "/@var", "/var", "btrfs", frozenset())
+OWN = Mounted("8:3", "/", str(STAGE), "xfs", frozenset())  # the stage folder is a file system
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,7 @@ VAR = Mounted("8:2", "/@var", "/var", "btrfs", frozenset())
         ),
         ([ROOT, VAR], [("8:1", "/var/lib/nri-gpu/drivers/580")], set()),
         ([ROOT], [("8:1", "/var/lib/nri-gpu/drivers-old/580")], set()),
+        ([ROOT, OWN], [("8:3", "/580/all"), ("8:1", "/var/lib/nri-gpu/drivers/570")], {"580"}),
         ([], [("8:1", "/var/lib/nri-gpu/drivers/580")], set()),
     ],
 )
