@@ -89,7 +89,8 @@ def _run(name: str, flags: Sequence[str]) -> str:
     limits = (f"-timeout={INPUT_S}", f"-rss_limit_mb={MEMORY_MIB}", "-print_final_stats=1", "-verbosity=1")
     command = [sys.executable, "-m", "tests.fuzz.child", name, str(_folders(name)[1]), *limits, *flags]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, check=False)
-    return done.stderr.decode(errors="replace") + done.stdout.decode(errors="replace")
+    said = done.stderr.decode(errors="replace") + done.stdout.decode(errors="replace")
+    return f"{said}\nexit status {done.returncode}"
 
 
 def _folders(name: str) -> tuple[Path, Path]:

@@ -31,7 +31,7 @@ def _row(run: FuzzRun) -> Row:
     if run.broke:
         outcome = f"broken by {run.broke}"
     elif not run.ended:
-        outcome = "libFuzzer did not run to its end"
+        outcome = f"libFuzzer did not run to its end: {'; '.join(run.said.splitlines()[-3:])}"
     return Row(
         what=f"{run.name}: {ENTRANCES[run.name].what}",
         count=run.executions,
