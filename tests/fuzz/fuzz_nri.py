@@ -198,6 +198,10 @@ def mutate(data: bytes, bytes_max: int, seed: int) -> bytes:
         case _:
             kind = MESSAGES.get(one.method, (pb.CreateContainerRequest, pb.Empty))[0]
             requests[at] = replace(one, payload=changed(kind, one.payload, dice))
+    if (
+        sum(len(each.payload) for each in requests) > bytes_max
+    ):  # doubled lists in doubled messages; a frame has a limit
+        return data[:bytes_max]
     out = b"".join(_wire((each.service, each.method, each.payload) for each in requests))
     return out if len(out) <= bytes_max else data[:bytes_max]
 
