@@ -49,6 +49,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python share/generate.py --check
 	$(BIN)/python docs/build.py --check
 	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m docs.plots --check
 	$(BIN)/python systemd/verify.py
 	$(BIN)/python deploy/locks/generate.py --check
 	$(BIN)/python deploy/locks/audit.py
@@ -84,6 +85,9 @@ lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with has
 
 reference: $(READY) ## declarations -> docs/reference, texts of diagrams -> docs/pictures (needs graphviz)
 	$(BIN)/python -m docs.generate
+
+plots: $(READY) ## docs/records -> plots in docs/pictures
+	$(BIN)/python -m docs.plots
 
 site: $(READY) ## docs/ -> build/site, every link within it checked
 	$(BIN)/python docs/build.py
