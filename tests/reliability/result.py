@@ -90,13 +90,15 @@ class Part(Struct, frozen=True):
 
     def amended(self, by: Part) -> Part:
         """With what a later run of some cases found in place of what they found before."""
-        rows = {row.command: row for row in (*self.rows, *by.rows)}
+        again = {row.command for row in by.rows}
+        first = next((at for at, row in enumerate(self.rows) if row.command in again), len(self.rows))
+        rows = [row for row in self.rows if row.command not in again]
         series = {each.name: each for each in (*self.series, *by.series)}
         return replace(
             by,
             took_s=round(self.took_s + by.took_s, 1),
             machine={**self.machine, **by.machine},
-            rows=[*rows.values()],
+            rows=[*rows[:first], *by.rows, *rows[first:]],
             series=[*series.values()],
         )
 
