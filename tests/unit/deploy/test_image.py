@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from nri_gpu import __version__
+
 ROOT: Final = Path(__file__).parents[3]
 BUILD: Final = ROOT / "deploy" / "Containerfile"
-KNOWN: Final = {"FROM", "COPY", "RUN", "ENV", "ENTRYPOINT", "CMD"}
+KNOWN: Final = {"FROM", "COPY", "RUN", "ENV", "LABEL", "ENTRYPOINT", "CMD"}
 # Imports every module of the package from one folder, with nothing of this interpreter's but the standard library.
 IMPORTING: Final = """
 import importlib, pathlib, sys
@@ -53,6 +55,8 @@ def test_every_instruction_is_one_and_says_what_runs() -> None:
     last = dict(found)
     assert json.loads(last["ENTRYPOINT"]) == ["nri-gpu"]
     assert json.loads(last["CMD"]) == ["run"]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z]+)="([^"]+)"', last["LABEL"]))
+    assert (labels["title"], labels["version"], labels["licenses"]) == ("nri-gpu", __version__, "Apache-2.0")
 
 
 def test_images_are_named_without_a_registry_and_nothing_is_fetched_but_by_pip() -> None:
