@@ -7,7 +7,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from loguru import logger
 from msgspec import Struct
@@ -212,7 +212,7 @@ class Supervisor:
         self._faults.warning("runtime not reached, trying again", sentence, socket=str(path))
 
 
-async def _first_of(futures: Iterable[asyncio.Future[Any]], began: float, limit_s: float) -> float:
+async def _first_of(futures: Iterable[asyncio.Future[Exception | None]], began: float, limit_s: float) -> float:
     """Wait until one is done, for limit_s at most. Returns for how long at once, in seconds, this process stood still.
 
     It stands still when it is stopped (SIGSTOP, a frozen cgroup), starved of CPU or swapped out. began: when it was
