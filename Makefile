@@ -56,6 +56,7 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python -m tests.support.manifests --check
 	$(BIN)/python -m tests.reliability.page --check
 	$(BIN)/python -m bench.record --check
+	$(BIN)/python -m tests.gpu.report --check
 
 format: $(READY) ## mend what a machine can mend
 	$(BIN)/ruff format --quiet .
@@ -120,8 +121,17 @@ rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmb
 bench: $(READY) ## what it costs, beside the budget; BENCH="..." gives options, such as where others' programs are
 	$(BIN)/python -m bench $(BENCH)
 
-test-gpu: $(READY) ## on a machine with an NVIDIA GPU: a container runs CUDA on what it was granted (needs root)
-	$(BIN)/pytest -q -m gpu tests/gpu
+gpu-kit: $(READY) ## all that test-gpu needs on a machine without a network, in one archive -> dist
+	@$(BIN)/python -m tests.gpu.kit
+
+ifdef KIT
+test-gpu:
+	@$(PYTHON) tests/gpu/run_kit.py $(KIT)
+else
+test-gpu: $(READY) ## on a machine with an NVIDIA GPU: containers compute on what they were granted; KIT=FILE needs no network (needs root)
+	-$(BIN)/pytest -q -m gpu --junitxml=build/real-gpu.xml tests/gpu
+	@$(BIN)/python -m tests.gpu.report build/real-gpu.xml
+endif
 
 test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names (needs root)
 	$(BIN)/pytest -q -m cluster tests/cluster

@@ -73,7 +73,7 @@ def lay_out(destination: Path, machine: str = platform.machine()) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="nri-gpu-bundle-") as name:
         work = Path(name)
-        wheels = {python: _downloaded(work / python, python, machine) for python in PYTHONS}
+        wheels = {python: download(LOCK, work / python, python, machine) for python in PYTHONS}
         _unpack_wheels(wheels, _own_wheel(work), destination / BUNDLE)
     _make_environment(destination / BUNDLE)
     for source, target in COPIED.items():
@@ -93,9 +93,9 @@ class BundleError(Exception):
     """A tree or a wheel is not as this module expects it. Says what."""
 
 
-def _downloaded(folder: Path, python: str, machine: str) -> frozenset[Path]:
-    """The locked wheels for one Python."""
-    wanted = ["--no-deps", "--require-hashes", f"--requirement={LOCK}"]
+def download(lock: Path, folder: Path, python: str, machine: str = platform.machine()) -> frozenset[Path]:
+    """The wheels of a lock for one Python, among what else is in the folder. Raises: BundleError."""
+    wanted = ["--no-deps", "--require-hashes", f"--requirement={lock}"]
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     platforms = [f"--platform={name}_{machine}" for name in PLATFORMS]
     _pip("download", *wanted, *target, *platforms, f"--dest={folder}")

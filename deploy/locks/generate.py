@@ -1,4 +1,4 @@
-"""Locks the Python packages that releases bundle and that tests run with: `runtime.txt` and `dev.txt`, with hashes.
+"""Locks Python packages, with hashes: `dev.txt` for tests, and of it `runtime.txt` for releases, `gpu-kit.txt`.
 
 python deploy/locks/generate.py [--check]     --check: only tell, offline, whether they satisfy pyproject.toml
 """
@@ -17,9 +17,12 @@ from packaging.requirements import Requirement
 
 FOLDER: Final = Path(__file__).parent
 PROJECT: Final = FOLDER.parents[1] / "pyproject.toml"
-# All that a node may run. A release bundles what the tests ran with, so the development lock is made first.
-RUNTIME: Final = ("cri", "dra", "explain", "kubernetes", "metrics")
 DEVELOPMENT: Final = ("dev", "explain")
+# Parts of it, so it is made first: all that a node may run, which a release bundles; the kit for machines with a GPU.
+PARTS: Final = {
+    "runtime.txt": ("cri", "dra", "explain", "kubernetes", "metrics"),
+    "gpu-kit.txt": ("hardware",),
+}
 # Every Python and processor in one file, and no address of an index: whose it is, the installing machine says.
 COMPILE: Final = (
     *("uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"),
@@ -58,10 +61,11 @@ def locked(name: str) -> dict[str, str]:
 
 
 def faults() -> Iterator[str]:
-    """What stands in pyproject.toml, but in no lock; what differs between the two locks; what has no hash."""
+    """What stands in pyproject.toml, but in no lock; what differs between two locks; what has no hash."""
     project = tomllib.loads(PROJECT.read_text())["project"]
-    runtime, development = locked("runtime.txt"), locked("dev.txt")
-    for name, versions, extras in (("runtime.txt", runtime, RUNTIME), ("dev.txt", development, DEVELOPMENT)):
+    development = locked("dev.txt")
+    for name, extras in {"dev.txt": DEVELOPMENT, **PARTS}.items():
+        versions = locked(name)
         text = (FOLDER / name).read_text()
         if len(HASHED.findall(text)) != len(LOCKED.findall(text)):  # some twice, for two Pythons
             yield f"{name} has a package without a hash"
@@ -71,9 +75,9 @@ def faults() -> Iterator[str]:
             version = versions.get(_normal(requirement.name))
             if version is None or not requirement.specifier.contains(version, prereleases=True):
                 yield f"{name} has {requirement.name} {version or '(none)'}, pyproject.toml wants {requirement}"
-    for package, version in runtime.items():
-        if development.get(package) != version:
-            yield f"runtime.txt has {package} {version}, the tests run with {development.get(package)}"
+        for package, version in versions.items():
+            if development.get(package) != version:
+                yield f"{name} has {package} {version}, the tests run with {development.get(package)}"
 
 
 def _requirements(project: dict[str, dict[str, list[str]]], extras: Collection[str]) -> Iterator[Requirement]:
@@ -98,7 +102,8 @@ def main() -> int:
     """Write or check. Returns an exit code."""
     if "--check" not in sys.argv[1:]:
         lock("dev.txt", DEVELOPMENT)
-        lock("runtime.txt", RUNTIME, "--constraints", str(FOLDER / "dev.txt"))
+        for name, extras in PARTS.items():
+            lock(name, extras, "--constraints", str(FOLDER / "dev.txt"))
     found = list(faults())
     for fault in found:
         print(f"{fault}: run `make lock`")

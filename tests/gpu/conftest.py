@@ -1,12 +1,11 @@
-"""What the tests on a machine with an NVIDIA GPU share: its driver root, programs compiled for an image, the daemon."""
+"""What the tests on a machine with an NVIDIA GPU share: its driver root, programs in an image, the daemon."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.gpu.programs import program
 from tests.support.daemon import Launch, NriGpu
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
@@ -20,15 +19,11 @@ def driver_root() -> Path:
 
 def program_image(name: str, folder: Path) -> ImageSpec:
     """An image with `/bin/NAME`, of NAME.c beside this file, that says NVIDIA_VISIBLE_DEVICES=all as CUDA images do."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "a C compiler is needed: install gcc"
-    program = folder / name
-    subprocess.run([compiler, "-O2", "-o", program, Path(__file__).with_name(f"{name}.c"), "-ldl"], check=True)
     libraries = Path("/lib/x86_64-linux-gnu")
     libraries = libraries if libraries.exists() else Path("/usr/lib64")
     # Libraries that the driver's own need, but a minimal image has not.
     needed = (libraries / each for each in ("libm.so.6", "libpthread.so.0", "librt.so.1"))
-    files = {f"/bin/{name}": program, **{str(each): each for each in needed if each.exists()}}
+    files = {f"/bin/{name}": program(name, folder), **{str(each): each for each in needed if each.exists()}}
     return ImageSpec(f"localhost/nri-gpu/{name}:1", env={"NVIDIA_VISIBLE_DEVICES": "all"}, extra=glibc_files(files))
 
 
