@@ -8,19 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.conftest import driver_root, program_image, serving
+from tests.gpu.conftest import ON_GPU, Record, driver_root, program_image, serving
 from tests.support import mps, packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.pods import ContainerSpec
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not Path("/proc/driver/nvidia/version").exists(), reason="no NVIDIA driver is loaded on this machine"
-    ),
-]
+pytestmark = ON_GPU
 IMAGE = "localhost/nri-gpu/mps_alloc:1"
 START_S = 120.0  # a GPU that sleeps takes its time
 
@@ -35,7 +30,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def gpu_node(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
     assert run_folder.is_dir()  # before containerd is there
     with Containerd(packages.find_any()) as node:
-        node.import_image(program_image("mps_alloc", tmp_path_factory.mktemp("program")))
+        node.import_image(program_image(tmp_path_factory.mktemp("program"), "mps_alloc"))
         yield node
 
 
@@ -61,8 +56,10 @@ def allocate(node: Containerd, container: ContainerId, gib: int) -> str:
     return said.stdout.strip()
 
 
-def test_ten_and_thirty_gib_of_one_gpu(gpu_node: Containerd, real: NriGpu) -> None:
+def test_ten_and_thirty_gib_of_one_gpu(gpu_node: Containerd, real: NriGpu, record: Record) -> None:
     (gpu,) = real.gpus()["gpus"][:1]
+    if gpu["mig_enabled"]:
+        pytest.skip("GPU 0 is in MIG mode")
     if gpu["memory_bytes"] < 45 * 2**30:
         pytest.skip(f"GPU 0 has {gpu['memory_bytes'] >> 30} GiB, and shares of 10 and 30 need 45")
     small, large = run(gpu_node, "small", "10Gi"), run(gpu_node, "large", "30Gi")
@@ -73,3 +70,4 @@ def test_ten_and_thirty_gib_of_one_gpu(gpu_node: Containerd, real: NriGpu) -> No
     assert mps.noted_pid(real.launch.state, gpu["uuid"])  # EXCLUSIVE_PROCESS: without it neither had allocated
     asked = gpu_node.cri.execute(small, "/bin/sh", "-c", "ls /tmp/nvidia-mps")
     assert "control" in asked.stdout.split()
+    record("8 of 10 and 28 of 30 GiB allocated; 12 and 32 refused")
