@@ -86,7 +86,12 @@ def _installed(kit: Path, folder: Path) -> Path:
     exactly = ["--no-index", f"--find-links={wheels}", "--no-deps", "--require-hashes"]
     lock = kit / "checkout" / "deploy" / "locks" / "gpu-kit.txt"
     quietly = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-cache-dir", "--no-compile"]
-    subprocess.run([str(python), str(pip), "install", *quietly, *exactly, f"--requirement={lock}"], check=True)
+    command = [str(python), str(pip), "--isolated", "install", *quietly, *exactly, f"--requirement={lock}"]
+    # Nor what this machine has set for pip.
+    subprocess.run(command, check=True, env=os.environ | {"PIP_CONFIG_FILE": os.devnull})
+    # nri-gpu starts some of its processes isolated, where neither PYTHONPATH nor the current folder is searched.
+    [packages] = folder.glob("lib/python3*/site-packages")
+    (packages / "nri-gpu.pth").write_text(f"{kit / 'checkout'}\n")
     return python
 
 
