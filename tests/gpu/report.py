@@ -72,7 +72,7 @@ def rows_of(junit: str) -> Iterator[Row]:
     """From pytest's JUnit file, of junit_family xunit1. Raises: ElementTree.ParseError."""
     for case in ElementTree.fromstring(junit).iter("testcase"):
         found = [each.get("value", "") for each in case.iterfind("properties/property[@name='found']")]
-        outcome, said = Outcome.PASSED, "; ".join(found)
+        outcome, said = Outcome.PASSED, " ".join("; ".join(found).split())
         for tag, other in {"skipped": Outcome.SKIPPED, "error": Outcome.FAILED, "failure": Outcome.FAILED}.items():
             if (element := case.find(tag)) is not None:
                 outcome, said = other, " ".join(element.get("message", "").split())[:SAID_CHARACTERS]
@@ -90,7 +90,8 @@ def machine() -> dict[str, str]:
     else:
         models = [gpu["model"] for gpu in ours["gpus"]]
         counted = {f"{models.count(model)} x {model}": None for model in models}
-        found = {"GPUs": ", ".join(counted) or "none", "driver": ours["driver_version"], "CUDA": ours["cuda_version"]}
+        found = {"GPUs": ", ".join(counted) or ours["fault"] or "none"}
+        found |= {"driver": ours["driver_version"] or "unknown", "CUDA": ours["cuda_version"] or "unknown"}
     release = platform.freedesktop_os_release()
     found |= {"system": release.get("PRETTY_NAME", release["ID"]), "kernel": os.uname().release}
     found |= {"Python": platform.python_version(), "nri-gpu": __version__}
