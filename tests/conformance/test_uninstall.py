@@ -154,10 +154,8 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     for name in ("mps.conf", "kubelet.conf", "stray.conf", "metrics.conf"):
         target = "/etc/systemd/system/nri-gpu.service.d"
         run([f"install -D -m 0644 systemd/nri-gpu.service.d/{name} {target}/{name}"], root)
-    run(
-        [r"install -m 0644 systemd/nri-gpu-mps-clients.mount '/etc/systemd/system/run-nri\x2dgpu-mps-clients.mount'"],
-        root,
-    )
+    mount = r"/etc/systemd/system/run-nri\\x2dgpu-mps-clients.mount"  # no quotes: `run` looks for paths after blanks
+    run([f"install -m 0644 systemd/nri-gpu-mps-clients.mount {mount}"], root)
     (root / "run/cdi/nri-gpu.json").write_text("{}")
     asyncio.run(live(root, tmp_path))
     assert {"etc/systemd/system/nri-gpu.service.d/kubelet.conf", "etc/nri-gpu/policy.toml"} <= left_by(before, root)

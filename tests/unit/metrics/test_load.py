@@ -126,6 +126,7 @@ async def test_ten_thousand_holders(folder: Path) -> None:
             await runtime.register()
             await runtime.synchronize(*holders((launch.state / "key").read_bytes()), parts=40)
             assert (await aside(scrape, port)).count("nri_gpu_grant_info{") == HOLDERS
+            await aside(daemon.wait_grants, HOLDERS)  # ledger.json is written, which is no work of a scrape
             before = cpu_s(daemon.pid)
             for _ in range(SCRAPES):
                 await aside(scrape, port)
