@@ -123,6 +123,7 @@ COMPARED: Final = (
     Comparison(EIGHT, HOOKS, must=0.53, aim=0.50),
     Comparison(EIGHT, HOOKS, "cpu_ms", 0.53, 0.50),
     Comparison(EIGHT, HOOKS, "started_per_second", 1.8, 2.0),
+    Comparison(contenders.NOTHING, HOOKS),
     Comparison(EIGHT, contenders.GO_INJECTOR),
     Comparison(EIGHT, contenders.RUNTIME_JIT),
     Comparison(UNASKED, contenders.GO_NOTHING, must=1.05, aim=1.02),

@@ -114,8 +114,8 @@ def test_each_of_a_hundred_containers_has_one_driver(node: Containerd, daemon: N
         containers = [each for each in found if each]
         assert len(containers) > CONTAINERS // 2
         versions = list(pool.map(lambda container: one_driver(node, daemon, container), containers))
-        # Between the renames of `move` there is no driver, and a simulated node grants without one.
-        assert versions.count("") < 3
+        # A look between the renames of `move` finds no driver, and a simulated node grants without one until the next.
+        assert versions.count("") < CONTAINERS // 4
         assert set(filter(None, versions)) == set(VERSIONS)
 
 

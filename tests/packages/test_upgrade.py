@@ -79,6 +79,7 @@ def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs) -> None:
             assert f"/live/{__version__}." in runs_from(daemon)
             daemon.restart()
             assert f"/live/{NEWER}." in runs_from(daemon)
+            daemon.wait_staged()
             daemon.wait_held(held)
             refused = node.cri.refused("device=1", "third")
             assert "[gpu-busy]" in str(refused)
