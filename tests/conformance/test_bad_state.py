@@ -142,9 +142,11 @@ def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Ca
         for name in ("ledger.json", "journal", "audit.jsonl"):
             file = launch.state / name
             file.write_bytes(spoil(file.read_bytes()))
+        spoilt = (launch.state / "ledger.json").read_bytes()
         daemon.start()
         daemon.wait_staged()
         node.cri.run_asking("device=2", "three")
+        wait_for("ledger.json", lambda: (launch.state / "ledger.json").read_bytes() != spoilt, 20)
         daemon.wait_held(held | {"three/main": [UUIDS[2]]})
         for number in range(3):
             assert "[gpu-busy]" in node.cri.refused(f"device={number}; mode=shared", f"late-{number}").details
