@@ -35,29 +35,41 @@ MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 def build(output: Path, compression: str) -> Path:
     """Returns the package.
 
-    Raises: bundle.BundleError, sbom.SbomError, subprocess.CalledProcessError; KeyError: an unknown architecture.
+    Raises: bundle.BundleError; KeyError: an unknown architecture; and what `pack` does.
     """
-    architecture = _said("dpkg", "--print-architecture")
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-deb-") as name:
+        tree = Path(name) / "tree"
+        tree.mkdir()
+        bundle.lay_out(tree, MACHINES[_architecture()])
+        return pack(tree, output, compression)
+
+
+def pack(tree: Path, output: Path, compression: str) -> Path:
+    """The package of a tree that is laid out, to which it adds.
+
+    Raises: sbom.SbomError, subprocess.CalledProcessError.
+    """
+    architecture = _architecture()
     epoch = int(
         os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "-C", str(bundle.ROOT), "log", "-1", "--format=%ct")
     )
     output.mkdir(parents=True, exist_ok=True)
     package = output / f"nri-gpu_{__version__}_{architecture}.deb"
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-deb-") as name:
-        tree = Path(name) / "tree"
-        tree.mkdir()
-        bundle.lay_out(tree, MACHINES[architecture])
-        _document(tree, epoch)
-        bundle.set_modes(tree)
-        _control(tree, architecture)
-        _set_times(tree, epoch)
-        subprocess.run(
-            ["dpkg-deb", "--root-owner-group", f"-Z{compression}", "--build", tree, package],
-            env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
+    _document(tree, epoch)
+    bundle.set_modes(tree)
+    _control(tree, architecture)
+    _set_times(tree, epoch)
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", f"-Z{compression}", "--build", tree, package],
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     return package
+
+
+def _architecture() -> str:
+    return _said("dpkg", "--print-architecture")
 
 
 def _said(*command: str) -> str:

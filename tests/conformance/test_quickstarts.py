@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.packages.conftest import Debs, debs
+from tests.packages.conftest import Debs, debs, laid_out
 from tests.support import cleanup, packages, pages
 from tests.support.containerd import Containerd
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
@@ -21,7 +21,7 @@ from tests.support.image import ImageSpec
 from tests.support.marks import on_newest
 from tests.support.own_root import OwnRoot
 
-__all__ = ["debs"]  # a fixture
+__all__ = ["debs", "laid_out"]  # fixtures
 PROGRAMS: Final = Path("/usr/local/bin")
 CDI: Final = Path("/var/run/cdi")
 DEBIAN: Final = ImageSpec("docker.io/library/debian:12")

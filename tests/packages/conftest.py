@@ -1,15 +1,17 @@
-"""The Debian package of this tree, built once for all workers, and the same again under a newer version."""
+"""What the packages are made of, built once for all workers; the Debian package, also under a newer version."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from msgspec import Struct
 
-from deploy.debian.build import build
+from deploy import bundle
+from deploy.debian import build
 from nri_gpu import __version__
 from tests.support import packages
 from tests.support.debian_root import DebianRoot
@@ -26,15 +28,35 @@ class Debs(Struct, frozen=True):
     newer: str
 
 
-@pytest.fixture(scope="session")
-def debs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Debs:
-    own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "debs"
+def once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first worker to want it makes, for all of them."""
+    own = factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / name
     with packages.one_at_a_time(folder.with_suffix(".lock")):
         if not folder.exists():
-            unfinished = own / "debs.unfinished"
-            repack(build(unfinished, "none"), unfinished)
+            unfinished = own / f"{name}.unfinished"
+            unfinished.mkdir()
+            make(unfinished)
             unfinished.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def laid_out(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The files of all packages. Not to be changed."""
+    return once(tmp_path_factory, worker_id, "laid-out", bundle.lay_out)
+
+
+@pytest.fixture(scope="session")
+def debs(tmp_path_factory: pytest.TempPathFactory, worker_id: str, laid_out: Path) -> Debs:
+    def make(folder: Path) -> None:
+        tree = folder / "tree"
+        shutil.copytree(laid_out, tree, symlinks=True)
+        package = build.pack(tree, folder, "none")
+        shutil.rmtree(tree)
+        repack(package, folder)
+
+    folder = once(tmp_path_factory, worker_id, "debs", make)
     newer, this = sorted(path.name for path in folder.glob("*.deb"))
     return Debs(folder, this, newer)
 
@@ -57,4 +79,22 @@ def repack(package: Path, folder: Path) -> None:
 def bookworm(debs: Debs) -> Iterator[DebianRoot]:
     """A clean Debian 12 that sees the packages."""
     with DebianRoot("bookworm", {debs.folder: AT}) as root:
+        yield root
+
+
+@pytest.fixture(scope="session")
+def with_package(tmp_path_factory: pytest.TempPathFactory, worker_id: str, debs: Debs) -> Path:
+    """The layer of a Debian 12 on which the package is installed."""
+
+    def make(folder: Path) -> None:
+        with DebianRoot("bookworm", {debs.folder: AT}, changed=folder) as root:
+            root.run("dpkg", "-i", f"{AT}/{debs.this}")
+
+    return once(tmp_path_factory, worker_id, "with-package", make)
+
+
+@pytest.fixture
+def installed(debs: Debs, with_package: Path) -> Iterator[DebianRoot]:
+    """A Debian 12 on which the package is installed."""
+    with DebianRoot("bookworm", {debs.folder: AT}, over=with_package) as root:
         yield root

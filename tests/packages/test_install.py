@@ -64,9 +64,8 @@ def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: s
         assert sorted(root.files() - before) == []
 
 
-def test_an_edited_policy_and_no_old_tree_stay(bookworm: DebianRoot, debs: Debs) -> None:
-    root = bookworm
-    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+def test_an_edited_policy_and_no_old_tree_stay(installed: DebianRoot, debs: Debs) -> None:
+    root = installed
     root.run("sh", "-c", "echo '# mine' >>/etc/nri-gpu/policy.toml")
 
     said = root.run("dpkg", "-i", f"{AT}/{debs.newer}")

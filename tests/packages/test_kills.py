@@ -25,10 +25,9 @@ AFTER_S: Final = (0.2, 0.8)
 APPEARS_S: Final = 60.0
 
 
-def test_whatever_is_killed_a_whole_version_runs(bookworm: DebianRoot, debs: Debs) -> None:
+def test_whatever_is_killed_a_whole_version_runs(installed: DebianRoot, debs: Debs) -> None:
     versions = {__version__: debs.this, NEWER: debs.newer}
-    root = bookworm
-    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    root = installed
     old, new = __version__, NEWER
     for moment in (*MOMENTS, *AFTER_S):
         upgrade = start(root, "dpkg", "-i", f"{AT}/{versions[new]}")
@@ -38,8 +37,10 @@ def test_whatever_is_killed_a_whole_version_runs(bookworm: DebianRoot, debs: Deb
         assert said in {f"nri-gpu {old}\n", f"nri-gpu {new}\n"}, (moment, said)
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n"), moment
 
-        root.try_run("dpkg", "--configure", "-a")  # mends all but what was not unpacked yet
-        root.run("dpkg", "-i", f"{AT}/{versions[new]}")
+        # The first mends all but what was not unpacked yet.
+        root.try_run("dpkg", "--configure", "-a")
+        if root.run("nri-gpu", "--version") != f"nri-gpu {new}\n":
+            root.run("dpkg", "-i", f"{AT}/{versions[new]}")
         assert root.run("nri-gpu", "--version") == f"nri-gpu {new}\n", (moment, killed)
         assert "ok installed" in root.run("dpkg", "-s", "nri-gpu")
         [_] = root.run("sh", "-c", "ls -A1 /usr/lib/nri-gpu/live").split()

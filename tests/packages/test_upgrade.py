@@ -49,13 +49,12 @@ def node() -> Iterator[Containerd]:
         yield running
 
 
-def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs) -> None:
+def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs, with_package: Path) -> None:
     state = node.base / "nri-gpu"
     state.mkdir()
     # The runtime mounts what the daemon staged, so both have to see it under one name.
     seen = {node.base: str(node.base), state: "/var/lib/nri-gpu", debs.folder: AT}
-    with DebianRoot("bookworm", seen, host_processes=True) as root:
-        root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    with DebianRoot("bookworm", seen, host_processes=True, over=with_package) as root:
         launch = Launch(
             node.base / "run",
             node.nri_socket,
@@ -94,7 +93,7 @@ def test_an_upgrade_beneath_a_container(node: Containerd, debs: Debs) -> None:
 
 
 @in_a_loop
-async def test_the_state_of_an_old_version_is_read(debs: Debs, tmp_path: Path) -> None:
+async def test_the_state_of_an_old_version_is_read(with_package: Path, tmp_path: Path) -> None:
     """State folder and container are those of tests/fixtures/state-470da98."""
     old = json.loads((OLD_STATE / "container.json").read_text())
     pod = nri.pod("train", id=old["pod_id"], uid=old["pod_uid"], namespace="default")
@@ -112,8 +111,8 @@ async def test_the_state_of_an_old_version_is_read(debs: Debs, tmp_path: Path) -
         (launch.state / name).chmod(0o600)
     (launch.state / "key").write_bytes(bytes.fromhex((OLD_STATE / "key.hex").read_text()))
     (launch.state / "key").chmod(0o600)
-    with DebianRoot("bookworm", {tmp_path: str(tmp_path), debs.folder: AT}, host_processes=True) as root:
-        root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    seen = {tmp_path: str(tmp_path)}
+    with DebianRoot("bookworm", seen, host_processes=True, over=with_package) as root:
         async with Listener(launch.socket) as listener:
             with Packaged(launch, root) as daemon:
                 runtime = await listener.accept(deadline_s=20)

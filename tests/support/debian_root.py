@@ -30,15 +30,16 @@ ENVIRONMENT: Final = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 ENTERED: Final = ("--mount", "--pid")
-# $1: the base; $2: an empty folder to mount on; then pairs of a folder and where it is to be seen. Whatever is mounted
-# is private to this process, which is the first one of its processes too, and takes all others with it.
+# $1: the lower layers; $2: an empty folder to mount on; $3: a folder for what is changed, or nothing: in memory; then
+# pairs of a folder and where it is to be seen. Whatever is mounted is private to this process, which is the first one
+# of its processes too, and takes all others with it.
 INIT: Final = """
 set -e
 mount --make-rprivate /
-base=$1 work=$2; shift 2
+lower=$1 work=$2 changed=${3:-$2}; shift 3
 mount -t tmpfs -o mode=0755 tmpfs "$work"
-mkdir "$work/upper" "$work/work" "$work/root"
-mount -t overlay -o "lowerdir=$base,upperdir=$work/upper,workdir=$work/work" overlay "$work/root"
+mkdir "$changed/upper" "$changed/work" "$work/root"
+mount -t overlay -o "lowerdir=$lower,upperdir=$changed/upper,workdir=$changed/work" overlay "$work/root"
 mount -t proc proc "$work/root/proc"
 mount -t tmpfs -o mode=0755 tmpfs "$work/root/run"
 while [ $# -gt 0 ]; do
@@ -81,21 +82,32 @@ def _make(suite: str, folder: Path) -> None:
 class DebianRoot:
     """One system, from `open` (or `with`) on. seen: folders of the machine -> where they are in it.
 
-    host_processes: with the machine's own processes in its /proc, instead of only its own.
+    host_processes: with the machine's own processes in its /proc, instead of only its own. changed: an empty folder, to
+    keep in it what is changed; over: such a folder of another system, to begin with.
     """
 
-    def __init__(self, suite: str, seen: Mapping[Path, str] | None = None, *, host_processes: bool = False) -> None:
+    def __init__(
+        self,
+        suite: str,
+        seen: Mapping[Path, str] | None = None,
+        *,
+        host_processes: bool = False,
+        changed: Path | None = None,
+        over: Path | None = None,
+    ) -> None:
         self.suite = suite
+        self._changed = str(changed or "")
+        self._over = [f"{over}/upper"] if over else []
         self._seen = [str(word) for pair in (seen or {}).items() for word in pair]
         self._namespaces = ["--mount"] if host_processes else ["--mount", "--pid", "--fork", "--kill-child"]
         self._process: subprocess.Popen[str] | None = None
         self._pid = 0
 
     def __enter__(self) -> Self:
-        lower = base(self.suite)
+        lower = ":".join([*self._over, str(base(self.suite))])
         self._work = tempfile.mkdtemp(prefix="ng-root-")
         self._process = subprocess.Popen(
-            ["unshare", *self._namespaces, "sh", "-c", INIT, "init", str(lower), self._work, *self._seen],
+            ["unshare", *self._namespaces, "sh", "-c", INIT, "init", lower, self._work, self._changed, *self._seen],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -84,12 +84,10 @@ def test_enterprise_linux_9_runs_it_on_the_python_beside_its_own(tmp_path: Path)
     assert link.readlink() == programs / "python3.11"
 
 
-def test_it_is_built_found_good_installed_updated_and_removed(tmp_path: Path) -> None:
+def test_it_is_built_found_good_installed_updated_and_removed(laid_out: Path, tmp_path: Path) -> None:
     """One test, because the package takes long to make, and each worker would make its own."""
-    tree, root = tmp_path / "tree", tmp_path / "root"
-    tree.mkdir()
-    bundle.lay_out(tree)
-    package = build.pack(tree, tmp_path, "w0.ufdio")
+    root = tmp_path / "root"
+    package = build.pack(laid_out, tmp_path, "w0.ufdio")
     assert package.name == f"nri-gpu-{__version__}-1.{os.uname().machine}.rpm"
     linted = said("rpmlint", "--config", LINT, build.SPEC, package)
     assert "0 errors, 0 warnings" in linted, linted
