@@ -52,5 +52,5 @@ def running(proc: Path, names: Collection[str], *, contained: bool = False) -> I
 
 def _of_the_node(folder: Path) -> bool:
     """Whether it has one pid, in the namespace that /proc shows: those of containers have one in theirs as well."""
-    lines = (text_of(folder / "status", _ARGUMENTS_MAX) or "").splitlines()
+    lines = (text_of(folder / "status", _ARGUMENTS_MAX) or "").split("\n")  # a name may have other ends of lines
     return all(len(line.split()) == 2 for line in lines if line.startswith("NSpid:"))

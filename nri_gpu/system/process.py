@@ -8,8 +8,11 @@ import select
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
+
+PROC: Final = Path("/proc")
 
 
 class Process(Struct, frozen=True):
@@ -19,26 +22,31 @@ class Process(Struct, frozen=True):
     started: int
 
 
-def process_of(pid: int) -> Process | None:
+def process_of(pid: int, proc: Path = PROC) -> Process | None:
     """The process with that PID; None where there is none, or a zombie. Source: proc(5), stat."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    text = _text(proc / str(pid) / "stat")
+    if not text:
         return None
     state, *fields = text.rpartition(")")[2].split()  # the program's name may hold blanks and parentheses
     return None if state in ("Z", "X") else Process(pid, int(fields[18]))
 
 
-def user_of(pid: int) -> int | None:
+def user_of(pid: int, proc: Path = PROC) -> int | None:
     """The effective user ID of a process on the host; None where /proc does not have it."""
     if pid <= 0:
         return None
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
+    # Not splitlines(): the first line has the program's name, in which the kernel escapes nothing but line feeds.
+    lines = _text(proc / str(pid) / "status").split("\n")
     found = next((line.split() for line in lines if line.startswith("Uid:")), [])
     return int(found[2]) if len(found) == 5 else None
+
+
+def _text(path: Path) -> str:
+    """Empty where it cannot be read. A program names itself in any bytes: prctl(2), PR_SET_NAME."""
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 class ProcessWatch:
