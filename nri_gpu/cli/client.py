@@ -34,7 +34,16 @@ def ask(path: Path, question: str, kind: type[T], timeout_s: float = TIMEOUT_S) 
         connection.settimeout(timeout_s)
         connection.connect(str(path))
         connection.sendall(f"{question}\n".encode())
-        answer = json.loads(_read(connection, time.monotonic() + 2 * timeout_s))
+        text = _read(connection, time.monotonic() + 2 * timeout_s)
+    return parse_answer(text, kind)
+
+
+def parse_answer(text: bytes, kind: type[T]) -> T:
+    """What the daemon said to a question. Raises: ValueError: it is no such answer, or says what is wrong."""
+    try:
+        answer = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("not a JSON object: nested too deep") from error
     if not isinstance(answer, dict) or "error" in answer:
         raise ValueError(answer.get("error") if isinstance(answer, dict) else "not a JSON object")
     return convert(answer, kind)

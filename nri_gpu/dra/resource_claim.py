@@ -20,6 +20,7 @@ from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import PreparedName
 
 BYTES_MAX: Final = 2 << 20  # etcd takes less (kubernetes: its request limit of 1.5 MiB)
+NAME_MAX: Final = 253  # characters of a Kubernetes object's name
 _UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
 
 
@@ -136,7 +137,7 @@ def usable_uid(uid: str) -> bool:
 
 def claim_name(claim: PreparedName) -> str:
     """How a sentence calls a claim."""
-    return f"ResourceClaim {claim.namespace}/{claim.name}"
+    return f"ResourceClaim {shown(claim.namespace, NAME_MAX)}/{shown(claim.name, NAME_MAX)}"
 
 
 def _texts(what: str, configs: Sequence[_Config], results: Sequence[_Result], driver: str) -> list[str]:

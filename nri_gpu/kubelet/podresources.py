@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,6 +28,7 @@ SHOWN_MAX: Final = 300  # characters of the kubelet's error
 # kubernetes: pkg/kubelet/apis/podresources/server_v1.go; both come as code UNKNOWN.
 NO_GET: Final = "Get method disabled"
 NOT_FOUND: Final = "not found"
+T = TypeVar("T")
 
 
 class PodResourcesError(NriGpuError):
@@ -58,7 +59,7 @@ class PodResources:
                         raise
                     self._gets = False  # until the next connection
                 else:
-                    found = _pod(answer.pod_resources)
+                    found = _pod(self._read(answer).pod_resources)
                     # An answer about another pod is none.
                     return found if (found.namespace, found.name) == (namespace, name) else PodDevices(namespace, name)
         listed = [pod for pod in await self.list() if (pod.namespace, pod.name) == (namespace, name)]
@@ -69,17 +70,24 @@ class PodResources:
     async def list(self) -> tuple[PodDevices, ...]:
         """All pods; before Kubernetes 1.34 finished ones too. Raises: PodResourcesError."""
         async with self._asking() as stub:
-            answer = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
+            answer = self._read(await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s))
         return tuple(_pod(each) for each in answer.pod_resources)
 
     async def allocatable(self) -> Mapping[str, tuple[str, ...]]:
         """Resource -> IDs of every device that the kubelet can allocate, used or not. Raises: PodResourcesError."""
         async with self._asking() as stub:
-            answer = await stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=self._timeout_s)
+            request = pb.AllocatableResourcesRequest()
+            answer = self._read(await stub.GetAllocatableResources(request, timeout=self._timeout_s))
         found: dict[str, tuple[str, ...]] = {}
         for each in answer.devices:
             found[each.resource_name] = (*found.get(each.resource_name, ()), *each.device_ids)
         return found
+
+    def _read(self, answer: T | None) -> T:
+        """An answer that protobuf could read: of others gRPC makes None. Raises: PodResourcesError."""
+        if answer is None:
+            raise PodResourcesError(f"the kubelet's answer at {self.socket} is no message of PodResources")
+        return answer
 
     async def close(self) -> None:
         """End the connection; the next request makes another."""

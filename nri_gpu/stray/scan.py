@@ -114,8 +114,12 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> tuple[int, int]:
-    """Its parent, and when it started. Source: proc(5), fields 4 and 22 of stat."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # its name may hold blanks and parentheses
+    return parse_stat(_text(f"/proc/{pid}/stat"))
+
+
+def parse_stat(text: str) -> tuple[int, int]:
+    """A process's parent, and when it started. Source: proc(5), fields 4 and 22 of stat."""
+    fields = text.rpartition(")")[2].split()  # its name may hold blanks and parentheses
     return int(fields[1]), int(fields[19])
 
 
@@ -127,8 +131,12 @@ def _program(pid: int) -> str:
 
 
 def _cgroups(pid: int) -> tuple[str, ...]:
+    return parse_cgroups(_text(f"/proc/{pid}/cgroup"))
+
+
+def parse_cgroups(text: str) -> tuple[str, ...]:
     """Source: cgroups(7), `4:memory:/kubepods/...`. A path has no newline, and may have all else that ends lines."""
-    paths = (line.split(":", 2)[2][:TEXT_MAX] for line in _text(f"/proc/{pid}/cgroup").split("\n") if line)
+    paths = (line.split(":", 2)[2][:TEXT_MAX] for line in text.split("\n") if line)
     return tuple(dict.fromkeys(path for path in paths if path != "/"))
 
 

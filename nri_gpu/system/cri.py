@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Final
 
@@ -43,8 +43,7 @@ async def stop_containers(
     except (OSError, TimeoutError) as error:
         output, fault = "", str(error) or f"no answer on {settings.cri_socket}"
     stopped = set()
-    for line in output.splitlines():
-        container, _, outcome = line.partition(" ")
+    for container, outcome in outcomes(output):
         bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
         if outcome == DONE:
             stopped.add(container)
@@ -54,6 +53,14 @@ async def stop_containers(
     if fault:
         logger.bind(socket=settings.cri_socket, fault=fault).error("containers not stopped")
     return frozenset(stopped)
+
+
+def outcomes(output: str) -> Iterator[tuple[str, str]]:
+    """Container id and what came of it, of each line that the child printed."""
+    for line in output.split("\n"):
+        container, _, outcome = line.partition(" ")
+        if container:
+            yield container, outcome
 
 
 async def _child(ids: Iterable[str], settings: GuardSettings, limit_s: float) -> tuple[str, str]:
