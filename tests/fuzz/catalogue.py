@@ -34,6 +34,11 @@ ENTRANCES: Final[Mapping[str, Entrance]] = {
     "topology": Entrance("fuzz_documents", "topology files"),
     "manifest": Entrance("fuzz_documents", "pod manifests of `nri-gpu explain`"),
     "kernel": Entrance("fuzz_kernel", "/proc, /sys, uevents, device cgroups, eBPF programs, container bundles"),
+    "node": Entrance(
+        "fuzz_node", "others' configuration, the driver's files and processes, as `doctor` and `prepare` read"
+    ),
+    "listeners": Entrance("fuzz_listeners", "requests of HTTP for metrics, questions on the daemon's two sockets"),
+    "grpc": Entrance("fuzz_grpc", "gRPC: PodResources, the kubelet's claims, why CRI does not stop a container"),
     "note": Entrance("fuzz_note", "ELF files and NVIDIA's note in them"),
 }
 NAMES: Final = tuple(ENTRANCES)

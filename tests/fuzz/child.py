@@ -32,15 +32,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def ending(call: Callable[P, R], last: Callable[P, bytes | None]) -> Callable[P, R]:
-    """The same, but an exception ends the process. last: the input to put by."""
+def ending(call: Callable[P, R], kind: str, last: Callable[P, bytes]) -> Callable[P, R]:
+    """The same, but an exception ends the process. kind: how the file is called that gets `last`, the input."""
 
     def guarded(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return call(*arguments, **named)
         except BaseException:
-            if (data := last(*arguments, **named)) is not None:
-                (BROKE / f"crash-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
+            data = last(*arguments, **named)
+            (BROKE / f"{kind}-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(EXIT)
@@ -54,11 +54,11 @@ def main() -> None:
     logger.add(lambda _: None)  # what is logged is formatted, and thrown away
     # libFuzzer starts this again, by a shell, where it merges.
     again = shlex.join((sys.executable, "-m", "tests.fuzz.child", *sys.argv[1:3]))
-    flags, check = [again, *sys.argv[3:]], ending(TARGET.check, lambda data: data)
+    flags, check = [again, *sys.argv[3:]], ending(TARGET.check, "crash", lambda data: data)
     if TARGET.mutate is None:
         atheris.Setup(flags, check)
     else:
-        atheris.Setup(flags, check, custom_mutator=ending(TARGET.mutate, lambda *_: None))
+        atheris.Setup(flags, check, custom_mutator=ending(TARGET.mutate, "mutator", lambda data, *_: data))
     atheris.Fuzz()
 
 

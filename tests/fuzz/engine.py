@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -88,7 +89,9 @@ def keep_found(name: str) -> str:
 def _run(name: str, flags: Sequence[str]) -> str:
     limits = (f"-timeout={INPUT_S}", f"-rss_limit_mb={MEMORY_MIB}", "-print_final_stats=1", "-verbosity=1")
     command = [sys.executable, "-m", "tests.fuzz.child", name, str(_folders(name)[1]), *limits, *flags]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-fuzz-") as folder:  # libFuzzer ends without a chance to tidy up
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, check=False)
     said = done.stderr.decode(errors="replace") + done.stdout.decode(errors="replace")
     return f"{said}\nexit status {done.returncode}"
 

@@ -5,20 +5,18 @@ policy: PolicyError with printable faults. topology: TopologyError. manifest (`n
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.manifest import read_pods
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.domain.errors import CommandError, Fault, PolicyError
 from nri_gpu.simulation.topology import TopologyError, load_topology, parse_scenario
-from tests.fuzz.target import Target
+from tests.fuzz.target import Target, scratch
 from tests.support.daemon import TOPOLOGIES
 
 PROJECT: Final = TOPOLOGIES.parents[1]
-FILE: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-")) / "document"
+FILE: Final = scratch() / "document"
 DEEP: Final = ("[" * 600, "{a=" * 600, "[[" * 300, "- " * 600, "9" * 5000)
 # Lists of aliases of lists: as text, 9 ** 9 words.
 ALIASES: Final = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 9))

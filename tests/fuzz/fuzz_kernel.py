@@ -7,10 +7,8 @@ that process's own texts: its name, its cgroup, its mounts.
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import UnseenError
@@ -21,10 +19,10 @@ from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, majors_by_name, read_mi
 from nri_gpu.verify.bundles import read_bundles
 from nri_gpu.verify.kernel import Kernel, mounts_of
 from nri_gpu.verify.program import READ, WRITE, lets_through, parse_program
-from tests.fuzz.target import Target, chosen, named
+from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.builders import gpu
 
-FOLDER: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-"))
+FOLDER: Final = scratch()
 FOLDERS: Final = HostFolders(proc=FOLDER, sys=FOLDER / "sys", dev=FOLDER / "dev")
 BUS_ID: Final = "0000:3b:00.0"
 MOUNTINFO: Final = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n"

@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, cast
 
@@ -35,14 +33,14 @@ from nri_gpu.inventory.report import read_report
 from nri_gpu.kubelet.devices import AllocationError
 from nri_gpu.request.parse import parse_claim
 from nri_gpu.stray.uses import Extent, Use
-from tests.fuzz.target import Target, chosen, named
+from tests.fuzz.target import Target, chosen, named, scratch
 from tests.property.test_report import WHOLE
 from tests.support import builders as make
 from tests.support.kubelet_nodes import GPU, PluginNode
 from tests.support.resource_claims import CONFIG
 from tests.unit.decision.deciding import injected
 
-FOLDER: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-"))
+FOLDER: Final = scratch()
 ACCESS: Final = Access(host="api", port=6443)
 LOOP: Final = asyncio.new_event_loop()
 

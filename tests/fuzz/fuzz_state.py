@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,11 +27,11 @@ from nri_gpu.health.node_health import NodeHealth, load_health
 from nri_gpu.mps.folders import NOTE, noted_folders
 from nri_gpu.plugin.guard_status import read_guard_status
 from tests.fuzz.fuzz_signed import GRANT, SIGNED
-from tests.fuzz.target import Target, chosen, named
+from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.plugin import KEY
 
 NOW: Final = 1000.0
-FOLDER: Final = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-"))
+FOLDER: Final = scratch()
 
 
 def _written(data: bytes, *parts: str) -> Path:

@@ -10,7 +10,10 @@ broke the invariant is a file of its own, whose name says what it did.
 
 from __future__ import annotations
 
+import atexit
 import base64
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +46,13 @@ class Target(Struct, frozen=True):
 
 
 Targets = Mapping[str, Target]
+
+
+def scratch() -> Path:
+    """A folder for files that a check writes, until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="nri-gpu-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def chosen(readers: Mapping[str, Callable[[bytes], object]]) -> Callable[[bytes], object]:
