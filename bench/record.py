@@ -176,6 +176,11 @@ def rendered(text: str, record: Record) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{made[found['table']]}\n{found[3]}", text)
 
 
+def shown(ratio: Ratio) -> str:
+    """In a cell that is not broken in two."""
+    return f"{ratio.median:.2f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{ratio.spread:.2f}"
+
+
 def _contenders(record: Record) -> Iterator[str]:
     machine = ", ".join(f"{what} {value}" for what, value in record.machine.items())
     yield f"Run on {record.date}, {record.rounds} rounds in {record.took_s / 60:.0f} min;\n{machine}."
@@ -183,7 +188,7 @@ def _contenders(record: Record) -> Iterator[str]:
     yield f"| contender | create + start | CPU | started per second by {record.jobs} at once |"
     yield "|---|---|---|---|"
     for each in record.contenders:
-        ratios = (f"{r.median:.2f} ± {r.spread:.2f}" for r in (each.wall, each.cpu, each.started))
+        ratios = map(shown, (each.wall, each.cpu, each.started))
         name = f"**{each.shown}**" if each.name == EIGHT else each.shown
         yield f"| {name} | {' | '.join(ratios if each.name != BARE else ('1', '1', '1'))} |"
     yield from (f"\nLeft out: {each.name}: {each.how}." for each in record.left_out)
@@ -193,13 +198,7 @@ def _budget(record: Record) -> Iterator[str]:
     yield "| ours | against | what | ratio | budget |"
     yield "|---|---|---|---|---|"
     for pair, ratio in compared(record):
-        cells = (
-            pair.ours,
-            pair.theirs,
-            OF[pair.of],
-            f"{ratio.median:.2f} ± {ratio.spread:.2f}",
-            pair.mark(ratio.median),
-        )
+        cells = (pair.ours, pair.theirs, OF[pair.of], shown(ratio), pair.mark(ratio.median))
         yield f"| {' | '.join(cells)} |"
     share = Comparison("", "", must=SHARE[0], aim=SHARE[1]).mark(record.share_percent)
     yield f"| {EIGHT} | create + start | CreateContainer's share | {record.share_percent:.1f} % | {share} |"
@@ -211,7 +210,7 @@ def _summary(record: Record) -> Iterator[str]:
     for row, pairs in SUMMARY.items():
         if all(record.has(pair.ours, pair.theirs) for pair in pairs):
             ratios = [pair.ratio(record) for pair in pairs]
-            yield f"| {row} | {' / '.join(f'{ratio.median:.2f} ± {ratio.spread:.2f}' for ratio in ratios)} |"
+            yield f"| {row} | {' / '.join(map(shown, ratios))} |"
 
 
 def read(path: Path = RECORD) -> Record:
