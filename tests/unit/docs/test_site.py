@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.build import LIST, Page, build, external, faults, links_text, pages
+from docs.build import LIST, Page, build, external, faults, links_text, pages, reachable
 
 
 def test_it_builds_without_a_warning_and_every_link_leads_somewhere(
@@ -51,3 +51,8 @@ def test_links_to_other_sites_are_listed(tmp_path: Path) -> None:
 
 def test_anchors_are_those_of_the_page() -> None:
     assert Page('<h1 id="one"></h1><a name="two">').anchors == {"one", "two"}
+
+
+def test_without_a_network_it_is_known_before_each_link_is_asked_for() -> None:
+    assert reachable(["https://127.0.0.1/x"])
+    assert not reachable(["https://name.invalid/x", "https://other.invalid/"])
