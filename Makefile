@@ -126,7 +126,7 @@ gpu-kit: $(READY) ## all that test-gpu needs on a machine without a network, in 
 
 ifdef KIT
 test-gpu:
-	@$(PYTHON) tests/gpu/run_kit.py $(KIT)
+	@$(PYTHON) tests/gpu/run_kit.py '$(KIT)'
 else
 test-gpu: $(READY) ## on a machine with an NVIDIA GPU: containers compute on what they were granted; KIT=FILE needs no network (needs root)
 	-$(BIN)/pytest -q -m gpu --junitxml=build/real-gpu.xml tests/gpu
@@ -137,4 +137,4 @@ test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_G
 	$(BIN)/pytest -q -m cluster tests/cluster
 
 clean: ## remove what was made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -53,7 +53,7 @@ def _containers(found: object, spec: Mapping[str, object], number: int, where: s
         annotations=_annotations(metadata, where),
         # A RuntimeClass mostly has its handler's name; the class itself is not in the manifest.
         runtime_handler=_text(spec.get("runtimeClassName")),
-        labels={str(k): _text(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
+        labels={_text(k): _text(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
         cgroup_parent=cgroup_of([each.get("resources") for each in containers]),
     )
     hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
@@ -78,9 +78,10 @@ def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
     for key, value in _mapping(metadata.get("annotations"), f"{where}: metadata.annotations").items():
         if not isinstance(value, str):
             raise CommandError(
-                Exit.USAGE, f'{where}: annotation {key} is not text; Kubernetes wants it in quotes: "{value}"'
+                Exit.USAGE,
+                f'{where}: annotation {_text(key)} is not text; Kubernetes wants it in quotes: "{_text(value)}"',
             )
-        annotations[str(key)] = value
+        annotations[_text(key)] = value
     return annotations
 
 
@@ -101,7 +102,10 @@ def _mounts(entries: list[object], hosts_dev: frozenset[str]) -> frozenset[str]:
 
 def _text(value: object) -> str:
     """A scalar as text; empty for anything else: lists of aliases of lists would be a text without an end."""
-    return "" if value is None or isinstance(value, Mapping | list | set) else str(value)
+    if value is None or isinstance(value, Mapping | list | set):
+        return ""
+    # Python refuses thousands of decimal digits.
+    return hex(value) if isinstance(value, int) and value.bit_length() > 64 else str(value)
 
 
 def _mapping(value: object, where: str) -> Mapping[str, object]:
@@ -135,4 +139,4 @@ def _guaranteed(resources: object) -> bool:
 def _counted(resources: object, kind: str) -> dict[str, str]:
     found = resources.get(kind) if isinstance(resources, Mapping) else None
     items = found.items() if isinstance(found, Mapping) else ()
-    return {str(name): _text(value) for name, value in items if name in _COUNTED and _text(value) != "0"}
+    return {_text(name): _text(value) for name, value in items if name in _COUNTED and _text(value) != "0"}

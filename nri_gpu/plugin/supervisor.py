@@ -73,6 +73,7 @@ class Supervisor:
         self._plugin = plugin
         self._sizes = sizes
         self._limits = limits
+        self._stood_still = False  # on the last connection that synchronized, too long for the runtime
         self._cut_short = 0  # connections in a row that ended inside Synchronize
         self._identity = identity
         self._followers = followers
@@ -144,11 +145,10 @@ class Supervisor:
         self._transport = transport
         try:
             await self._register(transport)
-            limit_s = self._limits.synchronize_s
-            still_s = await _first_of({ready, transport.closed}, service.configured_at, limit_s)
+            still_s = await _first_of({ready, transport.closed}, service.configured_at, self._limits.synchronize_s)
             # The connection that we were started with is the only one: without Synchronize it still serves.
             if not (self._inherited or transport.closed.done()) and (
-                fault := _never_called(ready.done(), still_s, service.request_timeout_s, limit_s)
+                fault := self._never_called(ready.done(), still_s, service.request_timeout_s)
             ):
                 transport.abort(RemoteProtocolError(fault))
         except TimeoutError:
@@ -170,6 +170,21 @@ class Supervisor:
                 return self._gave_up(service.session.listing, reason)
         self._ended(reason)
         return 0.0
+
+    def _never_called(self, synchronized: bool, still_s: float, timeout_s: float) -> str:
+        """Why the runtime will never call us on this connection, which it keeps open; empty where it will.
+
+        Only a new connection gets out of that. A runtime whose Synchronize timed out neither adds the plugin to its
+        list nor closes the connection (seen on containerd 1.7.24), and our late answer looks to us like any other.
+        """
+        if not synchronized:
+            return f"no Synchronize within {self._limits.synchronize_s:.0f} s"
+        # Never twice on a mere suspicion: where Synchronize always takes so long, no connection would be kept.
+        most_s = timeout_s if self._stood_still else timeout_s * STOOD_STILL
+        self._stood_still = still_s > most_s
+        if self._stood_still:
+            return f"nri-gpu stood still for {still_s:.1f} s in Synchronize, and the runtime waits {timeout_s:.1f} s"
+        return ""
 
     async def _register(self, transport: Transport) -> None:
         identity = self._identity()
@@ -226,21 +241,6 @@ async def _first_of(futures: Iterable[asyncio.Future[Exception | None]], began: 
         if done:
             break
     return longest_s
-
-
-def _never_called(synchronized: bool, still_s: float, timeout_s: float, limit_s: float) -> str:
-    """Why the runtime will never call us on this connection, which it keeps open; empty where it will.
-
-    Only a new connection gets out of that. A runtime whose Synchronize timed out neither adds the plugin to its list
-    nor closes the connection (seen on containerd 1.7.24), and our late answer looks to us like any other.
-    """
-    if not synchronized:
-        return f"no Synchronize within {limit_s:.0f} s"
-    if still_s > timeout_s * STOOD_STILL:
-        return (
-            f"nri-gpu stood still for {still_s:.1f} s in Synchronize, and the runtime waits {timeout_s:.1f} s at most"
-        )
-    return ""
 
 
 def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIME_SOCKETS) -> str:

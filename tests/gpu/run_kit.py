@@ -11,6 +11,7 @@ no setting of a GPU. Ends with 0: every test that could run passed; 1: one faile
 from __future__ import annotations
 
 import ctypes
+import lzma
 import os
 import platform
 import re
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     out = Path("build").resolve()
     try:
         kit = _unpacked(Path(arguments[0]), out / "gpu-kit") if arguments else Path(__file__).resolve().parent
-    except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+    except (OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         return _ended(USAGE, f"{arguments[0]} is not a kit of `make gpu-kit`: {error}")
     if fault := _unfit(kit):
         return _ended(UNAVAILABLE, fault)
@@ -47,16 +48,21 @@ def _ended(code: int, why: str) -> int:
 
 
 def _unpacked(archive: Path, folder: Path) -> Path:
-    """The kit's folder, in place of an earlier run's. Raises: OSError, EOFError, tarfile.TarError, ValueError."""
-    with tarfile.open(archive) as tar:
+    """The kit's folder, in place of an earlier run's.
+
+    Raises: OSError, EOFError, lzma.LZMAError, tarfile.TarError, ValueError.
+    """
+    with lzma.open(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         # Python 3.11.4 and newer ask for it.
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         tar.extractall(folder, **safely)  # type: ignore[arg-type]
-    kits = [each.parent for each in folder.glob("*/run.py")]
+        while file.read(1 << 20):  # its checksum comes after the last member
+            pass
+    kits = [each.parent for each in folder.glob("*/run.py") if (each.parent / "wheels").is_dir()]
     if len(kits) != 1:
-        raise ValueError("it has no run.py")
+        raise ValueError("it has no run.py beside wheels")
     return kits[0]
 
 
@@ -80,7 +86,8 @@ def _unfit(kit: Path) -> str:
 
 def _installed(kit: Path, folder: Path) -> Path:
     """The Python of a new virtual environment with the kit's wheels. Raises: subprocess.CalledProcessError."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
+    venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
+    subprocess.run(venv, check=True, env=_environment())
     python, wheels = folder / "bin" / "python", kit / "wheels"
     pip = next(wheels.glob("pip-*.whl")) / "pip"  # a wheel is a zip file that Python runs
     exactly = ["--no-index", f"--find-links={wheels}", "--no-deps", "--require-hashes"]
@@ -88,18 +95,23 @@ def _installed(kit: Path, folder: Path) -> Path:
     quietly = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-cache-dir", "--no-compile"]
     command = [str(python), str(pip), "--isolated", "install", *quietly, *exactly, f"--requirement={lock}"]
     # Nor what this machine has set for pip.
-    subprocess.run(command, check=True, env=os.environ | {"PIP_CONFIG_FILE": os.devnull})
+    subprocess.run(command, check=True, env=_environment() | {"PIP_CONFIG_FILE": os.devnull})
     # nri-gpu starts some of its processes isolated, where neither PYTHONPATH nor the current folder is searched.
     [packages] = folder.glob("lib/python3*/site-packages")
     (packages / "nri-gpu.pth").write_text(f"{kit / 'checkout'}\n")
     return python
 
 
+def _environment() -> dict[str, str]:
+    """Without what this machine has set for Python."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 def _tested(kit: Path, python: Path, out: Path) -> int:
     junit = out / "gpu-kit" / "junit.xml"
     junit.unlink(missing_ok=True)
     brought = {"NRI_GPU_CACHE": str(kit / "cache"), "NRI_GPU_PROGRAMS": str(kit / "programs")}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | brought
+    environment = _environment() | brought
     tests = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={junit}", "tests/gpu"]
     checkout = kit / "checkout"
     subprocess.run([str(python), *tests], cwd=checkout, env=environment, check=False)

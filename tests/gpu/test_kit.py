@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import tarfile
@@ -59,8 +60,15 @@ def test_the_kit_is_whole_and_says_that_there_is_no_driver(tmp_path: Path) -> No
 
 
 def test_what_is_no_kit_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    for name in ("missing.tar.xz", "text.tar.xz"):
-        (tmp_path / "text.tar.xz").write_text("text")
+    (tmp_path / "text.tar.xz").write_text("text")
+    (tmp_path / "run.py").write_bytes(random.Random(1).randbytes(1 << 20))
+    with tarfile.open(tmp_path / "whole.tar.xz", "w:xz") as tar:
+        tar.add(tmp_path / "run.py", "kit/run.py")
+    packed = bytearray((tmp_path / "whole.tar.xz").read_bytes())
+    packed[len(packed) // 2] ^= 1
+    (tmp_path / "damaged.tar.xz").write_bytes(packed)
+    (tmp_path / "short.tar.xz").write_bytes(packed[:-100])
+    for name in ("missing.tar.xz", "text.tar.xz", "whole.tar.xz", "damaged.tar.xz", "short.tar.xz"):
         done = run_kit(tmp_path, tmp_path / name)
         assert (done.returncode, "is not a kit of `make gpu-kit`" in done.stderr) == (Exit.USAGE, True), done
     assert run_kit(tmp_path).returncode == Exit.USAGE

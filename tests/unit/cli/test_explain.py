@@ -164,11 +164,13 @@ def test_templates(explain: Explain, manifest: str, pod: str) -> None:
         ("spec: {containers: [a]}", "a container is not a mapping"),
         ("spec: {containers: [{}, {env: [1, {name: x}]}]}", ""),
         ("metadata: {annotations: {gpu.nri.io: 2}}\nspec: {containers: [{}]}", 'wants it in quotes: "2"'),
+        ("metadata: {name: LONG, labels: {? LONG : LONG}}\nspec: {containers: [{name: LONG}]}", ""),
+        ("metadata: {annotations: {? LONG : LONG}}\nspec: {containers: [{}]}", 'wants it in quotes: "0xfff'),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )
 def test_what_is_no_manifest_is_2_and_never_a_traceback(explain: Explain, manifest: str, words: str) -> None:
-    done = explain(manifest)
+    done = explain(manifest.replace("LONG", f"0x{'f' * 5000}"))  # Python writes no decimal number of that length
     assert done.code == (Exit.USAGE if words else Exit.OK)
     assert words in done.err
     assert "Traceback" not in done.err

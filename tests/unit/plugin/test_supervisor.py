@@ -22,10 +22,11 @@ from nri_gpu.plugin.handlers import EVENTS
 from nri_gpu.plugin.supervisor import Identity, SessionFacts, explain
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.system import inotify as watch
+from nri_gpu.ttrpc import OK
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
-from tests.support.nri_messages import FLAVOURS, NRI_0_10, NRI_0_12, Flavour
+from tests.support.nri_messages import FLAVOURS, NRI_0_10, NRI_0_12, REQUEST_TIMEOUT_NS, Flavour
 from tests.support.plugin import ServedPlugin
 from tests.support.scripted_runtime import until
 
@@ -296,6 +297,19 @@ async def test_stopping_before_a_runtime_that_validates_does_not_wait_for_events
         began = time.monotonic()
         await served.supervisor.stop(5.0)
         assert time.monotonic() - began < 1.3  # a second without any
+
+
+async def test_a_synchronize_that_is_always_slow_ends_one_connection(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been too late for the runtime, which says nothing of it; but it must not go on like that forever."""
+    async with ServedPlugin(folder) as served:
+        monkeypatch.setattr(served.plugin, "synchronized", lambda *_: time.sleep(REQUEST_TIMEOUT_NS * 0.9e-9))
+        await (await served.connected()).ended()
+        runtime = await served.connected()
+        assert await runtime.event(Event.RUN_POD_SANDBOX, nri.pod()) == OK
+        assert [each for each in served.away if "stood still for" in each] == served.away
+        assert (served.ready, len(served.away)) == (2, 1)
 
 
 async def test_stopping_has_a_limit_while_calls_keep_coming(folder: Path) -> None:
