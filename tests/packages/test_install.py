@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,24 @@ def test_an_edited_policy_and_no_old_tree_stay(installed: DebianRoot, debs: Debs
     changed = root.files() ^ before
     assert not [path for path in changed if not path.startswith("/usr/lib/nri-gpu/live/")]
     assert root.run("tail", "-1", "/etc/nri-gpu/policy.toml") == "# mine\n"
+
+
+def test_a_purge_while_an_mps_daemon_runs(installed: DebianRoot) -> None:
+    root, clients = installed, "/run/nri-gpu/mps/clients"
+    shutil.copy("/usr/bin/umount", root.path / "usr/bin")
+    root.run("mkdir", "-p", clients)
+    mount = f"import ctypes; ctypes.CDLL(None).mount(b'clients', b'{clients}', b'tmpfs', 0, None)"
+    root.run("python3", "-c", mount)
+    root.run("touch", f"{clients}/pipe", "/run/nri-gpu/ledger.json")
+    within = root.command("sh", "-c", f"cd {clients} && echo there && read -r _")
+    with subprocess.Popen(within, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout
+        assert daemon.stdout.readline() == b"there\n"
+        said = root.run("dpkg", "-P", "nri-gpu")
+        daemon.communicate()
+    assert f"a program still uses {clients}, such as an MPS daemon" in said
+    assert root.run("find", "/run/nri-gpu", "-type", "f") == f"{clients}/pipe\n"
+    root.run("umount", clients)
 
 
 def test_the_guard_is_restarted_once_the_daemon_serves(bookworm: DebianRoot, debs: Debs) -> None:

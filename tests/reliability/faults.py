@@ -182,12 +182,6 @@ def _keep_logs(name: str, run: ChaosRun) -> None:
         shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
 
 
-def _unmount_below(folder: Path) -> None:
-    mounts = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    for mount in [each for each in mounts if each.startswith(f"{folder}/")]:
-        subprocess.run(["umount", "--lazy", mount], check=True)
-
-
 def _outcome(happened: Counter[str], checked: Counter[str]) -> str:
     """The sentence of a row in which nothing is wrong."""
     refused = Counter[str]()
