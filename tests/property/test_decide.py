@@ -47,7 +47,13 @@ def any_question_has_an_answer(container: Container, node: Node, ledger: Ledger,
 
 
 def the_same_question_has_the_same_answer(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
-    backwards = Ledger(_reversed(ledger.entries), _reversed(ledger.external), _reversed(ledger.releasing))
+    backwards = replace(
+        ledger,
+        entries=_reversed(ledger.entries),
+        external=_reversed(ledger.external),
+        releasing=_reversed(ledger.releasing),
+        claims=_reversed(ledger.claims),
+    )
     first = decide(container, node, ledger, policy)
     assert decide(container, node, ledger, policy) == first
     again = decide(container, node, backwards, policy)

@@ -59,7 +59,7 @@ class Monitored:
         await self.chain.until("a grant", "device=0")
         assert isinstance(await self.chain.runtime.create(of, nri.container(of)), pb.CreateContainerResponse)
         await self.shows("nri_gpu_grant_info * on (instance) (nri_gpu_connected * nri_gpu_node_ready) == 1")
-        assert await aside(self.prometheus.firing) == set()
+        await asked_until("no alert", lambda: not self.prometheus.firing())  # of the time before
 
     async def shows(self, query: str) -> None:
         """Until a query has an answer."""
