@@ -36,21 +36,24 @@ MAX_BYTES: Final = 64 << 20
 PRESET: Final = 6  # xz's own default
 
 
-def build(
-    dist: Path, pythons: Sequence[str] = bundle.PYTHONS, preset: int = PRESET, max_bytes: int = MAX_BYTES
-) -> Path:
+def build(dist: Path, pythons: Sequence[str] = bundle.PYTHONS, preset: int = PRESET) -> Path:
     """The archive, of wheels for these Pythons.
 
     preset: xz's, from 0 (fast) to 9.
     Raises: HarnessError, BundleError: something is not to be had, or the archive is too large.
     """
-    dist.mkdir(parents=True, exist_ok=True)
-    archive = dist / f"{NAME}.tar.xz"
     with tempfile.TemporaryDirectory(prefix="nri-gpu-kit-") as name:
         tree = Path(name) / NAME
-        _lay_out(tree, pythons)
-        with lzma.open(archive, "wb", preset=preset) as file, tarfile.open(fileobj=file, mode="w") as tar:
-            tar.add(tree, NAME, filter=_owned_by_root)
+        lay_out(tree, pythons)
+        return pack(tree, dist, preset)
+
+
+def pack(tree: Path, dist: Path, preset: int = PRESET, max_bytes: int = MAX_BYTES) -> Path:
+    """The archive of a tree. Raises: HarnessError: it is too large."""
+    dist.mkdir(parents=True, exist_ok=True)
+    archive = dist / f"{NAME}.tar.xz"
+    with lzma.open(archive, "wb", preset=preset) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        tar.add(tree, NAME, filter=_owned_by_root)
     size = archive.stat().st_size
     if size > max_bytes:
         archive.unlink()
@@ -58,7 +61,7 @@ def build(
     return archive
 
 
-def _lay_out(tree: Path, pythons: Sequence[str]) -> None:
+def lay_out(tree: Path, pythons: Sequence[str]) -> None:
     for name in tracked():
         _copy(ROOT / name, tree / "checkout" / name)
     _copy(ROOT / "tests" / "gpu" / "run_kit.py", tree / "run.py")

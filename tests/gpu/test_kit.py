@@ -15,6 +15,7 @@ import pytest
 from nri_gpu.domain.errors import Exit
 from tests.gpu import kit, programs, report
 from tests.gpu.report import Outcome, Report, Row
+from tests.support.errors import HarnessError
 
 HERE: Final = Path(__file__).parent
 PYTHON: Final = f"3.{sys.version_info.minor}"
@@ -34,22 +35,24 @@ def made(*outcomes: Outcome) -> Report:
     return Report(report.SCHEMA, "2026-11-22", MACHINE, [Row(f"a {each} test", each, "", 0.1) for each in outcomes])
 
 
-def run_kit(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", str(HERE / "run_kit.py"), *map(str, arguments)]
+def run_kit(
+    folder: Path, *arguments: str | Path, program: Path = HERE / "run_kit.py"
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", str(program), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a GPU: `make test-gpu` is the test")
 def test_the_kit_is_whole_and_says_that_there_is_no_driver(tmp_path: Path) -> None:
-    # For one Python, and packed fast: the other wheels cost a minute.
-    archive = kit.build(tmp_path / "dist", [PYTHON], preset=0)
-    with tarfile.open(archive) as tar:
-        names = {member.name.removeprefix(f"{kit.NAME}/") for member in tar if member.isfile()}
+    # For one Python, and not packed: other wheels and xz cost a minute.
+    tree = tmp_path / kit.NAME
+    kit.lay_out(tree, [PYTHON])
+    names = {str(each.relative_to(tree)) for each in tree.rglob("*") if each.is_file()}
     assert {f"checkout/{name}" for name in kit.tracked()} == {name for name in names if name.startswith("checkout/")}
     assert {f"programs/{name}" for name in programs.NAMES} <= names
     assert {"run.py", "cache/sid/containerd/usr/bin/containerd"} <= names
 
-    done = run_kit(tmp_path, archive)
+    done = run_kit(tmp_path, program=tree / "run.py")
     assert done.returncode == Exit.UNAVAILABLE, done.stderr
     assert "No module named" not in done.stderr  # of a process of nri-gpu's, which asks NVML
     found = json.loads((tmp_path / "build" / "real-gpu.json").read_text())
@@ -57,6 +60,22 @@ def test_the_kit_is_whole_and_says_that_there_is_no_driver(tmp_path: Path) -> No
     assert (found["machine"]["GPUs"], found["machine"]["containerd"][:2]) == ("none", "2.")
     assert "| a cuda program computes | skipped |" in done.stdout
     assert (tmp_path / "build" / "real-gpu.md").read_text() in done.stdout
+
+
+def test_a_kit_is_packed_and_unpacked(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "wheels").mkdir(parents=True)
+    (tree / "wheels" / "some-1-cp39-cp39-any.whl").write_bytes(b"")
+    (tree / "run.py").write_text("")
+    done = run_kit(tmp_path, kit.pack(tree, tmp_path / "dist"))
+    assert (done.returncode, "the kit has wheels for Python 3.9, and this is" in done.stderr) == (
+        Exit.UNAVAILABLE,
+        True,
+    )
+    assert (tmp_path / "build" / "gpu-kit" / kit.NAME / "run.py").exists()
+    with pytest.raises(HarnessError, match="may have"):
+        kit.pack(tree, tmp_path / "dist", max_bytes=100)
+    assert not [*(tmp_path / "dist").iterdir()]
 
 
 def test_what_is_no_kit_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.support.nvml import build_fake_nvml, gpus_of
 from tests.support.nvml.build import DRIVER
 
 CREATES: Final = 64  # on each containerd; a few more follow when all is mended
-QUICK_CREATES: Final = 24
+QUICK_CREATES: Final = 8
 STATE_KIB, STAGE_MIB = 768, 4
 LOGS: Final = PROJECT / "build" / "reliability"
 REFUSED: Final = re.compile(r"refused \[([a-z-]+)\]")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from tests.fuzz.catalogue import ENTRANCES, NAMES
 from tests.fuzz.engine import FuzzRun, fuzz
 from tests.fuzz.target import kept
 from tests.reliability.result import Fact, Found, Options, Row
+from tests.support import cleanup
 
 QUICK_S: Final = 5.0
 
@@ -21,8 +24,13 @@ def found(options: Options) -> Iterator[Found]:
     yield Fact("atheris", importlib.metadata.version("atheris"))
     seconds = QUICK_S if options.quick else options.fuzz_s
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for run in pool.map(lambda name: fuzz(name, seconds), [options.case] if options.case else NAMES):
-            yield _row(run)
+        try:
+            for run in pool.map(lambda name: fuzz(name, seconds), [options.case] if options.case else NAMES):
+                yield _row(run)
+        finally:
+            for pid in cleanup.descendants(os.getpid()):  # only where we are interrupted
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
 
 
 def _row(run: FuzzRun) -> Row:

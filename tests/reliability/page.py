@@ -46,10 +46,11 @@ def rendered(text: str, record: Record) -> str:
 
 def _section(record: Record, name: PartName) -> str:
     part = record.parts.get(name)
-    return "\n".join(_table(part)) + "\n" if part else "Not run yet.\n"
+    return "\n".join(table(part)) + "\n" if part else "Not run yet.\n"
 
 
-def _table(part: Part) -> Iterator[str]:
+def table(part: Part) -> Iterator[str]:
+    """Lines of Markdown: when and where it ran, a table, and the commands that repeat its rows."""
     machine = ", ".join(f"{what} {value}" for what, value in part.machine.items())
     yield from textwrap.wrap(f"Run on {part.date} in {part.took_s / 60:.0f} min; {machine}.", WIDTH)
     yield ""

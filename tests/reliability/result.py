@@ -13,10 +13,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.system.storage import write_whole
+
 PROJECT: Final = Path(__file__).resolve().parents[2]
 RECORD: Final = PROJECT / "docs" / "records" / "reliability.json"
 SCHEMA: Final = "nri-gpu/reliability/v1"
 POINTS: Final = 200  # of a series that is kept
+UNFINISHED: Final = "this run"  # the fact of one that did not reach its end
 
 
 class PartName(StrEnum):
@@ -102,6 +105,13 @@ class Part(Struct, frozen=True):
             series=[*series.values()],
         )
 
+    def unfinished(self, last: Part | None) -> Part:
+        """The rows so far, and of the run before those that have not come again; its machine says so."""
+        kept = last.amended(self) if last else self
+        old = len(kept.rows) - len(self.rows)
+        fact = f"ended after {len(self.rows)} rows" + (f", {old} are of {last.date}" if last and old else "")
+        return replace(kept, machine={**kept.machine, UNFINISHED: fact})
+
 
 class Record(Struct, frozen=True):
     """All parts, by name. A part that never ran is missing."""
@@ -127,7 +137,7 @@ def read(path: Path = RECORD) -> Record:
 
 def write(record: Record, path: Path = RECORD) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", 0o644)
 
 
 def machine() -> dict[str, str]:

@@ -28,7 +28,7 @@ from tests.support import nri_messages as nri
 from tests.support import packages
 from tests.support.chaos import AT_ONCE, ChaosRun, chaos_run
 
-WIRE, WIRE_QUICK = 20_000, 1_000
+WIRE, WIRE_QUICK = 20_000, 500
 REAL, REAL_QUICK, REAL_ROUND = 2_000, 48, 100
 EVERY: Final = 100  # creations between two samples on the wire
 EACH: Final = 1_000  # creations of which latency is told
