@@ -10,13 +10,16 @@ from typing import Final
 
 from nri_gpu.cli.manifest import read_pods
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
-from nri_gpu.domain.errors import CommandError, Fault, PolicyError
+from nri_gpu.domain.errors import CommandError, Fault, InventoryError, PolicyError
+from nri_gpu.simulation.scenario import Scenario
 from nri_gpu.simulation.topology import TopologyError, load_topology, parse_scenario
 from tests.fuzz.target import Target, scratch
 from tests.support.daemon import TOPOLOGIES
+from tests.unit.simulation.files import GPU, LINK, MIG, NODE, PLAYED, SECOND
 
 PROJECT: Final = TOPOLOGIES.parents[1]
 FILE: Final = scratch() / "document"
+SHARED: Final = "drm = [{ name = 'card0', major = 226, minor = 0 }]\nfabric = { state = 'completed' }\necc = true\n"
 DEEP: Final = ("[" * 600, "{a=" * 600, "[[" * 300, "- " * 600, "9" * 5000)
 # Lists of aliases of lists: as text, 9 ** 9 words.
 ALIASES: Final = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 9))
@@ -58,8 +61,27 @@ def topology(data: bytes) -> bool:
     except TopologyError as error:
         _check_faults(error.faults)
         return False
-    assert parse_scenario(data.decode(), "document", 0.0).after(0) == inventory
+    scenario = parse_scenario(data.decode(), "document", 0.0)
+    assert scenario.after(0) == inventory
+    for at_s in (0.0, *(change.at_s for change in scenario.changes)):
+        _stands(scenario, at_s)
     return True
+
+
+def _stands(scenario: Scenario, at_s: float) -> None:
+    """Nothing is two things at any time."""
+    try:
+        inventory = scenario.after(at_s)
+    except InventoryError:
+        return  # nobody can be asked by then
+    units = [unit.uuid for unit in inventory.units]
+    assert len(set(units)) == len(units)
+    minors = [part.device.compute_instance_minor for part in inventory.parts]
+    known = [minor for minor in minors if minor is not None]
+    assert len(set(known)) == len(known)
+    for gpu in inventory.gpus:
+        of_instances = {part.gpu_instance_id: part.memory_bytes for part in gpu.mig}
+        assert not gpu.memory_bytes or sum(of_instances.values()) <= gpu.memory_bytes
 
 
 def manifest(data: bytes) -> bool:
@@ -117,9 +139,11 @@ TARGETS: Final = {
     ),
     "topology": Target(
         topology,
-        good=_texts(
-            "config/topologies/four-gpus.toml", "config/topologies/mig-a100.toml", "config/topologies/none.toml"
-        ),
+        good=[
+            *_texts(*(f"config/topologies/{name}.toml" for name in ("four-gpus", "mig-a100", "none"))),
+            PLAYED.encode(),
+            f"{NODE}{GPU}{SHARED}{MIG}ci_minor = 85\n{SECOND}{LINK}nvlink = 18\n".encode(),
+        ],
         bad=[b"\xff", b"", b"schema = 1", b"x = " + b"[" * 600, b"x = " + b"9" * 5000],
         pieces=(
             *(

@@ -28,7 +28,7 @@ from nri_gpu.dra.api_access import Access, AccessError, by_kubeconfig
 from nri_gpu.dra.api_server import ApiServer, ApiServerError, SliceEvent
 from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import Answer, Question
-from nri_gpu.health.listener import MalformedLineError, parse_line
+from nri_gpu.health.listener import MalformedLineError, UnplacedEvent, WaitingFailed, parse_line
 from nri_gpu.inventory.report import read_report
 from nri_gpu.kubelet.devices import AllocationError
 from nri_gpu.request.parse import parse_claim
@@ -58,9 +58,11 @@ def nvml(data: bytes) -> bool:
 
 def event(data: bytes) -> bool:
     try:
-        return bool(parse_line(data))
+        said = parse_line(data)
     except MalformedLineError:
         return False
+    assert not isinstance(said, UnplacedEvent | WaitingFailed) or said.why.isprintable()
+    return True
 
 
 def _decoded(kind: object) -> Callable[[bytes], bool]:

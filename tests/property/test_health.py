@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.health import HealthState, Sign
 from nri_gpu.domain.node import GpuFault
-from nri_gpu.health.listener import (
-    EventReport,
-    MalformedLineError,
-    NextCall,
-    UnplacedEvent,
-    WaitingFailed,
-    Watching,
-    parse_line,
-)
 from nri_gpu.health.node_health import NodeHealth
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
-WORDS = st.sampled_from(["type", "event", "call", "gpus", "failed", "why", "uuid", "kind", "xid", "gi", "ci"])
 XIDS = st.sampled_from([31, 48, 63, 79, 94])
 SIGNS = st.sets(st.sampled_from(list(Sign)), max_size=2).map(lambda found: tuple(sorted(found)))
 HAPPENINGS = st.lists(
@@ -74,40 +61,6 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
         now += RULES.hold_down_s
         node, _ = node.after_inventory(look((), ()), RULES, at(now))
     assert node.records[UUIDS[0]].health.state is HealthState.HEALTHY
-
-
-PARTS_OF_LINES = st.fixed_dictionaries(
-    {"type": st.sampled_from(["event", "call", "watching", "unplaced", "fault"])},
-    optional={
-        "call": st.text(max_size=8),
-        "why": st.text(max_size=8),
-        "gpus": st.just([]),
-        "failed": st.dictionaries(st.just("0000:10:00.0"), st.text(max_size=3)),
-        "uuid": st.just(UUIDS[0]),
-        "kind": st.integers(),
-        "xid": st.integers(),
-    },
-)
-LINES = st.one_of(
-    st.binary(max_size=200),
-    PARTS_OF_LINES.map(lambda value: json.dumps(value).encode()),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4),
-        max_leaves=12,
-    ).map(lambda value: json.dumps(value).encode()),
-)
-
-
-@given(LINES)
-@example(json.dumps({"type": "event", "uuid": UUIDS[0], "kind": 8, "xid": 79}).encode())
-def test_whatever_the_event_process_says_is_sense_or_nonsense(line: bytes) -> None:
-    """And what is sense can be shown on a terminal as it is."""
-    with contextlib.suppress(MalformedLineError):
-        said = parse_line(line)
-        assert isinstance(said, NextCall | Watching | EventReport | UnplacedEvent | WaitingFailed)
-        if isinstance(said, UnplacedEvent | WaitingFailed):
-            assert said.why.isprintable()
 
 
 @given(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nri_gpu.domain.claim import Everything, Mode
 from nri_gpu.domain.gpu import Capability
@@ -106,19 +104,3 @@ def test_thousands_of_mistakes_are_not_all_looked_into() -> None:
         found = faults(f'{{"apiVersion": "gpu.nri.io/v1", "kind": "GpuConfig", {many}}}')
         assert 0 < len(found) <= FAULTS_MAX
         assert len("; ".join(found)) < 4_000
-
-
-WORDS = st.sampled_from(["mps", "shared", "utility", "rdma", "imex:3", "10Gi", "a;b", "a,b", "", " mps", "\n", "é"])
-ATOMS = st.none() | st.booleans() | st.integers(-1, 101) | st.floats() | WORDS
-OBJECTS = st.dictionaries(st.sampled_from(["memory", "threads", "x", "mode;"]), ATOMS, max_size=3)
-VALUES = ATOMS | st.lists(ATOMS | OBJECTS, max_size=3) | OBJECTS
-
-
-@given(st.dictionaries(st.sampled_from(["mode", "capabilities", "extras", "sharing", "kind"]), VALUES))
-def test_any_value_is_read_or_refused_and_what_is_read_is_a_claim(fields: dict[str, object]) -> None:
-    try:
-        read = text(**fields)
-    except ConfigError as error:
-        assert error.faults
-    else:
-        assert not read or parse_claim("key", read, given=True)
