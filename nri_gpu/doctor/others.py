@@ -129,9 +129,12 @@ def _asking(folder: Path, until: float) -> tuple[list[str], bool]:
     for path in sorted(folder.iterdir()):
         if time.monotonic() > until:
             return found, False
-        if path.stat().st_size > CONFIG_MAX or not path.is_file():
+        try:
+            if path.stat().st_size > CONFIG_MAX or not path.is_file():
+                continue
+            content = path.read_bytes()
+        except FileNotFoundError:  # the runtime has removed it since
             continue
-        content = path.read_bytes()
         if _VARIABLE in content and names_devices(content):
             found.append(f"sha256:{path.name[:12]}")
     return found, True

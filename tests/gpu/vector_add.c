@@ -6,14 +6,7 @@
  *
  * Prints "GPUs N" and "vector add ok on <name>"; exits 0 when both worked, 1 when the driver said no, 2 without libcuda.
  */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream;
+#include "cuda.h"
 
 #define N 4096
 
@@ -29,29 +22,6 @@ static const char *const PTX =
     "ld.global.f32 %f1, [%d5];\nld.global.f32 %f2, [%d6];\nadd.f32 %f3, %f1, %f2;\nst.global.f32 [%d7], %f3;\n"
     "DONE:\nret;\n}\n";
 
-static void *library;
-
-static void *symbol(const char *name)
-{
-    void *found = dlsym(library, name);
-    if (!found) {
-        fprintf(stderr, "libcuda has no %s\n", name);
-        exit(2);
-    }
-    return found;
-}
-
-static void check(CUresult result, const char *call)
-{
-    if (result) {
-        fprintf(stderr, "%s: CUDA error %d\n", call, result);
-        exit(1);
-    }
-}
-
-/* Calls NAME with the given prototype and arguments, and ends the program when it fails. */
-#define CALL(name, types, ...) check(((CUresult(*) types)symbol(name))(__VA_ARGS__), name)
-
 int main(void)
 {
     static float a[N], b[N], c[N];
@@ -64,11 +34,7 @@ int main(void)
     CUfunction function;
     CUdeviceptr on_gpu[3];
 
-    library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 2;
-    }
+    open_library();
     CALL("cuInit", (unsigned), 0);
     CALL("cuDeviceGetCount", (int *), &count);
     printf("GPUs %d\n", count);

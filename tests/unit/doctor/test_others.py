@@ -67,6 +67,9 @@ def test_images_that_ask_by_themselves(node: DoctorNode) -> None:
     image(node, "b", "NVIDIA_VISIBLE_DEVICES=void")
     image(node, "c", "PATH=/bin")
     node.write(f"{BLOBS}/{'d' * 64}", "NVIDIA_VISIBLE_DEVICES=all, in some layer")
+    (node.root / BLOBS / ("0" * 64)).symlink_to(
+        "removed"
+    )  # as one that the runtime removes after the look at the folder
     finding = node.found()["images"]
     assert finding.level is Level.WARNING
     assert "1 images set NVIDIA_VISIBLE_DEVICES" in finding.meaning
