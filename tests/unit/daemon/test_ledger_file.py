@@ -201,3 +201,17 @@ def test_what_stands_nowhere_else_is_written_soon(tmp_path: Path) -> None:
     created = make.ledger(make.entry(1, phase=GrantPhase.CREATED))
     device = AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")
     assert write_soon(tmp_path / LEDGER, created, reserve(created, [device], 5.0, shared=True))
+
+
+def test_each_change_is_written_in_its_time(tmp_path: Path) -> None:
+    state, file = NodeState(make.inventory()), tmp_path / LEDGER
+
+    async def run() -> None:
+        written = LedgerFile(file, state, delay_s=0.0, soon_s=0.0)
+        for entry in (make.entry(1), make.entry(2)):
+            state.commit(make.ledger(entry))
+            await asyncio.sleep(0.01)
+            assert [each.grant.uuids for each in read_ledger(file, 0.0).entries.values()] == [entry.grant.uuids]
+        written.close()
+
+    asyncio.run(run())
