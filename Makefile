@@ -106,8 +106,8 @@ conformance: $(READY) ## only the tests on real containerds (needs root)
 chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
 	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py
 
-reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root)
-	$(BIN)/python -m tests.reliability
+reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root, an hour)
+	$(BIN)/python -m tests.reliability; code=$$?; $(BIN)/python -m docs.plots; exit $$code
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, guided by the code it reaches, a minute each
 	$(BIN)/python -m tests.fuzz --seconds 60

@@ -22,6 +22,13 @@ from tests.reliability import result as reliability
 PICTURES: Final = Path(__file__).parent / "pictures"
 OURS, OTHERS = "#0072b2", "#999999"  # told apart by the colour-blind, and in print
 WIDTH: Final = 8.0  # inches; 100 pixels each
+SOAKS: Final = {"real": "real containerd, 8 at once", "wire": "scripted runtime, one at a time"}
+# Label of an axis -> series of tests/reliability/soak.py that it shows.
+SOAK_ROWS: Final = {
+    "memory, KiB": ("rss kib", "pss kib"),
+    "descriptors": ("descriptors",),
+    "CreateContainer, ms": ("p50", "p99"),
+}
 
 
 def create_start(content: bytes) -> str | None:
@@ -48,17 +55,26 @@ def create_start(content: bytes) -> str | None:
 
 
 def soak(content: bytes) -> str | None:
-    """Every series of the soak over its run: memory, descriptors, latency."""
+    """The soak's memory, descriptors and latency over its creations: on a real containerd, and on the wire alone."""
     part = msgspec.json.decode(content, type=reliability.Record).parts.get(reliability.PartName.SOAK)
     if part is None or not part.series:
         return None
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, 2.2 * len(part.series)), layout="constrained")
-    for axes, series in zip(figure.subplots(len(part.series), 1, squeeze=False)[:, 0], part.series, strict=True):
-        axes.plot(series.x, series.y, color=OURS, linewidth=1.2)
-        axes.set(title=series.name, xlabel=series.x_unit, ylabel=series.unit)
-        axes.set_ylim(bottom=0)
+    by_name = {series.name: series for series in part.series}
+    figure = Figure(figsize=(WIDTH, 2.2 * len(SOAK_ROWS)), layout="constrained")
+    for column, (kind, title) in zip(figure.subplots(len(SOAK_ROWS), 2, squeeze=False).T, SOAKS.items(), strict=True):
+        for axes, (label, names) in zip(column, SOAK_ROWS.items(), strict=True):
+            for name, colour in zip(names, (OURS, OTHERS), strict=False):
+                if series := by_name.get(f"{kind} {name}"):
+                    axes.plot(series.x, series.y, color=colour, linewidth=1.2, label=name.removesuffix(" kib"))
+                    axes.set_xlabel(series.x_unit)
+            axes.set_ylabel(label)
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            if len(names) > 1 and axes.lines:
+                axes.legend(fontsize=8)
+        column[0].set_title(title, fontsize=10)
     return _svg(figure)
 
 

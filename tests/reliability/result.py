@@ -141,11 +141,12 @@ def write(record: Record, path: Path = RECORD) -> None:
 
 
 def machine() -> dict[str, str]:
-    """Where this runs, without the machine's name."""
+    """Where this runs, without the machine's name, and how much else ran there."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "kernel": platform.release().split("-")[0],
         "cores": str(os.cpu_count()),
         "memory": f"{memory / (1 << 30):.0f} GiB",
         "python": platform.python_version(),
+        "load before": f"{os.getloadavg()[0]:.1f}",
     }

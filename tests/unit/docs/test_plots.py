@@ -20,12 +20,12 @@ def test_a_picture_of_another_record_is_told(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_soak_is_drawn_the_same_twice_and_its_text_is_text() -> None:
-    series = [Series("resident memory", "creates", "MiB", [0, 1, 2], [30, 31, 31])]
+    series = [Series("real rss kib", "creations", "KiB", [0, 1, 2], [30, 31, 31])]
     part = Part("2026-11-22", 1.0, {}, [], series)
     content = msgspec.json.encode(Record(parts={PartName.SOAK: part}))
     drawn = plots.soak(content)
     assert drawn
-    assert ">resident memory</text>" in drawn
+    assert all(f">{text}</text>" in drawn for text in ("creations", "memory, KiB", plots.SOAKS["real"], "rss"))
     assert drawn == plots.soak(content)
 
 
