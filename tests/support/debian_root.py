@@ -29,11 +29,13 @@ ENVIRONMENT: Final = {
     "LC_ALL": "C.UTF-8",
     "DEBIAN_FRONTEND": "noninteractive",
 }
-ENTERED: Final = ("--mount", "--pid")
+# Both kinds of machines: with systemd, which runs in tests.support.booted_root alone, and without it.
+INCLUDED: Final = {"bookworm": ("python3", "systemd"), "trixie": ("python3",)}
+ENTERED: Final = ("--mount", "--pid", "--uts", "--ipc", "--net")
 # $1: the lower layers; $2: an empty folder to mount on; $3: a folder for what is changed, or nothing: in memory; then
 # pairs of a folder and where it is to be seen. Whatever is mounted is private to this process, which is the first one
 # of its processes too, and takes all others with it.
-INIT: Final = """
+MOUNTS: Final = """
 set -e
 mount --make-rprivate /
 lower=$1 work=$2 changed=${3:-$2}; shift 3
@@ -45,13 +47,15 @@ mount -t tmpfs -o mode=0755 tmpfs "$work/root/run"
 while [ $# -gt 0 ]; do
     mkdir -p "$work/root$2"; mount --bind "$1" "$work/root$2"; shift 2
 done
+"""
+WAIT: Final = """
 exec chroot "$work/root" sh -c 'echo ready; exec cat'
 """
 
 
 def base(suite: str) -> Path:
-    """A folder with that suite's essential packages, apt and Python. Raises: HarnessError."""
-    folder = packages.cache_folder() / "roots" / suite
+    """A folder with that suite's essential packages, apt and what is included. Raises: HarnessError."""
+    folder = packages.cache_folder() / "roots" / "-".join((suite, *INCLUDED[suite]))
     with packages.one_at_a_time(folder.with_suffix(".lock")):
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
@@ -65,7 +69,8 @@ def _make(suite: str, folder: Path) -> None:
     if shutil.which("mmdebstrap") is None:
         raise HarnessError("mmdebstrap makes the Debian systems in which packages are tried: apt install mmdebstrap")
     # In a mount namespace of its own: it mounts proc and others for the time of its work.
-    command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--include=python3"]
+    command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt"]
+    command.append(f"--include={','.join(INCLUDED[suite])}")
     fast = ["--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"']
     try:
         subprocess.run(
@@ -96,6 +101,7 @@ class DebianRoot:
         over: Path | None = None,
     ) -> None:
         self.suite = suite
+        self._script = MOUNTS + WAIT
         self._changed = str(changed or "")
         self._over = [f"{over}/upper"] if over else []
         self._seen = [str(word) for pair in (seen or {}).items() for word in pair]
@@ -106,8 +112,9 @@ class DebianRoot:
     def __enter__(self) -> Self:
         lower = ":".join([*self._over, str(base(self.suite))])
         self._work = tempfile.mkdtemp(prefix="ng-root-")
+        places = (lower, self._work, self._changed, *self._seen)
         self._process = subprocess.Popen(
-            ["unshare", *self._namespaces, "sh", "-c", INIT, "init", lower, self._work, self._changed, *self._seen],
+            ["unshare", *self._namespaces, "sh", "-c", self._script, "init", *places],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

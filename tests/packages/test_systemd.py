@@ -1,0 +1,133 @@
+"""The package where systemd runs: its units start, are restarted by an upgrade beneath containers, and go with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec import Struct
+
+from nri_gpu import __version__
+from tests.packages.conftest import AT, NEWER, Debs
+from tests.support import packages
+from tests.support.booted_root import BootedRoot
+from tests.support.containerd import Containerd
+from tests.support.daemon import UUIDS
+from tests.support.driver_root import make_driver_root
+from tests.support.own_root import SOCKETS, OwnRoot
+from tests.support.pods import ContainerSpec
+from tests.support.waiting import wait_for
+
+# The runtime mounts what the daemon staged, so both have to see it under one name.
+STAGED: Final = "mkdir -p /var/lib/nri-gpu {base}/staged && mount --bind {base}/staged /var/lib/nri-gpu"
+OPTIONS: Final = "--stand-by --gpus /usr/share/nri-gpu/topologies/four-gpus.toml --driver-root /driver"
+DROP_IN: Final = "/run/systemd/system/nri-gpu.service.d"
+UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service")
+SERVES_S: Final = 30.0
+PAUSE_S: Final = 0.1
+FOR_NOW: Final = r"nri-gpu \[(not-granted|node-not-ready)\]"
+
+
+class Machine(Struct, frozen=True):
+    """A containerd, and the system whose systemd runs the package beside it."""
+
+    node: Containerd
+    root: BootedRoot
+
+    def property(self, unit: str, name: str) -> str:
+        return self.root.run("systemctl", "show", "--value", "--property", name, unit).strip()
+
+    def runs_from(self, unit: str) -> str:
+        return self.root.run("cat", f"/proc/{self.property(unit, 'MainPID')}/cmdline")
+
+    def held(self) -> dict[str, list[str]]:
+        """`pod/container` -> UUIDs of its GPUs."""
+        grants = json.loads(self.root.run("cat", "/run/nri-gpu/ledger.json"))["grants"]
+        return {f"{each['pod']}/{each['container']}": each["gpu_uuids"] for each in grants}
+
+    def create_while(self, *words: str) -> None:
+        """Run it, and containers all the while: each runs with its GPU, or is refused and created again."""
+        command = subprocess.Popen(self.root.command(*words), stdout=subprocess.DEVNULL)
+        cri = self.node.cri
+        while command.poll() is None:
+            pod = cri.asking("device=2", "short")
+            container = cri.run_persistently(pod, ContainerSpec(), FOR_NOW)
+            assert "/dev/nvidia2" in cri.status(container).device_paths
+            cri.remove(container)  # before its pod: see tests/conformance/test_chart.py
+            cri.remove_pod(pod.id)
+            time.sleep(PAUSE_S)
+        assert command.returncode == 0
+
+    def wait_serving(self) -> None:
+        wait_for("both units", lambda: self._active() == "active\nactive\n", SERVES_S, self._explain)
+
+    def _active(self) -> str:
+        return self.root.try_run("systemctl", "is-active", *UNITS).stdout
+
+    def _explain(self) -> str:
+        return self.root.try_run("systemctl", "status", "--no-pager", "--lines=40", *UNITS).stdout
+
+
+@pytest.fixture
+def machine(debs: Debs, with_package: Path) -> Iterator[Machine]:
+    """It was booted with the package on it."""
+    node = Containerd(packages.fetch(packages.Version.V2_1))
+    OwnRoot(node.supervisor_pid, node.base, SOCKETS + STAGED)
+    drop_in = node.base / "drop-in"
+    drop_in.mkdir()
+    (drop_in / "test.conf").write_text(f"[Service]\nExecStart=\nExecStart=/usr/bin/nri-gpu run {OPTIONS}\n")
+    seen = {
+        debs.folder: AT,
+        node.base / "nri": "/run/nri",
+        node.base / "staged": "/var/lib/nri-gpu",
+        make_driver_root(node.base / "driver"): "/driver",
+        drop_in: DROP_IN,
+    }
+    with node, BootedRoot("bookworm", seen, over=with_package) as root:
+        machine = Machine(node, root)
+        machine.wait_serving()
+        yield machine
+
+
+def test_systemd_starts_restarts_and_forgets_it(machine: Machine, debs: Debs) -> None:
+    root, node = machine.root, machine.node
+    assert root.run("systemctl", "is-system-running") == "running\n"
+    train = node.cri.run_asking("device=1", "train")
+    held = {"train/main": [UUIDS[1]]}
+
+    machine.create_while("dpkg", "-i", f"{AT}/{debs.newer}")
+    machine.wait_serving()
+    for unit in UNITS:
+        assert f"/live/{NEWER}." in machine.runs_from(unit)
+        assert machine.property(unit, "NRestarts") == "0"  # by systemd, of what has failed
+    daemon, guard = (int(machine.property(each, "ActiveEnterTimestampMonotonic")) for each in UNITS)
+    assert daemon < guard
+    wait_for("the ledger", lambda: machine.held() == held, SERVES_S, lambda: str(machine.held()))
+    assert "[gpu-busy]" in str(node.cri.refused("device=1", "third"))
+
+    # What a runtime outside has mounted is not seen in there.
+    root.run("umount", "--lazy", "/var/lib/nri-gpu")
+    root.run("apt", "purge", "-y", "nri-gpu")
+    assert root.run("systemctl", "list-units", "--all", "--no-legend", "nri-gpu*") == ""
+    assert root.run("systemctl", "is-system-running") == "running\n"
+    assert [path for path in root.files() if "nri-gpu" in path] == [DROP_IN]
+    assert node.cri.execute(train, "/bin/ls", "/dev/nvidia1").code == 0
+
+
+def test_a_second_daemon_serves_during_an_upgrade(machine: Machine, debs: Debs) -> None:
+    """The lines of docs/kubernetes.md, "Upgrade under load", with the unit's options."""
+    root = machine.root
+    as_unit = ("--unit=nri-gpu-next", "--property=Type=notify", "--property=KillMode=process")
+    root.run("systemd-run", *as_unit, "/usr/bin/nri-gpu", "run", *OPTIONS.split())
+    machine.create_while("apt", "install", f"{AT}/{debs.newer}")
+    assert machine.property("nri-gpu-next", "StatusText") == "serving /var/run/nri/nri.sock, 0 grants"
+    assert machine.property("nri-gpu", "StatusText").startswith("standing by")
+    assert f"/live/{__version__}." in machine.runs_from("nri-gpu-next")
+    root.run("systemctl", "stop", "nri-gpu-next")
+    wait_for("the unit to serve", lambda: machine.property("nri-gpu", "StatusText").startswith("serving"), SERVES_S)
+    assert f"/live/{NEWER}." in machine.runs_from("nri-gpu")
