@@ -10,8 +10,9 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
+from nri_gpu.verify.kernel import DeviceRule
 from tests.support import cdi
-from tests.support.cgroup import Cgroup, DeviceRule, device_rules
+from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu

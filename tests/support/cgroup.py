@@ -4,10 +4,8 @@ import json
 import subprocess
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
 
-from msgspec import Struct
-
+from nri_gpu.verify.kernel import DeviceRule
 from tests.support import packages
 
 
@@ -21,22 +19,6 @@ class Cgroup(StrEnum):
 def host_cgroup() -> Cgroup:
     """What this machine has. v1 can show v2 to a containerd in a mount namespace; not the other way round."""
     return Cgroup.V2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else Cgroup.V1
-
-
-class DeviceRule(Struct, frozen=True, order=True):
-    """One line of a v1 devices.list. kind: a, b or c; None: any number; access: of the letters rwm."""
-
-    kind: str
-    major: int | None
-    minor: int | None
-    access: str
-
-    @classmethod
-    def parse(cls, line: str) -> Self:
-        """Read `c 195:0 rw` or `a *:* rwm`."""
-        kind, numbers, access = line.split()
-        major, minor = (None if number == "*" else int(number) for number in numbers.split(":"))
-        return cls(kind, major, minor, access)
 
 
 def device_rules(cgroup: Path) -> frozenset[DeviceRule]:
