@@ -115,7 +115,8 @@ def _images(seen: Examined, runtime: ContainerRuntime | None, *, obeys: bool) ->
     if found:
         yield warning(
             subject,
-            f"{len(found)} images set NVIDIA_VISIBLE_DEVICES, and NVIDIA's runtime obeys it: {listed(found)}",
+            f"{len(found)} image{'s set' if len(found) > 1 else ' sets'} NVIDIA_VISIBLE_DEVICES, and NVIDIA's runtime "
+            f"obeys it: {listed(found)}",
             *policy_lines('set environment.disarm = "all"'),
             f"crictl images --no-trunc | grep -e {found[0]}    # its name",
         )

@@ -72,7 +72,7 @@ def test_images_that_ask_by_themselves(node: DoctorNode) -> None:
     )  # as one that the runtime removes after the look at the folder
     finding = node.found()["images"]
     assert finding.level is Level.WARNING
-    assert "1 images set NVIDIA_VISIBLE_DEVICES" in finding.meaning
+    assert "1 image sets NVIDIA_VISIBLE_DEVICES" in finding.meaning
     assert "sha256:aaaaaaaaaaaa" in finding.meaning
     assert 'disarm = "all"    # below [environment]' in finding.fix
 
