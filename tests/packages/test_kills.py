@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import Final
 
@@ -12,27 +11,30 @@ from tests.packages.conftest import AT, NEWER, Debs
 from tests.support.debian_root import DebianRoot, kill_group
 from tests.support.waiting import wait_for
 
-# What dpkg or our scripts have made when they are killed: in the middle of unpacking, of replacing file by file, of the
-# new tree, and between two of its steps.
-MOMENTS: Final = (
-    "usr/lib/nri-gpu/bundle/common/nri_gpu/__init__.py.dpkg-new",
-    "usr/bin/nri-gpu.dpkg-tmp",
-    "usr/share/nri-gpu/manifests/dra.yaml.dpkg-tmp",
-    "usr/lib/nri-gpu/live/.new.*/common/nri_gpu",
-    "usr/lib/nri-gpu/live/.new.*/common/nri_gpu/__pycache__",
-)
-AFTER_S: Final = (0.2, 0.8)
-APPEARS_S: Final = 60.0
+# Where dpkg is killed. While it unpacks: it has got so much of the files' archive, and waits for more.
+UNPACKED_BYTES: Final = 4 << 20
+# While it replaces file by file: at its rename(2) of this number, which strace counts.
+RENAMES: Final = (50, 700)
+# In postinst: before the new tree is filled, before it has its name, and before it is switched to.
+PROGRAMS: Final = ("cp", "mv", "ln")
+REACHED_S: Final = 60.0
+# Come first in PATH. They tell that they were called, and wait to be killed.
+STUBS: Final = Path("usr/local/sbin")
+WAITS: Final = "#!/bin/sh\ntouch /run/reached\nexec sleep 600\n"
+CUTS: Final = f"""#!/bin/sh
+case "$1" in
+--fsys-tarfile) /usr/bin/dpkg-deb "$@" | head -c {UNPACKED_BYTES}; touch /run/reached; exec sleep 600 ;;
+esac
+exec /usr/bin/dpkg-deb "$@"
+"""
 
 
 def test_whatever_is_killed_a_whole_version_runs(installed: DebianRoot, debs: Debs) -> None:
     versions = {__version__: debs.this, NEWER: debs.newer}
     root = installed
     old, new = __version__, NEWER
-    for moment in (*MOMENTS, *AFTER_S):
-        upgrade = start(root, "dpkg", "-i", f"{AT}/{versions[new]}")
-        killed = wait_until(moment, upgrade, root.path)
-        kill_group(upgrade, [9])
+    for moment in ("dpkg-deb", *RENAMES, *PROGRAMS):
+        kill_at(moment, root, "dpkg", "-i", f"{AT}/{versions[new]}")
         said = root.try_run("nri-gpu", "--version").stdout
         assert said in {f"nri-gpu {old}\n", f"nri-gpu {new}\n"}, (moment, said)
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n"), moment
@@ -41,12 +43,30 @@ def test_whatever_is_killed_a_whole_version_runs(installed: DebianRoot, debs: De
         root.try_run("dpkg", "--configure", "-a")
         if root.run("nri-gpu", "--version") != f"nri-gpu {new}\n":
             root.run("dpkg", "-i", f"{AT}/{versions[new]}")
-        assert root.run("nri-gpu", "--version") == f"nri-gpu {new}\n", (moment, killed)
+        assert root.run("nri-gpu", "--version") == f"nri-gpu {new}\n", moment
         assert "ok installed" in root.run("dpkg", "-s", "nri-gpu")
         [_] = root.run("sh", "-c", "ls -A1 /usr/lib/nri-gpu/live").split()
         old, new = new, old
     root.run("dpkg", "-P", "nri-gpu")
     assert not [path for path in root.files() if "nri-gpu" in path and not path.startswith(AT)]
+
+
+def kill_at(moment: str | int, root: DebianRoot, *words: str) -> None:
+    """Run it until it calls the program of that name, or its rename(2) of that number, and kill it all there."""
+    if isinstance(moment, int):
+        strace = ["strace", "-f", "-o/dev/null", "-etrace=rename", f"-einject=rename:signal=KILL:when={moment}"]
+        done = subprocess.run([*strace, *root.command(*words)], capture_output=True, check=False)
+        assert done.returncode == -9, done.stderr  # strace ends as what it traced
+        return
+    stub, reached = root.path / STUBS / moment, root.path / "run/reached"
+    stub.write_text(CUTS if moment == "dpkg-deb" else WAITS)
+    stub.chmod(0o755)
+    command = start(root, *words)
+    wait_for(f"dpkg to call {moment}", reached.exists, REACHED_S)
+    assert command.poll() is None
+    kill_group(command, [9])
+    stub.unlink()
+    reached.unlink()
 
 
 def start(root: DebianRoot, *words: str) -> subprocess.Popen[bytes]:
@@ -55,20 +75,9 @@ def start(root: DebianRoot, *words: str) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_until(moment: str | float, process: subprocess.Popen[bytes], root: Path) -> bool:
-    """Until a path has appeared, or so many seconds have passed. Returns whether the process still runs."""
-    if isinstance(moment, float):
-        time.sleep(moment)
-    else:
-        wait_for(moment, lambda: process.poll() is not None or any(root.glob(moment)), APPEARS_S, poll_s=0.001)
-    return process.poll() is None
-
-
 def test_an_interrupted_installation_is_mended(bookworm: DebianRoot, debs: Debs) -> None:
     root = bookworm
-    install = start(root, "dpkg", "-i", f"{AT}/{debs.this}")
-    wait_until("usr/lib/nri-gpu/live/.new.*", install, root.path)
-    kill_group(install, [9])
+    kill_at("mv", root, "dpkg", "-i", f"{AT}/{debs.this}")
     assert "half-configured" in root.run("dpkg", "-s", "nri-gpu")
     assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"  # from the files as they were unpacked
     root.run("dpkg", "--configure", "-a")
