@@ -11,7 +11,7 @@ import pytest
 
 from nri_gpu import __version__
 from tests.packages.conftest import AT, NEWER, Debs
-from tests.support import apt
+from tests.support import packages
 from tests.support.debian_root import DebianRoot, base
 
 PAGE = Path(__file__).parents[2] / "docs" / "install.md"
@@ -22,6 +22,15 @@ echo "$*" >>/run/told
 case "$*" in
 *is-enabled*) echo enabled ;;
 *restart*) [ ! -e /run/fails ] ;;
+esac
+"""
+# Runs `python3 -I -c PROGRAM` as another version, and answers `python3 -I -V`.
+STAND_IN = """#!/bin/sh
+case "$2" in
+-V) echo Python {version} ;;
+-c) exec /usr/bin/python3.11 -I -c "import sys; sys.version_info = {tuple}
+$3" ;;
+*) exec /usr/bin/python3.11 "$@" ;;
 esac
 """
 DAEMON, GUARD = "--quiet --system restart nri-gpu.service", "--quiet --system restart nri-gpu-guard.service"
@@ -140,11 +149,10 @@ def test_a_policy_of_a_newer_version_is_named(bookworm: DebianRoot, debs: Debs) 
     assert "this version cannot use /etc/nri-gpu/policy.toml as it is; the daemon goes on with the last good" in said
 
 
-def test_too_old_a_python_gets_a_sentence(bookworm: DebianRoot, debs: Debs, tmp_path: Path) -> None:
+def test_too_old_a_python_gets_a_sentence(bookworm: DebianRoot, debs: Debs) -> None:
     """Debian 11's Python, on a newer system."""
-    for name in ("python3.9-minimal", "libpython3.9-minimal"):
-        apt.unpack(name, "bullseye", tmp_path / name)
-        shutil.copytree(tmp_path / name, bookworm.path, dirs_exist_ok=True, symlinks=True)
+    for tree in packages.python_39():
+        shutil.copytree(tree, bookworm.path, dirs_exist_ok=True, symlinks=True)
     bookworm.run("ln", "-sf", "python3.9", "/usr/bin/python3")
     before = bookworm.files()
     done = bookworm.try_run("apt", "install", f"{AT}/{debs.this}")
@@ -154,6 +162,21 @@ def test_too_old_a_python_gets_a_sentence(bookworm: DebianRoot, debs: Debs, tmp_
         done.stdout,
     )
     assert not [path for path in bookworm.files() - before if "/__pycache__" not in path]  # that Python's own
+
+
+def test_a_python_without_wheels_gets_a_sentence(bookworm: DebianRoot, debs: Debs) -> None:
+    """No Debian has these two, so Debian 12's says that it is one of them."""
+    root = bookworm
+    root.run("rm", "/usr/bin/python3")
+    for version in ("3.10.12", "3.14.0"):
+        stand_in = root.path / "usr/bin/python3"
+        stand_in.write_text(STAND_IN.format(version=version, tuple=tuple(map(int, version.split(".")))))
+        stand_in.chmod(0o755)
+        before = root.files()
+        done = root.try_run("apt", "install", f"{AT}/{debs.this}")
+        assert done.returncode == 100
+        assert f"nri-gpu needs Python 3.11, 3.12 or 3.13, and /usr/bin/python3 is Python {version};" in done.stdout
+        assert root.files() == before
 
 
 def test_the_systems_python_changes_under_it(debs: Debs) -> None:

@@ -206,6 +206,11 @@ def glibc_231() -> Path:
     return _cached("libc6", "bullseye") / "lib/x86_64-linux-gnu"
 
 
+def python_39() -> tuple[Path, ...]:
+    """Two folders which together are Debian 11's Python without most of its library, to lay over a root."""
+    return tuple(_cached(package, "bullseye") for package in ("python3.9-minimal", "libpython3.9-minimal"))
+
+
 def glibc_lib64() -> Path:
     """The folder of a C library whose loader searches /lib64 and /usr/lib64, and no folder of Debian's.
 
