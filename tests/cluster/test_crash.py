@@ -37,7 +37,7 @@ def test_a_daemon_that_is_killed_costs_no_job_and_no_gpu_is_given_twice(cluster:
     wait_for("the first Jobs to end", lambda: done() >= 2)
     cluster.kill(victim)
     cluster.start(victim)
-    wait_for("all Jobs to end", lambda: done() == QUEUED, 120, lambda: cluster.kubectl("get", "pods"))
+    wait_for("all Jobs to end", lambda: done() == QUEUED, 120, lambda: cluster.kubectl("describe", "pods"))
     uses = [line.split() for line in (record / "uses").read_text().splitlines()]
     assert len(uses) >= QUEUED
     for node in {node for node, *_ in uses}:
