@@ -34,10 +34,16 @@ def test_a_daemon_that_is_killed_costs_no_job_and_no_gpu_is_given_twice(cluster:
     def done() -> int:
         return sum(bool(job["status"].get("succeeded")) for job in cluster.get("jobs"))
 
+    def explain() -> str:
+        states = cluster.kubectl(
+            "get", "pods", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status}{'\\n'}{end}"
+        )
+        return "\n".join([states, *(cluster.log(name)[-9000:] for name in (DAEMON, GUARD, "containerd"))])
+
     wait_for("the first Jobs to end", lambda: done() >= 2)
     cluster.kill(victim)
     cluster.start(victim)
-    wait_for("all Jobs to end", lambda: done() == QUEUED, 120, lambda: cluster.kubectl("describe", "pods"))
+    wait_for("all Jobs to end", lambda: done() == QUEUED, 120, explain)
     uses = [line.split() for line in (record / "uses").read_text().splitlines()]
     assert len(uses) >= QUEUED
     for node in {node for node, *_ in uses}:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from nri_gpu.domain.decision import Code
 from nri_gpu.policy.forms import settings_of
 from nri_gpu.policy.schema import SECTIONS
 
-FILES: Final = sources()
+files = cache(sources)  # not when tests are collected, in each worker
 ROWS: Final = tuple(rows(MANUAL.read_text()))
 
 
@@ -25,19 +26,19 @@ def names(table: str) -> list[str]:
 
 
 def test_every_phrase_that_is_logged_has_its_cause_and_fix() -> None:
-    assert list(faults(FILES, ROWS)) == []
+    assert list(faults(files(), ROWS)) == []
     assert len(names(LOG)) > 80
     done = subprocess.run([sys.executable, MANUAL.with_suffix(".py")], cwd=PACKAGE.parent, check=False)
     assert done.returncode == 0
 
 
 def test_every_code_that_a_refusal_can_have_is_there() -> None:
-    written = {code for file in FILES for text in file.strings for code in re.findall(r"nri-gpu \[([a-z-]+)\]", text)}
+    written = {code for file in files() for text in file.strings for code in re.findall(r"nri-gpu \[([a-z-]+)\]", text)}
     assert sorted(names(CODES)) == sorted({code.value for code in Code} | written)
 
 
 def test_every_refusals_phrase_is_there() -> None:
-    phrases = {text for file in FILES for text in file.strings if re.fullmatch(r"\w+ (refused|rejected)", text)}
+    phrases = {text for file in files() for text in file.strings if re.fullmatch(r"\w+ (refused|rejected)", text)}
     assert sorted(phrases - {"request rejected"}) == sorted(names(REFUSED))
 
 
@@ -54,7 +55,7 @@ def test_every_sentence_of_validation_and_starts_is_there(file: str) -> None:
 
 
 def test_words_of_a_sentence_are_words_of_one() -> None:
-    said = "\n".join(text for file in FILES for text in file.strings)
+    said = "\n".join(text for file in files() for text in file.strings)
     assert [words for words in names(SENTENCES) if words not in said] == []
 
 
