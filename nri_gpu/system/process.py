@@ -12,6 +12,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.system.storage import text_of
+
 PROC: Final = Path("/proc")
 
 
@@ -23,8 +25,11 @@ class Process(Struct, frozen=True):
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
-    """The process with that PID; None where there is none, or a zombie. Source: proc(5), stat."""
-    text = _text(proc / str(pid) / "stat")
+    """The process with that PID; None where there is none, or a zombie. Source: proc(5), stat.
+
+    A program names itself in any bytes: prctl(2), PR_SET_NAME.
+    """
+    text = text_of(proc / str(pid) / "stat")
     if not text:
         return None
     state, *fields = text.rpartition(")")[2].split()  # the program's name may hold blanks and parentheses
@@ -36,17 +41,9 @@ def user_of(pid: int, proc: Path = PROC) -> int | None:
     if pid <= 0:
         return None
     # Not splitlines(): the first line has the program's name, in which the kernel escapes nothing but line feeds.
-    lines = _text(proc / str(pid) / "status").split("\n")
+    lines = (text_of(proc / str(pid) / "status") or "").split("\n")
     found = next((line.split() for line in lines if line.startswith("Uid:")), [])
     return int(found[2]) if len(found) == 5 else None
-
-
-def _text(path: Path) -> str:
-    """Empty where it cannot be read. A program names itself in any bytes: prctl(2), PR_SET_NAME."""
-    try:
-        return path.read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 class ProcessWatch:

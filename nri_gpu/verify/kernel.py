@@ -150,7 +150,7 @@ def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[
     if not holding:
         return frozenset()
     holder = max(reversed(holding), key=lambda each: len(each.place))  # of several at one place the last is seen
-    folder = f"{Path(holder.root) / stage_dir.relative_to(holder.place)}".rstrip("/") + "/"
+    folder = str(Path(holder.root) / stage_dir.relative_to(holder.place)).rstrip("/") + "/"
     below = (each.root for each in inside if each.device == holder.device and each.root.startswith(folder))
     return frozenset(root.removeprefix(folder).partition("/")[0] for root in below)
 
