@@ -6,7 +6,6 @@ python -m bench.record [--check]
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -19,12 +18,12 @@ from msgspec import Struct
 from bench import contenders
 from bench.contenders import BARE, EIGHT, FLOOR, HOOKS, ONE, UNASKED
 from bench.figures import Figure, Ratio, paired
+from tests.support.records import filled
 
 PROJECT: Final = Path(__file__).parents[1]
 RECORD: Final = PROJECT / "docs" / "records" / "performance.json"
 PAGES: Final = (PROJECT / "docs" / "performance.md", PROJECT / "README.md")
 SCHEMA: Final = "nri-gpu/performance/v1"
-MARKED: Final = re.compile(r"(<!-- record: (?P<table>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class Measured(Struct, frozen=True):
@@ -172,8 +171,7 @@ def lines(record: Record) -> Iterator[str]:
 def rendered(text: str, record: Record) -> str:
     """The page with the record's tables in it."""
     tables = {"contenders": _contenders, "budget": _budget, "summary": _summary}
-    made = {name: "\n".join(table(record)) for name, table in tables.items()}
-    return MARKED.sub(lambda found: f"{found[1]}{made[found['table']]}\n{found[3]}", text)
+    return filled(text, lambda name: "\n".join(tables[name](record)) + "\n")
 
 
 def shown(ratio: Ratio) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +28,12 @@ from tests.gpu.compare import ask_ours
 from tests.gpu.conftest import driver_root
 from tests.support import packages
 from tests.support.errors import HarnessError
+from tests.support.records import filled, marked
 
 PROJECT: Final = Path(__file__).parents[2]
 RECORD: Final = PROJECT / "docs" / "records" / "real-gpu.json"
 PAGE: Final = PROJECT / "docs" / "real-gpu.md"
 SCHEMA: Final = "nri-gpu/real-gpu/v1"
-MARKED: Final = re.compile(r"(<!-- record: gpu -->\n).*?(<!-- end -->)", re.DOTALL)
 NONE_YET: Final = "None yet: **these tests have not run on a GPU so far.**\n"
 SAID_CHARACTERS: Final = 300  # of a failure
 
@@ -128,10 +127,10 @@ def code_of(report: Report) -> Exit:
 
 def rendered(page: str, record: Path = RECORD) -> str:
     """The page with the record's table in it. Raises: ValueError: it has no markers, or the record is none."""
-    if not MARKED.search(page):
+    if "gpu" not in marked(page):
         raise ValueError(f"{PAGE.name} has no markers for the record")
     table = markdown(read(record)) if record.exists() else NONE_YET
-    return MARKED.sub(lambda found: f"{found[1]}{table}{found[2]}", page)
+    return filled(page, lambda _: table)
 
 
 def read(path: Path) -> Report:

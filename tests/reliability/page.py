@@ -6,7 +6,6 @@ python -m tests.reliability.page [--check]
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.reliability.result import PROJECT, Part, PartName, Record, Row, read
+from tests.support.records import filled, marked
 
 PAGE: Final = PROJECT / "docs" / "reliability.md"
-MARKED: Final = re.compile(r"(<!-- record: (?P<part>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH: Final = 120
 
 
@@ -39,9 +38,9 @@ def render(path: Path = PAGE) -> None:
 
 def rendered(text: str, record: Record) -> str:
     """The page with the record's tables in it. Raises: ValueError: it has no place for a part, or no such part."""
-    if missing := record.parts.keys() - {PartName(found["part"]) for found in MARKED.finditer(text)}:
+    if missing := record.parts.keys() - set(map(PartName, marked(text))):
         raise ValueError(f"the page has no markers for {', '.join(sorted(missing))}")
-    return MARKED.sub(lambda found: f"{found[1]}{_section(record, PartName(found['part']))}{found[3]}", text)
+    return filled(text, lambda name: _section(record, PartName(name)))
 
 
 def _section(record: Record, name: PartName) -> str:
