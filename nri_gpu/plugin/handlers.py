@@ -36,6 +36,7 @@ from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, warn_ungranted
 from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.releasing import ReleasedGpus
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.starts import GrantedContainers
@@ -78,7 +79,7 @@ class Plugin:
         self._granted = GrantedContainers(state, needs, key, self.kubelet, self.counts)
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
             Event.RUN_POD_SANDBOX: self._pod_came,
-            Event.START_CONTAINER: self._granted.start,
+            Event.START_CONTAINER: self._started,
             Event.STOP_CONTAINER: self._stopped,
             Event.REMOVE_CONTAINER: self._removed,
             Event.STOP_POD_SANDBOX: self._pod_gone,
@@ -86,6 +87,7 @@ class Plugin:
         }
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
+        self._exits = UntoldExits(self._exited)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
 
     @property
@@ -122,6 +124,7 @@ class Plugin:
         decision = decide(container, node, cleared, self.policy)
         reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
+        self._exits.told(container.id)
         self.kubelet.decided(container, decision)
         self._record(container, decision, signed, node, now)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
@@ -216,6 +219,8 @@ class Plugin:
         self.state.synchronized = True
         self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)
+        have = self.ledger.entries.keys() | self.ledger.live.keys()
+        self._exits.watch({item.container.id: item.pid for item in listed if item.pid and item.container.id in have})
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.external)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float, request_timeout_s: float) -> list[Entry]:
@@ -298,19 +303,29 @@ class Plugin:
         may_concern = convert.may_concern(payload, major, environment=environment, stage_dir=self.stage_dir)
         return may_concern or self.external.concerns(payload)
 
+    def _started(self, change: Lifecycle) -> Reply:
+        self._exits.told(change.container_id)
+        return self._granted.start(change)
+
     def _stopped(self, change: Lifecycle) -> Reply:
         now = self._needs.clock()
-        return self._ended(change, self.ledger.stopped(change.container_id, now), now)
+        return self._ended(change.container_id, self.ledger.stopped(change.container_id, now), now)
 
     def _removed(self, change: Lifecycle) -> Reply:
-        return self._ended(change, self.ledger.released(change.container_id), self._needs.clock())
+        return self._ended(change.container_id, self.ledger.released(change.container_id), self._needs.clock())
 
-    def _ended(self, change: Lifecycle, after: Ledger, now: float) -> Reply:
-        self._needs.recorder.settled(change.container_id)
-        self.ungranted -= {change.container_id}
-        ended = self.kubelet.ended(self.ledger, after, change.container_id, now)
-        self.state.commit(self._released.vacated(ended, (change.container_id,), now))
+    def _ended(self, container_id: ContainerId, after: Ledger, now: float) -> Reply:
+        self._exits.told(container_id)
+        self._needs.recorder.settled(container_id)
+        self.ungranted -= {container_id}
+        ended = self.kubelet.ended(self.ledger, after, container_id, now)
+        self.state.commit(self._released.vacated(ended, (container_id,), now))
         return EMPTY
+
+    def _exited(self, container_id: ContainerId) -> None:
+        now = self._needs.clock()
+        logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
+        self._ended(container_id, self.ledger.stopped(container_id, now), now)
 
     def _pod_came(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:

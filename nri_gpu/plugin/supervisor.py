@@ -20,6 +20,7 @@ from nri_gpu.nri.list_size import ListSize
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits, RuntimeCallError, Transport
+from nri_gpu.system.process import has_our_pids
 from nri_gpu.system.tasks import Backoff, LogOnce
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; sent to runtimes from 0.12 on
@@ -139,10 +140,11 @@ class Supervisor:
             ready.set_result(None)
 
         service = PluginService(self._plugin, self._configured, on_ready, self._sizes, self._subscription)
-        _, transport = await loop.create_unix_connection(
+        io, transport = await loop.create_unix_connection(
             lambda: Transport(service.answer, service.unsent, self._limits), path, sock=sock
         )
         self._transport = transport
+        service.same_pids = has_our_pids(io.get_extra_info("socket"))
         try:
             await self._register(transport)
             still_s = await _first_of({ready, transport.closed}, service.configured_at, self._limits.synchronize_s)

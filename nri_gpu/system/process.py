@@ -6,6 +6,9 @@ import asyncio
 import os
 import select
 import signal
+import socket
+import struct
+from asyncio.trsock import TransportSocket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,6 +18,7 @@ from msgspec import Struct
 from nri_gpu.system.storage import text_of
 
 PROC: Final = Path("/proc")
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Process(Struct, frozen=True):
@@ -44,6 +48,24 @@ def user_of(pid: int, proc: Path = PROC) -> int | None:
     lines = (text_of(proc / str(pid) / "status") or "").split("\n")
     found = next((line.split() for line in lines if line.startswith("Uid:")), [])
     return int(found[2]) if len(found) == 5 else None
+
+
+def has_our_pids(connection: socket.socket | TransportSocket) -> bool:
+    """Whether the peer of a UNIX socket knows processes by the same PIDs as this process.
+
+    Its own PID is 0 here where it is outside our namespace (unix(7), SO_PEERCRED); inside one below ours it has more
+    than one. By its pidfd, since /proc may hide it (proc(5), /proc/pid/fdinfo, NSpid).
+    """
+    pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if pid <= 0:
+        return False
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    text = text_of(PROC / "self/fdinfo" / str(fd)) or ""
+    os.close(fd)
+    return next((line.split()[1:] for line in text.splitlines() if line.startswith("NSpid:")), []) == [str(pid)]
 
 
 class ProcessWatch:

@@ -2,17 +2,23 @@
 
 import os
 import signal
+import threading
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import READY_S, UUIDS, Launch, NriGpu
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
+
+REQUEST_TIMEOUT_S = 2.0  # the runtime's, which drops a plugin that takes longer
 
 
 def test_one_that_exits_by_itself_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
@@ -102,6 +108,35 @@ def test_what_ended_while_the_plugin_was_away_is_free(node: Containerd, daemon: 
     daemon.wait_ready()
     daemon.wait_held({"stays/main": [UUIDS[1]]})
     assert node.cri.status(stays).state == "RUNNING"
+
+
+@pytest.mark.parametrize("of_runtime", [True, False], ids=["asked", "answered"])
+def test_one_that_ends_inside_synchronize_frees_its_gpus(
+    node: Containerd, launch: Launch, folder: Path, of_runtime: bool
+) -> None:
+    """The runtime has listed it, and does not call us yet. of_runtime: whether it ends before we see the list."""
+    listed, ended = threading.Event(), threading.Event()
+
+    def hold(from_runtime: bool, data: bytes) -> None:
+        if b"Synchronize" in data:
+            listed.set()
+        if listed.is_set() and from_runtime == of_runtime:
+            ended.wait(timeout=REQUEST_TIMEOUT_S)
+
+    daemon = NriGpu(replace(launch, socket=folder / "nri.sock"))
+    with NriGpu(launch) as before:
+        before.wait_staged()
+        short = node.cri.run_asking("device=0", "short")
+        node.cri.run_asking("device=1", "stays")
+        pid = node.cri.status(short).pid
+    with Recorder(folder / "nri.sock", node.nri_socket, hold) as recorder, daemon:
+        assert listed.wait(timeout=READY_S)
+        os.kill(pid, signal.SIGKILL)
+        wait_for("it to end", lambda: node.cri.status(short).state == "EXITED", READY_S)
+        ended.set()
+        daemon.wait_held({"stays/main": [UUIDS[1]]})
+        node.cri.run_asking("device=0", "next")
+        assert len(recorder.sessions) == 1
 
 
 def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, daemon: NriGpu) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -51,3 +55,41 @@ def test_a_program_names_itself_in_any_bytes(name: bytes) -> None:
         assert process.started > 0
         assert user_of(child.pid) == NOBODY
         child.stdin.close()
+
+
+LISTENS = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+CONNECTS = """
+import socket, sys
+from nri_gpu.system.process import has_our_pids
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+print(has_our_pids(connection), flush=True)
+sys.stdin.read()
+"""
+BELOW = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.mark.parametrize(
+    ("of_peer", "ours", "same"),
+    [((), (), True), (BELOW, (), False), ((), BELOW, False), (BELOW, BELOW, False)],
+    ids=["the same", "the peer's is below ours", "ours is below the peer's", "neither is above the other"],
+)
+def test_whose_pids_a_peer_has(tmp_path: Path, of_peer: Sequence[str], ours: Sequence[str], *, same: bool) -> None:
+    socket = str(tmp_path / "socket")
+    with ExitStack() as stack:
+
+        def line(within: Sequence[str], program: str) -> str:
+            command = [*within, sys.executable, "-c", program, socket]
+            child = stack.enter_context(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True))
+            assert child.stdout
+            return child.stdout.readline().strip()
+
+        assert line(of_peer, LISTENS) == "listens"
+        assert line(ours, CONNECTS) == str(same)

@@ -1,0 +1,177 @@
+"""Containers that end while the runtime does not call us: their GPUs come free, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin import exits, supervisor
+from nri_gpu.plugin.exits import TOLD_WITHIN_S, UntoldExits
+from tests.support import nri_messages as nri
+from tests.support.log import Log
+from tests.support.plugin import ServedPlugin
+from tests.support.scripted_runtime import ScriptedRuntime, until
+
+SOON_S: Final = 0.3
+NO_PID: Final = 0x7FFFFFFF  # more than the kernel gives (proc(5), pid_max)
+SENTENCE: Final = "container ended, and the runtime did not tell"
+ID: Final = ContainerId("one")
+
+
+class Program:
+    """A process that runs until it is told to end."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(["sleep", "600"])
+        self.pid = self._child.pid
+
+    def end(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    made = Program()
+    yield made
+    made.end()
+
+
+class Watching(UntoldExits):
+    """Keeps which containers ended unheard."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda id_: self.ended.append(id_), SOON_S)
+        self.ended: list[ContainerId] = []
+
+
+async def seen() -> None:
+    """The loop has looked at its descriptors."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_an_end_is_told_after_a_while(program: Program) -> None:
+    watching = Watching()
+    watching.watch({ID: program.pid})
+    await asyncio.sleep(SOON_S * 2)
+    assert watching.ended == []
+    program.end()
+    await seen()
+    assert watching.ended == []
+    await until("the end", lambda: watching.ended == [ID])
+
+
+async def test_so_is_one_of_before() -> None:
+    watching = Watching()
+    watching.watch({ID: NO_PID})
+    await until("the end", lambda: watching.ended == [ID])
+
+
+@pytest.mark.parametrize("ended_first", [False, True])
+async def test_of_one_that_the_runtime_tells_of_no_end_is_told(program: Program, *, ended_first: bool) -> None:
+    watching = Watching()
+    watching.watch({ID: program.pid})
+    if ended_first:
+        program.end()
+        await seen()
+    watching.told(ID)
+    program.end()
+    await asyncio.sleep(SOON_S * 2)
+    assert watching.ended == []
+
+
+async def test_what_is_listed_anew_is_watched_in_place_of_the_rest(program: Program) -> None:
+    watching = Watching()
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - proc has no use for Path
+    watching.watch({ID: program.pid, ContainerId("two"): program.pid})
+    watching.watch({ContainerId("three"): program.pid})
+    program.end()
+    await until("the end", lambda: watching.ended == [ContainerId("three")])
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize("pid", [0xFFFFFFFF, 0x80000000])
+async def test_a_pid_that_is_none(log: Log, pid: int) -> None:
+    watching = Watching()
+    watching.watch({ID: pid})
+    await asyncio.sleep(SOON_S * 2)
+    assert watching.ended == []
+    assert log.one("processes of containers cannot be watched").fields["containers"] == 1
+
+
+async def test_not_all_descriptors_go_there(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "WATCHED_MAX", 3)
+    watching = Watching()
+    watching.watch({ContainerId(str(number)): program.pid for number in range(9)})
+    program.end()
+    await asyncio.sleep(SOON_S * 2)
+    assert sorted(watching.ended) == ["0", "1", "2"]
+
+
+# --- with the plugin and its connection
+
+
+class Listing:
+    """A runtime that lists a container with a GPU, running, by that PID."""
+
+    def __init__(self, served: ServedPlugin, runtime: ScriptedRuntime, pid: int) -> None:
+        self.pod, self.made = served.granted("device=0")
+        self.made.pid = pid
+        self._served, self._runtime = served, runtime
+
+    async def list(self) -> None:
+        await self._runtime.register()
+        await self._runtime.synchronize([self.pod], [nri.running(self.made)])
+
+    @property
+    def held(self) -> bool:
+        return any(entry.holds for entry in self._served.plugin.ledger.entries.values())
+
+
+async def test_its_gpu_is_another_s_then(folder: Path, log: Log, program: Program) -> None:
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        listing = Listing(served, runtime, program.pid)
+        await listing.list()
+        program.end()
+        assert listing.held
+        await until("the GPU to come free", lambda: not listing.held)
+        assert log.one(SENTENCE).fields["container_id"] == listing.made.id
+        after = nri.asking("device=0", "next")
+        assert isinstance(await runtime.create(after, nri.container(after)), pb.CreateContainerResponse)
+
+
+@pytest.mark.parametrize("event", [Event.CREATE_CONTAINER, Event.START_CONTAINER])
+async def test_a_container_that_is_run_again_keeps_its_gpu(folder: Path, program: Program, event: Event) -> None:
+    """By the same id, as Docker does."""
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        listing = Listing(served, runtime, program.pid)
+        await listing.list()
+        program.end()
+        if event is Event.CREATE_CONTAINER:
+            await runtime.create(listing.pod, listing.made)
+        else:
+            assert (await runtime.event(event, listing.pod, listing.made)).ok
+        await asyncio.sleep(TOLD_WITHIN_S * 1.5)
+        assert listing.held
+
+
+async def test_pids_of_another_namespace_say_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "has_our_pids", lambda _: False)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        listing = Listing(served, runtime, NO_PID)
+        await listing.list()
+        await asyncio.sleep(TOLD_WITHIN_S * 1.5)
+        assert listing.held
