@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -186,9 +185,8 @@ def _sentences(each: ContainerReport) -> Iterator[str]:
 
 def _watch(args: argparse.Namespace) -> int:
     """Look again and again until SIGINT or SIGTERM. Returns the code of the last look."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a look is not cut off: they are seen after it
     every_s = min(max(LOOK_MIN_S, args.every), LOOK_MAX_S)
     tell = _as_json if args.output == "json" else _as_text
     before, fault = None, ""
@@ -205,7 +203,7 @@ def _watch(args: argparse.Namespace) -> int:
             before = report
         for line in told:
             print(line, flush=True)
-        if stop.wait(every_s):
+        if signal.sigtimedwait(ends, every_s):
             return code
 
 
