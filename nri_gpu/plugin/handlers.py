@@ -87,7 +87,7 @@ class Plugin:
         }
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
-        self._exits = UntoldExits(self._exited)
+        self._exits = UntoldExits(self.exited)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
 
     @property
@@ -239,6 +239,12 @@ class Plugin:
         self._granted.unseen = frozenset(entry.grant.container_id for entry in missing)
         return missing
 
+    def exited(self, container_id: ContainerId) -> None:
+        """The process of a container ended, and the runtime did not tell."""
+        now = self._needs.clock()
+        logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
+        self._ended(container_id, self.ledger.stopped(container_id, now), now)
+
     def observe(self) -> None:
         """Read containers' device numbers by the newest inventory: they may be those of other GPUs now."""
         inventory = self.state.node.inventory
@@ -321,11 +327,6 @@ class Plugin:
         ended = self.kubelet.ended(self.ledger, after, container_id, now)
         self.state.commit(self._released.vacated(ended, (container_id,), now))
         return EMPTY
-
-    def _exited(self, container_id: ContainerId) -> None:
-        now = self._needs.clock()
-        logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
-        self._ended(container_id, self.ledger.stopped(container_id, now), now)
 
     def _pod_came(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
