@@ -1,17 +1,16 @@
 """Exits of containers that the runtime does not tell us of.
 
-containerd holds its lock over the whole of Synchronize, and only then adds the plugin to those that it calls. The exit
-of a container waits for that lock, and may be told to the plugins without us; no other event of that container comes
-until it is removed (containerd: internal/nri/nri.go, NotifyContainerExit and syncPlugin).
+containerd holds its lock while it synchronizes a plugin, and only then adds it to those that it calls. The exit of a
+container waits for that lock, and may be told to the plugins without us; no other event of that container comes until
+it is removed (containerd: internal/nri/nri.go, NotifyContainerExit and syncPlugin). Nor is a start that fails told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from loguru import logger
@@ -23,7 +22,7 @@ WATCHED_MAX: Final = 512  # descriptors, of the 1,024 that a process has by defa
 
 
 class UntoldExits:
-    """Watches the processes of containers that the runtime listed, until it tells of them.
+    """Watches the processes of containers until the runtime tells of their end.
 
     exited: called with a container whose process ended, and the runtime said nothing for told_within_s.
     """
@@ -32,37 +31,47 @@ class UntoldExits:
         self._exited = exited
         self._told_within_s = told_within_s
         self._forget: dict[ContainerId, Callable[[], object]] = {}
+        self._over: set[ContainerId] = set()  # whose process has ended, told or not
 
-    def watch(self, pids: Mapping[ContainerId, int]) -> None:
-        """Watch these containers, and no others. pids: of their processes, in our PID namespace."""
-        for id_ in tuple(self._forget):
-            self.told(id_)
-        faults = [fault for id_, pid in islice(pids.items(), WATCHED_MAX) if (fault := self._watch(id_, pid))]
-        if faults:
-            bound = logger.bind(containers=len(faults), fault=faults[0])
-            bound.warning("processes of containers cannot be watched")
+    def watch(self, container_id: ContainerId, pid: int) -> None:
+        """Watch a container that the runtime says is there. pid: of its process, in our PID namespace.
 
-    def told(self, container_id: ContainerId) -> None:
-        """The runtime told of this container, so it will tell of its exit too."""
-        if forget := self._forget.pop(container_id, None):
-            forget()
-
-    def _watch(self, container_id: ContainerId, pid: int) -> str:
-        """Why its process cannot be watched; empty if it can."""
+        0 where it is not known: containerd lists one that has just ended as running, without a PID. It is over then if
+        we saw its process end, and is watched on if not.
+        """
+        if not pid:
+            if container_id in self._over:
+                self._ended(container_id)
+            return
+        self.told(container_id)
+        if len(self._forget) >= WATCHED_MAX:
+            return
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._ended(container_id)
-            return ""
         except (OSError, OverflowError) as error:
-            return str(error)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(fd, self._ended, container_id)
-        self._forget[container_id] = partial(_close, loop, fd)
-        return ""
+            bound = logger.bind(container_id=container_id, fault=str(error))
+            bound.warning("process of a container cannot be watched")
+        else:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(fd, self._ended, container_id)
+            self._forget[container_id] = partial(_close, loop, fd)
+
+    def keep(self, containers: Set[ContainerId]) -> None:
+        """Watch no others than these any more."""
+        for container_id in (self._forget.keys() | self._over) - containers:
+            self.told(container_id)
+
+    def told(self, container_id: ContainerId) -> None:
+        """The runtime told of the end of this container, or of its beginning."""
+        self._over.discard(container_id)
+        if forget := self._forget.pop(container_id, None):
+            forget()
 
     def _ended(self, container_id: ContainerId) -> None:
         self.told(container_id)
+        self._over.add(container_id)
         timer = asyncio.get_running_loop().call_later(self._told_within_s, self._untold, container_id)
         self._forget[container_id] = timer.cancel
 

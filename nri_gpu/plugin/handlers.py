@@ -69,6 +69,7 @@ class Plugin:
     def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes) -> None:
         self.state = state
         self.ungranted: frozenset[ContainerId] = frozenset()
+        self.same_pids = False
         self.counts = Counts()
         self.kubelet = KubeletAllocations()
         self.external = ExternalAllocations(state, self.kubelet)
@@ -219,8 +220,9 @@ class Plugin:
         self.state.synchronized = True
         self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)
-        have = self.ledger.entries.keys() | self.ledger.live.keys()
-        self._exits.watch({item.container.id: item.pid for item in listed if item.pid and item.container.id in have})
+        self._exits.keep(self.ledger.entries.keys() | self.ledger.live.keys())
+        for item in listed:
+            self._watch(item.container.id, item.pid)
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.external)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float, request_timeout_s: float) -> list[Entry]:
@@ -241,9 +243,12 @@ class Plugin:
 
     def exited(self, container_id: ContainerId) -> None:
         """The process of a container ended, and the runtime did not tell."""
-        now = self._needs.clock()
-        logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
-        self._ended(container_id, self.ledger.stopped(container_id, now), now)
+        if self._holds(container_id):
+            now = self._needs.clock()
+            logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
+            self._ended(container_id, self.ledger.stopped(container_id, now), now)
+        else:  # it told of its pod's end
+            self._exits.told(container_id)
 
     def observe(self) -> None:
         """Read containers' device numbers by the newest inventory: they may be those of other GPUs now."""
@@ -311,17 +316,28 @@ class Plugin:
 
     def _started(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)
-        return self._granted.start(change)
+        reply = self._granted.start(change)
+        self._watch(change.container_id, change.pid)
+        return reply
+
+    def _watch(self, container_id: ContainerId, pid: int) -> None:
+        if self.same_pids and self._holds(container_id):
+            self._exits.watch(container_id, pid)
+
+    def _holds(self, container_id: ContainerId) -> bool:
+        """Whether its end gives a GPU back."""
+        return container_id in self.ledger.entries or container_id in self.ledger.live
 
     def _stopped(self, change: Lifecycle) -> Reply:
+        self._exits.told(change.container_id)
         now = self._needs.clock()
         return self._ended(change.container_id, self.ledger.stopped(change.container_id, now), now)
 
     def _removed(self, change: Lifecycle) -> Reply:
+        self._exits.told(change.container_id)
         return self._ended(change.container_id, self.ledger.released(change.container_id), self._needs.clock())
 
     def _ended(self, container_id: ContainerId, after: Ledger, now: float) -> Reply:
-        self._exits.told(container_id)
         self._needs.recorder.settled(container_id)
         self.ungranted -= {container_id}
         ended = self.kubelet.ended(self.ledger, after, container_id, now)

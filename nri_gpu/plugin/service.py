@@ -9,7 +9,6 @@ from typing import Final, Protocol
 
 from loguru import logger
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RemoteProtocolError, TooManyEntriesError
@@ -64,10 +63,12 @@ class SynchronizeFacts(Struct, frozen=True):
 class NriHandlers(Protocol):
     """What answers requests: the injector (`plugin/handlers.py`) or the guard (`plugin/guard.py`).
 
-    stage_dir: where driver files are staged, if mounts from there have to be read; else empty.
+    stage_dir: where driver files are staged, if mounts from there have to be read; else empty. same_pids: set for each
+    connection: whether the runtime's PIDs are those of this process's namespace.
     """
 
     stage_dir: str
+    same_pids: bool
     counts: Counts
 
     @property
@@ -94,7 +95,6 @@ class PluginService:
     """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
 
     configured: called with the runtime's introduction. ready: called at the end of Synchronize.
-    same_pids: whether the runtime's PIDs are those of this process's namespace.
     Handlers are plain functions on values in memory: they cannot hang, so the deadline is checked before one runs,
     never during.
     """
@@ -117,7 +117,6 @@ class PluginService:
         self._parts = self._payload_bytes = 0  # of Synchronize so far
         self._began = 0.0
         self.configured_at = 0.0  # of the monotonic clock
-        self.same_pids = False
         self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: none
         self._handlers: dict[str, Handler] = {
             **dict.fromkeys(UNUSED_METHODS, lambda _: EMPTY),
@@ -231,8 +230,6 @@ class PluginService:
         # Once, not for each part: some runtimes send thousands of empty parts (nri/session.py).
         logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
         self._sizes.synchronized(self.session.listing)
-        if not self.same_pids:
-            listed = tuple([replace(each, pid=0) for each in listed])
         self._plugin.synchronized(listed, self.request_timeout_s)
         self._ready()
         return convert.synchronize_to_pb(more=False)

@@ -144,7 +144,7 @@ class Supervisor:
             lambda: Transport(service.answer, service.unsent, self._limits), path, sock=sock
         )
         self._transport = transport
-        service.same_pids = has_our_pids(io.get_extra_info("socket"))
+        self._plugin.same_pids = has_our_pids(io.get_extra_info("socket"))
         try:
             await self._register(transport)
             still_s = await _first_of({ready, transport.closed}, service.configured_at, self._limits.synchronize_s)

@@ -2,23 +2,23 @@
 
 import os
 import signal
-import threading
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from msgspec.structs import replace
 
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import READY_S, UUIDS, Launch, NriGpu
+from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.recorder import Recorder
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
-REQUEST_TIMEOUT_S = 2.0  # the runtime's, which drops a plugin that takes longer
+ENDING = 30  # containers that end
+ENDS_EVERY_S = 0.003
 
 
 def test_one_that_exits_by_itself_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
@@ -110,35 +110,6 @@ def test_what_ended_while_the_plugin_was_away_is_free(node: Containerd, daemon: 
     assert node.cri.status(stays).state == "RUNNING"
 
 
-@pytest.mark.parametrize("of_runtime", [True, False], ids=["asked", "answered"])
-def test_one_that_ends_inside_synchronize_frees_its_gpus(
-    node: Containerd, launch: Launch, folder: Path, of_runtime: bool
-) -> None:
-    """The runtime has listed it, and does not call us yet. of_runtime: whether it ends before we see the list."""
-    listed, ended = threading.Event(), threading.Event()
-
-    def hold(from_runtime: bool, data: bytes) -> None:
-        if b"Synchronize" in data:
-            listed.set()
-        if listed.is_set() and from_runtime == of_runtime:
-            ended.wait(timeout=REQUEST_TIMEOUT_S)
-
-    daemon = NriGpu(replace(launch, socket=folder / "nri.sock"))
-    with NriGpu(launch) as before:
-        before.wait_staged()
-        short = node.cri.run_asking("device=0", "short")
-        node.cri.run_asking("device=1", "stays")
-        pid = node.cri.status(short).pid
-    with Recorder(folder / "nri.sock", node.nri_socket, hold) as recorder, daemon:
-        assert listed.wait(timeout=READY_S)
-        os.kill(pid, signal.SIGKILL)
-        wait_for("it to end", lambda: node.cri.status(short).state == "EXITED", READY_S)
-        ended.set()
-        daemon.wait_held({"stays/main": [UUIDS[1]]})
-        node.cri.run_asking("device=0", "next")
-        assert len(recorder.sessions) == 1
-
-
 def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, daemon: NriGpu) -> None:
     """NRI lets it be created without us; it asked for a GPU, so it must not run without one."""
     daemon.kill()
@@ -151,6 +122,35 @@ def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, 
         node.cri.start(ungranted)
     node.cri.start(bystander)
     daemon.wait_logged("created without nri-gpu")
+
+
+def test_those_that_end_as_containerd_comes_back_free_their_gpus(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
+    """One after another, before we register and after: of some it tells nobody, as it synchronizes its plugins then."""
+
+    def run(number: int) -> int:
+        return fresh_node.cri.status(fresh_node.cri.run_asking("device=0; mode=shared", f"p{number}")).pid
+
+    with NriGuard(fresh_daemon.launch) as guard, ThreadPoolExecutor(4) as pool:
+        guard.wait_ready()
+        pids = list(pool.map(run, range(ENDING)))
+        fresh_node.cri.run_asking("device=1", "stays")
+        fresh_node.kill()
+        socket = fresh_node.nri_socket
+        killed_at = socket.stat().st_ctime
+
+        def end() -> None:
+            wait_for(
+                "containerd", lambda: socket.exists() and socket.stat().st_ctime > killed_at, READY_S, poll_s=0.001
+            )
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                time.sleep(ENDS_EVERY_S)
+
+        ending = pool.submit(end)
+        fresh_node.restart()
+        ending.result()
+        fresh_daemon.wait_session(2)
+        fresh_daemon.wait_held({"stays/main": [UUIDS[1]]})
 
 
 def test_containerd_killed_and_restarted(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:

@@ -21,7 +21,6 @@ on GPUs that may be another's by then. If that one runs too, both do; but nobody
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -125,7 +124,6 @@ class Runtime(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()  # where the plugin watches processes that never end
         self.made: dict[ContainerId, Made] = {}
         self.gpus = GPUS
         self.now = 0.0
@@ -138,14 +136,6 @@ class Runtime(RuleBasedStateMachine):
         self.state = NodeState(make.inventory(GPUS, simulated=True), policy=Policy(mps=MPS))
         self.state.put_driver(make.driver())
         self.start_daemon()
-
-    def teardown(self) -> None:
-        self.end_daemon()
-        self.loop.close()
-
-    def end_daemon(self) -> None:
-        """What it has open is closed."""
-        self.loop.run_until_complete(self.synchronize(()))
 
     def start_daemon(self) -> None:
         """A new process: what was in memory is gone."""
@@ -186,12 +176,7 @@ class Runtime(RuleBasedStateMachine):
         listed.sort(key=lambda made: order[made.number % len(order)])
         self.unseen = {each.grant.container_id for each in self.journal.remembered(self.now - GRACE_S)}
         self.unseen -= {made.container.id for made in listed}
-        self.loop.run_until_complete(
-            self.synchronize([Listed(made.container, made.state == "created", PID) for made in listed])
-        )
-
-    async def synchronize(self, listed: Iterable[Listed]) -> None:
-        self.plugin.synchronized(tuple(listed))
+        self.plugin.synchronized(tuple(Listed(made.container, made.state == "created", PID) for made in listed))
 
     # What can happen on a machine.
 
@@ -225,7 +210,6 @@ class Runtime(RuleBasedStateMachine):
         if fate != "failed":
             self.made[container.id] = Made(container, self.number, listed=listed)
         if "answer lost" in fate:  # with the plugin, which is back at once
-            self.end_daemon()
             self.start_daemon()
             self.relist(range(7))
 
@@ -387,7 +371,6 @@ class Runtime(RuleBasedStateMachine):
     def the_machine_boots_again(self) -> None:
         self.away, self.boots = True, self.boots + 1
         self.journal, self.key = Journal(), self.boots.to_bytes(len(KEY))
-        self.end_daemon()
         self.start_daemon()
         for made in self.made.values():
             made.state, made.listed = "created" if made.state == "created" else "exited", True

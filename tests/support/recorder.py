@@ -10,7 +10,7 @@ A man in the middle: bytes pass unchanged, and are kept, and are cut into ttrpc 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -86,14 +86,10 @@ class Session(Struct):
 
 
 class Recorder:
-    """Listens where a plugin connects, and connects where the runtime listens. sessions: one a connection.
+    """Listens where a plugin connects, and connects where the runtime listens. sessions: one a connection."""
 
-    hold: called with each chunk, and whether it is the runtime's; it is passed on when that returns.
-    """
-
-    def __init__(self, path: Path, target: Path, hold: Callable[[bool, bytes], object] = lambda *_: None) -> None:
+    def __init__(self, path: Path, target: Path) -> None:
         self.sessions: list[Session] = []
-        self._hold = hold
         self._target = str(target)
         self._lock = threading.Lock()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -136,7 +132,6 @@ class Recorder:
             while data := source.recv(READ_BYTES):
                 with self._lock:  # kept before it is passed on: an answer never precedes what it answers
                     session.chunks.append((from_runtime, data))
-                self._hold(from_runtime, data)
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):

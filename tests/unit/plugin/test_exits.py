@@ -62,7 +62,7 @@ async def seen() -> None:
 
 async def test_an_end_is_told_after_a_while(program: Program) -> None:
     watching = Watching()
-    watching.watch({ID: program.pid})
+    watching.watch(ID, program.pid)
     await asyncio.sleep(SOON_S * 2)
     assert watching.ended == []
     program.end()
@@ -73,14 +73,14 @@ async def test_an_end_is_told_after_a_while(program: Program) -> None:
 
 async def test_so_is_one_of_before() -> None:
     watching = Watching()
-    watching.watch({ID: NO_PID})
+    watching.watch(ID, NO_PID)
     await until("the end", lambda: watching.ended == [ID])
 
 
 @pytest.mark.parametrize("ended_first", [False, True])
 async def test_of_one_that_the_runtime_tells_of_no_end_is_told(program: Program, *, ended_first: bool) -> None:
     watching = Watching()
-    watching.watch({ID: program.pid})
+    watching.watch(ID, program.pid)
     if ended_first:
         program.end()
         await seen()
@@ -90,29 +90,46 @@ async def test_of_one_that_the_runtime_tells_of_no_end_is_told(program: Program,
     assert watching.ended == []
 
 
-async def test_what_is_listed_anew_is_watched_in_place_of_the_rest(program: Program) -> None:
+async def test_others_than_are_kept_are_not_watched(program: Program) -> None:
     watching = Watching()
     before = os.listdir("/proc/self/fd")  # noqa: PTH208 - proc has no use for Path
-    watching.watch({ID: program.pid, ContainerId("two"): program.pid})
-    watching.watch({ContainerId("three"): program.pid})
+    for id_ in (ID, ContainerId("two"), ContainerId("three")):
+        watching.watch(id_, program.pid)
+    watching.watch(ID, program.pid)
+    watching.keep({ID, ContainerId("three"), ContainerId("four")})
+    watching.told(ContainerId("three"))
     program.end()
-    await until("the end", lambda: watching.ended == [ContainerId("three")])
+    await until("the end", lambda: watching.ended == [ID])
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+async def test_without_a_pid_the_one_of_before_is_watched_on(program: Program) -> None:
+    """As containerd lists one whose task it just lost."""
+    watching = Watching()
+    watching.watch(ID, program.pid)
+    program.end()
+    watching.watch(ID, 0)
+    watching.watch(ContainerId("two"), 0)
+    await until("the end", lambda: watching.ended == [ID])
+    watching.keep({ID})
+    watching.watch(ID, 0)
+    await until("the end", lambda: watching.ended == [ID, ID])
 
 
 @pytest.mark.parametrize("pid", [0xFFFFFFFF, 0x80000000])
 async def test_a_pid_that_is_none(log: Log, pid: int) -> None:
     watching = Watching()
-    watching.watch({ID: pid})
+    watching.watch(ID, pid)
     await asyncio.sleep(SOON_S * 2)
     assert watching.ended == []
-    assert log.one("processes of containers cannot be watched").fields["containers"] == 1
+    assert log.one("process of a container cannot be watched").fields["container_id"] == ID
 
 
 async def test_not_all_descriptors_go_there(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "WATCHED_MAX", 3)
     watching = Watching()
-    watching.watch({ContainerId(str(number)): program.pid for number in range(9)})
+    for number in range(9):
+        watching.watch(ContainerId(str(number)), program.pid)
     program.end()
     await asyncio.sleep(SOON_S * 2)
     assert sorted(watching.ended) == ["0", "1", "2"]
@@ -162,9 +179,22 @@ async def test_a_container_that_is_run_again_keeps_its_gpu(folder: Path, program
         if event is Event.CREATE_CONTAINER:
             await runtime.create(listing.pod, listing.made)
         else:
+            listing.made.pid = os.getpid()
             assert (await runtime.event(event, listing.pod, listing.made)).ok
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert listing.held
+
+
+async def test_a_start_that_fails_unheard_gives_the_gpu_back(folder: Path, program: Program) -> None:
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected()
+        of = nri.asking("device=0")
+        made = nri.container(of)
+        assert isinstance(await runtime.create(of, made), pb.CreateContainerResponse)
+        made.pid = program.pid
+        assert (await runtime.event(Event.START_CONTAINER, of, made)).ok
+        program.end()
+        await until("the GPU to come free", lambda: not served.plugin.ledger.entries)
 
 
 async def test_pids_of_another_namespace_say_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
