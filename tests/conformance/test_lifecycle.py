@@ -17,7 +17,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
-ENDING = 30  # containers that end
+ENDING = 16  # containers that end
 ENDS_EVERY_S = 0.003
 
 

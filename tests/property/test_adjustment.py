@@ -176,7 +176,7 @@ READY = replace(
 GENEROUS = Policy(extras=ExtraRules(allowed=frozenset(Extra)), mps=MpsSettings(enabled=True))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.one_of(ASKING, ASKING, strategies.containers()),
     st.one_of(st.just(READY), st.just(READY), strategies.nodes),

@@ -55,7 +55,7 @@ env = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(env, facts, st.lists(packages, max_size=4), policies)
 def test_only_upwards_and_only_where_it_runs(
     env: dict[str, str], facts: RequirementFacts, packages: list[CompatPackage], policy: Policy

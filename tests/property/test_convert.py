@@ -95,7 +95,7 @@ def test_however_a_synchronize_is_cut_it_lists_the_same(containers: list[Contain
     assert parts.listed() == whole.listed()
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(strategies.containers(), strategies.nodes, strategies.policies, st.integers(1, 2**20), st.booleans())
 def test_no_request_that_concerns_us_is_overlooked(
     container: Container, node: Node, policy: Policy, major: int, quiet: bool

@@ -134,7 +134,7 @@ LAWS = (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(strategies.containers(), strategies.nodes, strategies.ledgers, strategies.policies)
 def test_every_law(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     """All of them of one example, since drawing it takes longer than deciding."""

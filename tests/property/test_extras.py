@@ -70,7 +70,7 @@ READY = st.builds(
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.one_of(
         st.tuples(eager, READY, st.one_of(st.just(ALLOWING), strategies.good_policies)),

@@ -444,7 +444,7 @@ class Runtime(RuleBasedStateMachine):
 
 
 TestRuntime = Runtime.TestCase
-TestRuntime.settings = settings(max_examples=150, stateful_step_count=50)
+TestRuntime.settings = settings(max_examples=80, stateful_step_count=50)
 
 
 @given(strategies.ledgers, strategies.entries())

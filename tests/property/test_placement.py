@@ -23,7 +23,7 @@ from nri_gpu.domain.node import Inventory, Link
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 
-MANY = settings(max_examples=200)
+MANY = settings(max_examples=100)
 ME, SIDE, OTHER = make.container(of="me"), make.container(of="me", name="side"), make.container(of="other")
 
 

@@ -139,4 +139,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestHandover = Node.TestCase
-TestHandover.settings = settings(max_examples=150, stateful_step_count=40)
+TestHandover.settings = settings(max_examples=80, stateful_step_count=40)

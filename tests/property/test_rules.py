@@ -25,7 +25,7 @@ from nri_gpu.policy.select import Allowed, select
 from tests.property import strategies
 from tests.support import builders as make
 
-MANY = settings(max_examples=300)
+MANY = settings(max_examples=150)
 NODE = make.node([make.gpu(0), make.gpu(1), make.gpu(2), make.mig_gpu(3, ("1g.5gb", "1g.5gb", "3g.20gb"))])
 NAMESPACES = {"a": "ml", "b": "ml", "c": "x"}
 CLAIMS = (
