@@ -38,7 +38,11 @@ def main(arguments: list[str]) -> int:
         return _ended(USAGE, f"{arguments[0]} is not a kit of `make gpu-kit`: {error}")
     if fault := _unfit(kit):
         return _ended(UNAVAILABLE, fault)
-    python = _installed(kit, out / "gpu-kit" / "venv")
+    venv = out / "gpu-kit" / "venv"
+    try:
+        python = _installed(kit, venv)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        return _ended(UNAVAILABLE, f"the kit's packages cannot be installed in {venv}: {error}")
     return _tested(kit, python, out)
 
 
@@ -85,15 +89,18 @@ def _unfit(kit: Path) -> str:
 
 
 def _installed(kit: Path, folder: Path) -> Path:
-    """The Python of a new virtual environment with the kit's wheels. Raises: subprocess.CalledProcessError."""
+    """The Python of a new virtual environment with the kit's wheels.
+
+    Raises: OSError, ValueError, subprocess.CalledProcessError.
+    """
     venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
     subprocess.run(venv, check=True, env=_environment())
     python, wheels = folder / "bin" / "python", kit / "wheels"
-    pip = next(wheels.glob("pip-*.whl")) / "pip"  # a wheel is a zip file that Python runs
+    [pip] = wheels.glob("pip-*.whl")  # a zip file that Python runs
     exactly = ["--no-index", f"--find-links={wheels}", "--no-deps", "--require-hashes"]
     lock = kit / "checkout" / "deploy" / "locks" / "gpu-kit.txt"
     quietly = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-cache-dir", "--no-compile"]
-    command = [str(python), str(pip), "--isolated", "install", *quietly, *exactly, f"--requirement={lock}"]
+    command = [str(python), str(pip / "pip"), "--isolated", "install", *quietly, *exactly, f"--requirement={lock}"]
     # Nor what this machine has set for pip.
     subprocess.run(command, check=True, env=_environment() | {"PIP_CONFIG_FILE": os.devnull})
     # nri-gpu starts some of its processes isolated, where neither PYTHONPATH nor the current folder is searched.

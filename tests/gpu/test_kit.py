@@ -73,6 +73,11 @@ def test_a_kit_is_packed_and_unpacked(tmp_path: Path) -> None:
         True,
     )
     assert (tmp_path / "build" / "gpu-kit" / kit.NAME / "run.py").exists()
+    python = f"cp3{sys.version_info.minor}"
+    (tree / "wheels" / f"some-1-{python}-{python}-any.whl").write_bytes(b"")
+    done = run_kit(tmp_path, kit.pack(tree, tmp_path / "dist"))
+    assert done.returncode == Exit.UNAVAILABLE
+    assert done.stderr.startswith("the kit's packages cannot be installed in "), done.stderr
     with pytest.raises(HarnessError, match="may have"):
         kit.pack(tree, tmp_path / "dist", max_bytes=100)
     assert not [*(tmp_path / "dist").iterdir()]
