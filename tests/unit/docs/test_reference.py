@@ -46,6 +46,14 @@ def test_it_has_each_file_of_a_running_daemon_and_none_that_the_code_does_not_na
     assert found <= listed
 
 
+def test_each_other_path_is_one_of_the_code() -> None:
+    """By the constant part before what differs; a file in a folder that the policy names by that folder."""
+    code = "".join(path.read_text() for path in CODE.rglob("*.py"))
+    constant = [re.split("[<*]", name)[0] for name in names("Other files")]
+    assert constant
+    assert not [path for path in constant if f'"{path}"' not in code and f'"{path.rpartition("/")[0]}"' not in code]
+
+
 def test_each_schema_is_in_the_table_of_json() -> None:
     page = (ROOT / "docs" / "json.md").read_text()
     schemas = {path.stem for path in (ROOT / "api" / "schemas").glob("*.json")}
