@@ -227,7 +227,7 @@ class Daemon:
         if not self._fixed.kubelet.enabled:
             self._succession.settled()
         self._reporter.ready()
-        status = f"serving {self._fixed.plugin.socket}, {len(self._state.ledger.entries)} grants"
+        status = f"serving {self._fixed.plugin.socket}"
         if without := len(self._plugin.ungranted):
             status += f", {without} containers run without the GPUs they asked for"
         self._notifier.ready(status)

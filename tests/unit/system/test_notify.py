@@ -19,13 +19,13 @@ def manager(address: str) -> socket.socket:
 
 
 def every_word(notifier: Notifier) -> None:
-    notifier.ready("serving /run/nri.sock, 0 grants")
+    notifier.ready("serving /run/nri.sock")
     notifier.status("not connected")
     notifier.alive()
     notifier.stopping()
 
 
-WORDS = [b"READY=1\nSTATUS=serving /run/nri.sock, 0 grants", b"STATUS=not connected", b"WATCHDOG=1", b"STOPPING=1"]
+WORDS = [b"READY=1\nSTATUS=serving /run/nri.sock", b"STATUS=not connected", b"WATCHDOG=1", b"STOPPING=1"]
 
 
 @pytest.mark.parametrize("form", ["path", "abstract name"])
