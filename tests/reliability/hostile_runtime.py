@@ -168,6 +168,7 @@ async def unread(victim: Victim, often: int, dice: random.Random) -> str:
 async def at_once(victim: Victim, often: int, dice: random.Random) -> str:
     """All requests before one answer is read: as many streams; each is answered once, and no GPU is given twice."""
     runtime = await victim.connected()
+    await victim.serves(runtime)  # what earlier attacks were granted is held anew for 2 s after each connection
     for number in range(often):
         await runtime.write(asking(runtime, f"once-{number}"))
     answers = await runtime.answers(often)

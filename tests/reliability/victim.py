@@ -54,10 +54,14 @@ class Victim:
         began = time.monotonic()
         runtime = await self.connected()
         try:
-            await (self._granted(runtime) if self.grants else self._refused(runtime))
+            await self.serves(runtime)
         finally:
             runtime.close()
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+    async def serves(self, runtime: ScriptedRuntime) -> None:
+        """A proper request on this connection is answered in time; no GPU is held after it. Raises: HarnessError."""
+        await (self._granted(runtime) if self.grants else self._refused(runtime))
 
     async def _granted(self, runtime: ScriptedRuntime) -> None:
         pod = nri.asking(str(GPUS), "proper")
