@@ -25,9 +25,37 @@ from tests.support.waiting import wait_for
 
 # The runtime mounts what the daemon staged, so both have to see it under one name.
 STAGED: Final = "mkdir -p /var/lib/nri-gpu {base}/staged && mount --bind {base}/staged /var/lib/nri-gpu"
-OPTIONS: Final = "--stand-by --gpus /usr/share/nri-gpu/topologies/four-gpus.toml --driver-root /driver"
+GPUS: Final = "--gpus /usr/share/nri-gpu/topologies/four-gpus.toml --driver-root /driver"
+OPTIONS: Final = f"--stand-by {GPUS}"
 DROP_IN: Final = "/run/systemd/system/nri-gpu.service.d"
 UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service")
+CDI: Final = "/run/cdi/nri-gpu.json"
+CLIENTS: Final = r"run-nri\x2dgpu-mps-clients.mount"
+PREPARED: Final = "this machine has no NVIDIA display device on its PCI bus"
+POLICY: Final = """
+[kubelet]
+enabled = true
+pool = "counted"
+[dra]
+enabled = true
+pool = "claims"
+[mps]
+enabled = true
+[[pool]]
+name = "counted"
+device = ["0", "1"]
+[[pool]]
+name = "claims"
+model = ["*"]
+"""
+KUBECONFIG: Final = json.dumps(
+    {
+        "current-context": "node",
+        "contexts": [{"name": "node", "context": {"cluster": "away", "user": "node"}}],
+        "clusters": [{"name": "away", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "node", "user": {"token": "any"}}],
+    }
+)
 SERVES_S: Final = 30.0
 PAUSE_S: Final = 0.1
 FOR_NOW: Final = r"nri-gpu \[(not-granted|node-not-ready)\]"
@@ -131,3 +159,35 @@ def test_a_second_daemon_serves_during_an_upgrade(machine: Machine, debs: Debs) 
     root.run("systemctl", "stop", "nri-gpu-next")
     wait_for("the unit to serve", lambda: machine.property("nri-gpu", "StatusText").startswith("serving"), SERVES_S)
     assert f"/live/{NEWER}." in machine.runs_from("nri-gpu")
+
+
+def test_the_other_units_start_and_go_too(machine: Machine) -> None:
+    """As their pages have it, before a kubelet has been there, and with /run as it is after a boot."""
+    root = machine.root
+    command = f"/usr/bin/nri-gpu cdi generate --output {CDI} {GPUS}"
+    for name, text in {
+        "nri-gpu/policy.toml": POLICY,
+        "kubernetes/kubelet.conf": KUBECONFIG,
+        "systemd/system/nri-gpu-cdi.service.d/test.conf": f"[Service]\nExecStart=\nExecStart={command}\n",
+    }.items():
+        root.run("mkdir", "-p", f"/etc/{Path(name).parent}")
+        (root.path / "etc" / name).write_text(text)
+    root.run("cp", "-r", "/usr/share/nri-gpu/systemd/nri-gpu.service.d", "/etc/systemd/system/")
+    root.run("systemctl", "daemon-reload")
+
+    root.run("systemctl", "restart", "nri-gpu")
+    assert machine.property(CLIENTS, "ActiveState") == "active"
+    wait_for("the kubelet's CDI device", lambda: "nri-gpu-required" in root.run("ls", "/run/cdi"), SERVES_S)
+    root.run("systemctl", "enable", "--now", "nri-gpu-dra")
+    assert "gpu.nri.io" in root.run("ls", "/var/lib/kubelet/plugins_registry")
+    root.run("systemctl", "enable", "--now", "nri-gpu-prepare", "nri-gpu-cdi.service", "nri-gpu-cdi.path")
+    assert PREPARED in root.run("journalctl", "--unit", "nri-gpu-prepare")
+    root.run("rm", CDI)
+    root.run("touch", "/etc/nri-gpu/policy.toml")
+    wait_for("the specification", lambda: root.try_run("test", "-s", CDI).returncode == 0, SERVES_S)
+    assert root.run("systemctl", "is-system-running") == "running\n"
+
+    said = root.run("apt", "purge", "-y", "nri-gpu")
+    assert "/var/lib/nri-gpu is empty; a file system is mounted on it, so it stays" in said
+    assert root.run("systemctl", "list-units", "--all", "--no-legend", "nri-gpu*", CLIENTS) == ""
+    assert {path for path in root.files() if "nri-gpu" in path} == {DROP_IN, "/var/lib/nri-gpu"}

@@ -176,7 +176,7 @@ def test_the_dra_drivers_unit_is_the_guards_with_a_network_and_three_folders() -
     assert DRA.words("RestrictAddressFamilies") == ["AF_UNIX", "AF_INET", "AF_INET6"]
     policy = Policy.default()
     writable = {policy.dra.dir, policy.kubelet.registry_dir, policy.kubelet.cdi_dir.removeprefix("/var")}
-    assert set(DRA.words("ReadWritePaths")) == writable
+    assert set(DRA.words("ReadWritePaths")) == {f"-{path}" for path in writable}  # tests/packages/test_systemd.py
     made = {word for line in DRA.values("ExecStartPre") for word in line.split() if word.startswith("/")}
     assert made == writable
     hidden = {Path(word.removeprefix("-")) for word in DRA.words("InaccessiblePaths")}
@@ -261,7 +261,7 @@ def test_the_verb_works_in_the_sandbox(tmp_path: Path) -> None:
 
 def test_the_kubelets_folders_are_open_and_the_rest_stays_hidden() -> None:
     settings = Policy.default().kubelet
-    writable, cdi = (Path(path) for path in KUBELET.words("ReadWritePaths"))
+    writable, cdi = (Path(path.removeprefix("-")) for path in KUBELET.words("ReadWritePaths"))
     assert {Path(settings.dir).parent, Path(settings.registry_dir).parent} == {writable}
     first, hidden = KUBELET.values("InaccessiblePaths")
     assert first == ""  # lists of systemd's add up until they are emptied
