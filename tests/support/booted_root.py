@@ -77,7 +77,11 @@ class BootedRoot(DebianRoot):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        wait_for("systemd to have booted", self._booted, BOOT_S, self._explain)
+        try:
+            wait_for("systemd to have booted", self._booted, BOOT_S, self._explain)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -70,8 +70,14 @@ class Layout(Struct, frozen=True):
             folder.mkdir()
 
 
-def render(layout: Layout, *, v3: bool, runc: Path, nri: bool, request_timeout_s: float) -> str:
-    """The whole config.toml. v3: in configuration version 3, else 2. request_timeout_s: NRI's, of a plugin's answer."""
+def render(
+    layout: Layout, *, v3: bool, runc: Path, nri: bool, request_timeout_s: float, systemd_cgroup: bool = False
+) -> str:
+    """The whole config.toml.
+
+    v3: in configuration version 3, else 2. request_timeout_s: NRI's, of a plugin's answer. systemd_cgroup: runc asks
+    systemd for the containers' cgroups.
+    """
     cri, folders = (CRI_RUNTIME_V3, "bin_dirs") if v3 else (CRI_V2, "bin_dir")
     programs = f'["{layout.base}/cni"]' if v3 else f'"{layout.base}/cni"'
     images = f'[plugins."{CRI_IMAGES_V3}".pinned_images]\n  sandbox = "{image.NAME}"' if v3 else ""
@@ -104,4 +110,5 @@ state = "{layout.base}/state"
     runtime_type = "io.containerd.runc.v2"
     [plugins."{cri}".containerd.runtimes.runc.options]
       BinaryName = "{runc}"
+      SystemdCgroup = {str(systemd_cgroup).lower()}
 """

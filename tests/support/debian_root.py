@@ -114,7 +114,7 @@ class DebianRoot:
         self._work = tempfile.mkdtemp(prefix="ng-root-")
         places = (lower, self._work, self._changed, *self._seen)
         self._process = subprocess.Popen(
-            ["unshare", *self._namespaces, "sh", "-c", self._script, "init", *places],
+            ["setpriv", "--pdeathsig=KILL", "unshare", *self._namespaces, "sh", "-c", self._script, "init", *places],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

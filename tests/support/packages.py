@@ -107,14 +107,19 @@ def busybox() -> Path:
     return own if own and _is_static(own) else _program("busybox-static", "busybox")
 
 
-def runc_for_user_namespaces(folder: Path) -> Path:
-    """A runc that can map the ids of mounts, which came with 1.2: the usual one, or one made from a later Debian's.
+def runc_of_bookworm() -> Path:
+    """1.1.5, of the versions that look devices up in /dev/char."""
+    return _cached("runc", "bookworm") / "usr/sbin/runc"
 
-    folder: for the made one, which brings its C library along.
-    """
+
+def runc_for_user_namespaces(folder: Path) -> Path:
+    """A runc that can map the ids of mounts, which came with 1.2: the usual one, or else `later_runc`."""
     usual = runc()
-    if _maps_ids(usual):
-        return usual
+    return usual if _maps_ids(usual) else later_runc(folder)
+
+
+def later_runc(folder: Path) -> Path:
+    """The runc of a later Debian, made in this folder, which finds its C library in the cache."""
     suite, libraries = Version.V2_1.suite, f"usr/lib/{platform.machine()}-linux-gnu"
     libc, seccomp = (_cached(package, suite) / libraries for package in ("libc6", "libseccomp2"))
     [loader] = libc.glob("ld-linux-*.so.*")

@@ -31,9 +31,11 @@ def keep_devices_only(config: Path) -> None:
     config.write_text(json.dumps(spec))
 
 
-def write_wrapper(wrapper: Path, real: Path) -> Path:
-    """Write the program that containerd takes for runc; it runs this file, and in the end `real`."""
-    filtered = shlex.join([sys.executable, "-I", "-S", __file__, str(real)])
+def write_wrapper(
+    wrapper: Path, real: Path, python: Path = Path(sys.executable), script: Path = Path(__file__)
+) -> Path:
+    """Write the program that containerd takes for runc; it runs this file (script), and in the end `real`."""
+    filtered = shlex.join([str(python), "-I", "-S", str(script), str(real)])
     # Python only where a bundle is read: it would add some 20 ms to each of runc's other commands.
     wrapper.write_text(
         "#!/bin/sh\n"
