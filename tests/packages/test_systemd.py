@@ -182,6 +182,8 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
     assert "gpu.nri.io" in root.run("ls", "/var/lib/kubelet/plugins_registry")
     root.run("systemctl", "enable", "--now", "nri-gpu-prepare", "nri-gpu-cdi.service", "nri-gpu-cdi.path")
     assert PREPARED in root.run("journalctl", "--unit", "nri-gpu-prepare")
+    root.run("systemctl", "reload", "nri-gpu")
+    wait_for("the reload", lambda: "policy reloaded" in root.run("journalctl", "--unit", "nri-gpu"), SERVES_S)
     root.run("rm", CDI)
     root.run("touch", "/etc/nri-gpu/policy.toml")
     wait_for("the specification", lambda: root.try_run("test", "-s", CDI).returncode == 0, SERVES_S)
