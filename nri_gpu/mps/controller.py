@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,7 @@ class GpuMpsController:
                     await self._replace()
             except MpsError as error:
                 self._failed(str(error))
+                self._prepare_next()
             await first_done(self._woken.wait(), self._daemon.ended(), timeout_s=self._wait_s())
             self._woken.clear()
 
@@ -150,6 +152,12 @@ class GpuMpsController:
         self.served = False
         if not self._over():
             await self._keep_up()
+
+    def _prepare_next(self) -> None:
+        """Containers have its folders from now on, and a runtime refuses them in its own words where there are none."""
+        if self._used():
+            with suppress(MpsError):
+                self._daemon.prepare()
 
     def _started(self, phrase: str) -> None:
         self._faults.clear()

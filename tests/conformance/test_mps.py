@@ -155,13 +155,18 @@ def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu
     os.kill(first, signal.SIGKILL)
     assert "is not up yet" in node.cri.refused(MPS, "two").details
     daemon.wait_logged("MPS daemon ended by itself")
+    daemon.wait_logged("MPS daemon not up")
+    assert "is not up yet" in node.cri.refused(MPS, "early").details  # though the next one's folder has another name
+    for refused in ("two", "early"):
+        node.cri.remove_pod_named(refused)
     program.with_name("away").rename(program)
+    wait_for("the next daemon", lambda: pid_of(daemon) not in (0, first), 20)
     run(node, "three")
-    assert pid_of(daemon) not in (0, first)
     assert node.cri.status(one).state == "RUNNING"
     (line,) = [line for line in daemon.verb("status").stdout.splitlines() if "restart it" in line]
     assert line.startswith("default/one, container main: its MPS daemon has ended")
-    assert folders(daemon) == {own.name, folder_of(daemon).name}  # its program may have files open there
+    # Its program may have files open there.
+    wait_for("two folders", lambda: folders(daemon) == {own.name, folder_of(daemon).name}, 10)
     with pytest.raises(CriError, match="that this container was created for has ended"):
         node.cri.start(waiting)
     # A daemon after ours reads it off the containers.
