@@ -120,7 +120,9 @@ def _control(tree: Path, architecture: str) -> None:
             text = text.replace(mark, fact)
         (folder / name).write_text(text)
         (folder / name).chmod(0o755 if name in SCRIPTS else 0o644)
-    sums = (f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}" for path in files)
+    edited = (HERE / "conffiles").read_text().split()  # dpkg itself keeps the sums of these
+    summed = [path for path in files if f"/{path.relative_to(tree)}" not in edited]
+    sums = (f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}" for path in summed)
     (folder / "md5sums").write_text("\n".join(sums) + "\n")
     (folder / "md5sums").chmod(0o644)
 
