@@ -168,13 +168,25 @@ def make_state_read_only(run: ChaosRun) -> None:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """A read-only view of a folder over it."""
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    """A read-only view of a folder over it.
+
+    Made beside it first: a view through which somebody has a file open for writing cannot be made read-only.
+    """
+    beside = folder.with_name(f"{folder.name}-read-only")
+    beside.mkdir(exist_ok=True)
+    with _bound(folder, beside):
+        subprocess.run(["mount", "-o", "remount,bind,ro", beside], check=True)
+        with _bound(beside, folder):  # read-only as that one is
+            yield
+
+
+@contextmanager
+def _bound(source: Path, place: Path) -> Iterator[None]:
+    subprocess.run(["mount", "--bind", source, place], check=True)
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
         yield
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 # ---- what a process may use
