@@ -34,7 +34,7 @@ from nri_gpu.dra.messages import AskPrepare, AskUnprepare, PreparedName
 from nri_gpu.dra.resource_claim import parse_resource_claim
 from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
-from tests.support.dra_process import kubeconfig, policy
+from tests.support.dra_process import kubeconfig_file, policy
 from tests.support.resource_claims import DRIVER, NODE, document, resource_claim, result
 from tests.support.waiting import aside, wait_for
 
@@ -300,7 +300,7 @@ def _serve(bench: Connection, config: Path) -> None:
         server.token = TOKEN
         server.add_node(NODE)
         server.claims = {(namespace, name): each for (namespace, name, _), each in zip(_NAMES, _CLAIMS, strict=True)}
-        kubeconfig(server, config)
+        kubeconfig_file(server, config)
         while True:
             bench.send(None)
             bench.recv()

@@ -19,6 +19,7 @@ from tests.support.booted_root import BootedRoot
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS
 from tests.support.driver_root import make_driver_root
+from tests.support.kubeconfig import kubeconfig
 from tests.support.own_root import SOCKETS, OwnRoot
 from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
@@ -48,14 +49,7 @@ device = ["0", "1"]
 name = "claims"
 model = ["*"]
 """
-KUBECONFIG: Final = json.dumps(
-    {
-        "current-context": "node",
-        "contexts": [{"name": "node", "context": {"cluster": "away", "user": "node"}}],
-        "clusters": [{"name": "away", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "users": [{"name": "node", "user": {"token": "any"}}],
-    }
-)
+KUBECONFIG: Final = json.dumps(kubeconfig({"server": "https://127.0.0.1:1"}, {"token": "any"}))
 SERVES_S: Final = 30.0
 PAUSE_S: Final = 0.1
 FOR_NOW: Final = r"nri-gpu \[(not-granted|node-not-ready)\]"

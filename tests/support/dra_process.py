@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.support.api_server import StandInApiServer
 from tests.support.daemon import Launch, NriGpu
+from tests.support.kubeconfig import kubeconfig
 from tests.support.resource_claims import NODE
 
 
@@ -19,7 +20,7 @@ class NriDra(NriGpu):
     def __init__(self, beside: Launch, server: StandInApiServer, name: str = "dra") -> None:
         self._state = beside.state
         super().__init__(replace(beside, base=beside.base.with_name(f"{beside.base.name}-{name}")))
-        self._kubeconfig = kubeconfig(server, self.launch.base / "kubeconfig")
+        self._kubeconfig = kubeconfig_file(server, self.launch.base / "kubeconfig")
 
     def program(self) -> list[str]:
         given = {
@@ -31,18 +32,10 @@ class NriDra(NriGpu):
         return [sys.executable, "-m", "nri_gpu", "dra", *(str(word) for pair in given.items() for word in pair)]
 
 
-def kubeconfig(server: StandInApiServer, file: Path) -> Path:
+def kubeconfig_file(server: StandInApiServer, file: Path) -> Path:
     """A kubeconfig, as JSON, for that server."""
     cluster = {"server": server.access().url, "certificate-authority": str(server.certificates.authority)}
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "stand-in", "user": "node"}}],
-        "clusters": [{"name": "stand-in", "cluster": cluster}],
-        "users": [{"name": "node", "user": {"token": server.token or "any"}}],
-    }
-    file.write_text(json.dumps(document))
+    file.write_text(json.dumps(kubeconfig(cluster, {"token": server.token or "any"})))
     return file
 
 

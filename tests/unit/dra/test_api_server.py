@@ -26,6 +26,7 @@ from nri_gpu.dra.api_server import (
 )
 from nri_gpu.dra.slices import ResourceSlice, SliceMetadata, SlicePool, SliceSpec
 from tests.support.api_server import Canned, StandInApiServer, certificates
+from tests.support.kubeconfig import kubeconfig
 from tests.support.waiting import aside, wait_for
 
 NODE, DRIVER = "node1", "gpu.nri.io"
@@ -348,16 +349,6 @@ def test_a_pod_has_its_way_from_its_service_account(tmp_path: Path) -> None:
             in_cluster(environment, tmp_path)
     with pytest.raises(AccessError):
         in_cluster(four, tmp_path / "nothing")
-
-
-def kubeconfig(cluster: dict[str, object], user: dict[str, object]) -> dict[str, object]:
-    return {
-        "apiVersion": "v1",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "x"}}],
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": user}],
-    }
 
 
 async def test_a_kubeconfig_with_a_client_certificate(tmp_path: Path) -> None:

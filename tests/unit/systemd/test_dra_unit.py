@@ -14,6 +14,7 @@ from tests.support import sandbox
 from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_node import TellingDaemon
+from tests.support.kubeconfig import kubeconfig
 from tests.support.resource_claims import DRIVER, resource_claim
 from tests.support.unit_file import OURS
 from tests.support.waiting import wait_for
@@ -22,22 +23,13 @@ UNIT = OURS.with_name("nri-gpu-dra.service")
 NODE = "node-1"
 
 
-def kubeconfig(folder: Path, api: StandInApiServer) -> Path:
+def kubelet_conf(folder: Path, api: StandInApiServer) -> Path:
     """As kubeadm writes the kubelet's, but in JSON: files for authority, certificate and key."""
     pem = api.certificates
     cluster = {"server": f"https://127.0.0.1:{api.port}", "certificate-authority": str(pem.authority)}
     user = {"client-certificate": str(pem.certificate), "client-key": str(pem.key)}
     path = folder / "kubelet.conf"
-    path.write_text(
-        json.dumps(
-            {
-                "current-context": "here",
-                "contexts": [{"name": "here", "context": {"cluster": "here", "user": "kubelet"}}],
-                "clusters": [{"name": "here", "cluster": cluster}],
-                "users": [{"name": "kubelet", "user": user}],
-            }
-        )
-    )
+    path.write_text(json.dumps(kubeconfig(cluster, user)))
     return path
 
 
@@ -56,7 +48,7 @@ async def _serves(folder: Path, api: StandInApiServer) -> None:
     await daemon.change(devices=(OfferedDevice(name="gpu-0", attributes={"type": "gpu"}, capacity={}),))
     socket = DraSocket(state / DRA_SOCKET, daemon.ask)
     socket.open()
-    options = ["--state-dir", state, "--kubeconfig", kubeconfig(folder, api), "--node-name", NODE]
+    options = ["--state-dir", state, "--kubeconfig", kubelet_conf(folder, api), "--node-name", NODE]
     program = [sys.executable, "-m", "nri_gpu", "dra", *map(str, options)]
     async with asyncio.timeout(60), DraKubelet(folder) as kubelet:
         rw = (kubelet.plugins, kubelet.registry, cdi)
