@@ -112,6 +112,7 @@ def _control(tree: Path, architecture: str) -> None:
     files = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
     size_kib = sum(-(-path.stat().st_size // 1024) for path in files)
     facts = {"@VERSION@": __version__, "@ARCHITECTURE@": architecture, "@INSTALLED_SIZE@": str(size_kib)}
+    facts["@IN_USE@"] = (HERE / "in_use.sh").read_text().rstrip("\n")
     folder = tree / "DEBIAN"
     folder.mkdir(mode=0o755)
     for name in (*SCRIPTS, "control", "conffiles", "triggers"):
