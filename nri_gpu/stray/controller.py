@@ -39,8 +39,8 @@ HIDDEN: Final = (
     "unit its drop-in stray.conf"
 )
 CLOSED: Final = (
-    "some processes do not let nri-gpu see what they have open: it needs the capability SYS_PTRACE, which the systemd "
-    "unit's drop-in stray.conf gives it"
+    "some processes do not let nri-gpu see what they have open: it needs the capabilities SYS_PTRACE and "
+    "DAC_READ_SEARCH, which the systemd unit's drop-in stray.conf gives it"
 )
 Containers = Callable[[], Mapping[ContainerId, ListedContainer]]
 StopContainers = Callable[[Mapping[str, str], GuardSettings, str], Awaitable[frozenset[str]]]

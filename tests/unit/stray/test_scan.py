@@ -16,11 +16,13 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.stray.controller import LookError, look
 from nri_gpu.stray.scan import HOLDERS_MAX
 from nri_gpu.stray.uses import Extent, Use
+from tests.support.unit_file import OURS, Unit
 from tests.unit.stray.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
 NOBODY = "0"  # of which no process descends
 MAJORS = Majors(nvidia=MAJOR)
+STRAY: Final = Unit.read(OURS.with_name("nri-gpu.service.d") / "stray.conf")
 
 
 def scanned(*before: str, owner: str = NOBODY) -> tuple[Mapping[int, Use], Extent]:
@@ -44,6 +46,27 @@ def test_a_holder_is_named_with_what_it_holds_and_where_it_is(tmp_path: Path) ->
         assert extent.whole
         assert extent.closed == CLOSED < extent.processes
     assert process.pid not in scanned()[0]
+
+
+RIGHTS = ",".join(word.lower().replace("cap_", "+") for word in STRAY.words("CapabilityBoundingSet"))
+AS_DROP_IN: Final = ("setpriv", "--bounding-set", f"-all,{RIGHTS}", "--inh-caps", "-all")
+NO_ROOT: Final = """\
+import ctypes, os, sys
+os.open(sys.argv[1], os.O_RDWR)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as exec(2) does: its folder in /proc is its user's then
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_users_process_is_found_with_the_drop_ins_rights(tmp_path: Path) -> None:
+    with holding(tmp_path, FULL, script=NO_ROOT) as process:
+        uses, extent = scanned(*AS_DROP_IN)
+    assert FULL in uses[process.pid].numbers
+    assert extent.closed <= CLOSED
 
 
 INNOCENT = {
@@ -145,7 +168,7 @@ CLOSED = scanned()[1].closed  # processes that this machine lets nobody look int
 WITHOUT = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
 UNSEEING: Mapping[str, tuple[Sequence[str], bool, bool]] = {  # whether it sees all, and whether into all
     "without capabilities": (WITHOUT, True, False),
-    "with the drop-in's": (("setpriv", "--bounding-set", "-all,+sys_ptrace", "--inh-caps", "-all"), True, True),
+    "with the drop-in's": (AS_DROP_IN, True, True),
     "in a pod without hostPID": (("unshare", "--pid", "--fork", "--mount-proc"), False, True),
     "behind ProtectProc": (
         ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=ptraceable p /proc; exec "$@"', "sh", *WITHOUT),

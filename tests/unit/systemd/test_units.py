@@ -335,8 +335,9 @@ def test_what_mps_clients_write_is_limited_in_bytes_and_in_files() -> None:
 # --- the drop-in for stray use ----------------------------------------------------------------------------------------
 
 
-def test_stray_use_takes_one_capability_and_a_look_at_the_kubelets_socket() -> None:
-    assert STRAY.values("CapabilityBoundingSet") == ["CAP_SYS_PTRACE"]
+def test_stray_use_takes_two_capabilities_and_a_look_at_the_kubelets_socket() -> None:
+    """That they suffice: tests/unit/stray/test_scan.py."""
+    assert STRAY.values("CapabilityBoundingSet") == ["CAP_SYS_PTRACE CAP_DAC_READ_SEARCH"]
     assert STRAY.values("InaccessiblePaths") == KUBELET.values("InaccessiblePaths")
     socket = Path(Policy.default().kubelet.podresources)
     hidden = {Path(word.removeprefix("-")) for word in STRAY.words("InaccessiblePaths")}
