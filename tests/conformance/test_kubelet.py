@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -232,8 +233,11 @@ async def test_nvmls_child_is_started_anew_beside_grpc(node: Containerd, tmp_pat
 
 def children(pid: int) -> list[int]:
     """Processes that a process has started and that are not over yet."""
-    found = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(each) for file in found for each in file.read_text().split() if alive(int(each))]
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += [int(each) for each in file.read_text().split() if alive(int(each))]
+    return found
 
 
 def alive(pid: int) -> bool:
