@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -24,7 +24,8 @@ WATCHED_MAX: Final = 512  # descriptors, of the 1,024 that a process has by defa
 class UntoldExits:
     """Watches the processes of containers until the runtime tells of their end.
 
-    exited: called with a container whose process ended, and the runtime said nothing for told_within_s.
+    exited: called with a container whose process ended, and the runtime said nothing for told_within_s. unsure: those
+    that the last list had as running, and may be over: another list tells.
     """
 
     def __init__(self, exited: Callable[[ContainerId], None], told_within_s: float = TOLD_WITHIN_S) -> None:
@@ -32,6 +33,8 @@ class UntoldExits:
         self._told_within_s = told_within_s
         self._forget: dict[ContainerId, Callable[[], object]] = {}
         self._over: set[ContainerId] = set()  # whose process has ended, told or not
+        self._without_pid: set[ContainerId] = set()  # in the last list, and not seen before
+        self.unsure: set[ContainerId] = set()
 
     def watch(self, container_id: ContainerId, pid: int) -> None:
         """Watch a container that the runtime says is there. pid: of its process, in our PID namespace.
@@ -58,14 +61,23 @@ class UntoldExits:
             loop.add_reader(fd, self._ended, container_id)
             self._forget[container_id] = partial(_close, loop, fd)
 
-    def keep(self, containers: Set[ContainerId]) -> None:
-        """Watch no others than these any more."""
-        for container_id in (self._forget.keys() | self._over) - containers:
+    def listed(self, pids: Mapping[ContainerId, int]) -> None:
+        """The runtime lists these as running. pids: of their processes; 0 where it has none.
+
+        One without a PID, whose process we never saw, has just ended or its shim does not answer (containerd takes it
+        from Task()). So it is unsure, but not again where the next list has it so, too.
+        """
+        known = self._forget.keys() | self._over
+        without_pid = {container_id for container_id, pid in pids.items() if not pid} - known
+        for container_id in known - pids.keys():
             self.told(container_id)
+        self.unsure = without_pid - self._without_pid
+        self._without_pid = without_pid
 
     def told(self, container_id: ContainerId) -> None:
         """The runtime told of the end of this container, or of its beginning."""
         self._over.discard(container_id)
+        self.unsure.discard(container_id)
         if forget := self._forget.pop(container_id, None):
             forget()
 

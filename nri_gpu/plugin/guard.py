@@ -103,6 +103,7 @@ class Guard:
 
     stage_dir = ""  # what containers have mounted does not matter here
     same_pids = False
+    unsure = False
 
     def __init__(self, state: GuardState, later: Callable[[Callable[[], None]], object]) -> None:
         self.found = Found()

@@ -220,9 +220,10 @@ class Plugin:
         self.state.synchronized = True
         self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)
-        self._exits.keep(self.ledger.entries.keys() | self.ledger.live.keys())
-        for item in listed:
-            self._watch(item.container.id, item.pid)
+        running = {item.container.id: item.pid for item in listed if not item.created}
+        self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
+        for container_id, pid in running.items():
+            self._watch(container_id, pid)
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.external)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float, request_timeout_s: float) -> list[Entry]:
@@ -249,6 +250,11 @@ class Plugin:
             self._ended(container_id, self.ledger.stopped(container_id, now), now)
         else:  # it told of its pod's end
             self._exits.told(container_id)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the last list has a container as running that may be over, and holds a GPU."""
+        return any(map(self._holds, self._exits.unsure))
 
     def observe(self) -> None:
         """Read containers' device numbers by the newest inventory: they may be those of other GPUs now."""

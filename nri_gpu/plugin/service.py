@@ -75,6 +75,10 @@ class NriHandlers(Protocol):
     def events(self) -> Collection[Event]:
         """The events to subscribe to, where the runtime knows them."""
 
+    @property
+    def unsure(self) -> bool:
+        """Whether the last Synchronize left a question open that another one answers."""
+
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer."""
 

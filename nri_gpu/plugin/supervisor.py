@@ -17,6 +17,7 @@ from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProto
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.events import Subscription
 from nri_gpu.nri.list_size import ListSize
+from nri_gpu.plugin.exits import TOLD_WITHIN_S
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits, RuntimeCallError, Transport
@@ -30,6 +31,8 @@ WAIT_MAX_S: Final = 0.25
 JITTER: Final = 0.9
 LOOK_S: Final = 0.1  # while Synchronize is waited for
 STOOD_STILL: Final = 0.8  # of the runtime's timeout: the request may have come before, and the answer takes its time
+LISTED_ANEW: Final = "a container that holds a GPU is listed as running without a PID: the list is asked for anew"
+LEAVE_S: Final = 2.0
 LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
@@ -149,10 +152,11 @@ class Supervisor:
             await self._register(transport)
             still_s = await _first_of({ready, transport.closed}, service.configured_at, self._limits.synchronize_s)
             # The connection that we were started with is the only one: without Synchronize it still serves.
-            if not (self._inherited or transport.closed.done()) and (
-                fault := self._never_called(ready.done(), still_s, service.request_timeout_s)
-            ):
-                transport.abort(RemoteProtocolError(fault))
+            if not (self._inherited or transport.closed.done()):
+                if fault := self._never_called(ready.done(), still_s, service.request_timeout_s):
+                    transport.abort(RemoteProtocolError(fault))
+                else:
+                    await self._ask_anew(transport)
         except TimeoutError:
             limit_s = self._limits.register_s
             transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {limit_s:.0f} s"))
@@ -187,6 +191,17 @@ class Supervisor:
         if self._stood_still:
             return f"nri-gpu stood still for {still_s:.1f} s in Synchronize, and the runtime waits {timeout_s:.1f} s"
         return ""
+
+    async def _ask_anew(self, transport: Transport) -> None:
+        """End the connection once, where the runtime's next list may tell that a container is over.
+
+        A second later: containerd lists a container as running from the end of its task to that of its exit's
+        handling, and tells us nothing of an exit that it handles while it synchronizes us.
+        """
+        if self._plugin.unsure:
+            await asyncio.wait({transport.closed}, timeout=TOLD_WITHIN_S)
+            if self._plugin.unsure and not self._stopping:
+                await transport.drain(LEAVE_S, LEAVES_BY if self.validates else (), ConnectionError(LISTED_ANEW))
 
     async def _register(self, transport: Transport) -> None:
         identity = self._identity()

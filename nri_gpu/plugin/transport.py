@@ -80,6 +80,7 @@ class Transport(asyncio.Protocol):
         self._stall: asyncio.TimerHandle | None = None
         self._last_request = 0.0
         self._leaves_by: Collection[str] = ()
+        self._reason: Exception | None = None  # ours for leaving
 
     @property
     def answered(self) -> float | None:
@@ -136,7 +137,7 @@ class Transport(asyncio.Protocol):
                 future.set_exception(ConnectionError("the runtime closed the connection"))
         self._pending.clear()
         if not self.closed.done():
-            self.closed.set_result(exc)
+            self.closed.set_result(exc or self._reason)
 
     def pause_writing(self) -> None:
         """The runtime does not read: give it a while to go on."""
@@ -167,14 +168,14 @@ class Transport(asyncio.Protocol):
         finally:
             self._pending.pop(stream_id, None)
 
-    async def drain(self, limit_s: float, leaves_by: Collection[str] = ()) -> None:
-        """Answer the requests that are on their way, then close; at most limit_s seconds.
+    async def drain(self, limit_s: float, leaves_by: Collection[str] = (), reason: Exception | None = None) -> None:
+        """Answer the requests that are on their way, then close; at most limit_s seconds. reason: why.
 
         leaves_by: where the runtime validates, methods that succeed when we close instead of answering. The runtime
         removes a closed plugin only at the end of a request, and until then fails what it would have validated
         (containerd/nri: pkg/adaptation/adaptation.go, removeClosedPlugins): so we close at the end of such a request.
         """
-        self._leaves_by = leaves_by
+        self._leaves_by, self._reason = leaves_by, reason
         quiet_s = VALIDATING_QUIET_S if leaves_by else QUIET_S
         deadline = self._loop.time() + limit_s
         await asyncio.sleep(0)

@@ -1,14 +1,16 @@
 """A container's end, however it comes, frees its GPUs; no restart of anybody loses a grant or makes a second one."""
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError
+from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import READY_S, UUIDS, Launch, NriGpu
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.containerd
 
 ENDING = 16  # containers that end
 ENDS_EVERY_S = 0.003
+CONNECTS = "inventory changed"  # logged right before the daemon connects
 
 
 def test_one_that_exits_by_itself_frees_its_gpus(node: Containerd, daemon: NriGpu) -> None:
@@ -124,6 +127,12 @@ def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, 
     daemon.wait_logged("created without nri-gpu")
 
 
+def end_each(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(ENDS_EVERY_S)
+
+
 def test_those_that_end_as_containerd_comes_back_free_their_gpus(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
     """One after another, before we register and after: of some it tells nobody, as it synchronizes its plugins then."""
 
@@ -142,15 +151,44 @@ def test_those_that_end_as_containerd_comes_back_free_their_gpus(fresh_node: Con
             wait_for(
                 "containerd", lambda: socket.exists() and socket.stat().st_ctime > killed_at, READY_S, poll_s=0.001
             )
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-                time.sleep(ENDS_EVERY_S)
+            end_each(pids)
 
         ending = pool.submit(end)
         fresh_node.restart()
         ending.result()
         fresh_daemon.wait_session(2)
         fresh_daemon.wait_held({"stays/main": [UUIDS[1]]})
+
+
+def test_those_that_end_as_the_daemon_comes_back_free_their_gpus(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
+    """They started while it was away: those that end while containerd lists them are listed as running."""
+    cri = fresh_node.cri
+
+    def create(number: int) -> ContainerId:
+        return cri.create(cri.asking("device=0; mode=shared", f"p{number}"), ContainerSpec())
+
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(create, range(ENDING)))
+        cri.run_asking("device=1", "stays")
+        fresh_daemon.kill()
+        list(pool.map(cri.start, made))
+        pids = [cri.status(each).pid for each in made]
+
+        def end() -> None:
+            wait_for("the daemon", lambda: fresh_daemon.log().count(CONNECTS) == 2, READY_S, poll_s=0.001)
+            end_each(pids)
+
+        fresh_daemon.start()
+        ending = pool.submit(end)
+        fresh_daemon.wait_ready()
+        ending.result()
+
+    def given() -> bool:
+        with contextlib.suppress(CriError):
+            return bool(cri.run_asking("device=0", "next"))
+        return False
+
+    wait_for("the GPU", given, READY_S, explain=lambda: str(fresh_daemon.held()))
 
 
 def test_containerd_killed_and_restarted(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -142,9 +143,11 @@ def created(made: pb.Container) -> pb.Container:
     return _in_state(made, pb.CONTAINER_CREATED)
 
 
-def running(made: pb.Container) -> pb.Container:
-    """The same container, listed as running."""
-    return _in_state(made, pb.CONTAINER_RUNNING)
+def running(made: pb.Container, pid: int | None = None) -> pb.Container:
+    """The same container, listed as running. pid: of its process; the container's own, or ours."""
+    listed = _in_state(made, pb.CONTAINER_RUNNING)
+    listed.pid = (made.pid or os.getpid()) if pid is None else pid
+    return listed
 
 
 def adjusted(made: pb.Container, reply: pb.CreateContainerResponse) -> pb.Container:

@@ -96,7 +96,7 @@ async def test_others_than_are_kept_are_not_watched(program: Program) -> None:
     for id_ in (ID, ContainerId("two"), ContainerId("three")):
         watching.watch(id_, program.pid)
     watching.watch(ID, program.pid)
-    watching.keep({ID, ContainerId("three"), ContainerId("four")})
+    watching.listed({ID: program.pid, ContainerId("three"): program.pid, ContainerId("four"): program.pid})
     watching.told(ContainerId("three"))
     program.end()
     await until("the end", lambda: watching.ended == [ID])
@@ -111,9 +111,26 @@ async def test_without_a_pid_the_one_of_before_is_watched_on(program: Program) -
     watching.watch(ID, 0)
     watching.watch(ContainerId("two"), 0)
     await until("the end", lambda: watching.ended == [ID])
-    watching.keep({ID})
+    watching.listed({ID: 0})
+    assert watching.unsure == set()
     watching.watch(ID, 0)
     await until("the end", lambda: watching.ended == [ID, ID])
+
+
+async def test_one_that_was_never_seen_and_has_no_pid_is_unsure_once(program: Program) -> None:
+    watching = Watching()
+    watched, two = ContainerId("watched"), ContainerId("two")
+    watching.watch(watched, program.pid)
+    watching.listed({ID: 0, watched: 0, two: program.pid})
+    assert watching.unsure == {ID}
+    watching.listed({ID: 0, watched: 0, two: 0})
+    assert watching.unsure == {two}
+    watching.told(two)
+    assert watching.unsure == set()
+    watching.listed({ID: 0})
+    watching.listed({two: program.pid})
+    watching.listed({ID: 0})
+    assert watching.unsure == {ID}
 
 
 @pytest.mark.parametrize("pid", [0xFFFFFFFF, 0x80000000])
@@ -148,7 +165,14 @@ class Listing:
 
     async def list(self) -> None:
         await self._runtime.register()
-        await self._runtime.synchronize([self.pod], [nri.running(self.made)])
+        await self._runtime.synchronize([self.pod], [nri.running(self.made, self.made.pid)])
+
+    async def list_anew(self, *containers: pb.Container) -> ScriptedRuntime:
+        """On the next connection."""
+        self._runtime = await self._served.listener.accept()
+        await self._runtime.register()
+        await self._runtime.synchronize([self.pod], containers)
+        return self._runtime
 
     @property
     def held(self) -> bool:
@@ -205,3 +229,57 @@ async def test_pids_of_another_namespace_say_nothing(folder: Path, monkeypatch: 
         await listing.list()
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert listing.held
+
+
+@pytest.mark.parametrize("same_pids", [True, False])
+async def test_one_without_a_pid_is_asked_for_once_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, same_pids: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "has_our_pids", lambda _: same_pids)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        listing = Listing(served, runtime, 0)
+        await listing.list()
+        assert listing.held
+        await runtime.ended()
+        runtime = await listing.list_anew()
+        assert not listing.held
+        assert served.away == [supervisor.LISTED_ANEW]
+        after = nri.asking("device=0", "next")
+        assert isinstance(await runtime.create(after, nri.container(after)), pb.CreateContainerResponse)
+
+
+async def test_one_that_stays_without_a_pid_keeps_its_gpu_and_the_connection(folder: Path) -> None:
+    """Its shim does not answer, say."""
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        listing = Listing(served, runtime, 0)
+        await listing.list()
+        await runtime.ended()
+        runtime = await listing.list_anew(nri.running(listing.made, 0))
+        await asyncio.sleep(TOLD_WITHIN_S * 1.5)
+        assert (await runtime.event(Event.RUN_POD_SANDBOX, nri.pod("other"))).ok
+        assert listing.held
+        assert len(served.away) == 1
+
+
+async def test_its_end_that_is_told_saves_the_connection(folder: Path) -> None:
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        listing = Listing(served, runtime, 0)
+        await listing.list()
+        assert (await runtime.event(Event.STOP_CONTAINER, listing.pod, listing.made)).ok
+        await asyncio.sleep(TOLD_WITHIN_S * 1.5)
+        assert not listing.held
+        assert served.away == []
+
+
+async def test_one_that_has_not_started_has_no_pid(folder: Path) -> None:
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        of, made = served.granted("device=0")
+        await runtime.register()
+        await runtime.synchronize([of], [nri.created(made)])
+        await asyncio.sleep(TOLD_WITHIN_S * 1.5)
+        assert served.away == []
+        assert served.phases()[made.id] == "created"
