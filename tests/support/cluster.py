@@ -24,7 +24,7 @@ import yaml
 
 from tests.support import waiting
 from tests.support.cgroup import Cgroup, host_cgroup
-from tests.support.cri import Cri
+from tests.support.cri import Cri, CriError
 from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
 from tests.support.errors import HarnessError
@@ -327,14 +327,20 @@ class Cluster:
         wait_for("no container", lambda: not self._tasks())
         # A container that containerd's end left created stays listed until the kubelet collects its pod. With the state
         # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
-        with Cri(self.root / "ctrd.sock") as runtime:
-            runtime.remove_all()
+        wait_for("no pod in containerd", self._removed)
         self.stop(GUARD, DAEMON, NEXT, DRA)
         for path in (self.root / "pid").glob("nri-gpu*.cmd"):
             path.unlink()
         for folder in ("run-nri-gpu", "lib-nri-gpu"):
             for path in (self.root / folder).iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _removed(self) -> bool:
+        """Whether no pod is left; False where the kubelet removes the same one at this moment."""
+        with suppress(CriError), Cri(self.root / "ctrd.sock") as runtime:
+            runtime.remove_all()
+            return True
+        return False
 
     def kill_all(self) -> None:
         """A node that loses its power: every daemon and container of it dies at once, and /run is empty after it."""
