@@ -109,7 +109,6 @@ class GpuMpsController:
                     await self._replace()
             except MpsError as error:
                 self._failed(str(error))
-                self._prepare_next()
             await first_done(self._woken.wait(), self._daemon.ended(), timeout_s=self._wait_s())
             self._woken.clear()
 
@@ -153,12 +152,6 @@ class GpuMpsController:
         if not self._over():
             await self._keep_up()
 
-    def _prepare_next(self) -> None:
-        """Containers have its folders from now on, and a runtime refuses them in its own words where there are none."""
-        if self._used():
-            with suppress(MpsError):
-                self._daemon.prepare()
-
     def _started(self, phrase: str) -> None:
         self._faults.clear()
         self._up_since = time.monotonic()
@@ -198,7 +191,8 @@ class MpsController:
     """Controls the daemons of all GPUs.
 
     Before the runtime has listed its containers, no daemon is touched. The node state is told the folders for
-    containers that are created from now on. woken: set when there may be something to do.
+    containers that are created from now on, and `prepare` makes them at once: a runtime refuses what it cannot mount in
+    words of its own. woken: set when there may be something to do.
     """
 
     def __init__(self, state: Path, node_state: NodeState) -> None:
@@ -211,9 +205,22 @@ class MpsController:
         self._noted = noted_folders(state)
         named: dict[str, str] = {folder.uuid: folder.generation for folder in self._noted}
         self._folders = MpsFolders(str(clients(state)), _generation(), named, mount_fault(clients(state)))
+        self._prepared: dict[GpuUuid, DaemonFolder] = {}
         self._complained = False
         self._tidied = False  # nothing was left to control or to remove at the last look
         node_state.put_mps(self._folders)
+
+    def prepare(self) -> None:
+        """Make the folders of each GPU's next daemon. Follows node and policy, so that no decision comes in between."""
+        if self._folders.fault:
+            self._prepared.clear()  # of a file system that has gone
+        elif self._node_state.settings.mps.enabled:
+            for gpu in self._node_state.node.inventory.gpus:
+                folder = DaemonFolder(self._state, gpu.uuid, self._folders.generation(gpu.uuid))
+                if self._prepared.get(gpu.uuid) != folder:
+                    with suppress(OSError):  # the start of the daemon tries again, and says why
+                        folder.make()
+                        self._prepared[gpu.uuid] = folder
 
     def follow_ledger(self) -> None:
         """The ledger changed, as it does several times for each container with a GPU: most nodes have no MPS."""
@@ -296,9 +303,9 @@ class MpsController:
     async def _tidy(self, ledger: Ledger) -> bool:
         """Remove the folders of ended daemons that no container has any more. Returns whether none is left."""
         seats = (entry.grant.seat for entry in ledger.entries.values())
-        kept = {seat.folder for seat in seats if seat} | {
-            controller.folder for controller in self._controllers.values()
-        }
+        kept = {seat.folder for seat in seats if seat}
+        kept |= {controller.folder for controller in self._controllers.values()}
+        kept |= {str(prepared.folder) for prepared in self._prepared.values()}
         removed = True
         # The list is complete before anything is awaited, so a folder made meanwhile is not in it.
         for path in leftovers(self._state, frozenset(kept)):

@@ -126,7 +126,7 @@ class MpsDaemon:
         await (self._watch.ended if self._watch else asyncio.Event()).wait()
 
     def prepare(self) -> None:
-        """Make the next daemon's folders: containers are created with them before it is up. Raises: MpsError."""
+        """Make what is missing of the next daemon's folders. Raises: MpsError."""
         if fault := mount_fault(clients(self.folder.state)):
             raise MpsError(fault)
         try:

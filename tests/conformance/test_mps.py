@@ -85,7 +85,9 @@ def folder_of(daemon: NriGpu) -> Path:
 
 
 def folders(daemon: NriGpu) -> set[str]:
-    return {path.name for path in (daemon.launch.state / "mps" / "clients").iterdir()}
+    """All names there, but for those of the next daemons of other GPUs."""
+    every = {path.name for path in (daemon.launch.state / "mps" / "clients").iterdir()}
+    return {name for name in every if not name.startswith(tuple(UUIDS[1:]))}
 
 
 def does(node: Containerd, container: ContainerId, script: str) -> str:

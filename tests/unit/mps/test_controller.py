@@ -1,8 +1,11 @@
-"""When the daemons' controller looks at the ledger: it changes several times for each container with a GPU."""
+"""When the daemons' controller looks at the ledger, and that containers' folders are there before any container is."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,17 @@ import pytest
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.mps.controller import MpsController
+from nri_gpu.mps.folders import clients
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import cancelled
 from tests.support import builders as make
+from tests.support import mps
+from tests.support.waiting import aside, wait_for
 
 TURNS = 10  # of the event loop: more than a look takes
+WITH_MPS = Policy(mps=MpsSettings(enabled=True))
 
 
 async def looked_once(state: Path, node_state: NodeState) -> MpsController:
@@ -49,3 +58,64 @@ def test_where_mps_is_off_only_a_container_that_has_a_gpu_by_mps_wakes_it(
     tmp_path: Path, mode: Mode, *, woken: bool
 ) -> None:
     assert wakes(make.ledger(make.entry(1, mode=mode)), tmp_path) is woken
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A state folder with the file system for what clients write."""
+    with tempfile.TemporaryDirectory() as folder, mps.client_files(Path(folder)):
+        yield Path(folder)
+
+
+def following(state: Path, node_state: NodeState) -> MpsController:
+    """As on a node."""
+    controller = MpsController(state, node_state)
+    node_state.subscribe(controller.prepare, Changed.NODE, Changed.POLICY)
+    node_state.subscribe(controller.follow_ledger, Changed.LEDGER)
+    return controller
+
+
+def given(node_state: NodeState) -> set[Path]:
+    """What containers are created with that get a GPU now."""
+    return {Path(node_state.node.mps.folder(gpu.uuid)) for gpu in node_state.node.gpus}
+
+
+def prepared(node_state: NodeState) -> bool:
+    return all((folder / name).is_dir() for folder in given(node_state) for name in ("pipe", "shm"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_folders_are_there_as_soon_as_a_container_can_be_created_with_them(state: Path) -> None:
+    node_state = NodeState(make.inventory())
+    following(state, node_state)
+    node_state.put_inventory(make.inventory())
+    assert list(clients(state).iterdir()) == []
+    node_state.use(WITH_MPS)
+    assert prepared(node_state)
+    node_state.put_inventory(make.inventory(make.gpus(8)))
+    assert prepared(node_state)
+    assert len(given(node_state)) == 8
+
+
+def test_no_folder_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
+    clients(tmp_path).mkdir(parents=True)
+    node_state = NodeState(make.inventory())
+    following(tmp_path, node_state)
+    node_state.use(WITH_MPS)
+    assert list(clients(tmp_path).iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_the_next_daemons_folders_stay_and_those_of_an_earlier_start_of_ours_go(state: Path) -> None:
+    async def start() -> set[Path]:
+        node_state = NodeState(make.inventory(), policy=WITH_MPS)
+        task = asyncio.create_task(following(state, node_state).run())
+        node_state.put_inventory(make.inventory())
+        assert prepared(node_state)
+        node_state.synchronized = True
+        node_state.commit(make.ledger())
+        await aside(wait_for, "no other folder", lambda: set(clients(state).iterdir()) == given(node_state), 10)
+        await cancelled([task])
+        return given(node_state)
+
+    assert asyncio.run(start()).isdisjoint(asyncio.run(start()))
