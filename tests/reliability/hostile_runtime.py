@@ -8,6 +8,7 @@ Its memory and descriptors must be what they were, within RSS_GROWTH_MIB and DES
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import tempfile
 import time
@@ -31,6 +32,8 @@ from tests.support.driver_root import make_driver_root
 from tests.support.errors import HarnessError
 from tests.support.guard import NriGuard
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
+
+PAUSE_S: Final = 0.1  # between requests that only try whether the connection is still there
 
 
 class Attack(Struct, frozen=True):
@@ -155,11 +158,16 @@ async def half_closed(victim: Victim, often: int, dice: random.Random) -> str:
 
 
 async def unread(victim: Victim, often: int, dice: random.Random) -> str:
-    """Requests without end whose answers nobody reads."""
+    """Requests whose answers nobody reads, and a few more of them until the connection is ended."""
     runtime = await victim.connected()
+    deadline = time.monotonic() + CONNECTS_S
     with suppress(HarnessError, OSError):
-        for number in range(often):
+        for number in itertools.count():
             await runtime.write(asking(runtime, f"unread-{number}"))
+            if number >= often:  # a fast machine answers them within the time that a runtime has to read them
+                await asyncio.sleep(PAUSE_S)
+            if time.monotonic() > deadline:
+                break
     await runtime.ended(CONNECTS_S)
     runtime.close()
     return "the connection was ended, and its grants were free again"
