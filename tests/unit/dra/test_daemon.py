@@ -183,7 +183,7 @@ async def test_a_daemon_that_is_stopped_takes_nothing_back(tmp_path: Path) -> No
         before = await node.view()
         waiting = asyncio.create_task(node.client.ask(AskView(before.number)))
         await asyncio.to_thread(node.daemon.terminate)
-        with pytest.raises(DaemonAwayError, match="gave no answer"):
+        with pytest.raises(DaemonAwayError):  # whether it had read the question or not
             await waiting
         assert not (node.state / DRA_SOCKET).exists()
         node.daemon.start()
