@@ -148,7 +148,7 @@ async def test_off_is_off(log: Log) -> None:
 
 async def test_a_scraper_that_never_reads_or_never_asks_is_closed(folder: Path) -> None:
     """It costs no more than a page: what it does not read is never made."""
-    async with serving(path := str(folder / "m"), patience_s=2.0):
+    async with serving(path := str(folder / "m"), patience_s=4.0):
         for request in (GET, b""):
             with socket.socket(socket.AF_UNIX) as deaf:
                 deaf.connect(path)

@@ -287,7 +287,7 @@ async def test_stopping_answers_a_validation_and_leaves_by_an_event(folder: Path
         with pytest.raises(HarnessError, match="the plugin closed the connection"):
             await runtime.event(Event.START_CONTAINER, of, made)
         await stopping
-        assert time.monotonic() - began < 0.3
+        assert time.monotonic() - began < 0.9  # sooner than without an event
         assert served.phases()[made.id] == "running"
 
 
@@ -296,7 +296,7 @@ async def test_stopping_before_a_runtime_that_validates_does_not_wait_for_events
         await served.connected(NRI_0_12)
         began = time.monotonic()
         await served.supervisor.stop(5.0)
-        assert time.monotonic() - began < 1.3  # a second without any
+        assert time.monotonic() - began < 3  # a second without any
 
 
 async def test_a_synchronize_that_is_always_slow_ends_one_connection(
@@ -322,7 +322,7 @@ async def test_stopping_has_a_limit_while_calls_keep_coming(folder: Path) -> Non
                 await runtime.write(runtime.request("Shutdown"))
                 await asyncio.sleep(0.02)
         await stopping
-        assert 0.2 < time.monotonic() - began < 1.0
+        assert 0.2 < time.monotonic() - began < 2.5
 
 
 async def test_stopping_does_not_wait_for_a_runtime_that_does_not_read(folder: Path) -> None:
@@ -333,7 +333,7 @@ async def test_stopping_does_not_wait_for_a_runtime_that_does_not_read(folder: P
             await runtime.write(runtime.request("CreateContainer", nri.create(pod, nri.container(pod))))
         began = time.monotonic()
         await served.supervisor.stop(0.5)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.EPERM, "has to run as root"), (errno.ENOTSOCK, "cannot connect")])

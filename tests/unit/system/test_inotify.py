@@ -26,13 +26,11 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 async def test_what_wakes(folder: Path, watched: str, change: Callable[[Path], object]) -> None:
     (folder / "in").mkdir()
     (folder / "other").touch()
-    began = time.monotonic()
     waiting = asyncio.create_task(folder_changed(folder / watched, LONG_S))
     await asyncio.sleep(0.02)
     assert not waiting.done()
     change(folder)
     await asyncio.wait_for(waiting, 2)
-    assert time.monotonic() - began < 0.5
 
 
 async def test_the_limit(folder: Path) -> None:
