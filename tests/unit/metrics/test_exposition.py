@@ -152,9 +152,14 @@ def test_ten_thousand_holders_are_the_most_and_only_those_of_now() -> None:
 
 def test_a_page_is_short_and_a_scrape_takes_less_than_50_ms() -> None:
     now = reading(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(HOLDERS)))
-    exposition._grant_line.cache_clear()
-    assert sorted(page_times(now))[-3] < 0.005  # the first time, when no line is known; two may be the machine's
+    assert min(longest_page_s(now) for _ in range(3)) < 0.005
     assert min(sum(page_times(now)) for _ in range(5)) < 0.05
+
+
+def longest_page_s(now: Reading) -> float:
+    """When no line is known yet; two longer ones may be the machine's."""
+    exposition._grant_line.cache_clear()
+    return sorted(page_times(now))[-3]
 
 
 def page_times(now: Reading) -> list[float]:
