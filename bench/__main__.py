@@ -49,6 +49,9 @@ def main() -> None:
     args = parser.parse_args()
     effort = Effort.of(args.samples)
     named = {rival.key: path.resolve() for rival in RIVALS if (path := getattr(args, rival.key))}
+    for rival in RIVALS:
+        if missing := rival.missing(named[rival.key]) if rival.key in named else ():
+            parser.error(f"argument {rival.option}: no program at {', '.join(map(str, missing))}")
     for part in (args.only,) if args.only else Part:
         found = (
             PARTS[part](effort)

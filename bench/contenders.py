@@ -82,17 +82,26 @@ Entry = tuple[str, Contender]
 
 
 class Rival(Struct, frozen=True):
-    """What takes part if the command line says where it is. what: for the help, and where it is left out."""
+    """What takes part if the command line says where it is. what: for the help, and where it is left out.
+
+    programs: by name, those of a folder; without any, the path is the program.
+    """
 
     option: str
     metavar: str
     what: str
     names: Sequence[str]
     make: Callable[[Sites, Path], Iterator[Entry]]
+    programs: Sequence[str] = ()
 
     @property
     def key(self) -> str:
         return self.option.removeprefix("--").replace("-", "_")
+
+    def missing(self, path: Path) -> Sequence[Path]:
+        """What cannot be run there."""
+        programs = [path / name for name in self.programs] or [path]
+        return [each for each in programs if not each.is_file() or not os.access(each, os.X_OK)]
 
 
 def always(sites: Sites, floors: Sequence[Sequence[str]] = ()) -> Iterator[Entry]:
@@ -249,5 +258,6 @@ RIVALS: Final = (
         "nvidia-ctk, nvidia-cdi-hook and nvidia-container-runtime, as in /usr/bin",
         (HOOKS, RUNTIME_CDI, RUNTIME_JIT),
         _toolkit,
+        ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime"),
     ),
 )

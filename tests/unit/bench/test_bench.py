@@ -51,6 +51,19 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=240)
 
 
+def test_a_contender_that_is_not_there_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-ctk"
+    program.touch(mode=0o755)
+    toolkit = run("--nvidia-toolkit", str(tmp_path))
+    assert toolkit.returncode == 2
+    assert toolkit.stderr.splitlines()[-1] == (
+        "python -m bench: error: argument --nvidia-toolkit: no program at "
+        f"{tmp_path}/nvidia-cdi-hook, {tmp_path}/nvidia-container-runtime"
+    )
+    plugin = run("--go-noop", str(tmp_path))  # a folder
+    assert (plugin.returncode, plugin.stdout) == (2, "")
+
+
 def test_the_wire_part_runs() -> None:
     done = run("--only", "wire", "--samples", "2")
     assert done.returncode == 0, done.stderr
@@ -126,7 +139,7 @@ def test_a_wrong_word_on_the_command_line(words: tuple[str, ...], said: str) -> 
     assert said in done.stderr
 
 
-def test_contenders_from_outside_are_named_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_from_outside_are_named_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from bench import __main__ as bench
 
     given = list[Given]()
@@ -136,7 +149,10 @@ def test_contenders_from_outside_are_named_on_the_command_line(monkeypatch: pyte
         raise HarnessError("not now")
 
     monkeypatch.setattr("bench.containerd.measure", measure)
-    options = [word for rival in RIVALS[:2] for word in (rival.option, f"/opt/{rival.key}")]
+    rivals = {rival.key: tmp_path / rival.key for rival in RIVALS[:2]}
+    for program in rivals.values():
+        program.touch(mode=0o755)
+    options = [word for rival in RIVALS[:2] for word in (rival.option, str(rivals[rival.key]))]
     monkeypatch.setattr(
         sys,
         "argv",
@@ -144,7 +160,6 @@ def test_contenders_from_outside_are_named_on_the_command_line(monkeypatch: pyte
     )
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     bench.main()
-    rivals = {rival.key: Path(f"/opt/{rival.key}") for rival in RIVALS[:2]}
     assert given == [Given(rivals, [("/a", "/b"), ("/c",)], "floor")]
 
 
