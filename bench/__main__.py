@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep what the containerd part finds in this file")
     group = parser.add_argument_group("contenders of the containerd part", "Those that are not named are left out.")
     for rival in RIVALS:
-        group.add_argument(rival.option, type=Path, metavar=rival.metavar, help=rival.what)
+        group.add_argument(rival.option, type=rival.at, metavar=rival.metavar, help=rival.what)
     group.add_argument(
         "--floor",
         type=_places,
@@ -48,10 +48,7 @@ def main() -> None:
     group.add_argument("--match", default="", metavar="REGEX", help="measure only those, besides bare and 8 GPUs")
     args = parser.parse_args()
     effort = Effort.of(args.samples)
-    named = {rival.key: path.resolve() for rival in RIVALS if (path := getattr(args, rival.key))}
-    for rival in RIVALS:
-        if missing := rival.missing(named[rival.key]) if rival.key in named else ():
-            parser.error(f"argument {rival.option}: no program at {', '.join(map(str, missing))}")
+    named = {rival.key: path for rival in RIVALS if (path := getattr(args, rival.key))}
     for part in (args.only,) if args.only else Part:
         found = (
             PARTS[part](effort)

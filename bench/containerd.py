@@ -5,7 +5,6 @@ Machines slow down and recover while one waits, so a contender is compared with 
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import statistics
@@ -47,7 +46,7 @@ class Given(Struct, frozen=True):
 
 def measure(effort: Effort, given: Given) -> Record:
     """All of this part. Raises: HarnessError where no containerd can be had, or a contender is not what it says."""
-    date, began, load = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), time.monotonic(), os.getloadavg()[0]
+    date, began, before = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), time.monotonic(), machine()
     with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder, ExitStack() as stack:
         sites = Sites(stack, Path(folder), contenders.server_driver(Path(folder) / "driver"))
         entered = dict(contenders.always(sites, given.floors))
@@ -69,7 +68,7 @@ def measure(effort: Effort, given: Given) -> Record:
     return Record(
         date,
         round(time.monotonic() - began),
-        machine() | {"containerd": sites.release, "runc": _runc(), "load before": f"{load:.1f}"},
+        before | {"containerd": sites.release, "runc": _runc()},
         effort.containers,
         effort.jobs,
         round(reply / wall_s * 100, 2),

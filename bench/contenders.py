@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,10 +100,13 @@ class Rival(Struct, frozen=True):
     def key(self) -> str:
         return self.option.removeprefix("--").replace("-", "_")
 
-    def missing(self, path: Path) -> Sequence[Path]:
-        """What cannot be run there."""
+    def at(self, text: str) -> Path:
+        """The type of its option. Raises: argparse.ArgumentTypeError: a program cannot be run there."""
+        path = Path(text).resolve()
         programs = [path / name for name in self.programs] or [path]
-        return [each for each in programs if not each.is_file() or not os.access(each, os.X_OK)]
+        if missing := [str(each) for each in programs if not shutil.which(each)]:
+            raise argparse.ArgumentTypeError(f"no program at {', '.join(missing)}")
+        return path
 
 
 def always(sites: Sites, floors: Sequence[Sequence[str]] = ()) -> Iterator[Entry]:
