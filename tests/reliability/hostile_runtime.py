@@ -160,14 +160,12 @@ async def half_closed(victim: Victim, often: int, dice: random.Random) -> str:
 async def unread(victim: Victim, often: int, dice: random.Random) -> str:
     """Requests whose answers nobody reads, and a few more of them until the connection is ended."""
     runtime = await victim.connected()
-    deadline = time.monotonic() + CONNECTS_S
-    with suppress(HarnessError, OSError):
-        for number in itertools.count():
-            await runtime.write(asking(runtime, f"unread-{number}"))
-            if number >= often:  # a fast machine answers them within the time that a runtime has to read them
-                await asyncio.sleep(PAUSE_S)
-            if time.monotonic() > deadline:
-                break
+    with suppress(HarnessError, OSError, TimeoutError):
+        async with asyncio.timeout(CONNECTS_S):
+            for number in itertools.count():
+                await runtime.write(asking(runtime, f"unread-{number}"))
+                if number >= often:  # a fast machine answers them within the time that a runtime has to read them
+                    await asyncio.sleep(PAUSE_S)
     await runtime.ended(CONNECTS_S)
     runtime.close()
     return "the connection was ended, and its grants were free again"

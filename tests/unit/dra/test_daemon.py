@@ -183,7 +183,8 @@ async def test_a_daemon_that_is_stopped_takes_nothing_back(tmp_path: Path) -> No
         before = await node.view()
         waiting = asyncio.create_task(node.client.ask(AskView(before.number)))
         await asyncio.to_thread(node.daemon.terminate)
-        with pytest.raises(DaemonAwayError):  # whether it had read the question or not
+        # By when it was stopped: before the connection, before it read the question, or after that.
+        with pytest.raises(DaemonAwayError, match=r"does not listen|went away|gave no answer"):
             await waiting
         assert not (node.state / DRA_SOCKET).exists()
         node.daemon.start()
