@@ -100,6 +100,9 @@ linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt)
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests
 
+ground: $(READY) ## programs of other projects that tests and bench run, from Go modules -> cache; SETS="helm4 ...", LIMIT_S=N
+	@$(BIN)/python -m tests.ground $(if $(LIMIT_S),--seconds $(LIMIT_S)) $(SETS)
+
 conformance: $(READY) ## only the tests on real containerds (needs root)
 	$(PYTEST) tests/conformance
 

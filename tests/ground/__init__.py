@@ -1,0 +1,92 @@
+"""Programs of other projects, built from their Go modules, for tests and the bench to run and compare with.
+
+Each folder here is a set: its go.mod names the programs (`tool`) and pins every version, its go.sum the checksums. So no
+line of Python knows a version, and `go get -tool PATH@VERSION` in the folder raises one. What is built lies in the cache
+folder, with the go.mod that it was built from. Go keeps what it compiled, so a build that was cut goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support import packages
+from tests.support.errors import HarnessError
+
+SOURCES: Final = Path(__file__).parent
+# In the order in which they are built: what most tests need first, what takes longest last.
+SETS: Final = ("helm4", "helm3", "containerd", "containerd-lts", "crictl", "etcd", "nvidia")
+# Where a test builds its set itself, if Go is there: nobody lands a chart that Helm has not seen.
+ON_DEMAND: Final = frozenset({"helm4", "helm3"})
+# A go.mod chooses its Go; a checkout's version control means nothing to programs of others.
+ENVIRONMENT: Final = {"GOTOOLCHAIN": "auto", "GOFLAGS": "-buildvcs=false"}
+
+
+def built(name: str) -> Path | None:
+    """The folder with a set's programs, or None where they are not built from the go.mod of today."""
+    folder = packages.cache_folder() / "ground" / name
+    made_from = folder / "go.mod"
+    current = made_from.is_file() and made_from.read_bytes() == (SOURCES / name / "go.mod").read_bytes()
+    return folder if current else None
+
+
+def need(name: str) -> Path:
+    """The folder with a set's programs, for a test, which is skipped where they are not built."""
+    if name in ON_DEMAND and shutil.which("go"):
+        return build(name)
+    folder = built(name)
+    if folder is None:
+        pytest.skip(f"{name} of tests/ground is not built: run `make ground SETS={name}`, which needs Go")
+    return folder
+
+
+def version(name: str, module: str) -> str:
+    """The version of a module that a set pins, such as `2.4.2`. The programs themselves know less of it."""
+    found = re.search(rf"^(?:require |\t){re.escape(module)} v(\S+)", (SOURCES / name / "go.mod").read_text(), re.M)
+    assert found, f"{name}/go.mod requires no {module}"
+    return found[1]
+
+
+def build(name: str, timeout_s: float | None = None) -> Path:
+    """Build a set's programs unless they are there, and return their folder. Raises: HarnessError."""
+    folder = packages.cache_folder() / "ground" / name
+    with packages.one_at_a_time(folder.with_suffix(".lock")):
+        if not built(name):
+            unfinished = folder.with_suffix(".unfinished")
+            for old in (unfinished, folder):
+                shutil.rmtree(old, ignore_errors=True)
+            unfinished.mkdir()
+            _install(name, unfinished, timeout_s)
+            shutil.copy(SOURCES / name / "go.mod", unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def _install(name: str, into: Path, timeout_s: float | None) -> None:
+    process = subprocess.Popen(
+        ["go", "install", "-trimpath", "-ldflags=-s -w", "tool"],
+        cwd=SOURCES / name,
+        env=os.environ | ENVIRONMENT | {"GOBIN": str(into)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # compilers and linkers end with it
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as fault:
+        raise HarnessError(f"{name} was not built within {timeout_s:.0f} s") from fault
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise HarnessError(f"go install failed for {name}: {said[-1000:]}")
