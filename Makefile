@@ -37,7 +37,7 @@ pytest: $(READY)
 	-@$(BIN)/pytest --collect-only -qq >/dev/null
 	$(PYTEST) -m 'not gpu and not cluster'
 
-check: $(READY) ## format, lint, types, layers, generated files, units
+check: $(READY) ## format, lint, types, layers, generated files
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
@@ -50,7 +50,6 @@ check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/python docs/build.py --check
 	$(BIN)/python -m docs.generate --check
 	$(BIN)/python -m docs.plots --check
-	$(BIN)/python systemd/verify.py
 	$(BIN)/python deploy/locks/generate.py --check
 	$(BIN)/python deploy/locks/audit.py
 	$(BIN)/python -m tests.support.manifests --check

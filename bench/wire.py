@@ -5,7 +5,6 @@ A busy machine is then busy for both.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -145,9 +144,6 @@ def _nvml_figures(folder: Path, effort: Effort) -> Iterator[Figure]:
 
     That library is made up and small: a driver's own comes on top of the children, and of no other.
     """
-    if shutil.which("gcc") is None:
-        yield Figure("NVML processes: left out, a made-up NVML needs gcc", 0.0, "")
-        return
     plugin = nvml_daemon(folder)
     time.sleep(effort.settle_s)
     total = 0.0

@@ -32,8 +32,8 @@ def build(output: Path) -> Path:
         return pack(tree, output)
 
 
-def pack(tree: Path, output: Path, payload: str = "w19.zstdio") -> Path:
-    """The package of a tree that is laid out. payload: how it is compressed, as rpm writes it.
+def pack(tree: Path, output: Path, payload: str = "w19.zstdio", rpmbuild: Sequence[str] = ("rpmbuild",)) -> Path:
+    """The package of a tree that is laid out. payload: how it is compressed, as rpm writes it. rpmbuild: its command.
 
     Raises: subprocess.CalledProcessError: rpmbuild failed.
     """
@@ -47,7 +47,7 @@ def pack(tree: Path, output: Path, payload: str = "w19.zstdio") -> Path:
             shutil.copy(path, sources)
         defines = (f"--define=_topdir {work}", f"--define=_binary_payload {payload}")
         # --nodeps: what it requires is for the machine that it is installed on.
-        command = ["rpmbuild", "-bb", "--quiet", "--nodeps", *defines, str(SPEC)]
+        command = [*rpmbuild, "-bb", "--quiet", "--nodeps", *defines, str(SPEC)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         [package] = (work / "RPMS").rglob("*.rpm")
         output.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def widen(node: Containerd, container: ContainerId, like: ContainerId) -> None:
 
 
 def bpftool(cgroup: Path, verb: str, program: int, *flags: str) -> None:
-    command = [str(packages.bpftool()), "cgroup", verb, str(cgroup), "device", "id", str(program), *flags]
+    command = [*packages.command("bpftool"), "cgroup", verb, str(cgroup), "device", "id", str(program), *flags]
     subprocess.run(command, check=True, capture_output=True)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.support.errors import HarnessError
+from tests.support import packages
 
 FOLDER: Final = Path(__file__).parent
 NAMES: Final = tuple(sorted(source.stem for source in FOLDER.glob("*.c")))
@@ -16,11 +15,8 @@ NAMES: Final = tuple(sorted(source.stem for source in FOLDER.glob("*.c")))
 
 def compile_program(name: str, folder: Path) -> Path:
     """`folder/NAME`. Raises: HarnessError, subprocess.CalledProcessError."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise HarnessError("a C compiler is needed: install gcc")
     program = folder / name
-    subprocess.run([compiler, "-O2", "-o", program, FOLDER / f"{name}.c", "-ldl"], check=True)
+    subprocess.run([*packages.gcc(), "-O2", "-o", program, FOLDER / f"{name}.c", "-ldl"], check=True)
     return program
 
 

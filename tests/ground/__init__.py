@@ -15,10 +15,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-import pytest
-
-from tests.support import packages
-from tests.support.errors import HarnessError
+from tests.support.cache import cache_folder, kept
+from tests.support.errors import HarnessError, NotBuiltError
 
 SOURCES: Final = Path(__file__).parent
 # In the order in which they are built: what most tests need first, what takes longest last.
@@ -31,19 +29,19 @@ ENVIRONMENT: Final = {"GOTOOLCHAIN": "auto", "GOFLAGS": "-buildvcs=false"}
 
 def built(name: str) -> Path | None:
     """The folder with a set's programs, or None where they are not built from the go.mod of today."""
-    folder = packages.cache_folder() / "ground" / name
+    folder = cache_folder() / "ground" / name
     made_from = folder / "go.mod"
     current = made_from.is_file() and made_from.read_bytes() == (SOURCES / name / "go.mod").read_bytes()
     return folder if current else None
 
 
 def need(name: str) -> Path:
-    """The folder with a set's programs, for a test, which is skipped where they are not built."""
+    """The folder with a set's programs. Raises: NotBuiltError, and a test that meets it is skipped."""
     if name in ON_DEMAND and shutil.which("go"):
         return build(name)
     folder = built(name)
     if folder is None:
-        pytest.skip(f"{name} of tests/ground is not built: run `make ground SETS={name}`, which needs Go")
+        raise NotBuiltError(f"{name} of tests/ground is not built: run `make ground SETS={name}`, which needs Go")
     return folder
 
 
@@ -55,19 +53,15 @@ def version(name: str, module: str) -> str:
 
 def build(name: str, timeout_s: float | None = None) -> Path:
     """Build a set's programs unless they are there, and return their folder. Raises: HarnessError."""
-    folder = packages.cache_folder() / "ground" / name
-    with packages.one_at_a_time(folder.with_suffix(".lock")):
-        if not built(name):
-            unfinished = folder.with_suffix(".unfinished")
-            for old in (unfinished, folder):
-                shutil.rmtree(old, ignore_errors=True)
-            unfinished.mkdir()
-            _install(name, unfinished, timeout_s)
-            if (server := unfinished / "server").exists():  # Go calls a program as its folder
-                server.rename(unfinished / "etcd")
-            shutil.copy(SOURCES / name / "go.mod", unfinished)
-            unfinished.rename(folder)
-    return folder
+
+    def make(folder: Path) -> None:
+        _install(name, folder, timeout_s)
+        if (server := folder / "server").exists():  # Go calls a program as its folder
+            server.rename(folder / "etcd")
+        shutil.copy(SOURCES / name / "go.mod", folder)
+
+    folder = cache_folder() / "ground" / name
+    return kept(folder, make, is_current=lambda: built(name) is not None)
 
 
 def _install(name: str, into: Path, timeout_s: float | None) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from deploy import bundle
 from deploy.debian import build
 from nri_gpu import __version__
-from tests.support import packages
+from tests.support.cache import kept
 from tests.support.debian_root import DebianRoot
 
 NEWER = f"{__version__}+b1"
@@ -32,13 +32,7 @@ def once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Calla
     """A folder that the first worker to want it makes, for all of them."""
     own = factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / name
-    with packages.one_at_a_time(folder.with_suffix(".lock")):
-        if not folder.exists():
-            unfinished = own / f"{name}.unfinished"
-            unfinished.mkdir()
-            make(unfinished)
-            unfinished.rename(folder)
-    return folder
+    return kept(folder, make)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typing import Final
 from tests.packages.test_systemd import DROP_IN, OPTIONS, SERVES_S
 from tests.support import config, image, packages, runc_devices_only
 from tests.support.booted_root import BootedRoot
+from tests.support.cache import cache_folder
 from tests.support.config import Layout
 from tests.support.cri import ContainerId, Cri
 from tests.support.driver_root import make_driver_root
@@ -83,7 +84,7 @@ def node(with_package: Path, folder: Path, runc: Callable[[Path], Path]) -> Iter
         files.base: str(INSIDE.base),
         files.nri_socket.parent: "/run/nri",
         units: str(Path(DROP_IN).parent),
-        packages.cache_folder(): str(packages.cache_folder()),
+        cache_folder(): str(cache_folder()),
         make_driver_root(folder / "driver"): "/driver",
     }
     with BootedRoot("bookworm", seen, over=with_package) as root:

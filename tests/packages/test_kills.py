@@ -8,6 +8,7 @@ from typing import Final
 
 from nri_gpu import __version__
 from tests.packages.conftest import AT, NEWER, Debs
+from tests.support import packages
 from tests.support.debian_root import DebianRoot, kill_group
 from tests.support.waiting import wait_for
 
@@ -54,7 +55,8 @@ def test_whatever_is_killed_a_whole_version_runs(installed: DebianRoot, debs: De
 def kill_at(moment: str | int, root: DebianRoot, *words: str) -> None:
     """Run it until it calls the program of that name, or its rename(2) of that number, and kill it all there."""
     if isinstance(moment, int):
-        strace = ["strace", "-f", "-o/dev/null", "-etrace=rename", f"-einject=rename:signal=KILL:when={moment}"]
+        options = ["-f", "-o/dev/null", "-etrace=rename", f"-einject=rename:signal=KILL:when={moment}"]
+        strace = [*packages.command("strace"), *options]
         done = subprocess.run([*strace, *root.command(*words)], capture_output=True, check=False)
         assert done.returncode == -9, done.stderr  # strace ends as what it traced
         return

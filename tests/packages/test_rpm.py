@@ -14,6 +14,7 @@ import pytest
 from deploy import bundle
 from deploy.rpm import build
 from nri_gpu import __version__
+from tests.support import packages
 
 LINT: Final = build.SPEC.with_name("rpmlint.toml")
 BUNDLE: Final = f"/{bundle.BUNDLE}"
@@ -87,12 +88,20 @@ def test_enterprise_linux_9_runs_it_on_the_python_beside_its_own(tmp_path: Path)
 def test_it_is_built_found_good_installed_updated_and_removed(laid_out: Path, tmp_path: Path) -> None:
     """One test, because the package takes long to make, and each worker would make its own."""
     root = tmp_path / "root"
-    package = build.pack(laid_out, tmp_path, "w0.ufdio")
+    package = build.pack(laid_out, tmp_path, "w0.ufdio", packages.command("rpmbuild", "rpm"))
     assert package.name == f"nri-gpu-{__version__}-1.{os.uname().machine}.rpm"
-    linted = said("rpmlint", "--config", LINT, build.SPEC, package)
+    linted = said(*packages.command("rpmlint", "rpmlint", "rpm"), "--config", LINT, build.SPEC, package)
     assert "0 errors, 0 warnings" in linted, linted
 
-    rpm = ("rpm", "--root", root, "--dbpath", "/var/lib/rpm", "--nodeps", "--noscripts")
+    rpm: tuple[str | Path, ...] = (
+        *packages.command("rpm"),
+        "--root",
+        root,
+        "--dbpath",
+        "/var/lib/rpm",
+        "--nodeps",
+        "--noscripts",
+    )
     said(*rpm, "--install", package)
     link = root / bundle.BUNDLE / "bin/python3"
     assert not link.is_symlink()

@@ -29,7 +29,7 @@ def device_rules(cgroup: Path) -> frozenset[DeviceRule]:
 def device_programs(cgroup: Path) -> tuple[int, ...]:
     """Ids of the eBPF programs that filter a v2 cgroup's devices. None: everything may be opened."""
     shown = subprocess.run(
-        [packages.bpftool(), "--json", "cgroup", "show", cgroup], capture_output=True, text=True, check=True
+        [*packages.command("bpftool"), "--json", "cgroup", "show", cgroup], capture_output=True, text=True, check=True
     ).stdout
     # bpftool of newer kernels says "cgroup_device", older ones "device"; nothing attached is an empty text.
     attached = json.loads(shown or "[]")

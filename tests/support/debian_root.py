@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.support import apt, packages
+from tests.support.cache import cache_folder, kept
 from tests.support.errors import HarnessError
 
 MAKE_TIMEOUT_S: Final = 600.0
@@ -55,21 +55,14 @@ exec chroot "$work/root" sh -c 'echo ready; exec cat'
 
 def base(suite: str) -> Path:
     """A folder with that suite's essential packages, apt and what is included. Raises: HarnessError."""
-    folder = packages.cache_folder() / "roots" / "-".join((suite, *INCLUDED[suite]))
-    with packages.one_at_a_time(folder.with_suffix(".lock")):
-        if not folder.exists():
-            unfinished = folder.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            _make(suite, unfinished)
-            unfinished.rename(folder)
-    return folder
+    folder = cache_folder() / "roots" / "-".join((suite, *INCLUDED[suite]))
+    return kept(folder, lambda unfinished: _make(suite, unfinished))
 
 
 def _make(suite: str, folder: Path) -> None:
-    if shutil.which("mmdebstrap") is None:
-        raise HarnessError("mmdebstrap makes the Debian systems in which packages are tried: apt install mmdebstrap")
     # In a mount namespace of its own: it mounts proc and others for the time of its work.
-    command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--mode=root", "--variant=apt"]
+    program = packages.command("mmdebstrap")
+    command = ["unshare", "--mount", *program, "--quiet", "--mode=root", "--variant=apt"]
     command.append(f"--include={','.join(INCLUDED[suite])}")
     fast = ["--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"']
     try:

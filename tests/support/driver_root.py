@@ -6,7 +6,6 @@ hand, and a machine with nothing but Python makes them.
 
 import functools
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from tests.support import packages
 from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, shared_library
 from tests.support.errors import HarnessError
 
@@ -120,7 +120,7 @@ def make_driver_root(
 
     layout: `flat` as /usr/local/nvidia, the others as a whole root of that distribution. machine: as `uname -m`.
     everything: the files of every capability and 32-bit libraries, not only those of compute and utility.
-    Raises: HarnessError: `compiled` without a C compiler.
+    Raises: HarnessError.
     """
     machine = machine or platform.machine()
     places = _places(layout, machine)
@@ -153,10 +153,7 @@ def write_library(path: Path, soname: str, machine: str = "") -> Path:
 
 def compile_stub(source: Path, target: Path, version: str, *options: str) -> Path:
     """`source` compiled to `target`, with the driver's version as STUB_VERSION. Raises: HarnessError."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise HarnessError("compiled driver libraries need a C compiler: install gcc")
-    command: list[str | Path] = [compiler, f'-DSTUB_VERSION="{version}"', "-o", target, source, *options]
+    command: list[str | Path] = [*packages.gcc(), f'-DSTUB_VERSION="{version}"', "-o", target, source, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise HarnessError(f"{source.name} does not compile: {done.stderr.strip()}")
@@ -229,7 +226,7 @@ def _modules(libraries: Path, version: str) -> None:
 
 
 def write_32(path: Path, soname: str) -> Path:
-    """A 32-bit library; one with a function where the C compiler can make it."""
+    """A 32-bit library with a function."""
     return _executable(path, _library_32(soname))
 
 
@@ -246,15 +243,11 @@ def _executable(path: Path, content: bytes) -> Path:
 @functools.cache
 def _library_32(soname: str) -> bytes:
     """Compiled once a test run: there are fifty, in each of a hundred driver roots."""
-    plain = shared_library(soname, bits=32, machine=EM_386)
-    compiler = shutil.which("gcc")
-    if not compiler:
-        return plain
     options = ["-m32", "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{soname}", '-DSTUB_NAME="32"']
     with tempfile.NamedTemporaryFile() as made:
-        command = [compiler, *options, "-o", made.name, str(STUBS / "library.c")]
-        done = subprocess.run(command, capture_output=True, check=False)
-        return plain if done.returncode else Path(made.name).read_bytes()
+        command = [*packages.gcc(), *options, "-o", made.name, str(STUBS / "library.c")]
+        subprocess.run(command, capture_output=True, check=True)
+        return Path(made.name).read_bytes()
 
 
 def _write(libraries: Path, sonames: Mapping[str, str], version: str, machine: int) -> None:

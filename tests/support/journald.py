@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
+from tests.support import packages
 from tests.support.waiting import wait_for
 
-PROGRAM: Final = Path("/lib/systemd/systemd-journald")
+PROGRAM: Final = "/lib/systemd/systemd-journald"
 MACHINE: Final = "0123456789abcdef0123456789abcdef"
 # Whatever it could touch of this machine is covered before it starts: /run, its logs and settings, the kernel's log.
 _START: Final = f"""set -e
@@ -50,7 +51,8 @@ class Journald:
 
     def read(self, *matches: str) -> list[dict[str, object]]:
         """The entries that `journalctl` finds."""
-        command = ["journalctl", f"--directory={self._folder}/log/journal", "--output=json", "--all", *matches]
+        options = [f"--directory={self._folder}/log/journal", "--output=json", "--all"]
+        command = [*packages.command("journalctl", "systemd"), *options, *matches]
         done = subprocess.run(command, capture_output=True, check=True, timeout=20)
         return [msgspec.json.decode(line, type=dict[str, object]) for line in done.stdout.splitlines()]
 
@@ -62,8 +64,9 @@ def journald(folder: Path) -> Iterator[Journald]:
         (folder / name).mkdir()
     (folder / "etc/journald.conf").write_text(_SETTINGS)
     (folder / "machine-id").write_text(f"{MACHINE}\n")
+    installed = [] if Path(PROGRAM).exists() else packages.as_if_installed("systemd")
     unshare = ["unshare", "--mount", "--net", "--ipc", "--uts", "--propagation=private"]
-    with subprocess.Popen([*unshare, "sh", "-c", _START, "sh", str(folder)]) as process:
+    with subprocess.Popen([*installed, *unshare, "sh", "-c", _START, "sh", str(folder)]) as process:
         found = Journald(folder / "run")
         try:
             wait_for("journald listens", lambda: found.socket.exists() and found.stream.exists(), 20)

@@ -7,7 +7,6 @@ log directory. A client is `mps_client.c`, in an image of its own.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.mps.folders import DaemonFolder, clients, noted_folders
+from tests.support import packages
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 
@@ -70,9 +70,7 @@ def client_files(state: Path, size_mib: int = SIZE_MIB) -> Iterator[Path]:
 def client_image(folder: Path) -> ImageSpec:
     """An image with `/bin/mps_client COMMAND`."""
     program = folder / "mps_client"
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "a C compiler is needed: install gcc"
-    subprocess.run([compiler, "-o", program, Path(__file__).with_name("mps_client.c")], check=True)
+    subprocess.run([*packages.gcc(), "-o", program, Path(__file__).with_name("mps_client.c")], check=True)
     return ImageSpec(IMAGE, extra=glibc_files({"/bin/mps_client": program}))
 
 

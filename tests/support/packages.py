@@ -1,18 +1,15 @@
-"""The programs the harness drives: containerd in two generations, runc, busybox, bpftool, Prometheus, C libraries.
+"""The programs the harness drives: containerd in two generations, runc, busybox, a compiler, Prometheus, C libraries.
 
-What the machine has is used; the rest is unpacked once into a cache folder: $NRI_GPU_CACHE, else nri-gpu below
-$XDG_CACHE_HOME or ~/.cache. Copy that folder to a machine without a network and it serves there. Delete it to refresh.
+What the machine has is used; the rest is unpacked once into the cache folder, and nothing is installed.
 """
 
-import fcntl
+import functools
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -20,9 +17,19 @@ from typing import Final
 from msgspec import Struct
 
 from tests.support import apt
+from tests.support.cache import cache_folder, kept
 from tests.support.errors import HarnessError
 
 PROGRAM_FOLDERS: Final = ("usr/bin", "usr/sbin", "bin", "sbin")
+SEARCHED: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/bin")  # behind $PATH
+# $1: a folder. Its usr and etc lie over the machine's, for the command that follows and what that starts.
+LAID_OVER: Final = """
+for each in usr etc; do
+    if [ -d "$1/$each" ]; then mount -t overlay -o "lowerdir=$1/$each:/$each" none "/$each"; fi
+done
+shift
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" exec "$@"
+"""
 OLDEST: Final = (1, 7)  # the first containerd with an NRI this project can speak
 
 
@@ -138,66 +145,34 @@ def _maps_ids(program: Path) -> bool:
     return bool(features.get("linux", {}).get("mountExtensions", {}).get("idmap", {}).get("enabled"))
 
 
-def bpftool() -> Path:
-    """Shows which programs filter a cgroup's devices on cgroup v2."""
-    return _system("bpftool") or _program("bpftool", "bpftool")
+def command(program: str, *packages: str) -> list[str]:
+    """The command of a program of Debian's: the machine's own, else as if it were installed. Arguments as below."""
+    own = _system(program)
+    return [str(own)] if own else [*as_if_installed(*(packages or (program,))), program]
 
 
-def tmux() -> list[str]:
-    """The command of a tmux: the system's, or Debian's with the libraries that it brings along."""
-    if own := _system("tmux"):
-        return [str(own)]
-    libraries = [_cached("libutempter0"), _libevent()]
-    found = ":".join(str(each / f"usr/lib/{platform.machine()}-linux-gnu") for each in libraries)
-    return ["env", f"LD_LIBRARY_PATH={found}", str(_program("tmux", "tmux"))]
+@functools.cache
+def as_if_installed(*packages: str) -> tuple[str, ...]:
+    """The words in front of a command that runs as if these packages were installed. Raises: UnavailableError.
+
+    They and what they depend on, as far as the machine lacks it, lie over its /usr and /etc for that process alone.
+    """
+    tree = kept(
+        cache_folder() / "as-if-installed" / "+".join(packages), lambda into: apt.unpack_missing(packages, into)
+    )
+    user = ["--map-root-user"] if os.geteuid() else []
+    return ("unshare", *user, "--mount", "sh", "-ec", LAID_OVER, "sh", str(tree))
 
 
-def groff() -> list[str]:
-    """The command of a formatter of man pages, the system's or Debian's."""
-    if own := _system("groff"):
-        return [str(own)]
-    tree = _cached("groff-base") / "usr"
-    version = next(each for each in (tree / "share/groff").iterdir() if (each / "tmac").is_dir())
-    paths = {"PATH": tree / "bin", "GROFF_FONT_PATH": version / "font", "GROFF_TMAC_PATH": version / "tmac"}
-    return ["env", *(f"{name}={path}" for name, path in paths.items()), str(tree / "bin/groff")]
-
-
-def zsh() -> tuple[Path, list[Path], Path]:
-    """Debian's zsh, the folders of its functions, and that of its modules."""
-    program, functions = _program("zsh", "zsh"), _cached("zsh-common") / "usr/share/zsh/functions"
-    (modules,) = (_cached("zsh") / f"usr/lib/{platform.machine()}-linux-gnu/zsh").iterdir()
-    return program, [functions, *(each for each in functions.rglob("*") if each.is_dir())], modules
-
-
-def fish(folder: Path) -> list[str]:
-    """The command of Debian's fish, which looks for its own files beside its program: in this folder."""
-    own = _cached("fish-common")
-    for name, lies in (("bin/fish", _program("fish", "fish")), ("share", own / "usr/share"), ("etc", own / "etc")):
-        made = folder / name
-        made.parent.mkdir(parents=True, exist_ok=True)
-        if made.parent == folder:
-            made.symlink_to(lies)
-        else:
-            shutil.copy(lies, made)  # a link would lead it back
-    libraries = _cached("libpcre2-32-0") / f"usr/lib/{platform.machine()}-linux-gnu"
-    return ["env", f"LD_LIBRARY_PATH={libraries}", f"HOME={folder}", str(folder / "bin/fish"), "--no-config"]
-
-
-def _libevent() -> Path:
-    try:
-        return _cached("libevent-core-2.1-7t64")  # since Debian 13
-    except HarnessError:
-        return _cached("libevent-core-2.1-7")
+def gcc() -> list[str]:
+    """The command of a C compiler that has the C library's headers."""
+    has_headers = Path("/usr/include/stdio.h").exists()
+    return command("gcc", "gcc", "libc6-dev") if has_headers else [*as_if_installed("gcc", "libc6-dev"), "gcc"]
 
 
 def libfaketime() -> Path:
     """A library that, loaded first, shows a program another time than the machine's."""
     return _cached("libfaketime") / f"usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1"
-
-
-def prometheus() -> Path:
-    """The server; `promtool` lies beside it."""
-    return _program("prometheus", "prometheus")
 
 
 def libc_32() -> Path:
@@ -229,36 +204,17 @@ def musl() -> Path:
     return _cached("musl") / "lib/ld-musl-x86_64.so.1"
 
 
-def cache_folder() -> Path:
-    if chosen := os.environ.get("NRI_GPU_CACHE"):
-        return Path(chosen).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "nri-gpu"
-
-
 def _cached(package: str, suite: str | None = None, architecture: str = "") -> Path:
-    folder = cache_folder() / (suite or "own-release") / (f"{package}-{architecture}" if architecture else package)
-    with one_at_a_time(folder.with_suffix(".lock")):
-        if not folder.exists():
-            unfinished = folder.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            apt.unpack(package, suite, unfinished, architecture)
-            unfinished.rename(folder)
-    return folder
+    name = f"{package}-{architecture}" if architecture else package
+    return kept(
+        cache_folder() / (suite or "own-release") / name, lambda into: apt.unpack(package, suite, into, architecture)
+    )
 
 
 def _program(package: str, name: str) -> Path:
     # Debian 13 moved the last programs from /bin to /usr/bin.
     tree = _cached(package)
     return next(path for folder in PROGRAM_FOLDERS if (path := tree / folder / name).exists())
-
-
-@contextmanager
-def one_at_a_time(lock: Path) -> Iterator[None]:
-    # Parallel test workers want the same package in the same second.
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _inspect(folder: Path) -> Runtime | None:
@@ -271,8 +227,8 @@ def _inspect(folder: Path) -> Runtime | None:
 
 
 def _system(program: str) -> Path | None:
-    found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/bin")
-    return Path(found).resolve() if found else None
+    found = shutil.which(program, path=os.pathsep.join((os.environ.get("PATH", ""), *SEARCHED)))
+    return Path(found) if found else None
 
 
 def _is_static(program: Path) -> bool:

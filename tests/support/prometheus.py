@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tests.support.packages import prometheus
+from tests.support import packages
 from tests.support.waiting import wait_for
 
 MONITORING: Final = Path(__file__).parents[2] / "deploy" / "monitoring"
@@ -60,7 +60,7 @@ class Prometheus:
             "setpriv",
             "--pdeathsig",
             "KILL",
-            str(prometheus()),
+            *packages.command("prometheus"),
             *(f"--{name}={to}" for name, to in options.items()),
         ]
         with (self._folder / "log").open("wb") as log:

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from typing import Final
 
+from tests.support import packages
 from tests.support.errors import HarnessError
 from tests.support.unit_file import Unit
 
@@ -107,7 +108,10 @@ def expand(names: Iterable[str]) -> set[str]:
     found = set(names) - groups
     for group in groups:
         said = subprocess.run(
-            ["systemd-analyze", "syscall-filter", "--no-pager", group], capture_output=True, text=True, check=True
+            [*packages.command("systemd-analyze", "systemd"), "syscall-filter", "--no-pager", group],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         lines = (line.strip() for line in said.stdout.splitlines()[1:])
         found |= expand([line for line in lines if line and not line.startswith("#")])

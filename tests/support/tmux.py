@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.packages import tmux
+from tests.support import packages
 from tests.support.waiting import wait_for
 
 PATIENCE_S = 30.0
@@ -20,7 +20,7 @@ class Terminal:
 
     def __init__(self, folder: Path, command: list[str], *, columns: int, rows: int) -> None:
         """folder: for tmux's socket; it must be short. The shell's exit code is shown when the command has ended."""
-        self._tmux = [*tmux(), "-S", str(folder / "tmux"), "-f", "/dev/null"]
+        self._tmux = [*packages.command("tmux"), "-S", str(folder / "tmux"), "-f", "/dev/null"]
         self._command = f"trap : INT; {shlex.join(command)}; echo ended with $?; read forever"
         self._size = ["-x", str(columns), "-y", str(rows)]
 

@@ -17,6 +17,7 @@ from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.formats import ADDRESSING, ARCHITECTURES, COMPUTE_MODES
 from nri_gpu.requirements.check import BRANDS
+from tests.support import packages
 
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"
@@ -150,7 +151,7 @@ def _compiled(without: tuple[str, ...]) -> bytes:
         exports.write_text(f"{{ global: nvml*; local: {local}*; }};\n", encoding="ascii")
         flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
         linker = ["-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={exports}"]
-        subprocess.run(["gcc", *flags, *linker, "-o", library, SOURCE], check=True, timeout=60)
+        subprocess.run([*packages.gcc(), *flags, *linker, "-o", library, SOURCE], check=True, timeout=60)
         return library.read_bytes()
 
 

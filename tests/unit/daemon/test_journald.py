@@ -16,7 +16,7 @@ import pytest
 
 from nri_gpu.daemon.journald import entry
 from tests.support import sandbox
-from tests.support.journald import PROGRAM, journald
+from tests.support.journald import journald
 from tests.support.waiting import wait_for
 
 # Logs each line of its input as Python says it, so that a test decides when.
@@ -209,7 +209,6 @@ def test_a_journal_that_stalls_never_blocks_a_line_and_learns_what_it_missed(tmp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a journald of one's own needs root")
-@pytest.mark.skipif(not PROGRAM.exists(), reason="systemd-journald is not installed")
 @pytest.mark.parametrize("boxed", [False, True], ids=["plain", "in the unit's sandbox"])
 def test_journalctl_finds_lines_by_gpu(tmp_path: Path, boxed: bool) -> None:
     """A real journald, whose stream is our stderr as systemd would have it."""

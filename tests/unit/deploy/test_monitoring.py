@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from nri_gpu.metrics.exposition import pages
+from tests.support import packages
 from tests.support.metrics import reading, scraped
-from tests.support.packages import prometheus
 from tests.support.prometheus import ALERTS, MONITORING
 
 RULES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -76,7 +76,7 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
 
 def promtool(*words: str | Path) -> str:
     done = subprocess.run(
-        [prometheus().with_name("promtool"), *words], capture_output=True, text=True, check=False, timeout=60
+        [*packages.command("promtool", "prometheus"), *words], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -100,13 +100,9 @@ def test_a_real_bash_completes_verbs_options_files_and_folders(folder: Path) -> 
 
 
 def test_a_real_zsh(folder: Path) -> None:
-    program, functions, modules = packages.zsh()
-    paths = " ".join(str(each) for each in [ZSH, *functions])
-    (folder / "setup").write_text(
-        f"module_path=({modules})\nfpath=({paths})\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n"
-    )
+    (folder / "setup").write_text(f"fpath=({ZSH} $fpath)\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n")
     (folder / "node.toml").touch()
-    with Terminal(folder, [str(program), "-f"], columns=120, rows=20) as terminal:
+    with Terminal(folder, [*packages.command("zsh"), "-f"], columns=120, rows=20) as terminal:
         terminal.write(f"cd {folder}; source setup\n")
         terminal.wait_for("ready>")
         terminal.write("nri-gpu stat\t--wat\t-o j\t")
@@ -120,7 +116,7 @@ def test_a_real_zsh(folder: Path) -> None:
 
 
 def test_a_real_fish(tmp_path: Path) -> None:
-    fish = packages.fish(tmp_path)
+    fish = ["env", f"HOME={tmp_path}", *packages.command("fish"), "--no-config"]
 
     def offered(line: str) -> list[str]:
         said = run(*fish, "-c", f"source {FISH}; complete -C '{line}'")
@@ -143,7 +139,7 @@ def test_there_is_a_page_for_each_verb() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_are_formatted_without_a_warning(page: Path) -> None:
-    text = " ".join(run(*packages.groff(), "-man", "-Tascii", "-ww", "-P-cbou", page).split())
+    text = " ".join(run(*packages.command("groff", "groff-base"), "-man", "-Tascii", "-ww", "-P-cbou", page).split())
     verb = next((each for each in VERBS if page.stem == f"nri-gpu-{each.name}"), None)
     for section in ("NAME", "SYNOPSIS", "EXIT STATUS", "SEE ALSO", "78 configuration"):
         assert section in text

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pytest
@@ -31,7 +30,7 @@ from nri_gpu.plugin.transport import LIMITS
 from nri_gpu.policy.model import Policy
 from nri_gpu.stray.uses import Extent
 from nri_gpu.system.succession import TAKES_OVER_S
-from tests.support import sandbox
+from tests.support import sandbox, systemd_analyze
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.kubelet import Kubelet
@@ -48,14 +47,11 @@ MPS_MOUNT = FOLDER / "nri-gpu-mps-clients.mount"
 PREPARE_FILE = FOLDER / "nri-gpu-prepare.service"
 FILES = (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, PREPARE_FILE, DRA_FILE)
 DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA = UNITS = [Unit.read(file) for file in FILES]
-# `verify.py` is a script, in a folder that is no package.
-VERIFY: dict[str, Any] = runpy.run_path(str(FOLDER / "verify.py"))
 # Lines whose reason is the line before them, or plain to see.
 EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
 LINES = [line for unit in UNITS for line in unit.lines]
 GPU: Final = "nvidia.com/gpu"
 REQUIREMENTS: Final = {"Requires", "BindsTo", "PartOf", "Requisite"}
-needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 
 
 # --- every unit -------------------------------------------------------------------------------------------------------
@@ -66,14 +62,13 @@ def test_every_line_says_why(line: Line) -> None:
     assert line.why or line.key in EXPLAINED_ABOVE
 
 
-@needs_systemd
 @pytest.mark.parametrize(
     "file",
-    [OURS, GUARD_FILE, CDI_FILE, PREPARE_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, MPS_MOUNT, DRA_FILE],
+    [*FOLDER.glob("nri-gpu*.*ice"), *FOLDER.glob("*.path"), *FOLDER.glob("*.mount"), *FOLDER.glob("*.d/*.conf")],
     ids=lambda file: file.name,
 )
 def test_systemd_has_nothing_against_it(file: Path) -> None:
-    assert VERIFY["faults"](file) == []
+    assert systemd_analyze.faults(file) == []
 
 
 @pytest.mark.parametrize(
@@ -230,12 +225,10 @@ def test_the_specifications_unit_is_confined_like_the_daemon() -> None:
     assert {key: CDI.values(key) for key in SANDBOX} == {key: DAEMON.values(key) for key in SANDBOX}
 
 
-@needs_systemd
 def test_systemd_has_nothing_against_path_and_service_together(tmp_path: Path) -> None:
     for unit in (CDI_FILE, CDI_PATH_FILE):
-        (tmp_path / unit.name).write_text(VERIFY["runnable"](unit.read_text(), sys.executable))
-    command = ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        (tmp_path / unit.name).write_text(systemd_analyze.runnable(unit.read_text(), sys.executable))
+    done = systemd_analyze.run("verify", "--man=no", *map(str, tmp_path.iterdir()))
     assert (done.returncode, "nri-gpu-cdi" in done.stderr) == (0, False)
 
 

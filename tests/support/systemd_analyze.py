@@ -1,23 +1,17 @@
-"""Asks systemd itself about our units: are they well-formed, and as tight as they say. No systemd needs to run.
-
-    python systemd/verify.py [UNIT ...]
-
-Part of `make check`. Where there is no `systemd-analyze` it says so and lets pass, except in CI.
-"""
+"""Ask systemd itself whether our units are well-formed, and as tight as they say. No systemd needs to run."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-FOLDER: Final = Path(__file__).parent
+from tests.support import packages
+
 # Tenths of the figure of `systemd-analyze security`, which has to stay below. The unit gives 9 on systemd 252; newer
 # ones ask more questions, so there is room for a few, and none for losing a line that counts.
 THRESHOLD: Final = 15
@@ -28,8 +22,6 @@ THRESHOLDS: Final = {
     **{"nri-gpu-prepare.service": 25, "nri-gpu-dra.service": 22},
     **{"mps.conf": 28, "metrics.conf": 22},
 }
-ANALYZE: Final = "systemd-analyze"
-OFFLINE_SINCE: Final = 250  # the version of systemd that learned --offline and --threshold
 TIMEOUT_S: Final = 60
 _EXEC: Final = re.compile(r"^(Exec\w+=[-@:+!]*)(\S+)", re.MULTILINE)
 _FIGURE: Final = re.compile(r"exposure level for \S+: (\d+\.\d)")
@@ -51,7 +43,7 @@ def installed_name(unit: Path) -> str:
     where = re.search(r"^Where=(.+)$", unit.read_text(), re.MULTILINE)
     if where is None:
         return unit.name
-    escape = ["systemd-escape", "--path", f"--suffix={unit.suffix.strip('.')}", where[1]]
+    escape = [*packages.command("systemd-escape", "systemd"), "--path", f"--suffix={unit.suffix.strip('.')}", where[1]]
     return subprocess.run(escape, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -65,7 +57,7 @@ def faults(unit: Path, threshold: int | None = None) -> list[str]:
         for each in {unit, unit.with_suffix(".service")} if unit.suffix == ".path" else {unit}:
             (Path(folder) / installed_name(each)).write_text(runnable(each.read_text(), sys.executable))
         copy = Path(folder) / installed_name(unit)
-        return [*_malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
+        return [*malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
 
 
 def _faults_with(drop_in: Path, limit: int) -> list[str]:
@@ -75,34 +67,11 @@ def _faults_with(drop_in: Path, limit: int) -> list[str]:
         copy = Path(folder) / service.name
         # One file of both: offline, `security` does not look for drop-ins.
         copy.write_text(runnable(f"{service.read_text()}\n{drop_in.read_text()}", sys.executable))
-        return [*_malformed(copy), *_exposed(copy, limit)]
+        return [*malformed(copy), *_exposed(copy, limit)]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the faults of the units. Returns 1 when there are any, or when CI cannot tell."""
-    version = _version()
-    if version < OFFLINE_SINCE:
-        has = f"is {version}" if version else "is not installed"
-        print(f"systemd/verify.py: {ANALYZE} {has}, {OFFLINE_SINCE} or newer is needed: units not checked")
-        return int(os.environ.get("CI") == "true")
-    units = [Path(argument) for argument in arguments] or sorted(
-        [*FOLDER.glob("nri-gpu*.*ice"), *FOLDER.glob("*.path"), *FOLDER.glob("*.mount"), *FOLDER.glob("*.d/*.conf")]
-    )
-    found = [f"{unit}: {fault}" for unit in units for fault in faults(unit)]
-    print("\n".join(found), end="\n" if found else "")
-    return int(bool(found))
-
-
-def _version() -> int:
-    """Version of systemd; 0 where it is not installed."""
-    if shutil.which(ANALYZE) is None:
-        return 0
-    match = re.match(r"systemd (\d+)", _run("--version").stdout)
-    return int(match[1]) if match else 0
-
-
-def _malformed(unit: Path) -> list[str]:
-    done = _run("verify", "--man=no", str(unit))
+def malformed(unit: Path) -> list[str]:
+    done = run("verify", "--man=no", str(unit))
     # An unknown key is only a warning to `verify`, so whatever it says of our file counts; it may speak of others too.
     lines = [line.replace(f"{unit}:", "line ") for line in done.stderr.splitlines() if unit.name in line]
     if done.returncode and not lines:
@@ -111,7 +80,7 @@ def _malformed(unit: Path) -> list[str]:
 
 
 def _exposed(unit: Path, threshold: int) -> list[str]:
-    done = _run("security", "--offline=true", f"--threshold={threshold}", "--no-pager", str(unit))
+    done = run("security", "--offline=true", f"--threshold={threshold}", "--no-pager", str(unit))
     if not done.returncode:
         return []
     exposure = figure(done.stdout)
@@ -121,11 +90,11 @@ def _exposed(unit: Path, threshold: int) -> list[str]:
     return [f"exposure {exposure} is above {threshold / 10}:", *open_lines]
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     # The report's marks and width depend on both.
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "COLUMNS": "200"}
     return subprocess.run(
-        [ANALYZE, *arguments],
+        [*packages.command("systemd-analyze", "systemd"), *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -133,7 +102,3 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         timeout=TIMEOUT_S,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
