@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One file says whether the environment is up to date; it is made anew when dependencies change.
 READY := $(VENV)/.ready
+# The same of what the demo imports, a tenth of it.
+DEMO := $(VENV)/.demo
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 # No verb is a file.
@@ -13,17 +16,21 @@ READY := $(VENV)/.ready
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): pyproject.toml deploy/locks/dev.txt
+$(DEMO): deploy/locks/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(PIP) --require-hashes -r deploy/locks/demo.txt
 	@touch $@
 
-demo: $(READY) ## the main job on this machine: three containers, four GPUs, a real containerd (needs root)
+$(READY): $(DEMO) pyproject.toml deploy/locks/dev.txt
+	$(PIP) --require-hashes -r deploy/locks/dev.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(DEMO) ## the main job on this machine: three containers, four GPUs, a real containerd (needs root)
 	@$(BIN)/python -m tests.demo
 
-demo-faults: $(READY) ## what becomes of containers when GPUs fail and drivers change; simulated GPUs (needs root)
+demo-faults: $(DEMO) ## what becomes of containers when GPUs fail and drivers change; simulated GPUs (needs root)
 	@$(BIN)/python -m tests.demo.faults
 
 test: $(READY) ## everything: checks, beside unit and property tests and two real containerds (needs root)

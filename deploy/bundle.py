@@ -32,7 +32,7 @@ from msgspec import Struct
 
 ROOT: Final = Path(__file__).parents[1]
 LOCK: Final = ROOT / "deploy" / "locks" / "runtime.txt"
-PYTHONS: Final = ("3.11", "3.12", "3.13")
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 # glibc that a wheel may ask for at most: 2.28, older than that of any distribution with one of these Pythons.
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 BUNDLE: Final = "usr/lib/nri-gpu/bundle"

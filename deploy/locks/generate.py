@@ -1,4 +1,4 @@
-"""Locks Python packages, with hashes: `dev.txt` for tests, and of it `runtime.txt` for releases, `gpu-kit.txt`.
+"""Locks Python packages, with hashes: `dev.txt` for tests, and of it `runtime.txt` for releases, `demo.txt`, `gpu-kit.txt`.
 
 python deploy/locks/generate.py [--check]     --check: only tell, offline, whether they satisfy pyproject.toml
 """
@@ -18,9 +18,11 @@ from packaging.requirements import Requirement
 FOLDER: Final = Path(__file__).parent
 PROJECT: Final = FOLDER.parents[1] / "pyproject.toml"
 DEVELOPMENT: Final = ("dev", "explain")
-# Parts of it, so it is made first: all that a node may run, which a release bundles; the kit for machines with a GPU.
+# Parts of it, so it is made first: all that a node may run, which a release bundles; what the demo imports; the kit for
+# machines with a GPU.
 PARTS: Final = {
     "runtime.txt": ("cri", "dra", "explain", "kubernetes", "metrics"),
+    "demo.txt": ("demo",),
     "gpu-kit.txt": ("hardware",),
 }
 # Every Python and processor in one file, and no address of an index: whose it is, the installing machine says.

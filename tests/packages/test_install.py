@@ -158,7 +158,7 @@ def test_too_old_a_python_gets_a_sentence(bookworm: DebianRoot, debs: Debs) -> N
     done = bookworm.try_run("apt", "install", f"{AT}/{debs.this}")
     assert done.returncode == 100
     assert re.search(
-        r"nri-gpu needs Python 3\.11, 3\.12 or 3\.13, and /usr/bin/python3 is Python 3\.9\.\d+; nothing was changed",
+        r"nri-gpu needs Python 3\.11 to 3\.14, and /usr/bin/python3 is Python 3\.9\.\d+; nothing was changed",
         done.stdout,
     )
     assert not [path for path in bookworm.files() - before if "/__pycache__" not in path]  # that Python's own
@@ -168,14 +168,14 @@ def test_a_python_without_wheels_gets_a_sentence(bookworm: DebianRoot, debs: Deb
     """No Debian has these two, so Debian 12's says that it is one of them."""
     root = bookworm
     root.run("rm", "/usr/bin/python3")
-    for version in ("3.10.12", "3.14.0"):
+    for version in ("3.10.12", "3.15.0"):
         stand_in = root.path / "usr/bin/python3"
         stand_in.write_text(STAND_IN.format(version=version, tuple=tuple(map(int, version.split(".")))))
         stand_in.chmod(0o755)
         before = root.files()
         done = root.try_run("apt", "install", f"{AT}/{debs.this}")
         assert done.returncode == 100
-        assert f"nri-gpu needs Python 3.11, 3.12 or 3.13, and /usr/bin/python3 is Python {version};" in done.stdout
+        assert f"nri-gpu needs Python 3.11 to 3.14, and /usr/bin/python3 is Python {version};" in done.stdout
         assert root.files() == before
 
 
@@ -202,6 +202,6 @@ def test_the_systems_python_changes_under_it(debs: Debs) -> None:
         done = root.try_run("nri-gpu", "--version")
         assert done.returncode == 69
         assert done.stdout.endswith(
-            "is Python 3.13, and this package is for Python 3.11, 3.12: install a newer nri-gpu, or its wheel in a "
+            "is Python 3.13, and this package is for Python 3.11, 3.12, 3.14: install a newer nri-gpu, or its wheel in a "
             "virtual environment\n"
         )

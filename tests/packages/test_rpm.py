@@ -58,7 +58,7 @@ def test_without_a_python_it_says_so_and_changes_nothing(tmp_path: Path) -> None
         ["sh", "-c", scriptlet("pre", tmp_path), "pre", "1"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "nri-gpu needs Python 3.11, 3.12 or 3.13; nothing was changed: dnf install python3.12\n"
+    assert done.stderr == "nri-gpu needs Python 3.11 to 3.14; nothing was changed: dnf install python3.12\n"
     (tmp_path / "usr/bin").mkdir(parents=True)
     (tmp_path / "usr/bin/python3.12").symlink_to(sys.executable)
     subprocess.run(["sh", "-c", scriptlet("pre", tmp_path), "pre", "1"], check=True)
