@@ -37,12 +37,13 @@ test: $(READY) ## everything: checks, beside unit and property tests and two rea
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 # Most tests wait for somebody else, so there are more workers than processors; a worker keeps what it has booted.
+# WHICH: files or options of pytest's, such as tests/unit.
 PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal
 # What each worker would compile for itself is compiled once before, and kept.
 unexport PYTHONDONTWRITEBYTECODE
 pytest: $(READY)
 	-@$(BIN)/pytest --collect-only -qq >/dev/null
-	$(PYTEST) -m 'not gpu and not cluster'
+	$(PYTEST) -m 'not gpu and not cluster' $(WHICH)
 
 check: $(READY) ## format, lint, types, layers, generated files
 	$(BIN)/ruff format --check --quiet .

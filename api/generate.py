@@ -89,7 +89,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; print a diff and exit 1 on any drift")
     check = parser.parse_args().check
     if importlib.util.find_spec("grpc_tools") is None:
-        print("api: grpcio-tools has no wheel for this Python: generated modules not compared, use Python 3.13 or older")
+        print(
+            "api: grpcio-tools has no wheel for this Python: generated modules not compared, use Python 3.13 or older"
+        )
         return 0 if check else 1
     units = [unit for unit in UNITS if (ROOT / unit.proto).exists()]
     if not check:

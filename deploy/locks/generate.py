@@ -1,4 +1,4 @@
-"""Locks Python packages, with hashes: `dev.txt` for tests, and of it `runtime.txt` for releases, `demo.txt`, `gpu-kit.txt`.
+"""Locks Python packages, with hashes: `dev.txt` for tests, and of it `runtime.txt`, `demo.txt` and `gpu-kit.txt`.
 
 python deploy/locks/generate.py [--check]     --check: only tell, offline, whether they satisfy pyproject.toml
 """

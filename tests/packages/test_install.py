@@ -202,6 +202,6 @@ def test_the_systems_python_changes_under_it(debs: Debs) -> None:
         done = root.try_run("nri-gpu", "--version")
         assert done.returncode == 69
         assert done.stdout.endswith(
-            "is Python 3.13, and this package is for Python 3.11, 3.12, 3.14: install a newer nri-gpu, or its wheel in a "
-            "virtual environment\n"
+            "is Python 3.13, and this package is for Python 3.11, 3.12, 3.14: install a newer nri-gpu, or its wheel in "
+            "a virtual environment\n"
         )

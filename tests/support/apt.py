@@ -108,6 +108,7 @@ class _Apt:
             "Dir::State": state,
             "Dir::State::status": installed,
             "APT::Sandbox::User": "root",  # the unprivileged fetcher could not write to our folder
+            "Acquire::Check-Valid-Until": "false",  # a mirror may be a snapshot; its signature counts
             "Acquire::Languages": "none",
             "Acquire::Retries": 2,
             "Acquire::http::Timeout": 20,

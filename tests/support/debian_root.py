@@ -55,15 +55,20 @@ exec chroot "$work/root" sh -c 'echo ready; exec cat'
 
 def base(suite: str) -> Path:
     """A folder with that suite's essential packages, apt and what is included. Raises: HarnessError."""
-    folder = cache_folder() / "roots" / "-".join((suite, *INCLUDED[suite]))
-    return kept(folder, lambda unfinished: _make(suite, unfinished))
+    return made(suite, "apt", INCLUDED[suite])
 
 
-def _make(suite: str, folder: Path) -> None:
+def made(suite: str, variant: str, included: Sequence[str]) -> Path:
+    """A folder with a Debian. variant: what is in it at least, as mmdebstrap names it. Raises: HarnessError."""
+    folder = cache_folder() / "roots" / "-".join((suite, variant, *included))
+    return kept(folder, lambda unfinished: _make(suite, variant, included, unfinished))
+
+
+def _make(suite: str, variant: str, included: Sequence[str], folder: Path) -> None:
     # In a mount namespace of its own: it mounts proc and others for the time of its work.
     program = packages.command("mmdebstrap")
-    command = ["unshare", "--mount", *program, "--quiet", "--mode=root", "--variant=apt"]
-    command.append(f"--include={','.join(INCLUDED[suite])}")
+    command = ["unshare", "--mount", *program, "--quiet", "--mode=root", f"--variant={variant}"]
+    command.append(f"--include={','.join(included)}")
     fast = ["--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"']
     try:
         subprocess.run(
