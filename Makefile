@@ -107,11 +107,17 @@ linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt)
 manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests
 
+# TARGETS: what is made there. Tests of packages make clean systems of their own.
+SUITES ?= bookworm trixie
+TARGETS ?= demo "test WHICH=--ignore=tests/packages"
+test-fresh: $(READY) ## the demo and all tests on clean Debian systems that have git, make and Python (needs root, half an hour)
+	@for suite in $(SUITES); do $(BIN)/python -m tests.fresh $$suite $(TARGETS) || exit 1; done
+
 ground: $(READY) ## programs of other projects that tests and bench run, from Go modules -> cache; SETS="helm4 ...", LIMIT_S=N
 	@$(BIN)/python -m tests.ground $(if $(LIMIT_S),--seconds $(LIMIT_S)) $(SETS)
 
-conformance: $(READY) ## only the tests on real containerds (needs root)
-	$(PYTEST) tests/conformance
+conformance: $(READY) ## all tests on real containerds, whole on each; on others: CONTAINERDS=DIR[:DIR] (needs root)
+	$(PYTEST) --everywhere $(if $(CONTAINERDS),--containerds $(CONTAINERDS)) tests/conformance
 
 chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
 	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py

@@ -13,6 +13,12 @@ from tests.support.errors import NotBuiltError, UnavailableError
 set_up_command()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("containerd")
+    group.addoption("--everywhere", action="store_true", help="whole on each containerd, not only the short list")
+    group.addoption("--containerds", metavar="DIR[:DIR]", default="", help="on these containerds instead")
+
+
 def _skipping() -> Generator[None]:
     """Skip a test that lacks a program; in CI, only one whose set of tests/ground is not built."""
     try:

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -25,19 +25,29 @@ def launch_on(node: Containerd, folder: Path) -> Launch:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """On every containerd generation in turn, or on those that the test's mark names."""
-    if "runtime" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("containerd")
-        versions = mark.args if mark and mark.args else packages.VERSIONS
-        metafunc.parametrize("runtime", versions, ids=str, indirect=True, scope="module")
+    """On those containerds that the test's mark names, else on the oldest and the newest; a short one on each."""
+    if "runtime" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("containerd")
+    there: Sequence[packages.Version | Path] = packages.available()
+    if others := metafunc.config.getoption("containerds"):
+        there = [Path(each) for each in others.split(os.pathsep)]
+    elif not metafunc.config.getoption("everywhere") and not metafunc.definition.get_closest_marker("short"):
+        there = (there[0], there[-1])
+    metafunc.parametrize(
+        "runtime", mark.args if mark and mark.args and not others else there, ids=str, indirect=True, scope="module"
+    )
 
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> packages.Runtime:
     if os.geteuid():
         pytest.fail("these tests boot a real containerd and need root: run them with sudo, or deselect containerd")
-    version: packages.Version = request.param
-    return packages.fetch(version)
+    if not isinstance(request.param, Path):
+        return packages.fetch(request.param)
+    found = packages.inspect(request.param)
+    assert found, f"{request.param} has no containerd with its shim and ctr"
+    return found
 
 
 @pytest.fixture(scope="module", params=Cgroup, ids=str)

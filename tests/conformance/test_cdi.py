@@ -77,6 +77,7 @@ def _content(node: Containerd, container: ContainerId, place: str) -> str:
 
 
 @pytest.mark.parametrize("gpus", ["0", "1,3"])
+@pytest.mark.short
 def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path, gpus: str) -> None:
     base = daemon.launch.base
     for user in (None, 1000):

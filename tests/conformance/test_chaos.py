@@ -29,6 +29,7 @@ def chaos(runtime: packages.Runtime, tmp_path: Path) -> Iterator[ChaosRun]:
         yield run
 
 
+@pytest.mark.short
 def test_the_daemon_killed_every_other_second(chaos: ChaosRun, capsys: pytest.CaptureFixture[str]) -> None:
     """And containerd restarted in the middle, once in peace and once by SIGKILL; the guard lives all the while."""
     restarts = {ROUNDS // 3: False, 2 * ROUNDS // 3: True}

@@ -33,6 +33,7 @@ def plugin_nodes(folder: Path, *indices: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("complete", "claim"), [("asked", "2"), ("all", None)])
+@pytest.mark.short
 def test_it_has_the_same_gpus_and_all_it_takes(
     cgroup_node: Containerd, tmp_path: Path, complete: str, claim: str | None
 ) -> None:

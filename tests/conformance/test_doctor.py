@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
@@ -21,6 +23,7 @@ def doctor(daemon: NriGpu) -> dict[str, dict[str, Any]]:
     return {each["subject"]: each for section in sections for each in section["findings"]}
 
 
+@pytest.mark.short
 def test_it_sees_the_runtime_and_the_registration(node: Containerd, daemon: NriGpu) -> None:
     node.cri.run_asking("device=1", "trainer")
     found = doctor(daemon)

@@ -35,6 +35,7 @@ FILES: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("files", FILES.values(), ids=FILES)
+@pytest.mark.short
 def test_doctor_and_containerd_agree(runtime: packages.Runtime, tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -105,6 +105,7 @@ async def site_on(node: Containerd, base: Path, folder: Path, more: str = "") ->
 
 
 @in_a_loop
+@pytest.mark.short
 async def test_the_whole_way(node: Containerd, tmp_path: Path, folder: Path) -> None:
     uid = str(uuid4())
     async with site_on(node, tmp_path, folder) as site:
@@ -151,6 +152,7 @@ async def test_the_whole_way(node: Containerd, tmp_path: Path, folder: Path) -> 
 
 
 @in_a_loop
+@pytest.mark.short
 async def test_a_container_with_a_claim_starts_only_with_us(node: Containerd, tmp_path: Path, folder: Path) -> None:
     """Neither daemon nor guard: nothing but the mount keeps it from starting, which 1.7 leaves to the guard."""
     uid = str(uuid4())

@@ -146,6 +146,7 @@ def test_each_brings_its_nodes_and_no_others(node: Containerd) -> None:
         check_opens(node, container, numbers, {*every, (CHANNELS, 1), (FS, 2)})
 
 
+@pytest.mark.short
 def test_all_at_once(node: Containerd) -> None:
     container = node.cri.run_asking(claim(",".join(NODES)))
     found = nodes_of(node, container)

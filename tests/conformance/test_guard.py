@@ -82,6 +82,7 @@ def guard(launch: Launch) -> Iterator[NriGuard]:
         yield running
 
 
+@pytest.mark.short
 def test_created_and_started_while_the_daemon_is_away(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
     granted = site.run("granted", ASKS)
     daemon.kill()

@@ -67,6 +67,7 @@ def check_gpus(node: Containerd, container: ContainerId, uuids: list[str]) -> No
 
 
 @in_a_loop
+@pytest.mark.short
 async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> None:
     async with Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
@@ -120,6 +121,7 @@ async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) ->
 
 
 @in_a_loop
+@pytest.mark.short
 async def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
     """Neither daemon nor guard between Allocate and creation; and the same pod once the daemon is back."""
     modern = node.runtime.number >= (2, 0)

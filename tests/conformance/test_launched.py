@@ -126,6 +126,7 @@ def plugin(runtime: packages.Runtime, tmp_path: Path) -> Iterator[Plugin]:
 
 @on_newest
 @pytest.mark.parametrize("config_name", ["10-nri-gpu.conf", "nri-gpu.conf"])
+@pytest.mark.short
 def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config_name: str) -> None:
     plugin.boot(VOID_POLICY, config_name)
     granted = plugin.node.cri.run_asking("device=2", "one")

@@ -79,6 +79,7 @@ def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriG
     daemon.wait_held({})
 
 
+@pytest.mark.short
 def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd, daemon: NriGpu) -> None:
     node.cri.run_asking("device=0,1; mode=shared", "a")
     node.cri.run_asking("device=2", "b")
@@ -191,6 +192,7 @@ def test_those_that_end_as_the_daemon_comes_back_free_their_gpus(fresh_node: Con
     wait_for("the GPU", given, READY_S, explain=lambda: str(fresh_daemon.held()))
 
 
+@pytest.mark.short
 def test_containerd_killed_and_restarted(fresh_node: Containerd, fresh_daemon: NriGpu) -> None:
     survivor = fresh_node.cri.run_asking("device=0,1", "survivor")
     victim = fresh_node.cri.run_asking("device=2", "victim")

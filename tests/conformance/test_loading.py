@@ -88,6 +88,7 @@ def grant(node: Containerd, spec: ContainerSpec) -> Granted:
     return Granted(node, node.cri.run(node.cri.asking("device=1"), spec))
 
 
+@pytest.mark.short
 def test_with_the_containers_environment(node: Containerd, images: dict[str, str]) -> None:
     container = grant(node, ContainerSpec(image=images["plain"]))
     container.finds(LIBRARIES)

@@ -46,6 +46,7 @@ def check_sees(node: Containerd, container: ContainerId, granted: set[tuple[int,
     check_opens(node, container, granted | SHARED, capabilities | {(195, minor) for minor in range(4)})
 
 
+@pytest.mark.short
 def test_two_containers_on_two_mig_devices_of_one_gpu(cgroup_node: Containerd, serving: NriGpu) -> None:
     """Each exclusively, by index and by UUID; whoever asks for one of them next is refused."""
     one = cgroup_node.cri.run_asking("device=1:2", "one")

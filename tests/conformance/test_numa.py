@@ -32,6 +32,7 @@ def cpuset(node: Containerd, container: ContainerId) -> tuple[str, str]:
     return (folder / "cpuset.cpus").read_text().strip(), (folder / "cpuset.mems").read_text().strip()
 
 
+@pytest.mark.short
 def test_a_container_is_kept_to_the_cpus_and_memory_of_its_gpus(node: Containerd) -> None:
     container = node.cri.run_asking("2")
     assert cpuset(node, container) == (FIRST, "0")

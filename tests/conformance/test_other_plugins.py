@@ -104,6 +104,7 @@ def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> Non
     check_gpus(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
 
 
+@pytest.mark.short
 def test_an_image_that_sets_the_variable_too(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     """As every CUDA image does. The runtime puts the kubelet's behind it, and that one is read."""
     node.import_image(CUDA_LIKE)

@@ -36,6 +36,7 @@ def ask(gpus: tuple[int, ...]) -> dict[str, str]:
     return {"gpu.nri.io/container.main": f"device={','.join(map(str, gpus))}; mode=shared"}
 
 
+@pytest.mark.short
 def test_three_containers_share_four_gpus(node: Containerd, shared_daemon: NriGpu) -> None:
     containers = {name: run(node, name, ask(gpus)) for name, gpus in WANTS.items()}
 

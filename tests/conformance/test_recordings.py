@@ -20,6 +20,7 @@ from tests.support.cri import ContainerId, CriError, PodId
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
+from tests.support.packages import Version
 from tests.support.plugin import KEY
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.recorder import Message, Recorder, Session, render, split
@@ -27,7 +28,7 @@ from tests.support.scrub import scrubbed
 from tests.unit.nri.replaying import FOLDER_NAME, messages_of, path_of
 
 pytestmark = [
-    pytest.mark.containerd,
+    pytest.mark.containerd(Version.V1_7, Version.V2_1),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="recorded on x86-64, where the loader has more folders"),
 ]
 

@@ -37,6 +37,7 @@ IMAGE = {"NVIDIA_REQUIRE_CUDA": "cuda>=99.1 brand=tesla,driver>=580"}
         ),
     ],
 )
+@pytest.mark.short
 def test_the_sentence_reaches_the_client(
     node: Containerd, shared_daemon: NriGpu, claim: str, fields: dict[str, Any], sentence: str
 ) -> None:

@@ -94,6 +94,7 @@ def peak_mib(process: NriGpu) -> int:
     return int(found[1]) >> 10
 
 
+@pytest.mark.short
 def test_large_containers_beside_ordinary_pods(served: tuple[Containerd, NriGpu, NriGuard]) -> None:
     node, daemon, guard = served
     assert fill(node, run_pods(node, "ordinary", ORDINARY), ORDINARY, 2_000) == 0

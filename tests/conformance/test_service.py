@@ -139,6 +139,7 @@ def test_staged_files_are_copies_that_all_may_read(service: ServiceNriGpu, launc
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["restarted", "killed"])
+@pytest.mark.short
 def test_a_restart_keeps_grants(node: Containerd, service: ServiceNriGpu, kill: bool) -> None:
     node.cri.run_asking(ASKS)
     service.wait_held({"pod/main": UUIDS[:2]})

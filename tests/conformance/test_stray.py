@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from msgspec.structs import replace
 
 from nri_gpu.stray.controller import APART_S
@@ -98,6 +99,7 @@ def wait_found(daemon: NriGpu, *whose: str) -> dict[str, Any]:
     return findings(daemon)
 
 
+@pytest.mark.short
 def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
     docker = "cd" * 32  # of another runtime
     with (

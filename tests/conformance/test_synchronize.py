@@ -29,6 +29,7 @@ def fill(node: Containerd, number: int) -> str:
     return f"p{number}/main"
 
 
+@pytest.mark.short
 def test_a_node_that_takes_more_than_one_message(node: Containerd, daemon: NriGpu) -> None:
     with ThreadPoolExecutor(4) as pool:
         names = list(pool.map(lambda number: fill(node, number), range(PODS)))

@@ -154,6 +154,7 @@ def started(node: Containerd, create: Callable[[], ContainerId]) -> bool:
     return True
 
 
+@pytest.mark.short
 def test_killed_during_a_create(node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor) -> None:
     creating = held_up(node, serving, aside)
     begun = time.monotonic()

@@ -96,6 +96,7 @@ def run(node: Containerd, request: str, image: str) -> ContainerId:
 
 
 @pytest.mark.usefixtures("daemon")
+@pytest.mark.short
 def test_a_gpu_in_a_user_namespace(node: Containerd, probe: dict[str, Entry]) -> None:
     image = ImageSpec(extra=probe)
     node.import_image(image)

@@ -73,6 +73,7 @@ def bpftool(cgroup: Path, verb: str, program: int, *flags: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+@pytest.mark.short
 def test_each_container_has_what_it_was_granted(cgroup_node: Containerd, serving: NriGpu) -> None:
     one = cgroup_node.cri.run_asking("device=1", "train")
     two = cgroup_node.cri.run_asking("device=0,2; mode=shared", "serve")

@@ -85,7 +85,7 @@ def _fill_cache(cache: Path) -> None:
     version = packages.Version.V2_1
     containerd = packages.fetch(version)
     for name in ("containerd", "containerd-shim-runc-v2", "ctr"):
-        _copy(containerd.folder / name, cache / version.suite / "containerd/usr/bin" / name)
+        _copy(containerd.folder / name, cache / packages.SUITES[version] / "containerd/usr/bin" / name)
     for package, program in (("runc", packages.runc()), ("busybox-static", packages.busybox())):
         _copy(program, cache / "own-release" / package / "usr/bin" / program.name)
 

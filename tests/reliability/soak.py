@@ -179,7 +179,7 @@ def _until_staged(link: Link) -> None:
 
 
 def _on_a_runtime(creations: int, seed: int) -> Iterator[Found]:
-    runtime = packages.fetch(packages.VERSIONS[-1])
+    runtime = packages.fetch(packages.available()[-1])
     yield Fact("containerd", runtime.release.partition("+")[0])
     with tempfile.TemporaryDirectory(prefix="nri-gpu-soak-") as name, chaos_run(runtime, Path(name), seed) as run:
         samples = list[Sample]()

@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests import ground
 from tests.support import apt
 from tests.support.cache import cache_folder, kept
 from tests.support.errors import HarnessError
@@ -34,23 +35,22 @@ OLDEST: Final = (1, 7)  # the first containerd with an NRI this project can spea
 
 
 class Version(StrEnum):
-    """The containerd generations every conformance test runs on."""
+    """The generations of containerd that tests run on, the oldest first."""
 
     V1_7 = "1.7"  # NRI 0.6: no timeouts in Configure, Synchronize in one part, configuration version 2
     V2_1 = "2.1"  # NRI 0.8
-
-    @property
-    def suite(self) -> str:
-        """The Debian suite that carries it."""
-        return {Version.V1_7: "trixie", Version.V2_1: "sid"}[self]
+    V2_3 = "2.3"  # long-term
+    V2_4 = "2.4"
 
     @property
     def accepts(self) -> re.Pattern[str]:
-        """Releases that may stand for it. The second suite moves on; any 2.x speaks at least NRI 0.8."""
-        return {Version.V1_7: re.compile(r"1\.7\."), Version.V2_1: re.compile(r"2\.[1-9]")}[self]
+        """Releases that may stand for it. Debian's sid moves on; any 2.x speaks at least NRI 0.8."""
+        return re.compile(r"2\.[1-9]" if self is Version.V2_1 else rf"{re.escape(self)}\.")
 
 
-VERSIONS: Final = tuple(Version)
+# Where each comes from: a suite of Debian's, or a set of tests/ground.
+SUITES: Final = {Version.V1_7: "trixie", Version.V2_1: "sid"}
+SETS: Final = {Version.V2_3: "containerd-lts", Version.V2_4: "containerd"}
 
 
 class Runtime(Struct, frozen=True):
@@ -78,29 +78,31 @@ class Runtime(Struct, frozen=True):
 
 
 def fetch(version: Version) -> Runtime:
-    """The containerd of that generation, from the cache or from Debian.
-
-    Raises: HarnessError without a network, or when the suite has moved to another generation.
-    """
-    runtime = _inspect(_cached("containerd", version.suite) / "usr/bin")
+    """The containerd of that generation. Raises: HarnessError: it is not to be had, or has moved to another one."""
+    suite = SUITES.get(version)
+    folder = _cached("containerd", suite) / "usr/bin" if suite else ground.need(SETS[version])
+    runtime = inspect(folder)
     if runtime is None or not version.accepts.match(runtime.release):
         has = runtime.release if runtime else "no usable containerd"
-        raise HarnessError(
-            f"containerd {version} is wanted, and Debian {version.suite} has {has} (kept in {cache_folder()})"
-        )
+        raise HarnessError(f"containerd {version} is wanted, and there is {has} in {folder}")
     return runtime
+
+
+def available() -> tuple[Version, ...]:
+    """The generations that tests can run on here, the oldest first: Debian's, and what `make ground` has built."""
+    return tuple(each for each in Version if each in SUITES or ground.built(SETS[each]))
 
 
 def find_system() -> Runtime | None:
     """The machine's own containerd with shim and ctr beside it, when it is 1.7 or newer."""
     found = shutil.which("containerd")
-    runtime = _inspect(Path(found).resolve().parent) if found else None
+    runtime = inspect(Path(found).resolve().parent) if found else None
     return runtime if runtime and runtime.number >= OLDEST else None
 
 
 def find_any() -> Runtime:
-    """For the demo: the machine's own containerd, else the newest one of ours."""
-    return find_system() or fetch(VERSIONS[-1])
+    """For the demo: the machine's own containerd, else the newest of Debian's."""
+    return find_system() or fetch(Version.V2_1)
 
 
 def runc() -> Path:
@@ -127,7 +129,7 @@ def runc_for_user_namespaces(folder: Path) -> Path:
 
 def later_runc(folder: Path) -> Path:
     """The runc of a later Debian, made in this folder, which finds its C library in the cache."""
-    suite, libraries = Version.V2_1.suite, f"usr/lib/{platform.machine()}-linux-gnu"
+    suite, libraries = SUITES[Version.V2_1], f"usr/lib/{platform.machine()}-linux-gnu"
     libc, seccomp = (_cached(package, suite) / libraries for package in ("libc6", "libseccomp2"))
     [loader] = libc.glob("ld-linux-*.so.*")
     made = Path(shutil.copy(_cached("runc", suite) / "usr/bin/runc", folder / "runc"))
@@ -217,12 +219,13 @@ def _program(package: str, name: str) -> Path:
     return next(path for folder in PROGRAM_FOLDERS if (path := tree / folder / name).exists())
 
 
-def _inspect(folder: Path) -> Runtime | None:
+def inspect(folder: Path) -> Runtime | None:
+    """The containerd in a folder, or None where that has none with its shim and `ctr`."""
     if not all((folder / name).exists() for name in ("containerd", "containerd-shim-runc-v2", "ctr")):
         return None
     said = subprocess.run([folder / "containerd", "--version"], capture_output=True, text=True, check=False).stdout
-    # "containerd <import path> <release> <revision>"; upstream's releases open with a v.
-    match = re.search(r"\sv?(\d+\.\d+\S*)", said)
+    # "containerd <import path> <release> <revision>"; upstream's releases open with a v, and go install adds +unknown.
+    match = re.search(r"\sv?(\d+\.\d+[^\s+]*)", said)
     return Runtime(folder, match[1]) if match else None
 
 
