@@ -1,13 +1,12 @@
 """What the chart's ValidatingAdmissionPolicy says at `kubectl apply`, from a real API server."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.cluster import Cluster, jobs, pod, wait_for
 from tests.support.errors import HarnessError
-from tests.support.helm import documents, values
+from tests.support.helm import documents
 
 pytestmark = pytest.mark.cluster
 
@@ -33,14 +32,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture
-def admission(cluster: Cluster) -> Iterator[Cluster]:
-    yield cluster
-    cluster.kubectl("delete", "validatingadmissionpolicies,validatingadmissionpolicybindings", "--all")
-
-
 def install(cluster: Cluster, **admission: Any) -> None:  # noqa: ANN401 - the chart's values
-    found = documents(values(admission=admission))
+    found = documents(admission=admission)
     cluster.apply(*(each for each in found if each["kind"].startswith("Validating")))
     (policy,) = (each for each in found if each["kind"] == "ValidatingAdmissionPolicy")
 
@@ -55,14 +48,14 @@ def install(cluster: Cluster, **admission: Any) -> None:  # noqa: ANN401 - the c
     assert not checked.get("expressionWarnings")
 
 
-def test_warned(admission: Cluster) -> None:
-    install(admission)
+def test_warned(cluster: Cluster) -> None:
+    install(cluster)
     for name, (made, sentence) in SAID.items():
-        said = admission.apply(made, options=DRY)
+        said = cluster.apply(made, options=DRY)
         assert ("Warning" in said) == bool(sentence), (name, said)
         assert sentence in said, (name, said)
     (job,) = jobs(["train"], "true")
-    assert "Warning" not in admission.apply(job, options=DRY)
+    assert "Warning" not in cluster.apply(job, options=DRY)
     template = job["spec"]["template"]
     template["metadata"] = {"annotations": {"gpu.nri.io": "1"}}
     del template["spec"]["containers"][0]["resources"]
@@ -79,16 +72,16 @@ def test_warned(admission: Cluster) -> None:
         ("Deployment", "apps/v1", deployment),
     ):
         made = {"apiVersion": api, "kind": kind, "metadata": {"name": "a"}, "spec": spec}
-        assert NO_LIMITS in admission.apply(made, options=DRY), kind
+        assert NO_LIMITS in cluster.apply(made, options=DRY), kind
 
 
-def test_denied(admission: Cluster) -> None:
-    install(admission, action="Deny", namespaceSelector={"matchLabels": {"kubernetes.io/metadata.name": "default"}})
+def test_denied(cluster: Cluster) -> None:
+    install(cluster, action="Deny", namespaceSelector={"matchLabels": {"kubernetes.io/metadata.name": "default"}})
     for name, (made, sentence) in SAID.items():
         if not sentence:
-            admission.apply(made, options=DRY)
+            cluster.apply(made, options=DRY)
             continue
         with pytest.raises(HarnessError) as refused:
-            admission.apply(made, options=DRY)
+            cluster.apply(made, options=DRY)
         assert sentence in str(refused.value), name
-    admission.apply(SAID["annotation alone"][0], options=(*DRY, "-n", "kube-public"))
+    cluster.apply(SAID["annotation alone"][0], options=(*DRY, "-n", "kube-public"))

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import IMAGE, Cluster, pod, wait_for
-from tests.support.daemon import FOUR_GPUS
-from tests.support.helm import documents, values
+from tests.support.cluster import Cluster, pod, wait_for
+from tests.support.helm import documents
 
 pytestmark = pytest.mark.cluster
 
@@ -22,15 +21,8 @@ def image(session_cluster: Cluster) -> None:
 
 def install(cluster: Cluster, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
     """The chart with four simulated GPUs on the node, until both DaemonSets are ready."""
-    given: dict[str, Any] = {
-        "image": {"repository": IMAGE, "tag": TAG},
-        "simulation": FOUR_GPUS.read_text(),
-        "affinity": {"nodeAffinity": None},
-        "paths": {"cdi": str(cluster.cdi)},
-        **changed,
-    }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    cluster.apply(namespace, *documents(values(**given)))
+    cluster.apply(namespace, *documents(**cluster.chart_values(TAG), **changed))
 
     def ready() -> bool:
         found = cluster.get("daemonsets", "", "-n", NAMESPACE)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.test_chart import TAG, image
 from tests.cluster.test_node import CAPABILITIES
-from tests.support.cluster import DAEMON, DRA, GUARD, IMAGE, Cluster, pod, wait_for
+from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, pod, wait_for
 from tests.support.cluster_claims import (
     ACCOUNT,
     NAMESPACE,
@@ -26,7 +26,7 @@ from tests.support.cluster_claims import (
 )
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.errors import HarnessError
-from tests.support.helm import documents, values
+from tests.support.helm import documents
 
 pytestmark = pytest.mark.cluster
 
@@ -349,23 +349,12 @@ def test_three_doors_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
 
 
 def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraCluster, image: None) -> None:
-    given: dict[str, Any] = {
-        "image": {"repository": IMAGE, "tag": TAG},
-        "simulation": FOUR_GPUS.read_text(),
-        "affinity": {"nodeAffinity": None},
-        "paths": {"cdi": str(cluster.cdi)},
-        "kubelet": {"enabled": False},
-        "dra": {"enabled": True},
-    }
-    objects = documents(values(**given))
-    # There is no kube-proxy here, which makes the API server's address one that pods reach.
-    port = cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}").rpartition(":")[2]
+    objects = documents(**cluster.chart_values(TAG), kubelet={"enabled": False}, dra={"enabled": True})
     for each in objects:
         if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", ACCOUNT):
             spec = each["spec"]["template"]["spec"]
             spec["hostNetwork"] = True
-            address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
-            spec["containers"][0]["env"] += [{"name": name, "value": value} for name, value in address.items()]
+            spec["containers"][0]["env"] += cluster.api_address
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects)
 
     def ready() -> bool:

@@ -1,19 +1,19 @@
-"""The quick starts for clusters on a real Kubernetes, and what they print held against the page."""
+"""The quick starts for clusters on a real Kubernetes by Helm, and what they print held against the page."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_chart import TAG, image
+from tests.cluster.test_chart import NAMESPACE, TAG, image
 from tests.support import pages
-from tests.support.cluster import BUSYBOX, IMAGE, ROOT, Cluster
-from tests.support.daemon import FOUR_GPUS
+from tests.support.cluster import BUSYBOX, ROOT, Cluster
+from tests.support.cluster_claims import ACCOUNT
+from tests.support.helm import PROGRAMS, Helm
 
 pytestmark = pytest.mark.cluster
 
@@ -21,30 +21,26 @@ __all__ = ["image"]  # a fixture
 DEBIAN = "docker.io/library/debian:12"
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("page", ["kubernetes", "dra"])
-def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page: str) -> None:
+def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page: str, program: str) -> None:
     cluster.verb("ctr", "images", "tag", "--force", BUSYBOX, DEBIAN)
-    given = {
-        "image": {"repository": IMAGE, "tag": TAG},
-        "simulation": FOUR_GPUS.read_text(),
-        "affinity": {"nodeAffinity": None},
-        "paths": {"cdi": str(cluster.cdi)},
-    }
-    server = cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
+    helm = Helm(program, tmp_path, cluster.admin)
+    given, reach = tmp_path / "values.json", tmp_path / "reach.json"
+    given.write_text(json.dumps(cluster.chart_values(TAG)))
+    spec = {"hostNetwork": True, "containers": [{"name": "dra", "env": cluster.api_address}]}
+    reach.write_text(json.dumps({"spec": {"template": {"spec": spec}}}))
+    patch = f"kubectl -n {NAMESPACE} patch daemonset {ACCOUNT} --patch-file {reach}" if page == "dra" else "true"
+    own = f"image.repository={cluster.chart_values(TAG)['image']['repository']}"  # the page's is the reader's
     programs = {
         "kubectl": f'exec {os.environ["NRI_GPU_CLUSTER"]}/cluster.sh kubectl "$@"',
-        "helm": f'{sys.executable} -m tests.support.helm_cli "$@" | kubectl apply -f -',
+        "helm": f'cd {ROOT} && {helm.path} "$@" -f {given} --set {own} && {patch}',
     }
     for name, command in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\nset -o pipefail\n{command}\n")
+        (tmp_path / name).write_text(f"#!/bin/bash\n{command}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        **cluster.environment,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "NRI_GPU_CHART_VALUES": json.dumps(given),
-        "NRI_GPU_API_PORT": server.rpartition(":")[2],
-    }
+    environment = {**helm.environment, **cluster.environment, "PATH": f"{tmp_path}:{cluster.environment['PATH']}"}
+    environment["KUBECONFIG"] = str(cluster.admin)
 
     def shell(script: str) -> str:
         with (tmp_path / "said").open("w+") as said:
@@ -60,6 +56,4 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
             said.seek(0)
             return said.read()
 
-    assert environment["PYTHONPATH"] == str(ROOT)
     pages.follow(pages.FOLDER / f"{page}.md", shell)
-    cluster.kubectl("delete", "namespace", "nri-gpu", "--timeout=60s", check=False)

@@ -21,7 +21,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
-from tests.support.helm import documents, values
+from tests.support.helm import documents
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -140,7 +140,7 @@ def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Clust
         "state": str(folder / "state"),
         "stage": str(folder / "stage"),
     }
-    rendered = documents(values(paths=paths, kubelet=kubelet))
+    rendered = documents(paths=paths, kubelet=kubelet)
     (config,) = (each for each in rendered if each["kind"] == "ConfigMap")
     return Cluster(
         node, rendered, ConfigMapFolder(folder / "policy", config["data"]), dev, Path(str(kubelet.get("root")))

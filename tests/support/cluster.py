@@ -45,6 +45,10 @@ PORT: Final = "16443"  # of the API server; the others follow
 KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
 # Of the standard library, what no verb of ours imports.
 LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
+# Of the chart.
+CLUSTER_WIDE: Final = (
+    "deviceclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
+)
 Object = dict[str, Any]
 
 
@@ -217,6 +221,27 @@ class Cluster:
 
     # -- nri-gpu by the chart -----------------------------------------------------------------------------------------
 
+    def chart_values(self, tag: str) -> Object:
+        """What the chart needs here, and four simulated GPUs."""
+        return {
+            "image": {"repository": IMAGE, "tag": tag},
+            "simulation": FOUR_GPUS.read_text(),
+            "affinity": {"nodeAffinity": None},
+            "paths": {"cdi": str(self.cdi)},
+        }
+
+    @property
+    def admin(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.root / "pki" / "admin.conf"
+
+    @property
+    def api_address(self) -> list[Object]:
+        """Environment by which a pod on the node's network finds the API server: no proxy leads to it here."""
+        server = self.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
+        found = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.rpartition(":")[2]}
+        return [{"name": name, "value": value} for name, value in found.items()]
+
     def import_image(self, tag: str) -> None:
         """An image as deploy/Containerfile makes it, of this machine's Python and this checkout."""
         base, stdlib = sys.base_prefix, sysconfig.get_path("stdlib")
@@ -328,6 +353,9 @@ class Cluster:
         # A container that containerd's end left created stays listed until the kubelet collects its pod. With the state
         # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
         wait_for("no pod in containerd", self._removed)
+        # Of the chart, what lies in no namespace, and its own: Helm takes over nothing that it has not made.
+        self.kubectl("delete", "namespace", DAEMON, "--ignore-not-found", f"--timeout={READY_S}s")
+        self.kubectl("delete", CLUSTER_WIDE, "-l", "app.kubernetes.io/name=nri-gpu")
         self.stop(GUARD, DAEMON, NEXT, DRA)
         for path in (self.root / "pid").glob("nri-gpu*.cmd"):
             path.unlink()

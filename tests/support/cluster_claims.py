@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.cluster import DAEMON, DRA, ROOT, Cluster, Object, pod, wait_for
 from tests.support.daemon import FOUR_GPUS
-from tests.support.helm import documents, values
+from tests.support.helm import documents
 
 CLASS: Final = "gpu.nri.io"
 NAMESPACE: Final = "nri-gpu"
@@ -76,10 +76,8 @@ class DraCluster:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._objects = documents(
-            values(kubelet={"enabled": False}, dra={"enabled": True, "extendedResource": "nvidia.com/gpu"})
-        )
-        cluster.apply(*(each for each in self._objects if each["kind"] == "DeviceClass"))
+        objects = documents(kubelet={"enabled": False}, dra={"enabled": True, "extendedResource": "nvidia.com/gpu"})
+        cluster.apply(*(each for each in objects if each["kind"] == "DeviceClass"))
 
     def run(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         """Daemon and driver process, as systemd's units run them: the driver with the kubelet's own credentials."""
@@ -141,5 +139,3 @@ class DraCluster:
         self.delete("jobs,pods,resourceclaims,resourceclaimtemplates", "--all-namespaces", others, "--timeout=60s")
         self.cluster.stop(DRA)
         self.cluster.kubectl("delete", "resourceslices", "--all")
-        whole = [each for each in self._objects if each["metadata"].get("namespace") is None]
-        self.cluster.kubectl("delete", "-f", "-", "--ignore-not-found", given=yaml.safe_dump_all(whole))

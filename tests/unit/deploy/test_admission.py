@@ -15,12 +15,12 @@ from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS, parse_claim
 from tests.property.test_request_parse import sentences
-from tests.support.helm import documents, values
+from tests.support.helm import documents
 from tests.unit.request.test_parse import GOOD
 
 
 def policy() -> dict[str, Any]:
-    (found,) = (each for each in documents(values()) if each["kind"] == "ValidatingAdmissionPolicy")
+    (found,) = (each for each in documents() if each["kind"] == "ValidatingAdmissionPolicy")
     spec: dict[str, Any] = found["spec"]
     return spec
 

@@ -26,7 +26,7 @@ from nri_gpu.request.parse import parse_claim
 from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
-from tests.support.helm import documents, values
+from tests.support.helm import documents
 
 PAGE = (Path(__file__).parents[3] / "docs" / "dra.md").read_text()
 # Name in the first line -> documents.
@@ -57,7 +57,7 @@ def test_the_pod_names_its_claim_in_pod_and_container() -> None:
 
 @pytest.mark.parametrize(("name", "claim"), CLAIMS, ids=[name for name, _ in CLAIMS])
 def test_its_classes_are_the_charts(name: str, claim: dict[str, Any]) -> None:
-    found = documents(values(kubelet={"enabled": False}, dra={"enabled": True}))
+    found = documents(kubelet={"enabled": False}, dra={"enabled": True})
     classes = {each["metadata"]["name"] for each in found if each["kind"] == "DeviceClass"}
     devices = claim["spec"]["spec"]["devices"]
     assert {each["exactly"]["deviceClassName"] for each in devices["requests"]} <= classes
@@ -140,7 +140,7 @@ def test_its_policy_holds_and_its_doors_have_pools_of_their_own() -> None:
 
 
 def test_its_rights_are_the_charts() -> None:
-    found = documents(values(kubelet={"enabled": False}, dra={"enabled": True}))
+    found = documents(kubelet={"enabled": False}, dra={"enabled": True})
     (role,) = (each for each in found if each["kind"] == "ClusterRole")
     rows = {(",".join(rule["resources"]), ", ".join(rule["verbs"])) for rule in role["rules"]}
     part = PAGE.partition("## Rights")[2].partition("\n## ")[0]

@@ -1,6 +1,5 @@
-"""The quick starts for clusters, without one: the shell runs, the chart takes the values, what is applied is valid."""
+"""The quick starts for clusters, without one: the shell runs, Helm takes the values, what is applied is valid."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,16 +7,24 @@ from pathlib import Path
 import pytest
 
 from tests.support import pages
+from tests.support.helm import PROGRAMS, Helm
 
 ROOT = pages.FOLDER.parents[1]
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("page", ["kubernetes", "dra"])
-def test_what_they_install_and_apply_is_valid(page: str, tmp_path: Path) -> None:
-    for name, command in {"kubectl": 'kubectl_check "$@"', "helm": 'helm_cli "$@" | kubectl apply -f -'}.items():
-        program = tmp_path / name
-        program.write_text(f"#!/bin/bash\nset -o pipefail\n{sys.executable} -m tests.support.{command}\n")
-        program.chmod(0o755)
+def test_what_they_install_and_apply_is_valid(page: str, program: str, tmp_path: Path) -> None:
+    helm = Helm(program, tmp_path)
+    for name, command in {
+        "kubectl": f'{sys.executable} -m tests.support.kubectl_check "$@"',
+        # What `install` applies, without a cluster to apply it to.
+        "helm": f'cd {ROOT} && [ "$1" = install ] && {helm.path} template {helm.kube_version} "${{@:2}}" |'
+        " kubectl apply -f -",
+    }.items():
+        stand_in = tmp_path / name
+        stand_in.write_text(f"#!/bin/bash\nset -o pipefail\n{command}\n")
+        stand_in.chmod(0o755)
 
     def shell(script: str) -> str:
         return subprocess.run(
@@ -27,7 +34,7 @@ def test_what_they_install_and_apply_is_valid(page: str, tmp_path: Path) -> None
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+            env={**helm.environment, "PATH": f"{tmp_path}:{helm.environment['PATH']}", "PYTHONPATH": str(ROOT)},
             timeout=120,
         ).stdout
 

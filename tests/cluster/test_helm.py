@@ -1,0 +1,76 @@
+"""The chart's life by the programs Helm 3 and Helm 4 on a real Kubernetes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.test_chart import NAMESPACE, TAG, image
+from tests.support.cluster import CLUSTER_WIDE, Cluster, pod
+from tests.support.helm import CHART, PROGRAMS, Helm
+
+pytestmark = pytest.mark.cluster
+
+__all__ = ["image"]  # a fixture
+RELEASE = ("nri-gpu", "--namespace", NAMESPACE)
+WAIT = ("--wait", "--timeout=2m")
+
+
+@pytest.fixture(params=PROGRAMS)
+def helm(request: pytest.FixtureRequest, cluster: Cluster, image: None, tmp_path: Path) -> Helm:
+    return Helm(request.param, tmp_path, cluster.admin)
+
+
+def arguments(cluster: Cluster) -> list[str]:
+    """Of the daemon's pod that is there now, and ready."""
+    (found,) = (
+        each
+        for each in cluster.get("pods", "", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=daemon")
+        if "deletionTimestamp" not in each["metadata"]
+    )
+    assert found["status"]["containerStatuses"][0]["ready"]
+    args: list[str] = found["spec"]["containers"][0]["args"]
+    return args
+
+
+def rolled_out(cluster: Cluster) -> None:
+    for name in ("nri-gpu", "nri-gpu-guard"):
+        cluster.kubectl("rollout", "status", f"daemonset/{name}", "-n", NAMESPACE, "--timeout=90s")
+
+
+def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, tmp_path: Path) -> None:
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps(cluster.chart_values(TAG)))
+    values = (CHART, "-f", given)
+    helm("install", *RELEASE, *values, "--dry-run=client")
+    assert not cluster.get("daemonsets", "", "-n", NAMESPACE)
+
+    helm("install", *RELEASE, *values, "--create-namespace", *WAIT)
+    rolled_out(cluster)
+    cluster.wait_allocatable(4)
+    cluster.apply(pod("train", 2))
+    cluster.wait_phase("train")
+    held = cluster.minors("train")
+    assert len(held) == 2
+
+    helm("upgrade", *RELEASE, *values, "--set", "logLevel=DEBUG", *WAIT)
+    rolled_out(cluster)
+    assert "--log-level=DEBUG" in arguments(cluster)
+    helm("rollback", *RELEASE, *WAIT)
+    rolled_out(cluster)
+    assert "--log-level=INFO" in arguments(cluster)
+    history = json.loads(helm("history", *RELEASE, "-o", "json"))
+    assert [each["status"] for each in history] == ["superseded", "superseded", "deployed"]
+    assert cluster.minors("train") == held
+
+    helm("uninstall", *RELEASE, *WAIT)
+    assert not [each for each in everything(cluster) if each["metadata"]["name"].startswith("nri-gpu")]
+    assert cluster.minors("train") == held
+
+
+def everything(cluster: Cluster) -> list[dict[str, Any]]:
+    """All objects of kinds that the chart has."""
+    kinds = f"daemonsets,configmaps,serviceaccounts,secrets,services,{CLUSTER_WIDE}"
+    found: list[dict[str, Any]] = cluster.get(kinds, "", "--all-namespaces")
+    return found

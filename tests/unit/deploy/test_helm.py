@@ -1,0 +1,59 @@
+"""The chart by the programs Helm 3 and Helm 4, as far as they need no cluster; tests/cluster/test_helm.py has the rest.
+
+`helm install --dry-run=client` is not tried with Helm 3, which asks a cluster for its version even then.
+"""
+
+import pytest
+
+from tests.support.errors import HarnessError
+from tests.support.helm import CHART, PROGRAMS, Helm, parsed
+from tests.support.manifests import FOLDER, SETS, as_options
+
+RELEASE = ("nri-gpu", CHART, "--namespace=nri-gpu")
+
+
+@pytest.fixture(params=PROGRAMS)
+def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(request.param, tmp_path_factory.mktemp("helm"))
+
+
+def kinds(text: str) -> set[str]:
+    return {each["kind"] for each in parsed(text)}
+
+
+def test_lint(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, helm.kube_version)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_template_makes_what_is_in_the_manifests(helm: Helm, name: str) -> None:
+    made = parsed(helm("template", *RELEASE, helm.kube_version, *as_options(SETS[name][1])))
+    namespace, *others = parsed((FOLDER / name).read_text())
+    assert namespace["kind"] == "Namespace"
+    order = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
+    assert sorted(made, key=order) == sorted(others, key=order)
+
+
+@pytest.mark.parametrize(
+    ("version", "has_it"), [("1.25", False), ("1.29.9", False), ("1.30.0-rc.1", True), ("1.37", True)]
+)
+def test_the_admission_policy_is_there_from_kubernetes_1_30_on(helm: Helm, version: str, has_it: bool) -> None:
+    made = kinds(helm("template", *RELEASE, f"--kube-version={version}"))
+    assert {"ConfigMap", "DaemonSet", "ServiceAccount"} <= made
+    assert ("ValidatingAdmissionPolicy" in made) == ("ValidatingAdmissionPolicyBinding" in made) == has_it
+
+
+def test_install_without_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = Helm("helm4", tmp_path_factory.mktemp("helm"))("install", *RELEASE, "--dry-run=client")
+    assert "STATUS: pending-install" in made
+
+
+def test_what_is_wrong_is_said(helm: Helm) -> None:
+    for option, said in {
+        "--set=paths.nri=/run/../etc": "/paths/nri",
+        "--set=imagee=x": "imagee",
+        "--namespace=default": "--create-namespace",
+    }.items():
+        with pytest.raises(HarnessError) as refused:
+            helm("template", *RELEASE, helm.kube_version, option)
+        assert said in str(refused.value)
