@@ -75,7 +75,7 @@ def specification_text(inventory: Inventory, options: SpecificationOptions) -> s
 
 def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree | None:
     try:
-        found = scan(options.driver_root, library_dirs=options.library_dirs)
+        found = scan(options.driver_root, library_dirs=options.library_dirs, module=inventory.driver_version)
         if inventory.driver_version not in ("", found.version) and not inventory.simulated:
             raise NotReadyError(two_versions(found.version, inventory.driver_version))
         if owner := owner_of(options.stage_dir):

@@ -17,7 +17,9 @@ from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
 from nri_gpu.driver.host_files import LeftOut
 from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.driver.search import OtherDriver
 from nri_gpu.requirements.compat import unfit_driver
+from nri_gpu.system.kernel_modules import module_version
 
 TONES: Final = {"  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
@@ -68,7 +70,8 @@ class PackagesLine(Struct, frozen=True):
 class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/driver/v1"):
     """The driver's files for containers. capabilities: by name. left_out: files that were found and are not usable.
 
-    generation: changes whenever a file does. unknown: files of no known capability, which no container gets.
+    generation: changes whenever a file does. unknown: files of no known capability, which no container gets. others:
+    drivers of other versions below the root, which are not used.
     """
 
     root: str
@@ -78,13 +81,14 @@ class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag=
     left_out: tuple[LeftOut, ...]
     unknown: tuple[str, ...]
     compat: PackagesLine
+    others: tuple[OtherDriver, ...]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found. Returns 1 when files had to be left out, 69 without a driver."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
-        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
         packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()
     except DriverError as error:
         raise CommandError(Exit.UNAVAILABLE, error) from None
@@ -107,6 +111,7 @@ def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocume
         left_out=found.left_out,
         unknown=tuple(found.unknown),
         compat=PackagesLine(tuple(_package_line(each, found.version) for each in packages.packages), packages.left_out),
+        others=found.others,
     )
 
 
@@ -145,6 +150,9 @@ def _lines(document: DriverDocument) -> Iterator[str]:
     if document.unknown:
         yield "\nof no known capability, no container gets them"
         yield from (f"  {name}" for name in document.unknown)
+    if document.others:
+        yield "\nother drivers, not used: the loaded kernel module, or the order of folders, chose the one above"
+        yield from (f"  {each}" for each in document.others)
     if document.compat.packages:
         yield "\nCUDA compatibility packages"
     for each in document.compat.packages:

@@ -128,7 +128,8 @@ def node_snapshot(topology: str | None, policy: Policy) -> Node:
         profiles=planned_profiles(Path(policy.driver.stage_dir), (gpu.minor_number for gpu in inventory.gpus)),
     )
     try:
-        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
+        version = inventory.driver_version
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=version)
     except DriverError as error:
         if not inventory.simulated:
             return replace(node, driver_fault=f"{error}.")

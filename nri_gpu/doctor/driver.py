@@ -130,8 +130,9 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
     root, where = seen.at(settings.root), settings.root
     if settings.host_root and not root.is_dir():
         root = seen.at(settings.host_root)  # the other is a mount in the daemon's pod
+    kernel = module_version(seen.at("/sys"), seen.at(PROC))
     try:
-        found = scan(root, library_dirs=settings.library_dirs)
+        found = scan(root, library_dirs=settings.library_dirs, module=kernel)
     except DriverError as fault:
         yield error(
             subject,
@@ -140,7 +141,6 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
             "driver.library_dirs in /etc/nri-gpu/policy.toml to where they are",
         )
         return
-    kernel = module_version(seen.at("/sys"), seen.at(PROC))
     others = {name: each for name, each in module_versions(seen.at("/sys")).items() if each and kernel}
     odd = [f"{name} {each}" for name, each in sorted(others.items()) if each != kernel]
     if kernel and found.version != kernel:
@@ -153,7 +153,8 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
     elif odd:
         yield error(subject, f"module nvidia is {kernel}, but {listed(odd)}: CUDA fails", *_RELOAD)
     elif kernel:
-        yield ok(subject, f"modules and libraries are {kernel}")
+        unused = f"; not used: {listed(map(str, found.others))}" if found.others else ""
+        yield ok(subject, f"modules and libraries are {kernel}{unused}")
     else:
         yield ok(subject, f"the libraries below {where} are {found.version}; no module to compare them with")
     if found.left_out:

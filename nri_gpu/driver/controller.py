@@ -141,7 +141,8 @@ class DriverController:
         before = await asyncio.to_thread(folder_signatures, self._root, self._library_dirs)
         self._last = _Scan(before, None, self._clock())
         try:
-            found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs)
+            module = self._node_state.node.module_version or ""
+            found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs, module=module)
             if not self._waits_for_module(found.version):
                 await self._stage(found)
         except DriverError as error:

@@ -7,6 +7,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from posixpath import basename, dirname, join, relpath
 from types import MappingProxyType
@@ -18,7 +19,9 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import read_elf
-from nri_gpu.driver.host_files import PLAIN_NAME, HostFile, LeftOut, LibraryFolders, distinct_folders, examine
+from nri_gpu.driver.host_files import PLAIN_NAME, HostFile, LeftOut, distinct_folders, examine
+from nri_gpu.driver.libraries import LibraryFolders
+from nri_gpu.driver.search import DriverSearch, OtherDriver, machine_of, search_paths
 from nri_gpu.system.storage import signature
 
 # Part of every generation's name: raise it when the same host files are to be staged differently.
@@ -62,7 +65,7 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
 
     generation: safe as a file name; changes whenever a file does. libraries_32: for compat32. singles: configuration
     and modules, mounted one by one. missing: as in `DriverFiles`. unknown: files of this driver's version that our
-    table does not name, so no container gets them. left_out: found, and not usable.
+    table does not name, so no container gets them. left_out: found, and not usable. others: drivers beside this one.
     """
 
     root: Path
@@ -75,43 +78,43 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
     missing: Mapping[Capability, tuple[str, ...]]
     unknown: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    others: tuple[OtherDriver, ...]
 
     @property
     def files(self) -> tuple[DriverFile, ...]:
         return self.libraries + self.libraries_32 + self.binaries + self.singles
 
 
-def scan(driver_root: Path, machine_name: str = "", library_dirs: Sequence[str] = ()) -> FoundDriver:
+def scan(
+    driver_root: Path, machine_name: str = "", library_dirs: Sequence[str] = (), *, module: str = ""
+) -> FoundDriver:
     """Searches `driver_root` (`/`, or a folder such as `/usr/local/nvidia`) for the driver.
 
-    machine_name: as `uname -m`, this machine's when empty. library_dirs: below the root, searched before the well-known
-    ones; so are `bin`, `share` and `etc` beside them. Reads directories and the heads of some 100 files, which takes a
-    few tens of milliseconds.
+    machine_name: as `uname -m`, this machine's when empty. library_dirs: below the root, searched before all others;
+    so are `bin`, `share` and `etc` beside them. module: the version of the loaded kernel module: of several drivers the
+    one of this version is taken. Reads directories and the heads of some 100 files, which takes a few tens of
+    milliseconds.
 
     Raises: DriverError: there is no driver, two versions of it, or none for this machine.
     """
-    name = machine_name or platform.machine()
-    machine = table.MACHINES.get(name)
-    if machine is None:
-        raise DriverError(f"there is no NVIDIA driver for {name}, only for {', '.join(table.MACHINES)}")
+    machine = machine_of(machine_name)
     try:
-        return _scan(driver_root, machine, tuple(each.strip("/") for each in library_dirs))
+        return _scan(driver_root, machine, library_dirs, module)
     except OSError as error:
         raise DriverError(f"driver root {driver_root} cannot be searched: {error}") from error
 
 
 def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:
-    """Signatures of the folders that a scan searches. Taken before a scan, they also show what changed during it."""
+    """Signatures of all that says where the driver is. Taken before a scan, they also show what changed during it."""
     name = platform.machine()
     machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
-    libraries = [folder for machine in machines for folder in machine.folders]
-    own = [folder.strip("/") for folder in library_dirs]
-    return signatures(driver_root / folder for folder in (*own, *libraries, *table.BINARY_FOLDERS))
+    searched = search_paths(driver_root, machines, library_dirs)
+    return signatures((*searched, *(driver_root / folder for folder in table.BINARY_FOLDERS)))
 
 
-def signatures(paths: Iterable[Path]) -> Signatures:
+def signatures(paths: Iterable[Path | None]) -> Signatures:
     """What differs once a folder has other entries, or a file other content."""
-    return tuple(found and found[:3] for found in map(signature, paths))
+    return tuple(found and found[:3] for found in (signature(path) if path else None for path in paths))
 
 
 def changed(driver_root: Path, library_dirs: Sequence[str], before: Signatures, found: FoundDriver | None) -> bool:
@@ -121,20 +124,21 @@ def changed(driver_root: Path, library_dirs: Sequence[str], before: Signatures, 
     return found is not None and not all(file.source.unchanged() for file in found.files)
 
 
-def _scan(driver_root: Path, machine: table.Machine, library_dirs: tuple[str, ...]) -> FoundDriver:
-    folders = LibraryFolders.below(driver_root, machine, library_dirs)
-    version = folders.version()
-    libraries = tuple(_libraries(folders, version))
+def _scan(driver_root: Path, machine: table.Machine, library_dirs: Sequence[str], module: str) -> FoundDriver:
+    search = DriverSearch.below(driver_root, machine, library_dirs)
+    version = search.version(module)
+    folders = LibraryFolders.of(search, version)
+    libraries = tuple(_libraries(folders))
     other = table.COMPATIBLE.get(machine.name)
-    folders_32 = LibraryFolders.below(driver_root, other, library_dirs) if other else None
-    libraries_32 = tuple(_libraries(folders_32, version)) if folders_32 else ()
+    folders_32 = LibraryFolders.of(DriverSearch.below(driver_root, other, library_dirs), version) if other else None
+    libraries_32 = tuple(_libraries(folders_32)) if folders_32 else ()
     refused_32 = folders_32.left_out() if folders_32 else ()
     left_out: list[LeftOut] = []
-    binaries = tuple(_binaries(folders.root, library_dirs, left_out))
-    singles = tuple(_singles(folders, version, library_dirs, left_out))
+    binaries = tuple(_binaries(folders, left_out))
+    singles = tuple(_singles(folders, left_out))
     every = (*libraries, *libraries_32, *binaries, *singles)
     return FoundDriver(
-        root=folders.root,
+        root=search.root,
         version=version,
         generation=f"{version}-{_digest(every)}",
         libraries=libraries,
@@ -142,14 +146,16 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: tuple[str, ..
         binaries=binaries,
         singles=singles,
         missing=_missing(every, machine),
-        unknown=folders.unknown(version),
+        unknown=folders.unknown(),
         left_out=tuple(dict.fromkeys((*folders.left_out(), *refused_32, *left_out))),
+        others=search.others(version),
     )
 
 
-def _libraries(folders: LibraryFolders, version: str) -> Iterator[DriverFile]:
+def _libraries(folders: LibraryFolders) -> Iterator[DriverFile]:
+    version = folders.version
     taken = {name for library in table.LIBRARIES for name in library.file_names(version)}
-    compat = {Capability.COMPAT32} if folders.machine.bits == 32 else frozenset[Capability]()
+    compat = {Capability.COMPAT32} if folders.search.machine.bits == 32 else frozenset[Capability]()
     for library in table.LIBRARIES:
         found = folders.first(library.file_names(version))
         if found is None:
@@ -167,32 +173,35 @@ def _libraries(folders: LibraryFolders, version: str) -> Iterator[DriverFile]:
         yield DriverFile(name, library.capabilities | compat, source, tuple(links))
 
 
-def _binaries(root: Path, library_dirs: tuple[str, ...], left_out: list[LeftOut]) -> Iterator[DriverFile]:
-    places = (*(join(dirname(folder), "bin") for folder in library_dirs), *table.BINARY_FOLDERS)
-    folders = tuple(distinct_folders(root, (root / folder for folder in places)))
+def _binaries(folders: LibraryFolders, left_out: list[LeftOut]) -> Iterator[DriverFile]:
+    root, bins = folders.search.root, (join(parent, "bin") for parent in folders.search.parents(folders.version))
+    places = (*folders.search.beside(folders.version), *bins, *table.BINARY_FOLDERS)
+    known = tuple(distinct_folders(root, (root / folder for folder in places)))
     for name, capabilities in table.BINARIES.items():
-        paths = (folder / name for folder in folders)
+        paths = (folder / name for folder in known)
         if source := _first(root, paths, lambda file: "" if file.mode & 0o111 else "not executable", left_out):
             yield DriverFile(name, capabilities, source)
 
 
-def _singles(
-    folders: LibraryFolders, version: str, library_dirs: tuple[str, ...], left_out: list[LeftOut]
-) -> Iterator[DriverFile]:
-    for single in table.single_files(folders.machine, version):
-        paths = _candidates(single, folders, library_dirs)
-        if source := _first(folders.root, paths, lambda file: _why_unusable(file.path, folders.machine), left_out):
+def _singles(folders: LibraryFolders, left_out: list[LeftOut]) -> Iterator[DriverFile]:
+    root, machine = folders.search.root, folders.search.machine
+    for single in table.single_files(machine, folders.version):
+        paths = _candidates(single, folders)
+        if source := _first(root, paths, lambda file: _why_unusable(file.path, machine), left_out):
             yield DriverFile(single.places[0].lstrip("/"), single.capabilities, source, places=single.places)
 
 
-def _candidates(file: table.SingleFile, libraries: LibraryFolders, library_dirs: Sequence[str]) -> Iterator[Path]:
+def _candidates(file: table.SingleFile, libraries: LibraryFolders) -> Iterator[Path]:
     """Where the file may be, best first."""
-    name, root = file.names[0], libraries.root
+    name, root, search = file.names[0], libraries.search.root, libraries.search
     if "/" in name:
-        beside = (f"{dirname(folder)}/{kind}".lstrip("/") for folder in library_dirs for kind in ("share", "etc"))
-        folders = (*beside, *CONFIG_ROOTS, *(("",) if name.startswith("vulkan/") else ()))
-        return (folder / name for folder in distinct_folders(root, (root / each for each in folders)))
-    below = [folder / each for folder in libraries.listed for each in ("", *X_FOLDERS)]
+        parents = (join(parent, kind) for parent in search.parents(libraries.version) for kind in ("share", "etc"))
+        folders = (*parents, *CONFIG_ROOTS, *(("",) if name.startswith("vulkan/") else ()))
+        system = (folder / name for folder in distinct_folders(root, (root / each for each in folders)))
+        # Debian has data that only one version can use beside its libraries.
+        return chain((folder / basename(name) for folder in search.own_folders(libraries.version)), system)
+    below = [root / folder for folder in search.beside(libraries.version)]
+    below += [folder / each for folder in libraries.listed for each in ("", *X_FOLDERS)]
     below += [root / folder / each for folder in X_ROOTS for each in X_FOLDERS]
     known = tuple(distinct_folders(root, below))
     return (folder / each for each in file.names for folder in known)

@@ -37,7 +37,7 @@ class DriverLibrary(Struct, frozen=True):
 class Machine(Struct, frozen=True):
     """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder.
 
-    folders: below a driver root that may hold its libraries; the first with a library wins.
+    folders: below a driver root, where distributions keep its libraries; in the order to search them.
     """
 
     name: str
@@ -59,10 +59,11 @@ class Machine(Struct, frozen=True):
 def _folders(triple: str) -> tuple[str, ...]:
     """The first is the root itself; `lib64` is where a flat root such as `/usr/local/nvidia` has them.
 
-    Source: NVIDIA/nvidia-container-toolkit pkg/lookup/library.go.
+    Source: NVIDIA/nvidia-container-toolkit pkg/lookup/library.go. The last two are of Arch Linux.
     """
     usr, plain = f"usr/lib/{triple}", f"lib/{triple}"
-    return ("", "usr/lib64", usr, f"{usr}/nvidia/current", "lib64", plain, f"{plain}/nvidia/current")
+    debian = (usr, f"{usr}/nvidia/current"), (plain, f"{plain}/nvidia/current")
+    return ("", "usr/lib64", *debian[0], "lib64", *debian[1], "usr/lib", "lib")
 
 
 MACHINES: Final = {
@@ -77,7 +78,7 @@ I386: Final = Machine(
     "i386",
     EM_386,
     "i386-linux-gnu",
-    (*_folders("i386-linux-gnu")[2:4], "usr/lib32", "usr/lib", *_folders("i386-linux-gnu")[5:], "lib32", "lib"),
+    (*_folders("i386-linux-gnu")[2:4], "usr/lib32", "usr/lib", *_folders("i386-linux-gnu")[5:7], "lib32", "lib"),
     bits=32,
 )
 COMPATIBLE: Final = {"x86_64": I386}
@@ -142,9 +143,6 @@ LIBRARIES: Final = (
     DriverLibrary("libnvidia-cbl", GRAPHICS),  # until 470
     DriverLibrary("libnvidia-ngx", NGX, ALL),
 )
-
-# The driver's version is read from the names of these two, which must agree.
-VERSION_LIBRARIES: Final = ("libcuda", "libnvidia-ml")
 
 # Links every container gets although the host may lack them: programs open them by these names. Each leads to the
 # library's SONAME; the paths are below the library folder. Source: NVIDIA/libnvidia-container src/nvc_mount.c,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver.search import DriverSearch, machine_of
+from nri_gpu.system.kernel_modules import SYSFS, module_version
+
 NVML: Final = "libnvidia-ml.so.1"
-_ELF64: Final = b"\x7fELF\x02"  # magic and EI_CLASS: a 32-bit library may come first on a multilib host
 _VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
 # Return codes of nvml.h.
@@ -28,61 +30,27 @@ class LibraryError(Exception):
     """NVML's library is missing, cannot be loaded, or does not start: one sentence."""
 
 
-def library_dirs(machine: str) -> tuple[str, ...]:
-    """Folders below a driver root that may hold the driver's libraries, in the order to try them.
-
-    The last is the root itself, for a flat one such as /usr/local/nvidia/lib64.
-    Source: NVIDIA/nvidia-container-toolkit pkg/lookup/library.go.
-    """
-    triple = f"{machine}-linux-gnu"
-    plain = ("usr/lib64", f"usr/lib/{triple}", "lib64", f"lib/{triple}")
-    debian = tuple(f"{folder}/nvidia/current" for folder in plain)
-    return (*plain, *debian, "usr/lib", "lib", ".")
-
-
-def search_folders(driver_root: Path, first: Sequence[str] = ()) -> tuple[Path, ...]:
-    """Where the library is looked for. first: folders below the root that come before the well-known ones."""
-    folders = (*(folder.strip("/") for folder in first), *library_dirs(os.uname().machine))
-    return tuple(driver_root / folder for folder in folders)
-
-
-def find_library(driver_root: Path, first: Sequence[str] = ()) -> Path | None:
-    """The first usable library, as found below the root; None if there is none."""
-    # In a driver root other than `/`, an absolute link leads to nothing, or to the library of another driver. The file
-    # that it means is found in a later folder (Debian's alternatives: nvidia/current).
-    root = driver_root.resolve()
-    for folder in search_folders(driver_root, first):
-        path = folder / NVML
-        if _is_elf64(path) and path.resolve().is_relative_to(root):
-            return path
-    return None
-
-
-def _is_elf64(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_ELF64)) == _ELF64
-    except OSError:
-        return False
-
-
 class Library:
     """NVML's library, loaded at most once: pynvml would not find a second copy in the same process."""
 
-    def __init__(self, driver_root: Path, library_dirs: Sequence[str] = ()) -> None:
+    def __init__(self, driver_root: Path, library_dirs: Sequence[str] = (), sysfs: Path = SYSFS) -> None:
         self._driver_root = driver_root
         self._library_dirs = library_dirs
+        self._sysfs = sysfs
         self._loaded: ctypes.CDLL | None = None
         self._fingerprint: Fingerprint | None = None
 
     def find(self) -> Path:
         """The library's path now. Raises: LibraryError."""
-        path = find_library(self._driver_root, self._library_dirs)
+        try:
+            search = DriverSearch.below(self._driver_root, machine_of(), self._library_dirs)
+            path = search.nvml(module_version(self._sysfs))
+            fault = f"{search.unusable}looked below the driver root in {search.places}"
+        except (DriverError, OSError) as error:
+            path, fault = None, str(error)
         if path is None:
-            folders = ", ".join(map(str, search_folders(self._driver_root, self._library_dirs)))
             raise LibraryError(
-                f"{NVML} was not found below the driver root {self._driver_root}: looked in {folders}; "
-                "install the driver, or set the driver root to where it is"
+                f"{NVML} was not found: {fault}; install the driver, or set the driver root to where it is"
             )
         return path
 

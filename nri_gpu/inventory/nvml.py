@@ -92,7 +92,8 @@ def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]
     options = parser.parse_args(arguments)
     requests, replies = _private_pipes()
     confine()
-    return NvmlProgram(replies, Library(options.driver_root, options.library_dir), options.sysfs), requests
+    library = Library(options.driver_root, options.library_dir, options.sysfs)
+    return NvmlProgram(replies, library, options.sysfs), requests
 
 
 def _private_pipes() -> tuple[int, BinaryIO]:

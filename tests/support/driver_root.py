@@ -8,7 +8,7 @@ import functools
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -144,6 +144,23 @@ def make_driver_root(
     _alternatives(path, libraries, places.library_links, "glx")
     _alternatives(path, programs, places.program_links, "nvidia")
     return path
+
+
+def put_libraries(
+    root: Path,
+    folder: str,
+    version: str = "580.95.05",
+    libraries: Sequence[str] = ("libcuda", "libnvidia-ml"),
+    *,
+    linked: bool = True,
+) -> Path:
+    """The libraries by which a driver is found, with the links that programs load. Returns `root`."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for library in libraries:
+        file = write_library(root / folder / f"{library}.so.{version}", f"{library}.so.1")
+        if linked:
+            file.with_name(f"{library}.so.1").symlink_to(file.name)
+    return root
 
 
 def write_library(path: Path, soname: str, machine: str = "") -> Path:

@@ -9,7 +9,7 @@ import pytest
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Capability
 from tests.support import compat
-from tests.support.driver_root import make_driver_root, write_library
+from tests.support.driver_root import make_driver_root, put_libraries, write_library
 from tests.unit.cli.conftest import NriGpuCall
 
 V, NEWER = "580.95.05", "600.10.01"
@@ -42,6 +42,14 @@ def test_what_is_missing_left_out_and_unknown(root: Path, nri_gpu: NriGpuCall) -
     assert "  missing  libnvcuvid.so, libnvidia-encode.so\n" in done.out
     assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: others than root can change it\n" in done.out
     assert done.out.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
+
+
+def test_drivers_that_are_not_used_are_named(root: Path, nri_gpu: NriGpuCall) -> None:
+    put_libraries(root, "usr/lib", "470.256.02")
+    done = nri_gpu("driver", "--driver-root", root)
+    assert done.code == Exit.OK
+    assert "\nother drivers, not used: " in done.out
+    assert done.out.endswith("\n  470.256.02 in usr/lib\n")
 
 
 def test_folders_of_the_policy(root: Path, tmp_path: Path, nri_gpu: NriGpuCall) -> None:

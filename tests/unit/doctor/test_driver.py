@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import Level
 from nri_gpu.policy.model import DriverSettings, Policy
+from tests.support.driver_root import put_libraries
 from tests.unit.doctor.node import RELEASE, DoctorNode
 from tests.unit.host.host_tree import NVIDIA, OLD_UVM, address
 
@@ -194,6 +195,14 @@ def test_a_driver_root_of_its_own(node: DoctorNode) -> None:
     (node.root / "usr").rename(node.root / "opt")
     assert "driver versions" in node.found()
     assert "driver versions" not in node.found(policy=Policy(driver=DriverSettings(root="/opt")))
+
+
+def test_an_old_driver_that_was_left_behind_is_named(node: DoctorNode) -> None:
+    """It is in an earlier folder; a reboot would change nothing."""
+    put_libraries(node.root, "usr/lib64", "470.256.02")
+    assert node.found() == {}
+    said = [finding.meaning for finding in node.examine().findings if finding.subject == "driver versions"]
+    assert said[0].endswith("; not used: 470.256.02 in usr/lib64")
 
 
 def test_the_driver_root_of_a_daemon_in_a_pod(node: DoctorNode) -> None:

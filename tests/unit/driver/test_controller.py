@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.driver_root import put_libraries
 from tests.support.running import running
 from tests.support.scripted_runtime import until
 from tests.unit.driver.host import NEW, OLD, DriverHost
@@ -87,6 +88,13 @@ def test_what_failed_for_another_reason_is_tried_again_later(host: DriverHost) -
     assert host.look() is failed
     host.now = 60
     assert host.driver().version == OLD
+
+
+def test_of_two_drivers_that_of_the_loaded_module_is_staged(host: DriverHost) -> None:
+    put_libraries(host.root, "usr/lib64", NEW)  # before lib64, where the old one lies
+    assert host.driver().version == OLD
+    host.module = NEW
+    assert host.driver().version == NEW
 
 
 def test_old_generations_go_with_the_last_container_that_has_them(host: DriverHost) -> None:

@@ -1,50 +1,36 @@
-"""Where NVML's library is looked for, and what an operator reads when it does not start."""
+"""What an operator reads when NVML's library is not there, or does not start."""
 
 from __future__ import annotations
 
-import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.library import NVML, StartFailure, advice, find_library, library_dirs
+from nri_gpu.inventory.library import Library, LibraryError, StartFailure, advice
 
-ELF64 = b"\x7fELF\x02rest"
-
-
-def place(root: Path, folder: str, content: bytes = ELF64) -> Path:
-    path = root / folder / NVML
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
-def test_every_folder_is_searched_in_order(tmp_path: Path) -> None:
-    for folder in reversed(library_dirs(os.uname().machine)):
-        path = place(tmp_path, folder)
-        assert find_library(tmp_path) == path
-    assert "usr/lib/aarch64-linux-gnu/nvidia/current" in library_dirs("aarch64")
+NONE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no root": (lambda root: root.rmdir(), "root is not a directory"),
+    "nothing in it": (
+        lambda root: None,
+        "not found: looked below the driver root in .*root, .*root/usr/lib64, .*; install the driver, or",
+    ),
+    "none that can be loaded": (
+        lambda root: (root / "libnvidia-ml.so.1").write_text("text"),
+        r": found but not usable: libnvidia-ml.so.1 \(not an ELF file\); looked below",
+    ),
+}
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF\x01rest", b"", b"not a library"], ids=["32 bit", "empty", "text"])
-def test_files_that_cannot_be_loaded_are_skipped(tmp_path: Path, content: bytes) -> None:
-    place(tmp_path, "usr/lib64", content)
-    assert find_library(tmp_path) is None
-    good = place(tmp_path, "lib64")
-    assert find_library(tmp_path) == good
-
-
-def test_links(tmp_path: Path) -> None:
-    """One that leads out of the root, to nothing or to itself is skipped; the root itself may be one."""
-    elsewhere, root = place(tmp_path / "host", "usr/lib64"), tmp_path / "root"
-    for folder, target in (("usr/lib64", str(elsewhere)), ("lib64", NVML), ("lib", "absent")):
-        (root / folder).mkdir(parents=True)
-        (root / folder / NVML).symlink_to(target)
-    assert find_library(root) is None
-    found = place(root, "usr/lib")
-    link = tmp_path / "link"
-    link.symlink_to("root")
-    assert find_library(link) == link / found.relative_to(root)
+@pytest.mark.parametrize(("spoil", "words"), NONE.values(), ids=NONE)
+def test_no_library(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    spoil(root)
+    with pytest.raises(LibraryError) as caught:
+        Library(root).find()
+    assert re.search(words, str(caught.value))
 
 
 ADVICE = {

@@ -51,7 +51,8 @@ async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_
 async def test_without_nvml_it_is_known_which_gpus_the_kernel_shows(tmp_path: Path) -> None:
     folders = HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")
     make_pci(folders.sys / "bus", "0000:10:00.0", "nvidia")
-    with pytest.raises(InventoryError, match="was not found below the driver root") as caught:
+    (tmp_path / "driver").mkdir()
+    with pytest.raises(InventoryError, match="was not found: looked below the driver root in") as caught:
         await described(tmp_path / "driver", folders)
     (gpu,) = caught.value.unlisted
     assert (gpu.pci_bus_id, gpu.reason) == ("0000:10:00.0", str(caught.value))
