@@ -149,6 +149,9 @@ test-gpu: $(READY) ## on a machine with an NVIDIA GPU: containers compute on wha
 	@$(BIN)/python -m tests.gpu.report build/real-gpu.xml
 endif
 
+test-driver: $(READY) ## NVIDIA's driver of Debian's non-free, three versions, found and loaded; 200 MiB are fetched (needs root)
+	$(PYTEST) -m driver tests/unit/driver tests/conformance
+
 test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names (needs root)
 	$(BIN)/pytest -q -m cluster tests/cluster
 

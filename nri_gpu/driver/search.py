@@ -78,19 +78,20 @@ class DriverSearch(Struct, frozen=True):
         return f"found but not usable: {', '.join(map(str, self.refused))}; " if self.refused else ""
 
     @classmethod
-    def below(cls, folder: Path, machine: table.Machine, first: Sequence[str] = ()) -> Self:
-        """Search the driver root `folder`. first: configured folders below it.
+    def below(cls, path: Path, machine: table.Machine, first: Sequence[str] = ()) -> Self:
+        """Search the driver root at `path`. first: configured folders below it.
 
         Raises: DriverError: it is not a directory, or a library cannot be read; OSError.
         """
-        root = driver_root(folder)
+        root = driver_root(path)
         configured, known = _places(root, first), _places(root, machine.folders)
         tried = tuple(dict.fromkeys((*configured, *loader_folders(root), *known)))
         leads: list[Lead] = []
         refused: list[LeftOut] = []
         for each in distinct_folders(root, tried):
+            folder = resolve(root, each) or each  # `usr/lib64` rather than `lib64`
             for library in SONAMES:
-                leads += _leads(root, machine, each, library, refused)
+                leads += _leads(root, machine, folder, library, refused)
         return cls(root, machine, tried, (*configured, *known), tuple(leads), tuple(dict.fromkeys(refused)))
 
     def chosen(self, module: str) -> str:

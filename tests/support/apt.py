@@ -59,37 +59,64 @@ def archives() -> tuple[Archive, ...]:
     return tuple(found)
 
 
-def unpack(package: str, suite: str | None, into: Path, architecture: str = "") -> None:
-    """Download `package` of `suite` (None: the machine's own release), verify it, unpack it to `into`.
+def download(
+    packages: Sequence[str], suite: str | None, into: Path, components: str = "main", architecture: str = ""
+) -> None:
+    """Download packages of `suite` (None: the machine's own release), verified, as .deb files into a folder.
 
-    architecture: Debian's name of it; this machine's when empty. Raises: UnavailableError: no mirror could give it.
+    components: of the archive, separated by blanks. architecture: Debian's name of it; this machine's when empty.
+    Raises: UnavailableError: no mirror could give them.
     """
     faults = []
     for archive in archives():
         chosen = suite or archive.release
         keyring = next((key for key in KEYRINGS if key.exists()), None)
         signed_by = f"[signed-by={keyring}] " if keyring else ""
-        source = f"deb {signed_by}{archive.site} {chosen} main"
+        source = f"deb {signed_by}{archive.site} {chosen} {components}"
+        lists = "-".join((chosen, *components.split(), architecture or "own"))
         try:
-            _Apt(f"{chosen}-{architecture or 'own'}", source, architecture).unpack(into, "download", package)
+            into.mkdir(parents=True, exist_ok=True)
+            _Apt(lists, source, architecture).run("download", *packages, cwd=into)
         except HarnessError as fault:
             faults.append(str(fault))
         else:
             return
     raise UnavailableError(
-        f"cannot fetch Debian's {package} ({suite or 'own release'}); is the network there? " + " | ".join(faults)
+        f"cannot fetch Debian's {', '.join(packages)} ({suite or 'own release'}, {components}); is the network there? "
+        + " | ".join(faults)
     )
+
+
+def unpack(package: str, suite: str | None, into: Path, architecture: str = "") -> None:
+    """Download a package, and unpack it to `into`. Arguments and errors as above."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as work:
+        download([package], suite, Path(work), architecture=architecture)
+        _unpack_all(Path(work), into)
 
 
 def unpack_missing(packages: Sequence[str], into: Path) -> None:
     """Unpack to `into` what `apt install` of the packages would bring to this machine. Raises: UnavailableError."""
     archives()
-    try:
-        _of_this_machine().unpack(
-            into, "install", "--yes", "--download-only", "--no-install-recommends", *packages, merged=True
-        )
-    except HarnessError as fault:
-        raise UnavailableError(f"cannot fetch Debian's {' '.join(packages)}; is the network there? {fault}") from fault
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as work:
+        (Path(work) / "partial").mkdir()
+        options = ("--yes", "--download-only", "--no-install-recommends", "-o", f"Dir::Cache::archives={work}")
+        try:
+            _of_this_machine().run("install", *options, *packages)
+        except HarnessError as fault:
+            raise UnavailableError(
+                f"cannot fetch Debian's {', '.join(packages)}; is the network there? {fault}"
+            ) from fault
+        for each in MERGED if Path("/bin").is_symlink() else ():
+            (into / "usr" / each).mkdir(parents=True)
+            (into / each).symlink_to(f"usr/{each}")
+        _unpack_all(Path(work), into)
+
+
+def _unpack_all(debs: Path, into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    script = 'dpkg-deb --fsys-tarfile "$0" | tar -x --keep-directory-symlink --no-same-owner -C "$1"'
+    for deb in debs.glob("*.deb"):
+        _run("bash", "-o", "pipefail", "-c", script, str(deb), str(into))
 
 
 class _Apt:
@@ -128,22 +155,9 @@ class _Apt:
                     self.complaints = str(fault)  # of one source of many, perhaps
                 fetched.touch()
 
-    def run(self, *words: str | Path, cwd: Path | None = None) -> str:
+    def run(self, *words: str, cwd: Path | None = None) -> str:
+        """Return what apt-get prints. Raises: HarnessError."""
         return _run("apt-get", *self._options, "-qq", *words, cwd=cwd).stdout
-
-    def unpack(self, into: Path, *words: str, merged: bool = False) -> None:
-        """Unpack what the command downloads. merged: as on a system whose /bin leads to /usr/bin."""
-        with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as name:
-            work = Path(name)
-            (work / "partial").mkdir()
-            self.run("-o", f"Dir::Cache::archives={work}", *words, cwd=work)
-            into.mkdir(parents=True, exist_ok=True)
-            for each in MERGED if merged and Path("/bin").is_symlink() else ():
-                (into / "usr" / each).mkdir(parents=True)
-                (into / each).symlink_to(f"usr/{each}")
-            for deb in work.glob("*.deb"):
-                script = 'dpkg-deb --fsys-tarfile "$0" | tar -x --keep-directory-symlink --no-same-owner -C "$1"'
-                _run("bash", "-o", "pipefail", "-c", script, str(deb), str(into))
 
 
 def _of_this_machine() -> _Apt:

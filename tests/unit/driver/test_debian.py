@@ -1,0 +1,95 @@
+"""What is found of NVIDIA's own driver, in three versions and two side by side, as Debian packages it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.driver.scan import DriverFile, FoundDriver, changed, folder_signatures, scan
+from nri_gpu.driver.search import DriverSearch, machine_of
+from nri_gpu.inventory.library import Library
+from tests.support.debian_driver import DRIVERS, debian_driver, version_of
+
+pytestmark = [
+    pytest.mark.driver,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the drivers of these tests are for x86-64"),
+]
+
+# Of what current drivers have, by capability: not fetched (NVVM, OptiX and its compiler), or in no package of Debian's.
+NOT_FETCHED: Final = {"libnvidia-nvvm.so", "libnvidia-rtcore.so", "libnvoptix.so"}
+
+
+def names(files: tuple[DriverFile, ...], capability: Capability) -> set[str]:
+    return {file.name for file in files if capability in file.capabilities}
+
+
+def found_in(name: str) -> tuple[Path, FoundDriver]:
+    root = debian_driver(name)
+    return root, scan(root)
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_every_capability_has_its_files(name: str) -> None:
+    root, found = found_in(name)
+    v = version_of(root, name)
+    assert found.version == v
+    assert {f"{each}.so.{v}" for each in ("libcuda", "libnvidia-opencl", "libnvidia-ptxjitcompiler")} <= names(
+        found.libraries, Capability.COMPUTE
+    )
+    assert names(found.libraries, Capability.UTILITY) == {f"libnvidia-ml.so.{v}", f"libnvidia-cfg.so.{v}"}
+    assert {f"libnvcuvid.so.{v}", f"libnvidia-encode.so.{v}", f"libnvidia-opticalflow.so.{v}"} <= names(
+        found.libraries, Capability.VIDEO
+    )
+    assert {
+        f"{each}.so.{v}" for each in ("libGLX_nvidia", "libEGL_nvidia", "libnvidia-glcore", "libnvidia-tls")
+    } <= names(found.libraries, Capability.GRAPHICS)
+    assert names(found.libraries, Capability.NGX) == {f"libnvidia-ngx.so.{v}"}
+    assert {"nvidia-smi", "nvidia-debugdump"} <= names(found.binaries, Capability.UTILITY)
+    assert {place for file in found.singles for place in file.places} >= {
+        "/etc/OpenCL/vendors/nvidia.icd",
+        "/etc/vulkan/icd.d/nvidia_icd.json",
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/usr/lib/xorg/modules/drivers/nvidia_drv.so",
+        "/usr/lib64/gbm/nvidia-drm_gbm.so",
+    }
+    assert (found.unknown, found.left_out, found.others) == ((), (), ())
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_nvml_is_of_the_same_driver(name: str) -> None:
+    root, found = found_in(name)
+    assert Library(root).find().name == f"libnvidia-ml.so.{found.version}"
+
+
+@pytest.mark.parametrize(
+    ("module", "wins", "other"), [("", "535", "550"), ("535", "535", "550"), ("550", "550", "535")]
+)
+def test_of_two_the_loaded_modules_wins_with_its_own_programs(module: str, wins: str, other: str) -> None:
+    """Whatever the alternative says, which an administrator set to 535."""
+    root = debian_driver("550", "535", alternative="535")
+    version, folder = version_of(root, wins), DRIVERS[wins].folder
+    loaded = version_of(root, module) if module else ""
+    found = scan(root, module=loaded)
+    assert found.version == version
+    assert [str(each) for each in found.others] == [
+        f"{version_of(root, other)} in usr/lib/x86_64-linux-gnu/nvidia/{DRIVERS[other].folder}"
+    ]
+    sources = {file.name: file.source.relative for file in found.files}
+    assert sources["nvidia-smi"] == f"usr/lib/nvidia/{folder}/nvidia-smi"
+    assert sources["usr/lib/xorg/modules/drivers/nvidia_drv.so"] == f"usr/lib/nvidia/{folder}/nvidia_drv.so"
+    strangers = {path for path in sources.values() if version_of(root, other) in path or DRIVERS[other].folder in path}
+    assert strangers == set()
+    nvml = DriverSearch.below(root, machine_of()).nvml(loaded)
+    assert nvml and nvml.name == f"libnvidia-ml.so.{version}"
+
+
+def test_another_alternative_shows(tmp_path: Path) -> None:
+    """Only links below /etc/alternatives change."""
+    before = folder_signatures(debian_driver("550", "535", alternative="535"))
+    assert before != folder_signatures(debian_driver("550", "535"))
+    root, found = found_in("550")
+    assert not changed(root, (), folder_signatures(root), found)
