@@ -160,7 +160,8 @@ def _libraries(folders: LibraryFolders) -> Iterator[DriverFile]:
         found = folders.first(library.file_names(version))
         if found is None:
             continue
-        source, name, soname = found.source, found.name, join(library.folder, found.elf.soname)
+        source, soname = found.source, join(library.folder, found.elf.soname)
+        name = join(library.folder, basename(found.name))
         # The driver has files with the same SONAME: the first of the table gets it.
         middle = soname if PLAIN_NAME.fullmatch(found.elf.soname) and soname not in taken else ""
         aliases = {*folders.aliases(library, source), *table.ALWAYS_LINKED.get(library.name, ())}

@@ -19,8 +19,8 @@ class DriverLibrary(Struct, frozen=True):
     """One library of the driver.
 
     capabilities: a container with one of them gets it. suffixes: what may follow `<name>.so.` in the file's own name,
-    best first. folder: below a library folder, on the host and in our trees. expected_on: machines whose current driver
-    (580) has it; where it is missing there, we report that.
+    best first. folder: below a library folder in our trees, and on most hosts; Debian's files lie beside the others.
+    expected_on: machines whose current driver (580) has it; where it is missing there, we report that.
     """
 
     name: str
@@ -31,7 +31,8 @@ class DriverLibrary(Struct, frozen=True):
 
     def file_names(self, version: str) -> tuple[str, ...]:
         """Paths below a library folder that the file may have in a driver of this version."""
-        return tuple(join(self.folder, f"{self.name}.so.{suffix.replace(V, version)}") for suffix in self.suffixes)
+        names = tuple(f"{self.name}.so.{suffix.replace(V, version)}" for suffix in self.suffixes)
+        return tuple(dict.fromkeys((*(join(self.folder, name) for name in names), *names)))
 
 
 class Machine(Struct, frozen=True):

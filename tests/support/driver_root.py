@@ -96,12 +96,10 @@ echo "{name}: SIMULATION of driver {version}"
 
 
 class _Places(Struct, frozen=True):
-    """Where a layout keeps things. *_links: folder with links that lead there by way of /etc/alternatives, if any."""
+    """Where a layout keeps things."""
 
     libraries: str
     programs: str
-    library_links: str = ""
-    program_links: str = ""
     compatible: str = "lib"
     data: str = ""
     links: Mapping[str, str] | None = None
@@ -141,8 +139,8 @@ def make_driver_root(
         make = _compile if compiled else partial(_write, machine=ELF_MACHINES[machine])
         make_32 = write_32 if compiled else _write_plain_32
         _more(path, places, version, make, make_32)
-    _alternatives(path, libraries, places.library_links, "glx")
-    _alternatives(path, programs, places.program_links, "nvidia")
+    if layout == "debian":
+        _as_debian(path, places, machine, version)
     return path
 
 
@@ -195,8 +193,6 @@ def _places(layout: Layout, machine: str) -> _Places:
         "debian": _Places(
             f"{triple}/nvidia/current",
             "usr/lib/nvidia/current",
-            triple,
-            "usr/bin",
             compatible="usr/lib/i386-linux-gnu/nvidia/current",
             data="usr/",
         ),
@@ -312,14 +308,49 @@ def _link_names(libraries: Path, version: str) -> None:
         (libraries / f"{name}.so").symlink_to(LIBRARIES[name])
 
 
-def _alternatives(root: Path, folder: Path, links: str, group: str) -> None:
-    """Links to what is in `folder`, absolute and by way of /etc/alternatives, as seen from inside the root."""
-    if not links:
-        return
+def _as_debian(root: Path, places: _Places, machine: str, version: str) -> None:
+    """Move what Debian keeps elsewhere, and make the links of its alternatives: tests.support.debian_driver has them.
+
+    Libraries without a link of their own, and those of other packages, lie in the plain folder. So do all programs
+    but two.
+    """
+    current, programs = root / places.libraries, root / places.programs
+    for folder, triple in ((current, f"{machine}-linux-gnu"), (root / places.compatible, "i386-linux-gnu")):
+        plain = root / "usr/lib" / triple
+        entries = list(folder.glob("lib*"))
+        linked = {str(each.readlink()) for each in entries if each.is_symlink()}
+        for each in entries:
+            if each.name.startswith("libnvidia-egl-") or (
+                each.name.endswith(f".{version}") and each.name not in linked
+            ):
+                each.rename(plain / each.name)
+        for each in folder.glob("vdpau/*"):
+            each.rename(folder / each.name)
+        (plain / "vdpau").mkdir(parents=True, exist_ok=True)
+        for each in folder.glob("lib*"):
+            if each.is_symlink():
+                place = plain / "vdpau" if "vdpau" in each.name else plain
+                _alternative(root, place / each.name, each, f"-{triple}")
+    for each in programs.iterdir():
+        if each.name in {"nvidia-smi", "nvidia-debugdump", "nvidia-settings"}:
+            _alternative(root, root / "usr/bin" / each.name, each)
+        else:
+            folder = root / ("usr/sbin" if each.name == "nvidia-cuda-mps-server" else "usr/bin")
+            folder.mkdir(parents=True, exist_ok=True)
+            each.rename(folder / each.name)
+    for kind in ("drivers", "extensions"):
+        for each in current.glob(f"xorg/modules/{kind}/*"):
+            module = each.rename(programs / each.name)
+            _alternative(root, root / f"usr/lib/xorg/modules/{kind}" / each.name.removesuffix(f".{version}"), module)
+    for each in root.glob("usr/share/nvidia/nvoptix.bin"):
+        _alternative(root, each, each.rename(current / each.name))
+
+
+def _alternative(root: Path, link: Path, target: Path, suffix: str = "") -> None:
+    """A link as update-alternatives makes it: absolute, by way of /etc/alternatives, as seen from inside the root."""
     alternatives = root / "etc/alternatives"
-    for each in (root / links, alternatives):
-        each.mkdir(parents=True, exist_ok=True)
-    for entry in folder.iterdir():
-        if entry.is_symlink() or entry.suffix == "":
-            (alternatives / f"{group}--{entry.name}").symlink_to(f"/{entry.relative_to(root)}")
-            (root / links / entry.name).symlink_to(f"/etc/alternatives/{group}--{entry.name}")
+    for folder in (alternatives, link.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    name = f"nvidia--{link.name}{suffix}"
+    (alternatives / name).symlink_to(f"/{target.relative_to(root)}")
+    link.symlink_to(f"/etc/alternatives/{name}")

@@ -41,9 +41,12 @@ def test_every_capability_has_its_files(name: str) -> None:
         found.libraries, Capability.COMPUTE
     )
     assert names(found.libraries, Capability.UTILITY) == {f"libnvidia-ml.so.{v}", f"libnvidia-cfg.so.{v}"}
-    assert {f"libnvcuvid.so.{v}", f"libnvidia-encode.so.{v}", f"libnvidia-opticalflow.so.{v}"} <= names(
-        found.libraries, Capability.VIDEO
-    )
+    assert {
+        f"libnvcuvid.so.{v}",
+        f"vdpau/libvdpau_nvidia.so.{v}",
+        f"libnvidia-encode.so.{v}",
+        f"libnvidia-opticalflow.so.{v}",
+    } <= names(found.libraries, Capability.VIDEO)
     assert {
         f"{each}.so.{v}" for each in ("libGLX_nvidia", "libEGL_nvidia", "libnvidia-glcore", "libnvidia-tls")
     } <= names(found.libraries, Capability.GRAPHICS)
