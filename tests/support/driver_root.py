@@ -141,6 +141,8 @@ def make_driver_root(
         _more(path, places, version, make, make_32)
     if layout == "debian":
         _as_debian(path, places, machine, version)
+    if layout == "ubuntu" and everything:
+        _as_ubuntu(path, places, version)
     return path
 
 
@@ -306,6 +308,23 @@ def _link_names(libraries: Path, version: str) -> None:
         _link(libraries, name, soname.format(V=version), version)
     for name in ("libcuda", "libnvidia-ml"):
         (libraries / f"{name}.so").symlink_to(LIBRARIES[name])
+
+
+def _as_ubuntu(root: Path, places: _Places, version: str) -> None:
+    """Move what Ubuntu keeps elsewhere: VDPAU's files beside the others, X modules in a folder of their own.
+
+    Source: canonical/nvidia-graphics-drivers debian/templates/libnvidia-decode-flavour.install.in.
+    """
+    for folder in (root / places.libraries, root / places.compatible):
+        for link in folder.glob("vdpau/*.so.1"):
+            target = link.readlink()
+            (folder / "vdpau" / target).rename(folder / target)
+            link.unlink()
+            link.symlink_to(f"../{target}")
+    modules = root / places.libraries / "nvidia/xorg"
+    modules.mkdir(parents=True)
+    for each in (root / places.libraries).glob("xorg/modules/*/*"):
+        each.rename(modules / each.name)
 
 
 def _as_debian(root: Path, places: _Places, machine: str, version: str) -> None:
