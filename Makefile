@@ -86,7 +86,7 @@ sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dis
 	$(BIN)/python -m deploy.sbom
 
 dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
-	$(BIN)/uv build --quiet --clear --out-dir dist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --clear --out-dir dist
 
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
 	$(BIN)/python deploy/locks/generate.py

@@ -109,7 +109,7 @@ def _component(pin: Pin) -> Component:
         type=ComponentType.LIBRARY,
         bom_ref=pin.name,
         purl=purl,
-        description=installed["Summary"],
+        description=next(iter(installed.get_all("Summary") or []), None),
         licenses=[LicenseFactory().make_from_string(_licence(installed), license_acknowledgement=DECLARED)],
         external_references=[files],
     )

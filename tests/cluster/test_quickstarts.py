@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
     own = f"image.repository={cluster.chart_values(TAG)['image']['repository']}"  # the page's is the reader's
     programs = {
         "kubectl": f'exec {os.environ["NRI_GPU_CLUSTER"]}/cluster.sh kubectl "$@"',
-        "helm": f'cd {ROOT} && {helm.path} "$@" -f {given} --set {own} && {patch}',
+        "helm": f'cd {quote(str(ROOT))} && {helm.path} "$@" -f {given} --set {own} && {patch}',
     }
     for name, command in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{command}\n")

@@ -7,6 +7,7 @@ exit code, written down because nobody else could see it.
 
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -80,7 +81,7 @@ class Plugin:
             ": > /run/systemd/journal/socket\n"
             f"mount --bind {self._folder}/journal /run/systemd/journal/socket\n"
             "set +e\n"
-            f"{' '.join(command)}\n"
+            f"{shlex.join(command)}\n"
             f"echo $? > {self.code}\n"
         )
         wrapper = self.node.plugin_path / "10-nri-gpu"

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import pytest
@@ -38,8 +39,9 @@ CGROUPS: Final = "k8s.io"  # where containerd puts pods that name no cgroup
 STARTED: Final = """\
 for unit in nri-gpu nri-gpu-guard; do
     command=$(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/$unit.service)
-    if [ $unit = nri-gpu ]; then command="$command --gpus {gpus} --driver-root {driver}"; fi
-    setpriv --pdeathsig KILL $command >/var/log/$unit.log 2>&1 &
+    set -- $command
+    if [ $unit = nri-gpu ]; then set -- "$@" --gpus {gpus} --driver-root {driver}; fi
+    setpriv --pdeathsig KILL "$@" >/var/log/$unit.log 2>&1 &
 done
 trap 'kill $(jobs -p); wait' EXIT
 log=/var/log/nri-gpu.log
@@ -68,7 +70,7 @@ def docker_root(tmp_path: Path) -> Iterator[OwnRoot]:
     """A machine with Docker, where `nri-gpu cdi generate` finds four simulated GPUs and a made-up driver."""
     docker = Docker()
     made = OwnRoot(docker.supervisor_pid, docker.base)
-    simulated = f"--gpus {FOUR_GPUS} --driver-root {make_driver_root(tmp_path / 'driver')}"
+    simulated = f"--gpus {quote(str(FOUR_GPUS))} --driver-root {make_driver_root(tmp_path / 'driver')}"
     made.write_program(PROGRAMS / "nri-gpu", _program("nri_gpu", simulated))
     made.write_program(PROGRAMS / "docker", DOCKER.format(docker=docker.client))
     with docker:
@@ -84,7 +86,7 @@ def test_docker(docker_root: OwnRoot) -> None:
 @on_newest
 def test_one_machine(root: OwnRoot, debs: Debs, tmp_path: Path) -> None:
     shutil.copy(debs.folder / debs.this, tmp_path)
-    started = STARTED.format(gpus=FOUR_GPUS, driver=make_driver_root(tmp_path / "driver"))
+    started = STARTED.format(gpus=quote(str(FOUR_GPUS)), driver=make_driver_root(tmp_path / "driver"))
     pages.follow(
         pages.FOLDER / "one-machine.md",
         lambda script: root.run(f"cd {tmp_path}\n{script}").stdout,
@@ -101,7 +103,8 @@ def test_what_is_not_run_is_little(page: Path) -> None:
 
 def _program(module: str, options: str = "") -> str:
     """A program of this tree's. options: behind those that it is given."""
-    return f'#!/bin/sh\nPYTHONPATH={ENVIRONMENT["PYTHONPATH"]} exec {sys.executable} -m {module} "$@" {options}\n'
+    path, python = (quote(each) for each in (ENVIRONMENT["PYTHONPATH"], sys.executable))
+    return f'#!/bin/sh\nPYTHONPATH={path} exec {python} -m {module} "$@" {options}\n'
 
 
 def _crictl() -> str:

@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from nri_gpu.dra.api_access import Access
+from tests.support import packages
 
 GATES: Final = frozenset({"DRADeviceTaints", "DRAConsumableCapacity", "DRAPartitionableDevices"})
 GROUP: Final = "resource.k8s.io"
@@ -52,12 +53,15 @@ def certificates(name: str = "kubernetes") -> Certificates:
     holder = tempfile.TemporaryDirectory(prefix="nri-gpu-test-")
     _HOLDERS.append(holder)
     folder = Path(holder.name)
-    new = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 9")
+    options = shlex.split("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 9")
+    new = [*packages.command("openssl"), *options]
 
     def run(*command: str) -> None:
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
-    run(*new, "-subj", f"/CN={name}-ca", "-keyout", "ca.key", "-out", "ca.crt")
+    # Python 3.13 and newer want that an authority says what its key is for (RFC 5280, 4.2.1.3).
+    signs = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    run(*new, "-subj", f"/CN={name}-ca", "-keyout", "ca.key", "-out", "ca.crt", *signs)
     names = "subjectAltName=IP:127.0.0.1,IP:::1,DNS:localhost"
     signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", names, "-addext", "basicConstraints=critical,CA:FALSE")
     run(*new, "-subj", f"/CN={name}", "-keyout", "server.key", "-out", "server.crt", *signed)

@@ -24,8 +24,11 @@ def kept(folder: Path, make: Callable[[Path], object], is_current: Callable[[], 
 
     is_current: whether what is there may stay; it may, when none is given.
     """
+    there = is_current or folder.exists
+    if there():  # also for a process that may not write there
+        return folder
     with one_at_a_time(folder.parent / f"{folder.name}.lock"):
-        if not (is_current() if is_current else folder.exists()):
+        if not there():
             unfinished = folder.parent / f"{folder.name}.unfinished"
             for old in (unfinished, folder):
                 shutil.rmtree(old, ignore_errors=True)

@@ -42,7 +42,8 @@ WRAPPER: Final = """\
 #!/bin/sh
 set -e
 mount -t tmpfs none /run
-mount -t tmpfs none /opt
+mkdir -p /run/opt/upper /run/opt/work
+mount -t overlay -o lowerdir=/opt,upperdir=/run/opt/upper,workdir=/run/opt/work none /opt
 top=/sys/fs/cgroup
 [ -e "$top/cgroup.controllers" ] || top=$top/pids
 mkdir -p "$top/{name}/engine"

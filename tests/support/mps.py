@@ -31,7 +31,7 @@ echo "$2 $4" >> {log}
 def install(root: Path, log: Path) -> Path:
     """Put them into a flat driver root in place of its own. log: what compute modes were set. Returns the root."""
     control = root / "bin/nvidia-cuda-mps-control"
-    control.write_text(f"#!{sys.executable} -IS\n" + CONTROL.read_text())
+    control.write_text(f"#!{Path(sys.executable).resolve()} -IS\n" + CONTROL.read_text())
     smi = root / "bin/nvidia-smi"
     smi.write_text(SMI.format(log=log))
     for program in (control, smi):

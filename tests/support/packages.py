@@ -198,7 +198,8 @@ def glibc_lib64() -> Path:
 
     That is what Debian's 32-bit port ships for 64-bit programs, and what a RHEL has.
     """
-    return _cached("libc6-amd64", architecture="i386") / "lib64"
+    tree = _cached("libc6-amd64", architecture="i386")
+    return next(folder for each in ("lib64", "usr/lib64") if (folder := tree / each).is_dir())
 
 
 def musl() -> Path:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.support.seccomp import load_filters
+from tests.support.seccomp import known_groups, load_filters
 from tests.support.unit_file import OURS, Unit
 
 # linux/sched.h, linux/prctl.h, linux/mount.h
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("program", nargs="+")
     options = parser.parse_args()
     unit = Unit.read(options.unit)
+    known_groups()
     namespaces = CLONE_NEWNS | (CLONE_NEWUTS if unit.on("ProtectHostname") else 0)
     namespaces |= (CLONE_NEWNET if unit.on("PrivateNetwork") else 0) | (CLONE_NEWIPC if unit.on("PrivateIPC") else 0)
     _checked(_libc.unshare(namespaces))

@@ -5,14 +5,17 @@ Sources: systemd.exec(5), systemd's src/shared/seccomp-util.c, seccomp_rule_add_
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import socket
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from tests.support import packages
+from tests.support.cache import cache_folder, kept
 from tests.support.errors import HarnessError
 from tests.support.unit_file import Unit
 
@@ -105,16 +108,24 @@ def allowed_calls(unit: Unit) -> set[str]:
 def expand(names: Iterable[str]) -> set[str]:
     """System call names, each @group by what systemd says is in it."""
     groups = {name for name in names if name.startswith("@")}
-    found = set(names) - groups
-    for group in groups:
-        said = subprocess.run(
-            [*packages.command("systemd-analyze", "systemd"), "syscall-filter", "--no-pager", group],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        lines = (line.strip() for line in said.stdout.splitlines()[1:])
-        found |= expand([line for line in lines if line and not line.startswith("#")])
+    return (set(names) - groups).union(*(expand(known_groups()[group]) for group in groups))
+
+
+@functools.cache
+def known_groups() -> dict[str, list[str]]:
+    """What is in each group, by systemd-analyze. Kept, since a process that is confined already cannot run that."""
+
+    def ask(folder: Path) -> None:
+        analyze = packages.command("systemd-analyze", "systemd")
+        with (folder / "groups").open("w") as file:
+            subprocess.run([*analyze, "syscall-filter", "--no-pager"], stdout=file, check=True)
+
+    found: dict[str, list[str]] = {}
+    for line in (kept(cache_folder() / "syscall-groups", ask) / "groups").read_text().splitlines():
+        if line.startswith("@"):
+            group = found.setdefault(line, [])
+        elif line.startswith(" ") and not line.lstrip().startswith("#"):
+            group.append(line.strip())
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -27,9 +26,9 @@ _EXEC: Final = re.compile(r"^(Exec\w+=[-@:+!]*)(\S+)", re.MULTILINE)
 _FIGURE: Final = re.compile(r"exposure level for \S+: (\d+\.\d)")
 
 
-def runnable(text: str, binary: str) -> str:
+def runnable(text: str) -> str:
     """A unit's text with every Exec line's program replaced: ours is not installed where this runs."""
-    return _EXEC.sub(lambda match: match[1] + binary, text)
+    return _EXEC.sub(lambda match: match[1] + "/bin/true", text)
 
 
 def figure(report: str) -> str:
@@ -55,7 +54,7 @@ def faults(unit: Path, threshold: int | None = None) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         # A path unit is nothing without its service.
         for each in {unit, unit.with_suffix(".service")} if unit.suffix == ".path" else {unit}:
-            (Path(folder) / installed_name(each)).write_text(runnable(each.read_text(), sys.executable))
+            (Path(folder) / installed_name(each)).write_text(runnable(each.read_text()))
         copy = Path(folder) / installed_name(unit)
         return [*malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
 
@@ -66,7 +65,7 @@ def _faults_with(drop_in: Path, limit: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / service.name
         # One file of both: offline, `security` does not look for drop-ins.
-        copy.write_text(runnable(f"{service.read_text()}\n{drop_in.read_text()}", sys.executable))
+        copy.write_text(runnable(f"{service.read_text()}\n{drop_in.read_text()}"))
         return [*malformed(copy), *_exposed(copy, limit)]
 
 

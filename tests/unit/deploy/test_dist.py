@@ -41,7 +41,8 @@ def dist(tracked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "build", "--quiet", "--out-dir", built], cwd=tree, check=True)
+    own = ("--no-build-isolation", "--python", sys.executable)
+    subprocess.run([uv, "build", "--quiet", *own, "--out-dir", built], cwd=tree, check=True)
     return built
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -17,9 +18,9 @@ ROOT = pages.FOLDER.parents[1]
 def test_what_they_install_and_apply_is_valid(page: str, program: str, tmp_path: Path) -> None:
     helm = Helm(program, tmp_path)
     for name, command in {
-        "kubectl": f'{sys.executable} -m tests.support.kubectl_check "$@"',
+        "kubectl": f'{quote(sys.executable)} -m tests.support.kubectl_check "$@"',
         # What `install` applies, without a cluster to apply it to.
-        "helm": f'cd {ROOT} && [ "$1" = install ] && {helm.path} template {helm.kube_version} "${{@:2}}" |'
+        "helm": f'cd {quote(str(ROOT))} && [ "$1" = install ] && {helm.path} template {helm.kube_version} "${{@:2}}" |'
         " kubectl apply -f -",
     }.items():
         stand_in = tmp_path / name

@@ -247,7 +247,7 @@ def sends(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes])
     words, program = folder / "words", folder / "program"
     words.write_bytes(b"".join(line + b"\n" for line in lines))
     program.write_text(
-        f"#!{sys.executable} -I\nimport sys, time\n"
+        f"#!{Path(sys.executable).resolve()} -I\nimport sys, time\n"
         f"sys.stdout.buffer.write(open({str(words)!r}, 'rb').read())\n"
         "sys.stdout.flush()\ntime.sleep(60)\n"
     )

@@ -14,7 +14,7 @@ from typing import Final
 
 from nri_gpu.host.facts import HostPaths, look
 from nri_gpu.host.prepare import actor, prepare
-from tests.support.seccomp import load_filters
+from tests.support.seccomp import known_groups, load_filters
 from tests.support.unit_file import Unit
 
 # linux/capability.h, linux/prctl.h
@@ -27,6 +27,7 @@ def main(base: Path, path: Path) -> int:
     unit = Unit.read(path)
     keep = {CAPABILITIES[name] for name in unit.words("CapabilityBoundingSet")}
     if effective() != keep:
+        known_groups()
         drop_all_but(keep)
         os.execv(sys.executable, [sys.executable, "-m", "tests.unit.host.confined", str(base), str(path)])
     load_filters(unit)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -57,7 +58,9 @@ def test_a_stale_page_is_told(tmp_path: Path) -> None:
 
 def in_bash(*words: str) -> set[str]:
     """What bash offers for the last of these words."""
-    script = f'. {BASH}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nri_gpu; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    script = (
+        f'. {quote(str(BASH))}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nri_gpu; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
     return {*run("bash", "--norc", "-c", script, "bash", "nri-gpu", *words).split()}
 
 
@@ -89,7 +92,7 @@ def test_bash_offers_the_words_of_an_option(words: tuple[str, ...], offered: set
 def test_a_real_bash_completes_verbs_options_files_and_folders(folder: Path) -> None:
     (folder / "my topology.toml").touch()
     (folder / "state").mkdir()
-    (folder / "rc").write_text(f"PS1='> '\ncd {folder}\n. {BASH}\n")
+    (folder / "rc").write_text(f"PS1='> '\ncd {folder}\n. {quote(str(BASH))}\n")
     with Terminal(folder, ["bash", "--rcfile", str(folder / "rc"), "-i"], columns=120, rows=20) as terminal:
         terminal.wait_for(">")
         terminal.write("nri-gpu gp\t--gpus my\t--state-dir st\t")
@@ -100,7 +103,9 @@ def test_a_real_bash_completes_verbs_options_files_and_folders(folder: Path) -> 
 
 
 def test_a_real_zsh(folder: Path) -> None:
-    (folder / "setup").write_text(f"fpath=({ZSH} $fpath)\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n")
+    (folder / "setup").write_text(
+        f"fpath=({quote(str(ZSH))} $fpath)\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n"
+    )
     (folder / "node.toml").touch()
     with Terminal(folder, [*packages.command("zsh"), "-f"], columns=120, rows=20) as terminal:
         terminal.write(f"cd {folder}; source setup\n")
@@ -119,7 +124,7 @@ def test_a_real_fish(tmp_path: Path) -> None:
     fish = ["env", f"HOME={tmp_path}", *packages.command("fish"), "--no-config"]
 
     def offered(line: str) -> list[str]:
-        said = run(*fish, "-c", f"source {FISH}; complete -C '{line}'")
+        said = run(*fish, "-c", f"source {quote(str(FISH))}; complete -C '{line}'")
         return [each.partition("\t")[0] for each in said.splitlines()]
 
     assert sorted(offered("nri-gpu ")) == sorted(NAMES)

@@ -227,7 +227,7 @@ def test_the_specifications_unit_is_confined_like_the_daemon() -> None:
 
 def test_systemd_has_nothing_against_path_and_service_together(tmp_path: Path) -> None:
     for unit in (CDI_FILE, CDI_PATH_FILE):
-        (tmp_path / unit.name).write_text(systemd_analyze.runnable(unit.read_text(), sys.executable))
+        (tmp_path / unit.name).write_text(systemd_analyze.runnable(unit.read_text()))
     done = systemd_analyze.run("verify", "--man=no", *map(str, tmp_path.iterdir()))
     assert (done.returncode, "nri-gpu-cdi" in done.stderr) == (0, False)
 
