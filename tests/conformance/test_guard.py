@@ -104,7 +104,7 @@ def test_created_and_started_while_the_daemon_is_away(site: Site, daemon: NriGpu
     assert refusal.code == ("UNKNOWN" if validated else "FAILED_PRECONDITION")
     assert "create it again once `nri-gpu run` serves this node" in refusal.details
     assert site.state(granted) == "RUNNING"
-    assert "code=not-granted" in guard.wait_logged("container refused" if validated else "start refused")
+    assert "code=not-granted" in guard.wait_logged("container rejected" if validated else "start refused")
 
 
 @on_newest

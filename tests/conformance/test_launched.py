@@ -72,7 +72,7 @@ class Plugin:
         self.journal = Journal(folder / "journal")
         self._folder = folder
 
-    def install(self, *command: str, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
+    def install(self, command: str, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
         inner = self._folder / "inner.sh"
         inner.write_text(
             "set -e\n"
@@ -81,7 +81,7 @@ class Plugin:
             ": > /run/systemd/journal/socket\n"
             f"mount --bind {self._folder}/journal /run/systemd/journal/socket\n"
             "set +e\n"
-            f"{shlex.join(command)}\n"
+            f"{command}\n"
             f"echo $? > {self.code}\n"
         )
         wrapper = self.node.plugin_path / "10-nri-gpu"
@@ -93,7 +93,7 @@ class Plugin:
     def boot(self, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
         """As an operator does it who simulates a node; --socket means nothing here, and harms nobody."""
         command = (sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments())
-        self.install(*command, policy=policy, config_name=config_name)
+        self.install(shlex.join(command), policy=policy, config_name=config_name)
         self.node.boot()
         self.journal.wait("driver files staged")
 
@@ -136,7 +136,7 @@ def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config
     env = plugin.node.cri.status(granted).env
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", UUIDS[2])
     assert plugin.node.cri.execute(granted, "/bin/sh", "-c", "nvidia-smi").code == 0
-    assert "runtime_version=2.1" in plugin.journal.wait("registered")["MESSAGE"]
+    assert f"runtime_version={plugin.node.runtime.release}" in plugin.journal.wait("registered")["MESSAGE"]
     entry = plugin.journal.wait("gpu granted", 2)
     assert (entry["SYSLOG_IDENTIFIER"], entry["PRIORITY"]) == ("nri-gpu", "6")
     assert f"gpu_uuid={UUIDS[2]}" in entry["MESSAGE"]
@@ -193,8 +193,8 @@ def test_a_reload_keeps_the_drop_in(plugin: Plugin) -> None:
 @on_newest
 def test_the_bare_command_is_enough(plugin: Plugin) -> None:
     """No arguments at all, as when the installed program itself, or a link to it, lies in the plugin folder."""
-    private = "mount -t tmpfs none /var/lib &&"  # where driver files are staged by default
-    plugin.install(private, str(Path(sys.executable).with_name("nri-gpu")))
+    program = shlex.quote(str(Path(sys.executable).with_name("nri-gpu")))
+    plugin.install(f"mount -t tmpfs none /var/lib && {program}")  # where driver files are staged by default
     plugin.node.boot()
     plugin.journal.wait("ledger rebuilt")
     plugin.node.cri.run(plugin.node.cri.run_pod())
