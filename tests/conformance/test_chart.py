@@ -167,9 +167,9 @@ def test_they_run_and_an_upgrade_of_the_daemon_leaves_no_gap(cluster: Cluster) -
     assert "NVIDIA_VISIBLE_DEVICES" in cri.status(granted).env
 
     cri.stop(daemon, timeout_s=10)
-    pod, gone = cluster.ask("in-the-gap")
+    pod = cri.run_pod(PodSpec(name="in-the-gap", annotations=ASKS))
     with pytest.raises(CriError, match="not-granted"):
-        cri.start(gone)
+        cri.run(pod)
     cri.remove_pod(pod.id)
 
     daemon = cluster.start("daemon")
@@ -271,8 +271,10 @@ def test_an_update_of_the_guard_lets_nothing_through(cluster: Cluster) -> None:
         for number in count():
             if over.is_set():
                 return
-            pod, container = cluster.ask(f"ungranted-{number}")
+            pod = cri.run_pod(PodSpec(name=f"ungranted-{number}", annotations=ASKS))
+            container = None
             try:
+                container = cri.create(pod, ContainerSpec(command=SLEEP))
                 cri.start(container)
             except CriError as error:
                 refused[0] += "not-granted" in error.details
@@ -280,7 +282,8 @@ def test_an_update_of_the_guard_lets_nothing_through(cluster: Cluster) -> None:
                 started.append(number)
             # As a kubelet does. A pod removed with its containers hangs containerd 2.1 if a plugin registers meanwhile:
             # each removal takes the lock that its pod's removal has, and a writer between the two waits for ever.
-            cri.remove(container)
+            if container:
+                cri.remove(container)
             cri.remove_pod(pod.id)
 
     creating = threading.Thread(target=create)

@@ -69,6 +69,11 @@ class Runtime(Struct, frozen=True):
         return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index] # `release` was matched when made
 
     @property
+    def validates(self) -> bool:
+        """Whether it has plugins validate adjustments (NRI 0.10), and fails a create when one of these is gone."""
+        return self.number >= (2, 2)
+
+    @property
     def containerd(self) -> Path:
         return self.folder / "containerd"
 
