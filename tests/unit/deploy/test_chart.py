@@ -305,6 +305,10 @@ def test_the_next_is_there_before_the_last_goes() -> None:
     for component, each in daemon_sets("claims").items():
         assert each["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert "ports" not in container(component, "claims")  # of the host's, the second would wait for it
+        # Helm 3 does not wait for these, and an upgrade before they are over never ends: a probe holds the pod back.
+        assert "minReadySeconds" not in each["spec"]
+    for component, probe in (("daemon", "readinessProbe"), ("dra", "startupProbe")):
+        assert container(component, "claims")[probe]["initialDelaySeconds"] == 10
     assert arguments("daemon").stand_by
     assert arguments("daemon", probe="readinessProbe").probe
     assert pod("daemon")["terminationGracePeriodSeconds"] > DRAIN_S + TAKES_OVER_S
