@@ -66,3 +66,16 @@ def everything(cluster: Cluster) -> list[dict[str, Any]]:
     kinds = f"daemonsets,configmaps,serviceaccounts,secrets,services,{CLUSTER_WIDE}"
     found: list[dict[str, Any]] = cluster.get(kinds, "", "--all-namespaces")
     return found
+
+
+def test_the_device_classes_stay_for_others_and_are_taken_up_again(
+    cluster: Cluster, helm: Helm, tmp_path: Path
+) -> None:
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps(cluster.chart_values(TAG)))
+    for _ in range(2):
+        options = ("--set", "kubelet.enabled=false,dra.enabled=true", "--create-namespace")
+        helm("install", *RELEASE, CHART, "-f", given, *options)
+        helm("uninstall", *RELEASE)
+        left = [each for each in everything(cluster) if "nri-gpu" in str(each["metadata"].get("labels"))]
+        assert [each["metadata"]["name"] for each in left] == ["gpu.nri.io", "mig.gpu.nri.io"]

@@ -65,7 +65,9 @@ def render(release: Release | None = None, **changed: object) -> dict[str, str]:
         texts = chart.render(changed, name=chosen.name, namespace=chosen.namespace)
     except HelmError as fault:
         raise RefusedError(str(fault)) from fault
-    return {name.rpartition("/")[2]: text for name, text in sorted(texts.items()) if text.strip()}
+    return {
+        name.rpartition("/")[2]: text for name, text in sorted(texts.items()) if name.endswith(".yaml") and text.strip()
+    }
 
 
 def documents(release: Release | None = None, **changed: object) -> list[dict[str, Any]]:

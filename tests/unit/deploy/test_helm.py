@@ -46,6 +46,9 @@ def test_the_admission_policy_is_there_from_kubernetes_1_30_on(helm: Helm, versi
 def test_install_without_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
     made = Helm("helm4", tmp_path_factory.mktemp("helm"))("install", *RELEASE, "--dry-run=client")
     assert "STATUS: pending-install" in made
+    notes = made.partition("NOTES:")[2]
+    assert "DESIRED" in notes
+    assert "kubectl label node NODE nvidia.com/gpu.present=true" in notes
 
 
 def test_what_is_wrong_is_said(helm: Helm) -> None:
