@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation
 from nri_gpu.allocation.reservations import reservation_id, reserved_device
@@ -44,6 +45,12 @@ class HolderLine(Struct, frozen=True, kw_only=True):
     driver_generation: str
 
 
+class GrantLine(HolderLine, frozen=True, kw_only=True):
+    """A holder in the file. since_s: seconds on the boot's monotonic clock, None in a file of an earlier version."""
+
+    since_s: float | None = None
+
+
 class ExternalLine(Struct, frozen=True, kw_only=True):
     """An external allocation. container: its name, where its device numbers became those of other GPUs; else empty."""
 
@@ -67,7 +74,7 @@ class LedgerDocument(Struct, frozen=True, kw_only=True):
     """The file; fields are only ever added. foreign: external allocations. leaving: GPUs that were just released."""
 
     schema: Literal["nri-gpu/ledger/v1"]
-    grants: tuple[HolderLine, ...]
+    grants: tuple[GrantLine, ...]
     foreign: tuple[ExternalLine, ...] = ()
     leaving: tuple[ReleasingLine, ...] = ()
 
@@ -75,7 +82,7 @@ class LedgerDocument(Struct, frozen=True, kw_only=True):
 def write_ledger(file: Path, ledger: Ledger) -> None:
     """Write it, with a line for each grant. Raises: OSError."""
     holders: list[Entry | Reservation] = [*ledger.entries.values(), *ledger.reservations.values()]
-    grants = map(holder_line, holders)
+    grants = (GrantLine(**asdict(holder_line(each)), since_s=each.since) for each in holders)
     foreign = (
         ExternalLine(
             container_id=each.container_id, pod=each.pod, container=each.container, gpu_uuids=tuple(sorted(each.uuids))
@@ -113,21 +120,23 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
     for line in document.grants:
         if line.phase is GrantPhase.LAPSED or line.mode in (NO_MODE, ADMIN):
             continue  # it holds nothing
+        # A time in the future was edited by hand.
+        since = now if line.since_s is None else min(line.since_s, now)
         if device := reserved_device(line.container_id):
-            # When it began is not written, and whoever carries it over gives it an end.
+            # Whoever carries it over gives it an end.
             reservations[device] = Reservation(
                 device=device,
                 mode=Mode(line.mode),
                 namespace=line.namespace,
                 pod_name=line.pod,
-                since=0.0,
+                since=since,
                 until=None,
                 pod_uid=line.pod_uid,
                 container_name=line.container,
             )
         else:
-            entries[line.container_id] = Entry(_grant(line), line.phase, 0.0)
-    # A time in the future was edited by hand, and would put off the end of the grace.
+            entries[line.container_id] = Entry(_grant(line), line.phase, since)
+    # A time in the future would put off the end of the grace.
     releasing = {
         each.gpu_uuid: Releasing(each.pod_uid, each.pod, min(each.since_s, now), each.grace_s)
         for each in document.leaving

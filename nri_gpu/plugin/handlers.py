@@ -208,7 +208,9 @@ class Plugin:
                 phase, until = (
                     (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
                 )
-                entries.append(Entry(grant, phase, now, until))
+                before = self.ledger.entries.get(container.id)  # of an earlier daemon's ledger, too
+                since = before.since if before and before.phase is phase else now
+                entries.append(Entry(grant, phase, since, until))
             elif warn_ungranted(container, signed, self.policy) and not item.created:
                 ungranted.add(container.id)
         self.ungranted = frozenset(ungranted)

@@ -46,9 +46,12 @@ def test_its_defaults(cluster: Cluster, image: None) -> None:
     cluster.apply(pod("train", 2))
     cluster.wait_phase("train")
     assert len(cluster.minors("train")) == 2
-    # What a file by itself says: that everybody may ask for what is in no pool, which on this node is nothing.
-    (only,) = check(cluster)
-    assert only.startswith("every namespace may ask")
+    # What a file by itself says: that everybody may ask for what is in no pool, which on this node is nothing; and that
+    # others can read the metrics.
+    assert {sentence.partition(":")[0] for sentence in check(cluster)} == {
+        "every namespace may ask",
+        "metrics.public = true",
+    }
 
 
 @pytest.mark.parametrize("registration", ["register", "watcher"])

@@ -228,6 +228,7 @@ class Cluster:
             "simulation": FOUR_GPUS.read_text(),
             "affinity": {"nodeAffinity": None},
             "paths": {"cdi": str(self.cdi)},
+            "metrics": {"enabled": True},
         }
 
     @property
@@ -251,7 +252,16 @@ class Cluster:
         ignore = shutil.ignore_patterns
         shutil.copytree(stdlib, stage / "stdlib", ignore=ignore(*LEFT_OUT), symlinks=True)
         shutil.copytree(ROOT / "nri_gpu", stage / "packages" / "nri_gpu")
-        for name in ("protobuf", "msgspec", "loguru", "grpcio", "nvidia-ml-py", "typing_extensions", "urllib3"):
+        for name in (
+            "protobuf",
+            "msgspec",
+            "loguru",
+            "grpcio",
+            "nvidia-ml-py",
+            "typing_extensions",
+            "urllib3",
+            "prometheus-client",
+        ):
             for file in files(name) or ():
                 if ".." not in file.parts and Path(str(file.locate())).is_file():
                     target = stage / "packages" / file

@@ -28,6 +28,7 @@ LACKING: Final = (
     if find_spec("helm_python")
     else "Helm's package, helm-python-sdk, is not installed: it has no wheel for this platform"
 )
+IMAGE: Final = "nri-gpu"  # there is no public one, so the chart has no default
 PROGRAMS: Final = ("helm3", "helm4")  # sets of tests/ground
 
 
@@ -52,8 +53,12 @@ def _chart() -> Chart:
 
 
 def values(**changed: object) -> dict[str, Any]:
-    """The chart's defaults with tables merged over them, as `-f` does."""
-    return _chart().merge_values(changed)
+    """The chart's defaults and an image, with tables merged over them, as `-f` does."""
+    return _chart().merge_values(_with_image(changed))
+
+
+def _with_image(changed: dict[str, Any]) -> dict[str, Any]:
+    return {**changed, "image": {"repository": IMAGE, **changed.get("image", {})}}
 
 
 def render(release: Release | None = None, **changed: object) -> dict[str, str]:
@@ -62,7 +67,7 @@ def render(release: Release | None = None, **changed: object) -> dict[str, str]:
     from helm_python import HelmError
 
     try:
-        texts = chart.render(changed, name=chosen.name, namespace=chosen.namespace)
+        texts = chart.render(_with_image(changed), name=chosen.name, namespace=chosen.namespace)
     except HelmError as fault:
         raise RefusedError(str(fault)) from fault
     return {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.helm import LACKING, render
+from tests.support.helm import IMAGE, LACKING, render
 
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "manifests"
 # File -> what it is for, and the values that are not the chart's defaults.
@@ -50,16 +50,15 @@ def manifests(name: str) -> str:
     texts = render(**changed)
     order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml", "dra.yaml")
     assert set(texts) <= set(order)
-    head = HEAD.format(
-        purpose=f"{purpose[0].upper()}{purpose[1:]}", values=" ".join(as_options(changed)) or "its default values"
-    )
+    head = HEAD.format(purpose=f"{purpose[0].upper()}{purpose[1:]}", values=" ".join(as_options(changed)))
     return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order if each in texts)
 
 
 def as_options(changed: Mapping[str, Any]) -> list[str]:
     """Values as Helm's command line takes them."""
-    given = [f"{table}.{key}={str(value).lower()}" for table, keys in changed.items() for key, value in keys.items()]
-    return ["--set", ",".join(given)] if given else []
+    given = {"image": {"repository": IMAGE}, **changed}
+    pairs = [f"{table}.{key}={str(value).lower()}" for table, keys in given.items() for key, value in keys.items()]
+    return ["--set", ",".join(pairs)]
 
 
 def _without_blank_ends(text: str) -> str:

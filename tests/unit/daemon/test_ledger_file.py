@@ -58,6 +58,15 @@ def test_a_gpu_that_was_released_without_a_daemon_is_waited_for(tmp_path: Path) 
     assert new.withheld == ""
 
 
+def test_how_long_a_container_has_had_its_gpu_is_kept(tmp_path: Path) -> None:
+    bench = HandoverBench()
+    stays = bench.run("device=0", "stays")
+    (began,) = (entry.since for entry in bench.plugin.ledger.entries.values())
+    bench.clock.now += 100
+    again = restarted(bench, tmp_path, stays)
+    assert [entry.since for entry in again.plugin.ledger.entries.values()] == [began]
+
+
 def test_one_that_never_ran_is_not(tmp_path: Path) -> None:
     bench = HandoverBench()
     bench.granted("device=0", "first")
@@ -90,6 +99,7 @@ def test_the_published_ledger(tmp_path: Path) -> None:
                 "mode": "shared",
                 "gpu_uuids": [make.uuid(1), make.uuid(0)],
                 "driver_generation": make.GENERATION,
+                "since_s": 0.0,
             }
         ],
         "foreign": [

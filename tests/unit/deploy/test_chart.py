@@ -78,7 +78,13 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         "affinity": {"nodeAffinity": None},
         "tolerations": [],
         "nodeSelector": {"kubernetes.io/os": None},
-        "resources": {"requests": None, "limits": None},
+        "resources": {"requests": None, "limits": {"cpu": 0.5}},
+    },
+    "nulls": {
+        **dict.fromkeys(("affinity", "tolerations", "nodeSelector", "resources", "podAnnotations", "podLabels")),
+        "guard": {"resources": None},
+        "admission": {"namespaceSelector": None},
+        "metrics": {"labels": None},
     },
 }
 
@@ -253,6 +259,12 @@ def test_the_classes_are_of_the_drivers_name_and_that_is_the_policys() -> None:
     assert values()["dra"]["driver"] == Policy.default().dra.driver
 
 
+@pytest.mark.parametrize("policy", ["  [namespaces]\n  allow = ['*']\n", "\n\n # ours\n[namespaces]", "[namespaces]"])
+def test_a_policy_comes_through_as_it_is_written(policy: str) -> None:
+    data = one(documents(policy=policy, simulation=policy), "ConfigMap", "nri-gpu-policy")["data"]
+    assert data == dict.fromkeys(("policy.toml", "topology.toml"), policy.rstrip("\n") + "\n")
+
+
 def test_two_doors_to_every_gpu_are_refused_with_a_sentence() -> None:
     with pytest.raises(RefusedError, match=r"kubelet\.enabled=false, or give each a pool"):
         render(dra={"enabled": True})
@@ -264,7 +276,7 @@ def test_a_cluster_without_gpus_has_those_of_a_file(tmp_path: Path) -> None:
     assert _parser().parse_args(spec["containers"][0]["args"]).gpus == "/etc/nri-gpu/topology.toml"
     (tmp_path / "topology.toml").write_text(one(made, "ConfigMap", "nri-gpu-policy")["data"]["topology.toml"])
     assert load_topology(tmp_path / "topology.toml", wall=lambda: 1.0) == load_topology(FOUR_GPUS, wall=lambda: 1.0)
-    assert not spec["affinity"]
+    assert "affinity" not in spec
 
 
 # --- what is started -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from tests.support.helm import CHART, PROGRAMS, Helm, parsed
 from tests.support.manifests import FOLDER, SETS, as_options
 
 RELEASE = ("nri-gpu", CHART, "--namespace=nri-gpu")
+OPTIONS = as_options({})
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -38,13 +39,13 @@ def test_template_makes_what_is_in_the_manifests(helm: Helm, name: str) -> None:
     ("version", "has_it"), [("1.25", False), ("1.29.9", False), ("1.30.0-rc.1", True), ("1.37", True)]
 )
 def test_the_admission_policy_is_there_from_kubernetes_1_30_on(helm: Helm, version: str, has_it: bool) -> None:
-    made = kinds(helm("template", *RELEASE, f"--kube-version={version}"))
+    made = kinds(helm("template", *RELEASE, *OPTIONS, f"--kube-version={version}"))
     assert {"ConfigMap", "DaemonSet", "ServiceAccount"} <= made
     assert ("ValidatingAdmissionPolicy" in made) == ("ValidatingAdmissionPolicyBinding" in made) == has_it
 
 
 def test_install_without_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = Helm("helm4", tmp_path_factory.mktemp("helm"))("install", *RELEASE, "--dry-run=client")
+    made = Helm("helm4", tmp_path_factory.mktemp("helm"))("install", *RELEASE, *OPTIONS, "--dry-run=client")
     assert "STATUS: pending-install" in made
     notes = made.partition("NOTES:")[2]
     assert "DESIRED" in notes
@@ -55,8 +56,11 @@ def test_what_is_wrong_is_said(helm: Helm) -> None:
     for option, said in {
         "--set=paths.nri=/run/../etc": "/paths/nri",
         "--set=imagee=x": "imagee",
+        "--set=image.repository=": "there is no public image",
         "--namespace=default": "--create-namespace",
+        "--name-template=a.b": "has a dot",
+        "--set=kubelet.enabled=false,dra.enabled=true": "needs Kubernetes 1.34 or newer, and this is v1.33.9",
     }.items():
         with pytest.raises(HarnessError) as refused:
-            helm("template", *RELEASE, helm.kube_version, option)
+            helm("template", CHART, "--namespace=nri-gpu", *OPTIONS, "--kube-version=1.33.9", option)
         assert said in str(refused.value)
