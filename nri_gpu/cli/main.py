@@ -93,6 +93,8 @@ VERBS: Final = (
                 help="also serve `nri-gpu dra`, the driver of ResourceClaims, or not (docs/dra.md)",
                 action=argparse.BooleanOptionalAction,
             ),
+            _value("--dra-driver", "NAME", "name of that driver in DeviceClasses and ResourceSlices"),
+            _value("--dra-dir", "DIR", "the kubelet's folder for plugins, where it finds that driver"),
             _value("--driver-host-root", "DIR", "--driver-root as the runtime sees it, where ours is a mount in a pod"),
             _value("--state-dir", "DIR", "folder for key and ledger (default /run/nri-gpu)"),
             _value("--stage-dir", "DIR", "folder for staged driver files"),

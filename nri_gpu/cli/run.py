@@ -118,6 +118,8 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, str | bool]:
         "kubelet.enabled": args.kubelet,
         "kubelet.registration": args.kubelet_registration,
         "dra.enabled": args.dra,
+        "dra.driver": args.dra_driver,
+        "dra.dir": args.dra_dir,
         "labels.file": args.labels,
         "metrics.listen": args.metrics,
         "metrics.public": args.metrics_public,

@@ -22,7 +22,9 @@ class DraSettings(Struct, frozen=True, kw_only=True):
     enabled: Annotated[
         bool, about("Serve `nri-gpu dra`, a process of its own that talks to kubelet and API server.", flag="--dra")
     ] = False
-    driver: Annotated[str, _DRIVER, about("Name of the driver in DeviceClasses and ResourceSlices.")] = "gpu.nri.io"
+    driver: Annotated[
+        str, _DRIVER, about("Name of the driver in DeviceClasses and ResourceSlices.", flag="--dra-driver")
+    ] = "gpu.nri.io"
     pool: Annotated[
         str, POOL_OR_NONE, about("Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too.")
     ] = ""
@@ -43,7 +45,8 @@ class DraSettings(Struct, frozen=True, kw_only=True):
         FOLDER,
         about(
             "The kubelet's folder for plugins; the driver's socket is in it. kubelet.registry_dir, kubelet.cdi_dir and "
-            "kubelet.fail_closed hold here, too."
+            "kubelet.fail_closed hold here, too.",
+            flag="--dra-dir",
         ),
     ] = "/var/lib/kubelet/plugins"
 

@@ -12,12 +12,22 @@ pytestmark = pytest.mark.cluster
 
 DRY = ("--dry-run=server",)
 NO_LIMITS = "container main asks for GPUs by annotation and has none in its resources.limits"
+
+
+def placed(made: dict[str, Any], system: str) -> dict[str, Any]:
+    """The pod on nodes of that operating system, a label by which the chart chooses its own."""
+    made["spec"]["nodeSelector"] = {"kubernetes.io/os": system}
+    return made
+
+
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "nothing of ours": (pod("a", 1), ""),
     "shaped": (pod("a", 1, annotations={"gpu.nri.io": "capabilities=compute"}), ""),
     "of the container": (pod("a", 1, annotations={"gpu.nri.io/container.main": "all;mode=exclusive"}), ""),
     "a MIG device": (pod("a", 1, "nvidia.com/mig-1g.10gb", {"gpu.nri.io/pod": "all"}), ""),
     "none": (pod("a", annotations={"gpu.nri.io": "none"}), ""),
+    "on another release's nodes": (placed(pod("a", annotations={"gpu.nri.io": "slip"}), "other"), ""),
+    "on nodes of this one": (placed(pod("a", annotations={"gpu.nri.io": "1"}), "linux"), NO_LIMITS),
     "annotation alone": (pod("a", annotations={"gpu.nri.io": "1"}), NO_LIMITS),
     "an unknown key": (pod("a", 1, annotations={"gpu.nri.io/pods": "1"}), "gpu.nri.io/pods means nothing"),
     "no such container": (pod("a", 1, annotations={"gpu.nri.io/container.x": "1"}), "container.x means nothing"),

@@ -350,12 +350,8 @@ def test_three_doors_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
 
 def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraCluster, image: None) -> None:
     objects = documents(**cluster.chart_values(TAG), kubelet={"enabled": False}, dra={"enabled": True})
-    for each in objects:
-        if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", ACCOUNT):
-            spec = each["spec"]["template"]["spec"]
-            spec["hostNetwork"] = True
-            spec["containers"][0]["env"] += cluster.api_address
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects)
+    cluster.kubectl("patch", "daemonset", ACCOUNT, "-n", NAMESPACE, "-p", json.dumps(cluster.reach))
 
     def ready() -> bool:
         found = cluster.get("daemonsets", "", "-n", NAMESPACE)

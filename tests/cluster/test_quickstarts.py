@@ -29,8 +29,7 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
     helm = Helm(program, tmp_path, cluster.admin)
     given, reach = tmp_path / "values.json", tmp_path / "reach.json"
     given.write_text(json.dumps(cluster.chart_values(TAG)))
-    spec = {"hostNetwork": True, "containers": [{"name": "dra", "env": cluster.api_address}]}
-    reach.write_text(json.dumps({"spec": {"template": {"spec": spec}}}))
+    reach.write_text(json.dumps(cluster.reach))
     patch = f"kubectl -n {NAMESPACE} patch daemonset {ACCOUNT} --patch-file {reach}" if page == "dra" else "true"
     own = f"image.repository={cluster.chart_values(TAG)['image']['repository']}"  # the page's is the reader's
     programs = {

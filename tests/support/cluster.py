@@ -237,11 +237,13 @@ class Cluster:
         return self.root / "pki" / "admin.conf"
 
     @property
-    def api_address(self) -> list[Object]:
-        """Environment by which a pod on the node's network finds the API server: no proxy leads to it here."""
+    def reach(self) -> Object:
+        """A patch of the DRA driver's DaemonSet, so that its pods find the API server: no proxy leads to it here."""
         server = self.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
-        found = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.rpartition(":")[2]}
-        return [{"name": name, "value": value} for name, value in found.items()]
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.rpartition(":")[2]}
+        environment = [{"name": name, "value": value} for name, value in address.items()]
+        spec = {"hostNetwork": True, "containers": [{"name": "dra", "env": environment}]}
+        return {"spec": {"template": {"spec": spec}}}
 
     def import_image(self, tag: str) -> None:
         """An image as deploy/Containerfile makes it, of this machine's Python and this checkout."""
@@ -366,6 +368,7 @@ class Cluster:
         # Of the chart, what lies in no namespace, and its own: Helm takes over nothing that it has not made.
         self.kubectl("delete", "namespace", DAEMON, "--ignore-not-found", f"--timeout={READY_S}s")
         self.kubectl("delete", CLUSTER_WIDE, "-l", "app.kubernetes.io/name=nri-gpu")
+        self.kubectl("delete", "resourceslices", "--all")
         self.stop(GUARD, DAEMON, NEXT, DRA)
         for path in (self.root / "pid").glob("nri-gpu*.cmd"):
             path.unlink()

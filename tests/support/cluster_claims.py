@@ -138,4 +138,3 @@ class DraCluster:
         others = f"--field-selector=metadata.namespace!={NAMESPACE}"  # than the chart's pods
         self.delete("jobs,pods,resourceclaims,resourceclaimtemplates", "--all-namespaces", others, "--timeout=60s")
         self.cluster.stop(DRA)
-        self.cluster.kubectl("delete", "resourceslices", "--all")

@@ -23,6 +23,8 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l driver-root -x -a '(
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l kubelet -l no-kubelet -d 'also be the kubelet\'s device plugin, or not (docs/kubernetes.md)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l kubelet-registration -x -d 'register: call the kubelet (default); watcher: be found in plugins_registry'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l dra -l no-dra -d 'also serve `nri-gpu dra`, the driver of ResourceClaims, or not (docs/dra.md)'
+complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l dra-driver -x -d 'name of that driver in DeviceClasses and ResourceSlices'
+complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l dra-dir -x -a '(__fish_complete_directories)' -d 'the kubelet\'s folder for plugins, where it finds that driver'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l driver-host-root -x -a '(__fish_complete_directories)' -d '--driver-root as the runtime sees it, where ours is a mount in a pod'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l state-dir -x -a '(__fish_complete_directories)' -d 'folder for key and ledger (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from run' -l stage-dir -x -a '(__fish_complete_directories)' -d 'folder for staged driver files'

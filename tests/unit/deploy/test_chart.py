@@ -251,12 +251,14 @@ def test_the_values_decide_what_is_served_whatever_the_policy_says(kubelet: bool
     assert policy.kubelet.registration is Registration(registration)
 
 
-def test_the_classes_are_of_the_drivers_name_and_that_is_the_policys() -> None:
+def test_one_value_names_the_driver_everywhere() -> None:
     made = documents(**CLAIMS | {"dra": {"enabled": True, "driver": "gpu.example.com"}})
     classes = {each["metadata"]["name"]: str(each["spec"]) for each in made if each["kind"] == "DeviceClass"}
     assert set(classes) == {"gpu.example.com", "mig.gpu.example.com"}
     assert all(each.count("gpu.example.com") == 2 for each in classes.values())
-    assert values()["dra"]["driver"] == Policy.default().dra.driver
+    assert policy_in(made, "nri-gpu").dra.driver == "gpu.example.com"
+    driver = one(made, "ValidatingAdmissionPolicy", "nri-gpu.nri-gpu-dra")["spec"]
+    assert "== 'gpu.example.com'" in driver["validations"][2]["expression"]
 
 
 @pytest.mark.parametrize("policy", ["  [namespaces]\n  allow = ['*']\n", "\n\n # ours\n[namespaces]", "[namespaces]"])
@@ -301,15 +303,16 @@ def test_the_programs_take_their_arguments_and_look_where_folders_are(variant: s
 
 
 def test_the_dra_driver_takes_its_arguments_and_looks_where_folders_are() -> None:
-    args, policy = arguments("dra", "claims"), Policy.default()
+    args = arguments("dra", "claims")
     assert (args.module, args.state_dir, args.kubeconfig) == ("nri_gpu.cli.dra", "/run/nri-gpu", None)
     (name,) = (each for each in container("dra", "claims")["env"] if each["name"] == "NODE_NAME")
     assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert args.node_name == f"$({name['name']})"  # the kubelet puts it in
     assert mount("dra", "claims", name="token")["mountPath"] == str(SERVICE_ACCOUNT)
-    assert {policy.dra.dir, policy.kubelet.registry_dir, policy.kubelet.cdi_dir} <= inside("dra", "claims")
-    # The kubelet dials the socket by its own path.
-    assert mount("dra", "claims elsewhere", name="plugins")["mountPath"] == "/data/kubelet/plugins"
+    for variant, root in (("claims", "/var/lib/kubelet"), ("claims elsewhere", "/data/kubelet")):
+        policy = policy_in(found(variant))
+        assert policy.dra.dir == f"{root}/plugins"  # the kubelet dials the socket by its own path
+        assert {policy.dra.dir, policy.kubelet.registry_dir, policy.kubelet.cdi_dir} <= inside("dra", variant)
 
 
 def test_the_next_is_there_before_the_last_goes() -> None:
@@ -394,6 +397,14 @@ def test_two_releases_share_no_name_and_no_pod_and_no_node() -> None:
     assert {each["nodeSelector"][key] for each in given.values()} == {"nvidia", "nri-gpu"}
 
 
+def test_one_name_in_two_namespaces_is_two_releases() -> None:
+    names = [
+        {(each["kind"], each["metadata"]["name"]) for each in documents(Release("a", namespace), **given)}
+        for namespace, given in (("b", CLAIMS), ("c", {**CLAIMS, "dra": {"enabled": True, "deviceClasses": False}}))
+    ]
+    assert {kind for kind, _ in names[0] & names[1]} == {"ServiceAccount", "ConfigMap", "DaemonSet"}  # of a namespace
+
+
 # --- what the documentation says to set ------------------------------------------------------------------------------
 
 
@@ -445,13 +456,13 @@ def test_nobody_but_the_dra_driver_has_rights_at_the_api_server(variant: str) ->
 
 def test_the_dra_drivers_rights_are_its_own_and_bound_to_its_pod() -> None:
     """Which ones they are, tests/unit/deploy/test_dra_docs.py has; that they keep to its node, a real API server."""
-    binding = one(found("claims"), "ClusterRoleBinding", "other-dra")
+    binding = one(found("claims"), "ClusterRoleBinding", "elsewhere.other-dra")
     account = {"kind": "ServiceAccount", "name": "other-dra", "namespace": "elsewhere"}
-    assert (binding["roleRef"]["name"], binding["subjects"]) == ("other-dra", [account])
+    assert (binding["roleRef"]["name"], binding["subjects"]) == ("elsewhere.other-dra", [account])
     assert pod("dra", "claims")["serviceAccountName"] == account["name"]
     (token,) = (each["projected"] for each in pod("dra", "claims")["volumes"] if each["name"] == "token")
     assert token["sources"][0] == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
-    policy = one(found("claims"), "ValidatingAdmissionPolicy", "other-dra")["spec"]
+    policy = one(found("claims"), "ValidatingAdmissionPolicy", "elsewhere.other-dra")["spec"]
     (whose,) = policy["matchConditions"]
     assert whose["expression"] == "request.userInfo.username == 'system:serviceaccount:elsewhere:other-dra'"
     assert policy["failurePolicy"] == "Fail"

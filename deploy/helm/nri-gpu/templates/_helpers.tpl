@@ -19,3 +19,8 @@ tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* Begins the names of what lies in no namespace: neither part has a dot, so that no two releases share a name. */}}
+{{- define "nri-gpu.clusterwide" -}}
+{{ .Release.Namespace }}.{{ .Release.Name }}
+{{- end }}
