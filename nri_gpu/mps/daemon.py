@@ -21,6 +21,7 @@ from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.process import ProcessWatch, process_of
 
 CONTROL: Final = "nvidia-cuda-mps-control"
+SERVER: Final = "nvidia-cuda-mps-server"  # which the control daemon finds by PATH
 SMI: Final = "nvidia-smi"
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND_S: Final = 10.0  # a daemon that does not answer within it counts as broken
@@ -44,7 +45,7 @@ class MpsTools(Struct, frozen=True):
         tree = driver.trees.get(DEFAULT_CAPABILITIES) if driver else None
         if tree is None:
             raise MpsError("the driver's files are not staged yet")
-        missing = [name for name in (CONTROL, SMI) if name not in tree.binaries]
+        missing = [name for name in (CONTROL, SERVER, SMI) if name not in tree.binaries]
         if missing:
             raise MpsError(f"the driver on this node has no {' and no '.join(missing)}: install that part of it")
         return cls(Path(tree.path, "lib64/bin"), Path(tree.path, "lib64"))

@@ -44,7 +44,7 @@ class DaemonFolder(Struct, frozen=True):
 
     @property
     def log(self) -> Path:
-        """The logs of the daemon and its servers."""
+        """For `output`, what the daemon and its servers print: in the foreground they write no log of their own."""
         return self.folder / "log"
 
     @property

@@ -111,7 +111,7 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
     assert started["CUDA_VISIBLE_DEVICES"] == UUID
     assert started["CUDA_MPS_PIPE_DIRECTORY"] == f"{daemon.launch.state}/pipe"
     assert "/drivers/" in started["LD_LIBRARY_PATH"]
-    assert "set_default_active_thread_percentage 60" in (folder / "log/control.log").read_text()
+    assert "set_default_active_thread_percentage 60" in (folder / "log/output").read_text()
     assert (tmp_path / "modes").read_text() == f"{UUID} EXCLUSIVE_PROCESS\n"
 
     env = node.cri.status(one).env
@@ -120,7 +120,9 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
     assert node.cri.status(two).env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
     for container in (one, two):
         seen = node.cri.execute(container, "/bin/sh", "-c", "ls $CUDA_MPS_PIPE_DIRECTORY; cat /dev/shm/cuda.shm")
-        assert seen.stdout.split() == ["control", "control_lock", "nvidia-cuda-mps-control.pid", "of", "the", "daemon"]
+        pipes, said = seen.stdout.split()[:-3], seen.stdout.split()[-3:]
+        assert pipes == ["control", "control_lock", "log", "nvidia-cuda-mps-control.pid"]
+        assert said == ["of", "the", "daemon"]
     assert node.cri.execute(one, "/bin/sh", "-c", "echo here > /dev/shm/client").code == 0
     assert node.cri.execute(two, "/bin/cat", "/dev/shm/client").stdout == "here\n"
 

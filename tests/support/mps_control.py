@@ -1,5 +1,6 @@
 # What nvidia-cuda-mps-control does as far as anybody sees from outside: -f serves in the foreground, without arguments
 # commands are read from standard input. It ends itself when its pipe directory is taken away, with the test's folder.
+# NVIDIA's own is in tests/unit/mps/test_real_daemon.py.
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ def serve() -> None:
     Path("nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     Path("control_lock").touch()
     Path("control_lock").chmod(0o666)
+    os.mkfifo("log")
     Path("/dev/shm/cuda.shm").write_text("of the daemon")
     Path("control").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -33,8 +35,7 @@ def serve() -> None:
             word, *values = said.split()
             if word == "set_default_active_thread_percentage":
                 threads = f"{float(values[0])}"
-            with Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "control.log").open("a") as log:
-                log.write(f"{said}\n")
+            print(f"Cmd:{said}", flush=True)  # it writes no file of its own into its log directory
             client.sendall(f"{threads}\n".encode() if "thread_percentage" in word else b"\n")
 
 
