@@ -64,6 +64,8 @@ class Daemon:
         self._notifier = Notifier()
         self._stop = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
+        self._serving = ""  # what the service manager is told; empty while no runtime is served
+        self._node_known = False
         self._policy_file = policy_file
         self._policy_watch: PolicyWatch | None = None
         policy = first_policy(policy_file)
@@ -156,14 +158,14 @@ class Daemon:
         rest = [asyncio.create_task(each) for each in (*self._node.runs(), *parts)]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))
-        stopping = asyncio.create_task(self._stop.wait())
+        stopping, telling = asyncio.create_task(self._stop.wait()), asyncio.create_task(self._tell_when_known())
         await asyncio.wait({stopping, kubelet, *last, *rest}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code([kubelet, *last, *rest])
         self._notifier.stopping()
         if self._hands_over:  # the others first, so that the time without NRI is short
             await cancelled(rest)
         await self._supervisor.stop(DRAIN_S)
-        await cancelled([stopping, *last, *rest, *([] if self._hands_over else [kubelet])])
+        await cancelled([stopping, telling, *last, *rest, *([] if self._hands_over else [kubelet])])
         self._ledger_file.close()
         if self._hands_over:
             await self._hand_over(kubelet)
@@ -230,9 +232,21 @@ class Daemon:
         status = f"serving {self._fixed.plugin.socket}"
         if without := len(self._plugin.ungranted):
             status += f", {without} containers run without the GPUs they asked for"
-        self._notifier.ready(status)
+        self._serving = status
+        self._tell_ready()
+
+    async def _tell_when_known(self) -> None:
+        """Be ready no earlier than the node: the kubelet waits for us, and its first container would be refused."""
+        await self._node.known()
+        self._node_known = True
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        if self._serving and self._node_known:
+            self._notifier.ready(self._serving)
 
     def _away(self, why: str) -> None:
+        self._serving = ""
         self._kubelet.connected(False)
         self._dra.connected(False)
         self._reporter.away(why)

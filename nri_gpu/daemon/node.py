@@ -57,6 +57,7 @@ class NodeControllers:
             held=self._generations,
             module_changed=self._module_changed,
         )
+        self._restored = False
         self._snapshots = SnapshotController(folder.path, key, self._evidence_source(), node_state)
         self._follow()
 
@@ -104,9 +105,16 @@ class NodeControllers:
 
     def restore(self) -> None:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
-        if not self._simulated and self._snapshots.restore(self.cache):
+        self._restored = not self._simulated and self._snapshots.restore(self.cache)
+        if self._restored:
             self._profiles.again.set()
             self._labels.again.set()
+
+    async def known(self) -> None:
+        """Wait until the node can grant, or why it cannot is known."""
+        if not self._restored:
+            await self.cache.ready()
+            await self._driver.looked.wait()
 
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
         """What has to run, each until it is cancelled."""

@@ -71,6 +71,7 @@ class DriverController:
         self._not_released = False  # the daemon before this one still owns the stage folder
         self._log = LogOnce()
         self._again = asyncio.Event()
+        self.looked = asyncio.Event()  # set once the files were staged, or could not be
         self._asked = True
         self._owner = StageOwner(self._stage_dir, state_dir)
         packages = policy.compat.dir
@@ -95,6 +96,7 @@ class DriverController:
         while True:
             self._again.clear()
             await self.look()
+            self.looked.set()
             looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
             await first_done(self._again.wait(), timeout_s=min(looks_s, self._retry_s))
 

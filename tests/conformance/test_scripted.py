@@ -17,10 +17,13 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import Exit
+from nri_gpu.driver.stage import LOCK_FILE
 from nri_gpu.nri.events import Event
+from nri_gpu.system.storage import open_lock, try_lock
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
 from tests.support.nri_messages import REQUEST_TIMEOUT_NS
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until
 from tests.support.waiting import aside, in_a_loop
@@ -100,6 +103,28 @@ async def test_ready_is_said_only_after_synchronize(launch: Launch) -> None:
             await until("word of it", lambda: daemon.has_notified("STATUS=not connected: "))
             assert await aside(daemon.terminate) == Exit.OK
             assert daemon.has_notified("STOPPING=1")
+
+
+@in_a_loop
+async def test_ready_is_said_only_after_the_drivers_files_are_staged(launch: Launch) -> None:
+    """The kubelet starts then, and its first container must not be refused for files that are being copied."""
+    assert launch.driver_root
+    make_driver_root(launch.driver_root)
+    stage = launch.base / "drivers"
+    stage.mkdir()
+    lock = open_lock(stage / LOCK_FILE)
+    assert try_lock(lock)
+    async with Listener(launch.socket) as listener:
+        with NriGpu(launch) as daemon:
+            runtime = await listener.accept(20)
+            await runtime.register()
+            await runtime.synchronize()
+            await aside(lambda: daemon.wait_logged("ledger rebuilt"))
+            assert not daemon.has_notified("READY=1")
+            os.close(lock)
+            await aside(daemon.wait_ready)
+            pod = nri.asking("1", "first")
+            assert isinstance(await runtime.create(pod, nri.container(pod)), pb.CreateContainerResponse)
 
 
 @pytest.mark.parametrize(
