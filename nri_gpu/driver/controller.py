@@ -216,7 +216,7 @@ def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
     bound.info("driver files staged")
     for capability, names in files.missing.items():
         if names:
-            bound.bind(fault=f"{capability}: {', '.join(names)}").info("not part of this driver")
+            bound.bind(fault=f"{capability}: {', '.join(names)}").info("driver libraries not found")
     if found.left_out:
         bound.bind(fault="; ".join(map(str, found.left_out[:SHOWN]))).warning("driver files left out")
     if found.unknown:

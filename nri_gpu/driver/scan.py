@@ -145,7 +145,7 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: Sequence[str]
         libraries_32=libraries_32,
         binaries=binaries,
         singles=singles,
-        missing=_missing(every, machine),
+        missing=_missing(every, machine, version),
         unknown=folders.unknown(),
         left_out=tuple(dict.fromkeys((*folders.left_out(), *refused_32, *left_out))),
         others=search.others(version),
@@ -236,10 +236,11 @@ def _first(
     return None
 
 
-def _missing(files: tuple[DriverFile, ...], machine: table.Machine) -> Mapping[Capability, tuple[str, ...]]:
+def _missing(
+    files: tuple[DriverFile, ...], machine: table.Machine, version: str
+) -> Mapping[Capability, tuple[str, ...]]:
     native = [file for file in files if Capability.COMPAT32 not in file.capabilities]
-    have = {basename(file.name).partition(".so.")[0] for file in native}
-    lacking = [each for each in table.LIBRARIES if machine.name in each.expected_on and each.name not in have]
+    lacking = _lacking(native, machine, version)
     missing = {
         capability: tuple(f"{each.name}.so" for each in lacking if capability in each.capabilities)
         for capability in Capability
@@ -247,9 +248,20 @@ def _missing(files: tuple[DriverFile, ...], machine: table.Machine) -> Mapping[C
     missing[Capability.DISPLAY] = tuple(
         name for name in table.X_NAMES if name not in {basename(file.name) for file in native}
     )
-    lacks_32 = machine.name in table.COMPATIBLE and len(native) == len(files)
-    missing[Capability.COMPAT32] = ("every 32-bit library",) if lacks_32 else ()
+    missing[Capability.COMPAT32] = ()
+    if other := table.COMPATIBLE.get(machine.name):
+        compatible = [file for file in files if Capability.COMPAT32 in file.capabilities]
+        lacking = _lacking(compatible, other, version)
+        missing[Capability.COMPAT32] = (
+            tuple(f"{each.name}.so" for each in lacking) if compatible else ("every 32-bit library",)
+        )
     return MappingProxyType(missing)
+
+
+def _lacking(files: Iterable[DriverFile], machine: table.Machine, version: str) -> tuple[table.DriverLibrary, ...]:
+    """The libraries that a driver of this version has for a machine, and that are not among its files."""
+    have = {basename(file.name).partition(".so.")[0] for file in files}
+    return tuple(each for each in table.LIBRARIES if each.expected(machine.name, version) and each.name not in have)
 
 
 def _digest(files: tuple[DriverFile, ...]) -> str:

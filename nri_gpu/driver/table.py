@@ -20,7 +20,8 @@ class DriverLibrary(Struct, frozen=True):
 
     capabilities: a container with one of them gets it. suffixes: what may follow `<name>.so.` in the file's own name,
     best first. folder: below a library folder in our trees, and on most hosts; Debian's files lie beside the others.
-    expected_on: machines whose current driver (580) has it; where it is missing there, we report that.
+    expected_on: machines whose current driver (580) has it; since: the first major version that is known to have it.
+    Where it is missing of such a driver, we report that.
     """
 
     name: str
@@ -28,6 +29,11 @@ class DriverLibrary(Struct, frozen=True):
     expected_on: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = (V,)
     folder: str = ""
+    since: int = 0
+
+    def expected(self, machine: str, version: str) -> bool:
+        """Whether a driver of this version has it for that machine."""
+        return machine in self.expected_on and int(version.partition(".")[0]) >= self.since
 
     def file_names(self, version: str) -> tuple[str, ...]:
         """Paths below a library folder that the file may have in a driver of this version."""
@@ -86,6 +92,7 @@ COMPATIBLE: Final = {"x86_64": I386}
 
 ALL: Final = frozenset(MACHINES)
 X86: Final = frozenset({"x86_64"})
+WITH_32: Final = ALL | {I386.name}
 COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
 VIDEO, GRAPHICS = frozenset({Capability.VIDEO}), frozenset({Capability.GRAPHICS})
 DISPLAY, NGX = frozenset({Capability.DISPLAY}), frozenset({Capability.NGX})
@@ -95,46 +102,47 @@ SO1, SO4 = ("1",), ("4",)
 # We print them in this order. Those without `expected_on` are old, new, or come in packages of their own.
 # Source: NVIDIA/libnvidia-container src/nvc_info.c, src/options.h (which capability); the file lists of 580 and 595 in
 # bottlerocket-os/bottlerocket-kernel-kit packages/kmod-6.12-nvidia-r{580,595}/*.spec (which exist, under which name);
+# Debian's packages of 470, 535 and 550, and openSUSE/nvidia-driver-G06 of 550 (since when, and for 32 bits);
 # NVIDIA/nvidia-container-toolkit internal/discover/graphics.go (platform libraries of EGL).
 LIBRARIES: Final = (
-    DriverLibrary("libcuda", COMPUTE, ALL),
-    DriverLibrary("libcudadebugger", COMPUTE, ALL),
-    DriverLibrary("libnvidia-opencl", COMPUTE, ALL),
+    DriverLibrary("libcuda", COMPUTE, WITH_32),
+    DriverLibrary("libcudadebugger", COMPUTE, ALL, since=535),
+    DriverLibrary("libnvidia-opencl", COMPUTE, WITH_32),
     # The shader compiler of Vulkan and OpenGL too; and the allocator is also what GBM loads (ALWAYS_LINKED).
-    DriverLibrary("libnvidia-gpucomp", COMPUTE | GRAPHICS, ALL),
-    DriverLibrary("libnvidia-ptxjitcompiler", COMPUTE, ALL),
-    DriverLibrary("libnvidia-nvvm", COMPUTE, ALL, (V, "4.0.0")),  # 4.0.0 in older drivers
+    DriverLibrary("libnvidia-gpucomp", COMPUTE | GRAPHICS, WITH_32, since=550),
+    DriverLibrary("libnvidia-ptxjitcompiler", COMPUTE, WITH_32),
+    DriverLibrary("libnvidia-nvvm", COMPUTE, WITH_32, (V, "4.0.0")),  # 4.0.0 in older drivers
     DriverLibrary("libnvidia-nvvm70", COMPUTE, frozenset(), SO4),
-    DriverLibrary("libnvidia-pkcs11", COMPUTE, X86),
-    DriverLibrary("libnvidia-pkcs11-openssl3", COMPUTE, X86),
+    DriverLibrary("libnvidia-pkcs11", COMPUTE, X86, since=535),
+    DriverLibrary("libnvidia-pkcs11-openssl3", COMPUTE, X86, since=535),
     DriverLibrary("libnvidia-allocator", COMPUTE | GRAPHICS),
     DriverLibrary("libnvidia-tileiras", COMPUTE),  # from 595
     DriverLibrary("libnvidia-fatbinaryloader", COMPUTE),  # until 450
     DriverLibrary("libnvidia-compiler", COMPUTE),  # until 520
-    DriverLibrary("libnvidia-ml", UTILITY, ALL),
+    DriverLibrary("libnvidia-ml", UTILITY, WITH_32),
     DriverLibrary("libnvidia-cfg", UTILITY, ALL),
     DriverLibrary("libnvidia-nscq", UTILITY),
-    DriverLibrary("libnvcuvid", VIDEO, ALL),
-    DriverLibrary("libnvidia-encode", VIDEO, ALL),
-    DriverLibrary("libnvidia-opticalflow", VIDEO, ALL),
-    DriverLibrary("libvdpau_nvidia", VIDEO, ALL, folder="vdpau"),
-    DriverLibrary("libGLX_nvidia", GRAPHICS, ALL),
-    DriverLibrary("libEGL_nvidia", GRAPHICS, ALL),
-    DriverLibrary("libGLESv2_nvidia", GRAPHICS, ALL),
-    DriverLibrary("libGLESv1_CM_nvidia", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-glcore", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-eglcore", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-glsi", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-tls", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-glvkspirv", GRAPHICS, ALL),
+    DriverLibrary("libnvcuvid", VIDEO, WITH_32),
+    DriverLibrary("libnvidia-encode", VIDEO, WITH_32),
+    DriverLibrary("libnvidia-opticalflow", VIDEO, WITH_32),
+    DriverLibrary("libvdpau_nvidia", VIDEO, WITH_32, folder="vdpau"),
+    DriverLibrary("libGLX_nvidia", GRAPHICS, WITH_32),
+    DriverLibrary("libEGL_nvidia", GRAPHICS, WITH_32),
+    DriverLibrary("libGLESv2_nvidia", GRAPHICS, WITH_32),
+    DriverLibrary("libGLESv1_CM_nvidia", GRAPHICS, WITH_32),
+    DriverLibrary("libnvidia-glcore", GRAPHICS, WITH_32),
+    DriverLibrary("libnvidia-eglcore", GRAPHICS, WITH_32),
+    DriverLibrary("libnvidia-glsi", GRAPHICS, WITH_32),
+    DriverLibrary("libnvidia-tls", GRAPHICS, WITH_32),
+    DriverLibrary("libnvidia-glvkspirv", GRAPHICS, WITH_32),
     DriverLibrary("libnvidia-rtcore", GRAPHICS, ALL),
     DriverLibrary("libnvoptix", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-fbc", GRAPHICS, ALL),
-    DriverLibrary("libnvidia-present", GRAPHICS, X86),
+    DriverLibrary("libnvidia-fbc", GRAPHICS, WITH_32),
+    DriverLibrary("libnvidia-present", GRAPHICS, X86, since=580),
     DriverLibrary("libnvidia-wayland-client", GRAPHICS),
     DriverLibrary("libnvidia-vksc-core", GRAPHICS),
     DriverLibrary("libnvidia-api", GRAPHICS, frozenset(), SO1),
-    DriverLibrary("libnvidia-egl-gbm", GRAPHICS, ALL, SO1),
+    DriverLibrary("libnvidia-egl-gbm", GRAPHICS, ALL, SO1, since=495),
     DriverLibrary("libnvidia-egl-wayland", GRAPHICS, ALL, SO1),
     DriverLibrary("libnvidia-egl-wayland2", GRAPHICS, frozenset(), SO1),  # from 595
     DriverLibrary("libnvidia-egl-xcb", GRAPHICS, frozenset(), SO1),

@@ -83,3 +83,20 @@ def test_a_container_by_cdi(node: Containerd, driver: tuple[Path, str, int], ima
         pod = node.cri.run_pod(PodSpec(name="by-cdi"))
         container = node.cri.run(pod, ContainerSpec(cdi_devices=("nvidia.com/gpu=0",), image=image))
         starts_cuda(node, container, cuda)
+
+
+@pytest.mark.parametrize("driver", ["550"], indirect=True)
+def test_a_container_runs_its_own_mps_daemon(node: Containerd, daemon: NriGpu, image: str) -> None:
+    """With the line of docs/loader.md; its server, which is found by PATH, then finds no device."""
+    container = node.cri.run_asking("device=1; mode=shared", image=image)
+    script = f"""
+        export CUDA_MPS_PIPE_DIRECTORY=/pipe CUDA_MPS_LOG_DIRECTORY=/log PATH=$PATH:{LIBRARIES}/bin
+        mkdir /pipe /log
+        nvidia-cuda-mps-control -d
+        echo start_server -uid 0 | nvidia-cuda-mps-control
+        for try in 1 2 3 4 5 6 7 8 9; do grep "no CUDA-capable device" /log/* && break; sleep 1; done
+        cat /log/*
+        echo quit | nvidia-cuda-mps-control
+    """
+    done = node.cri.execute(container, "/bin/sh", "-c", script, timeout_s=60)
+    assert "Driver initialization failed with: no CUDA-capable device is detected" in done.stdout, done

@@ -155,4 +155,4 @@ def test_a_library_that_vanishes_takes_no_container_along(node: Containerd, daem
     assert container
     shown = node.cri.execute(container, "/bin/ls", "-L", f"{LIBRARIES}/libnvidia-ml.so.{VERSIONS[0]}")
     assert shown.code == 0
-    daemon.wait_logged("not part of this driver")
+    daemon.wait_logged("driver libraries not found")

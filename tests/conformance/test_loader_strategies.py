@@ -35,6 +35,14 @@ NAMES_32: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 PROBE: Final = ("/bin/probe", *NAMES)
 CLEARED: Final = ("/bin/env", "-i", *PROBE)
 SMI: Final = ("/bin/sh", "-c", "nvidia-smi")
+# What `ldconfig -p` knows, and how Triton's compiler looks for libcuda (triton: backends/nvidia/driver.py).
+LDCONFIG: Final = ("/bin/sh", "-c", "/sbin/ldconfig -p 2>&1 | grep -q libcuda.so.1 && echo known || echo unknown")
+FRESH: Final = ("/bin/sh", "-c", f"/sbin/ldconfig && {LDCONFIG[2]}")
+TRITON: Final = (
+    "/bin/sh",
+    "-c",
+    f"IFS=:; for at in $LD_LIBRARY_PATH; do if [ -e $at/libcuda.so.1 ]; then echo known; exit; fi; done; {LDCONFIG[2]}",
+)
 HWCAPS: Final = tuple(f"/usr/{place}/glibc-hwcaps" for place in ("lib/x86_64-linux-gnu", "lib64"))
 PLAIN: Final = ContainerSpec()
 
@@ -72,14 +80,20 @@ CASES: Final = {
     "32-bit programs (`compat32`)": Case(
         "debian", ("/bin/probe32", *NAMES_32), capabilities="compute,utility,compat32"
     ),
+    "found by `ldconfig -p`": Case("debian", LDCONFIG),
+    "found by `ldconfig -p` after `ldconfig`": Case("debian", FRESH),
+    "found by `ldconfig -p` or in `LD_LIBRARY_PATH`, as Triton does": Case("debian", TRITON),
     "`nvidia-smi` by its name": Case("debian", SMI),
     "`nvidia-smi` by its name, in NVIDIA's images": Case("nvidia", SMI),
     "by CDI: Debian-like, glibc 2.36": Case("debian", cdi=True),
     "by CDI: Debian-like, glibc 2.31": Case("old", cdi=True),
     "by CDI: NVIDIA's images, glibc 2.31": Case("nvidia, old", cdi=True),
+    "by CDI: as Triton does": Case("debian", TRITON, cdi=True),
+    "by CDI: as Triton does, in NVIDIA's images": Case("nvidia", TRITON, cdi=True),
+    "by CDI: as Triton does, with the line below in the image": Case("line", TRITON, cdi=True),
 }
 # What a container may say when it is not served, and nothing else.
-NOT_SERVED: Final = ("cannot open shared object file", f"-> {OTHERS}/", "nvidia-smi: not found")
+NOT_SERVED: Final = ("cannot open shared object file", f"-> {OTHERS}/", "nvidia-smi: not found", "unknown")
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +196,8 @@ def _judged(case: Case, done: Executed) -> str:
     wanted = [word for word in case.command if ".so" in word]
     if case.command == SMI:
         found = said.startswith(f"nvidia-smi: SIMULATION of driver {V}")
+    elif case.command in (LDCONFIG, FRESH, TRITON):
+        found = said == "known\n"
     elif case.command[0] == "/bin/probe32":  # it names what it loaded
         found = done.stdout.split() == wanted
         return "yes" if found else said or "no"

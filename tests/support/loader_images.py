@@ -68,6 +68,8 @@ def specs(folder: Path) -> dict[str, ImageSpec]:
     with_others: Files = {**debian, f"{OTHERS}/libcuda.so.1": _file(programs.library("libcuda.so.1"))}
     return {
         "debian": _spec("debian", debian),
+        # The line of docs/loader.md for programs that ask ldconfig.
+        "line": _spec("line", debian, env={"LD_LIBRARY_PATH": "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2"}),
         "own path": _spec("own-path", debian, env={"LD_LIBRARY_PATH": OWN}),
         "cache": _spec("cache", with_others | _cache(with_others, OTHERS)),
         "distroless": ImageSpec(
@@ -95,6 +97,7 @@ def _debian(programs: Programs) -> Files:
     return {
         **glibc_files({"/bin/probe": probe}),
         "/bin/probe-setuid": _file(probe, 0o4755),
+        "/sbin/ldconfig": _file(Path("/sbin/ldconfig")),
         **files_32(programs),
     }
 

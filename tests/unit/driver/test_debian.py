@@ -19,8 +19,15 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the drivers of these tests are for x86-64"),
 ]
 
-# Of what current drivers have, by capability: not fetched (NVVM, OptiX and its compiler), or in no package of Debian's.
-NOT_FETCHED: Final = {"libnvidia-nvvm.so", "libnvidia-rtcore.so", "libnvoptix.so"}
+# Of what a driver of each version has: not fetched (NVVM, OptiX and its compiler), and in no package of Debian's.
+MISSING: Final = {
+    "470": {"compute": [], "graphics": ["libnvidia-rtcore", "libnvoptix", "libnvidia-egl-wayland"]},
+    "535": {
+        "compute": ["libnvidia-nvvm", "libnvidia-pkcs11"],
+        "graphics": ["libnvidia-rtcore", "libnvoptix", "libnvidia-egl-gbm", "libnvidia-egl-wayland"],
+    },
+    "550": {"compute": ["libnvidia-nvvm", "libnvidia-pkcs11"], "graphics": ["libnvidia-rtcore", "libnvoptix"]},
+}
 
 
 def names(files: tuple[DriverFile, ...], capability: Capability) -> set[str]:
@@ -60,6 +67,19 @@ def test_every_capability_has_its_files(name: str) -> None:
         "/usr/lib64/gbm/nvidia-drm_gbm.so",
     }
     assert (found.unknown, found.left_out, found.others) == ((), (), ())
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_what_a_driver_of_its_version_never_had_is_not_missed(name: str) -> None:
+    _, found = found_in(name)
+    missing = {each.value: list(names) for each, names in found.missing.items() if names}
+    compatible = missing.pop("compat32")
+    assert missing == {each: [f"{library}.so" for library in names] for each, names in MISSING[name].items() if names}
+    if name == "550":  # of its 32-bit packages four were fetched
+        assert {"libnvidia-opencl.so", "libGLX_nvidia.so", "libnvidia-ml.so"} <= set(compatible)
+        assert {"libcuda.so", "libnvcuvid.so", "libvdpau_nvidia.so", "libcudadebugger.so"}.isdisjoint(compatible)
+    else:
+        assert compatible == ["every 32-bit library"]
 
 
 @pytest.mark.parametrize("name", DRIVERS)
