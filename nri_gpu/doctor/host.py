@@ -11,6 +11,7 @@ from typing import Final
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.system.clock import TIME_ERROR
+from nri_gpu.system.selinux import READABLE, label_of
 from nri_gpu.system.storage import text_of
 
 MIB: Final = 1 << 20
@@ -53,23 +54,20 @@ def _selinux(seen: Examined, runtime: ContainerRuntime | None) -> DoctorFinding:
         return ok(subject, "permissive")
     if runtime and runtime.containerd and not runtime.containerd.cri.enable_selinux:
         return ok(subject, "enforcing, but containerd does not confine containers by it (enable_selinux)")
-    allowed = text_of(seen.at(_BOOLEAN))
-    if allowed is None:
-        return warning(
-            subject,
-            "enforcing, and its policy has no boolean container_use_devices: containers may be denied the GPUs' nodes",
-            "dnf install container-selinux",
-            "setsebool -P container_use_devices on",
-            "ausearch -m avc -ts recent | grep nvidia    # what was denied",
-        )
-    if allowed.split()[:1] != ["1"]:
+    library = next(seen.at(seen.policy.driver.stage_dir).glob("*/*/lib64/libcuda.so.*.*"), None)
+    label = label_of(library) if library else ""
+    if library and not READABLE.intersection(label.split(":")[2:3]):
         return error(
             subject,
-            "enforcing, and containers may not use devices (boolean container_use_devices): a granted GPU cannot be "
-            "opened",
-            "setsebool -P container_use_devices on",
+            "enforcing, and containers may not read the staged driver files: "
+            f"{library.name} is {label or 'unlabelled'}, so no program loads libcuda",
+            "systemctl restart nri-gpu    # stages them anew, as container_ro_file_t",
+            "ausearch -m avc -ts recent | grep -e nvidia -e nri-gpu    # if that changes nothing: what was denied",
         )
-    return ok(subject, "enforcing, and containers may use devices")
+    # The nodes that the runtime makes have the containers' own label. In user namespaces it binds the host's.
+    allowed = (text_of(seen.at(_BOOLEAN)) or "").split()[:1] == ["1"]
+    more = "" if allowed else "; pods in user namespaces also need `setsebool -P container_use_devices on`"
+    return ok(subject, f"enforcing, and containers may read the staged driver files{more}")
 
 
 def _apparmor(seen: Examined) -> DoctorFinding:

@@ -18,6 +18,7 @@ from loguru import logger
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.host_files import check_folder
+from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, set_label
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import text_of, write_whole
 from nri_gpu.system.tasks import LogOnce, work_when_told
@@ -39,8 +40,12 @@ def planned_profiles(base: Path, minors: Iterable[int]) -> Profiles:
     return Profiles(folder, known)
 
 
-def write_profiles(base: Path, minors: Iterable[int]) -> Profiles:
-    """Writes a file for each set of these GPUs unless it exists. Raises: DriverError: one could not be written."""
+def write_profiles(base: Path, minors: Iterable[int], label: str | None = None) -> Profiles:
+    """Writes a file for each set of these GPUs unless it exists. Raises: DriverError: one could not be written.
+
+    label: of SELinux; None: what this host needs.
+    """
+    label = label_if_enabled(READ_ONLY) if label is None else label
     plan = planned_profiles(base, minors)
     folder = Path(plan.folder)
     try:
@@ -49,11 +54,13 @@ def write_profiles(base: Path, minors: Iterable[int]) -> Profiles:
         check_folder(base)
         check_folder(folder, follow=False)
         folder.chmod(FOLDER_MODE)  # whatever the umask
+        set_label(folder, label)
         for size in range(1, len(plan.minors) + 1):
             for some in combinations(sorted(plan.minors), size):
                 path, text = Path(plan.path(some)), profile_text(some)
                 if text_of(path) != text:
                     write_whole(path, text.encode(), 0o444)
+                set_label(path, label)
     except OSError as error:
         raise DriverError(f"application profiles cannot be written below {folder}: {error.strerror}") from error
     return plan

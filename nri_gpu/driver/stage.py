@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.host_files import HostFile, check_folder
 from nri_gpu.driver.scan import FoundDriver, Signatures, signatures
 from nri_gpu.driver.trees import BINARIES, LIBRARIES, LIBRARIES_32, Plan, copied_bytes, plan_of, planned
+from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, set_label
 from nri_gpu.system.storage import lock_holder, open_lock, try_lock
 
 FOLDER_MODE: Final = 0o755
@@ -57,6 +59,7 @@ def hard_link(original: Path, target: Path) -> None:
 
     If something wrote into the original in place, the file would change under a running container. Package managers do
     not: dpkg, rpm and NVIDIA's installer put a new file at the name, and our link keeps the old one.
+    Where SELinux labels files it is not used: the label would be the host's file's, too.
     A hardened unit gets EXDEV: each of its writable paths is a mount of its own, and link(2) does not cross mounts.
     """
     if original.lstat().st_mode & READABLE != READABLE:
@@ -111,12 +114,17 @@ def _new_file(original: Path, target: Path, fill: Callable[[int, int], None]) ->
 
 
 def stage(
-    found: FoundDriver, base: Path, methods: Sequence[CopyMethod] = FROM_HOST, *, wait_s: float = LOCK_WAIT_S
+    found: FoundDriver,
+    base: Path,
+    methods: Sequence[CopyMethod] = FROM_HOST,
+    *,
+    wait_s: float = LOCK_WAIT_S,
+    label: str | None = None,
 ) -> DriverFiles:
     """Makes the folder of a generation unless it exists. Safe to repeat and to run in parallel.
 
     base: of all generations; made when missing. methods: how host files get there, best first. wait_s: for another
-    process that stages there.
+    process that stages there. label: of SELinux; None: what this host needs.
     Blocks for milliseconds when the folder exists, or by reflink or hard link; for a copy as long as the disk takes for
     some 500 MB.
 
@@ -124,7 +132,7 @@ def stage(
     that another process keeps locked.
     """
     try:
-        folder = stage_plan(plan_of(found), found.generation, base, methods, wait_s)
+        folder = stage_plan(plan_of(found), found.generation, base, methods, wait_s, label=label)
     except OSError as error:
         why = str(error)
         if error.errno == errno.ENOSPC:
@@ -135,9 +143,21 @@ def stage(
 
 
 def stage_plan(
-    plan: Plan, generation: str, base: Path, methods: Sequence[CopyMethod] = FROM_HOST, wait_s: float = LOCK_WAIT_S
+    plan: Plan,
+    generation: str,
+    base: Path,
+    methods: Sequence[CopyMethod] = FROM_HOST,
+    wait_s: float = LOCK_WAIT_S,
+    *,
+    label: str | None = None,
 ) -> Path:
     """The folder that holds a plan's files, made unless it exists and is complete. Raises: DriverError, OSError."""
+    if label is None:
+        label = label_if_enabled(READ_ONLY)
+    if label:
+        # Another folder than an older version made, which hard-linked the host's files: those must not be labelled.
+        generation = _labelled(generation, label)
+        methods = [method for method in methods if method is not hard_link]
     folder = private_folder(base)
     name, made = _slot(folder, generation, plan)
     if not made:
@@ -145,8 +165,14 @@ def stage_plan(
             # Again: another process may have made it while we waited for the lock.
             name, made = _slot(folder, generation, plan)
             if not made:
-                _make(folder, name, plan, methods)
+                _make(folder, name, plan, methods, label)
     return folder / name
+
+
+def _labelled(generation: str, label: str) -> str:
+    """A name of the same form for the same files with a label."""
+    version, _, digest = generation.rpartition("-")
+    return f"{version}-{hashlib.sha256(f'{digest} {label}'.encode()).hexdigest()[:8]}"
 
 
 def prune(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
@@ -224,11 +250,13 @@ def _matches(path: Path, entry: HostFile | str) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_size == entry.size_bytes and same_time
 
 
-def _make(base: Path, name: str, plan: Plan, methods: Sequence[CopyMethod]) -> None:
+def _make(base: Path, name: str, plan: Plan, methods: Sequence[CopyMethod], label: str) -> None:
     _sweep(base)
     temporary = _temporary(base, name)
     try:
         _fill(temporary, plan, methods)
+        for path in (temporary, *temporary.rglob("*")) if label else ():
+            set_label(path, label)
         temporary.rename(base / name)
         folder = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

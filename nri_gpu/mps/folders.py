@@ -15,6 +15,7 @@ from msgspec import Struct
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import PIPE_FOLDER, SHM_FOLDER
 from nri_gpu.system.process import Process, process_of
+from nri_gpu.system.selinux import SHARED, label_if_enabled, set_label
 from nri_gpu.system.storage import write_whole
 
 NOTE: Final = "daemon"
@@ -57,13 +58,15 @@ class DaemonFolder(Struct, frozen=True):
         """The note of the daemon's process."""
         return self.state / "mps" / self.uuid / NOTE
 
-    def make(self) -> None:
-        """Make the folders that are missing. Raises: OSError."""
+    def make(self, label: str | None = None) -> None:
+        """Make the folders that are missing. Raises: OSError. label: of SELinux; None: what this host needs."""
+        label = label_if_enabled(SHARED) if label is None else label
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Servers run as their clients' user and need access; the state folder above stays closed to them (daemon.py).
         for path, mode in ((self.folder, 0o755), (self.pipe, 0o755), (self.log, 0o755), (self.shm, 0o1777)):
             path.mkdir(exist_ok=True)
             path.chmod(mode)
+            set_label(path, label)
 
     def note(self, process: Process) -> None:
         """Note which process the daemon is. Raises: OSError."""

@@ -9,7 +9,8 @@ import pytest
 
 from nri_gpu.doctor.finding import Level
 from nri_gpu.system.clock import TIME_ERROR, clock_state
-from tests.unit.doctor.node import CONFIG, DoctorNode, free
+from nri_gpu.system.selinux import READ_ONLY, set_label
+from tests.unit.doctor.node import CONFIG, VERSION, DoctorNode, free
 
 CONFINED = CONFIG.replace("[plugins", '[plugins."io.containerd.cri.v1.runtime"]\nenable_selinux = true\n[plugins')
 BOOLEAN = "sys/fs/selinux/booleans/container_use_devices"
@@ -25,19 +26,33 @@ def test_cgroups_of_version_1_and_none(node: DoctorNode) -> None:
     assert node.found() == {}
 
 
-def test_selinux_that_keeps_containers_from_devices(node: DoctorNode) -> None:
+def test_selinux_that_keeps_containers_from_the_driver(node: DoctorNode) -> None:
+    library = node.write(f"var/lib/nri-gpu/drivers/{VERSION}-0123abcd/compute/lib64/libcuda.so.{VERSION}", "")
     node.write("sys/fs/selinux/enforce", "1")
     assert node.found() == {}  # containerd does not confine containers
     node.write("etc/containerd/config.toml", CONFINED)
-    assert node.only().level is Level.WARNING
-    node.write(BOOLEAN, "0 0")
-    finding = node.only()
-    assert (finding.level, finding.fix) == (Level.ERROR, ("setsebool -P container_use_devices on",))
-    node.write(BOOLEAN, "1 1")
+    for label in ("", "system_u:object_r:var_lib_t:s0"):
+        set_label(library, label)
+        finding = node.only()
+        assert (finding.level, f"libcuda.so.{VERSION} is {label or 'unlabelled'}, " in finding.meaning) == (
+            Level.ERROR,
+            True,
+        )
+    set_label(library, READ_ONLY)
     assert node.found() == {}
-    node.write(BOOLEAN, "0 0")
+    set_label(library, "system_u:object_r:var_lib_t:s0")
     node.write("sys/fs/selinux/enforce", "0")
     assert node.found() == {}
+
+
+def test_selinux_asks_for_the_boolean_with_user_namespaces_alone(node: DoctorNode) -> None:
+    node.write("sys/fs/selinux/enforce", "1")
+    node.write("etc/containerd/config.toml", CONFINED)
+    for written, wanted in (("0 0", True), ("1 1", False)):
+        node.write(BOOLEAN, written)
+        assert node.found() == {}
+        said = [each.meaning for each in node.examine().findings if each.subject == "SELinux"]
+        assert ("setsebool -P container_use_devices on" in said[0]) is wanted
 
 
 def test_apparmor_needs_nothing(node: DoctorNode) -> None:

@@ -14,12 +14,20 @@ import pytest
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.profiles import ProfileController, planned_profiles, profile_text, write_profiles
+from nri_gpu.system.selinux import READ_ONLY, label_of
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.running import running
 from tests.support.scripted_runtime import until
 
 EIGHT = range(8)
+
+
+def test_confined_containers_may_read_them(tmp_path: Path) -> None:
+    write_profiles(tmp_path, range(2), label="")  # as an older version left them
+    profiles = write_profiles(tmp_path, range(2), label=READ_ONLY)
+    folder = Path(profiles.folder)
+    assert {label_of(path) for path in (folder, *folder.iterdir())} == {READ_ONLY}
 
 
 def test_every_set_of_eight_gpus_has_its_file_for_all_to_read(tmp_path: Path) -> None:

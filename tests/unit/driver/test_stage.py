@@ -19,6 +19,7 @@ from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, place, prune, reflink, stage
+from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, label_of, set_label
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -383,3 +384,35 @@ def test_nothing_is_left_open(original: Path, tmp_path: Path) -> None:
     for number, method in enumerate((reflink, hard_link, copy)):
         place(original, tmp_path / str(number), (method, copy))
     assert len(names(Path("/proc/self/fd"))) == before
+
+
+# -- labels of SELinux, which can be set and read on any kernel
+
+
+def labels(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): label_of(path) for path in (folder, *folder.rglob("*"))}
+
+
+def test_what_confined_containers_read_is_labelled_and_the_hosts_files_are_not(
+    root: Path, found: FoundDriver, base: Path
+) -> None:
+    """A hard link is the host's own file, so there is none; nor is one labelled that was made before."""
+    for path in root.rglob("*"):
+        set_label(path, "system_u:object_r:lib_t:s0")
+    host, before = labels(root), stage(found, base, label="")
+    linked = labels(base / before.generation)
+    files = stage(found, base, label=READ_ONLY)
+    assert set(labels(base / files.generation).values()) == {READ_ONLY}
+    assert (labels(root), labels(base / before.generation)) == (host, linked)
+    of_host = {path.stat().st_ino for path in root.rglob("*")}
+    assert {path.stat().st_ino for path in (base / files.generation).rglob("*")}.isdisjoint(of_host)
+    assert stage(found, base, label=READ_ONLY) == files
+    assert len(names(base)) == 3  # both, and the lock
+
+
+def test_only_a_kernel_with_selinux_has_labels(tmp_path: Path) -> None:
+    file = tmp_path / "filesystems"
+    file.write_text("nodev\ttmpfs\n")
+    assert label_if_enabled(READ_ONLY, file) == ""
+    file.write_text("nodev\ttmpfs\nnodev\tselinuxfs\n")
+    assert label_if_enabled(READ_ONLY, file) == READ_ONLY

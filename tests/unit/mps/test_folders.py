@@ -20,6 +20,7 @@ from nri_gpu.mps.folders import (
     remove,
 )
 from nri_gpu.system.process import process_of
+from nri_gpu.system.selinux import SHARED, label_of
 from tests.support import mps
 from tests.unit.systemd.test_units import MPS as UNIT
 
@@ -32,6 +33,12 @@ def daemon_folder(tmp_path: Path, generation: str = "a") -> DaemonFolder:
     clients(tmp_path).mkdir(parents=True, exist_ok=True)
     made.make()
     return made
+
+
+def test_confined_clients_may_write_there(tmp_path: Path) -> None:
+    made = daemon_folder(tmp_path)
+    made.make(label=SHARED)
+    assert {label_of(each) for each in (made.folder, made.pipe, made.log, made.shm)} == {SHARED}
 
 
 def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
