@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.daemon import CONTROL, MpsDaemon, MpsError, MpsTools
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
+from nri_gpu.domain.node import DriverFiles, DriverTree
+from nri_gpu.mps.daemon import CONTROL, SERVER, SMI, MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.folders import DaemonFolder, clients
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.process import process_of
@@ -70,3 +71,9 @@ def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
     with pytest.raises(MpsError, match="no file system of its own"):
         daemon.prepare()
     assert list(clients(tmp_path).iterdir()) == []
+
+
+def test_a_driver_without_its_server_is_told_before_a_client_meets_it() -> None:
+    tree = DriverTree("/staged", (CONTROL, SMI), (), (), ())
+    with pytest.raises(MpsError, match=f"has no {SERVER}: install that part of it"):
+        MpsTools.of(DriverFiles("580.95.05", "g", {DEFAULT_CAPABILITIES: tree}, {}))
