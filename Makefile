@@ -33,7 +33,7 @@ demo: $(DEMO) ## the main job on this machine: three containers, four GPUs, a re
 demo-faults: $(DEMO) ## what becomes of containers when GPUs fail and drivers change; simulated GPUs (needs root)
 	@$(BIN)/python -m tests.demo.faults
 
-test: $(READY) ## everything: checks, beside unit and property tests and two real containerds (needs root)
+test: $(READY) ## everything: checks, beside unit and property tests and real containerds (needs root)
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 # Most tests wait for somebody else, so there are more workers than processors; a worker keeps what it has booted.
@@ -134,7 +134,7 @@ deb: $(READY) ## the Debian package, with the Python packages that it needs -> d
 rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
 	@$(BIN)/python -m deploy.rpm.build
 
-bench: $(READY) ## what it costs, beside the budget; BENCH="..." gives options, such as where others' programs are
+bench: $(READY) ## what it costs, beside the budget and others' programs (make ground); BENCH="..." gives options
 	$(BIN)/python -m bench $(BENCH)
 
 gpu-kit: $(READY) ## all that test-gpu needs on a machine without a network, in one archive -> dist
@@ -152,8 +152,8 @@ endif
 test-driver: $(READY) ## NVIDIA's driver of Debian's non-free, three versions, found and loaded; 200 MiB are fetched (needs root)
 	$(PYTEST) -m driver tests/unit/driver tests/conformance
 
-test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names (needs root)
-	$(BIN)/pytest -q -m cluster tests/cluster
+test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names; SHORT=1 for main claims (needs root)
+	$(BIN)/pytest -q -m 'cluster$(if $(SHORT), and short)' tests/cluster
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

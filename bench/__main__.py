@@ -10,7 +10,6 @@ from pathlib import Path
 
 from bench import containerd, decide, dra, record, wire
 from bench.containerd import Given
-from bench.contenders import RIVALS
 from bench.effort import LEAST, SAMPLES, Effort
 from tests.support.errors import HarnessError
 
@@ -34,9 +33,7 @@ def main() -> None:
         help="containers per contender, the rest in proportion (%(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep what the containerd part finds in this file")
-    group = parser.add_argument_group("contenders of the containerd part", "Those that are not named are left out.")
-    for rival in RIVALS:
-        group.add_argument(rival.option, type=rival.at, metavar=rival.metavar, help=rival.what)
+    group = parser.add_argument_group("the containerd part")
     group.add_argument(
         "--floor",
         type=_places,
@@ -48,13 +45,8 @@ def main() -> None:
     group.add_argument("--match", default="", metavar="REGEX", help="measure only those, besides bare and 8 GPUs")
     args = parser.parse_args()
     effort = Effort.of(args.samples)
-    named = {rival.key: path for rival in RIVALS if (path := getattr(args, rival.key))}
     for part in (args.only,) if args.only else Part:
-        found = (
-            PARTS[part](effort)
-            if part in PARTS
-            else _containerd(effort, Given(named, args.floor, args.match), args.json)
-        )
+        found = PARTS[part](effort) if part in PARTS else _containerd(effort, Given(args.floor, args.match), args.json)
         for line in found:
             print(line, flush=True)
 

@@ -26,20 +26,18 @@ from bench.figures import paired
 from bench.record import LeftOut, Measured, Record
 from bench.sites import Added, Contender, Cost, Sites
 from bench.wire import reply_s
+from tests import ground
 from tests.reliability.result import machine
 from tests.support import packages
 
 TITLE: Final = "Create + start of one container on a real containerd, against bare (NRI off, no GPU); CPU likewise"
+TOOLKIT: Final = "github.com/NVIDIA/nvidia-container-toolkit"
 Found = TypeVar("Found")
 
 
 class Given(Struct, frozen=True):
-    """What the command line names.
+    """What the command line names. floors: of contenders.always. match: who is measured, besides bare and 8 GPUs."""
 
-    rivals: Rival.key -> where it is. floors: of contenders.always. match: who is measured, besides bare and 8 GPUs.
-    """
-
-    rivals: Mapping[str, Path] = {}
     floors: Sequence[Sequence[str]] = ()
     match: str = ""
 
@@ -52,10 +50,11 @@ def measure(effort: Effort, given: Given) -> Record:
         entered = dict(contenders.always(sites, given.floors))
         left_out = []
         for rival in RIVALS:
-            if rival.key in given.rivals:
-                entered |= rival.make(sites, given.rivals[rival.key])
+            if folder_of := ground.built(rival.set_name):
+                entered |= rival.make(sites, folder_of)
             else:
-                left_out += [LeftOut(name, f"{rival.option} {rival.metavar}, {rival.what}") for name in rival.names]
+                needs = f"{rival.set_name} of tests/ground is not built (`make ground`)"
+                left_out += [LeftOut(name, needs) for name in rival.names]
         entered = {
             name: each for name, each in entered.items() if name in (BARE, EIGHT) or re.search(given.match, name)
         }
@@ -68,7 +67,7 @@ def measure(effort: Effort, given: Given) -> Record:
     return Record(
         date,
         round(time.monotonic() - began),
-        before | {"containerd": sites.release, "runc": _runc()},
+        before | {"containerd": sites.release, "runc": _runc(), "NVIDIA's toolkit": ground.version("nvidia", TOOLKIT)},
         effort.containers,
         effort.jobs,
         round(reply / wall_s * 100, 2),

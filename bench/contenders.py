@@ -1,12 +1,10 @@
-"""Who takes part: bare, ours in its settings, the least that any plugin can do, and what the command line names."""
+"""Who takes part: bare, ours in its settings, the least that any plugin can do, and programs of others."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,29 +82,11 @@ Entry = tuple[str, Contender]
 
 
 class Rival(Struct, frozen=True):
-    """What takes part if the command line says where it is. what: for the help, and where it is left out.
+    """Programs of others, which take part where their set of tests/ground is built."""
 
-    programs: by name, those of a folder; without any, the path is the program.
-    """
-
-    option: str
-    metavar: str
-    what: str
+    set_name: str
     names: Sequence[str]
     make: Callable[[Sites, Path], Iterator[Entry]]
-    programs: Sequence[str] = ()
-
-    @property
-    def key(self) -> str:
-        return self.option.removeprefix("--").replace("-", "_")
-
-    def at(self, text: str) -> Path:
-        """The type of its option. Raises: argparse.ArgumentTypeError: a program cannot be run there."""
-        path = Path(text).resolve()
-        programs = [path / name for name in self.programs] or [path]
-        if missing := [str(each) for each in programs if not shutil.which(each)]:
-            raise argparse.ArgumentTypeError(f"no program at {', '.join(missing)}")
-        return path
 
 
 def always(sites: Sites, floors: Sequence[Sequence[str]] = ()) -> Iterator[Entry]:
@@ -188,7 +168,7 @@ def server_driver(root: Path) -> Path:
 
 
 def injected(driver: Path) -> Mapping[str, str]:
-    """The annotations that make NRI's sample injector add a driver's files, one by one, and the nodes of 8 GPUs."""
+    """The annotation that makes the injector add a driver's files, one by one, and the nodes of 8 GPUs."""
     files = [*sorted((driver / "lib64").rglob("*.so.*.*")), *(driver / "bin" / name for name in PROGRAMS)]
     options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
     mounts = [
@@ -196,20 +176,16 @@ def injected(driver: Path) -> Mapping[str, str]:
         for each in files
     ]
     devices = [
-        {"path": f"/dev/{name}", "type": "c", "major": major, "minor": minor, "file_mode": 0o666}
+        {"path": f"/dev/{name}", "type": "c", "major": major, "minor": minor, "fileMode": {"value": 0o666}}
         for name, (major, minor) in NODES.items()
     ]
-    found = {"devices": devices, "mounts": mounts}
-    return {f"{kind}.noderesource.dev/container.main": json.dumps(each) for kind, each in found.items()}
+    return {"nri-gpu.bench/adjustment": json.dumps({"mounts": mounts, "linux": {"devices": devices}})}
 
 
-def _go_nothing(sites: Sites, program: Path) -> Iterator[Entry]:
-    site = sites.plugin(program, "-socket")
+def _go_plugins(sites: Sites, folder: Path) -> Iterator[Entry]:
+    site = sites.plugin(folder / "noop")
     yield GO_NOTHING, Contender(site, site.pod())
-
-
-def _go_injector(sites: Sites, program: Path) -> Iterator[Entry]:
-    site = sites.plugin(program, "-socket-path")
+    site = sites.plugin(folder / "injector")
     yield GO_INJECTOR, Contender(site, site.pod(injected(sites.driver)), present=(LAST_NODE, "/usr/bin/nvidia-smi"))
 
 
@@ -255,14 +231,6 @@ def specify(program: Path, driver: Path, hook: Path, file: Path) -> Path:
 
 
 RIVALS: Final = (
-    Rival("--go-noop", "FILE", "a Go plugin that does nothing: NRI's ulimit-adjuster", (GO_NOTHING,), _go_nothing),
-    Rival("--go-injector", "FILE", "NRI's device-injector", (GO_INJECTOR,), _go_injector),
-    Rival(
-        "--nvidia-toolkit",
-        "FOLDER",
-        "nvidia-ctk, nvidia-cdi-hook and nvidia-container-runtime, as in /usr/bin",
-        (HOOKS, RUNTIME_CDI, RUNTIME_JIT),
-        _toolkit,
-        ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime"),
-    ),
+    Rival("nri-plugins", (GO_NOTHING, GO_INJECTOR), _go_plugins),
+    Rival("nvidia", (HOOKS, RUNTIME_CDI, RUNTIME_JIT), _toolkit),
 )

@@ -134,7 +134,7 @@ class Sites:
 
     def __init__(self, stack: ExitStack, folder: Path, driver: Path) -> None:
         self._stack = stack
-        self._runtime = packages.fetch(packages.Version.V2_1)
+        self._runtime = packages.fetch(packages.available()[-1])
         self.folder = folder
         self.driver = driver
 
@@ -158,10 +158,10 @@ class Sites:
         arguments = [str(site.node.nri_socket), str(events), str(reply)]
         return self._serve(site, [sys.executable, "-m", "bench.nothing", *arguments])
 
-    def plugin(self, program: Path, socket_option: str) -> Site:
-        """With somebody's plugin, made with NRI's own library, which takes the socket by that option."""
+    def plugin(self, program: Path) -> Site:
+        """With a plugin that is made with NRI's own library."""
         site = self._site()
-        return self._serve(site, [str(program), "-idx", "01", socket_option, str(site.node.nri_socket)])
+        return self._serve(site, [str(program), "-idx", "01", "-socket", str(site.node.nri_socket)])
 
     def ours(self, loader: Loader = Loader.FOLDERS, *, dra: bool = False) -> Site:
         """With nri-gpu, as it is when it is installed, and 8 GPUs; or with another strategy, or serving claims."""

@@ -1,17 +1,16 @@
-"""One real Kubernetes a session, emptied after every test; without the binaries every test here skips."""
+"""One real Kubernetes a session, emptied after every test; without its programs every test here skips."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, lacking
+from tests.support.cluster import Cluster, programs
 
 
 @pytest.fixture(scope="session")
 def session_cluster() -> Iterator[Cluster]:
-    if sentence := lacking():
-        pytest.skip(sentence)
+    programs()
     if os.geteuid():
         pytest.fail("these tests boot a real Kubernetes and need root: run `make test-cluster` with sudo")
     with Cluster() as running:

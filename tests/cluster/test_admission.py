@@ -58,6 +58,7 @@ def install(cluster: Cluster, **admission: Any) -> None:  # noqa: ANN401 - the c
     assert not checked.get("expressionWarnings")
 
 
+@pytest.mark.short
 def test_warned(cluster: Cluster) -> None:
     install(cluster)
     for name, (made, sentence) in SAID.items():

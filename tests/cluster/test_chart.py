@@ -40,6 +40,7 @@ def check(cluster: Cluster) -> list[str]:
     return advice
 
 
+@pytest.mark.short
 def test_its_defaults(cluster: Cluster, image: None) -> None:
     install(cluster)
     cluster.wait_allocatable(4)

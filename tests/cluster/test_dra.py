@@ -78,6 +78,7 @@ def environment(cluster: Cluster, name: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if pair)
 
 
+@pytest.mark.short
 def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(HGX)
     assert sorted(each["name"] for each in dra.offered()) == [f"gpu-{number}" for number in range(8)]

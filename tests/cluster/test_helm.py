@@ -35,6 +35,7 @@ def arguments(cluster: Cluster) -> list[str]:
     return args
 
 
+@pytest.mark.short
 def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, tmp_path: Path) -> None:
     given = tmp_path / "values.json"
     given.write_text(json.dumps(cluster.chart_values(TAG)))

@@ -17,6 +17,7 @@ MIG = "nvidia.com/mig-1g.10gb"
 CAPABILITIES = (1511, range(1024))  # MIG's nodes in config/topologies/mig-a100.toml: their major, and minors
 
 
+@pytest.mark.short
 def test_pods_get_the_gpus_that_the_kubelet_chose_and_no_others(cluster: Cluster) -> None:
     cluster.run_daemon()
     cluster.run_guard()

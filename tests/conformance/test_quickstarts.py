@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from tests import ground
 from tests.packages.conftest import Debs, debs, laid_out
 from tests.support import cleanup, packages, pages
 from tests.support.containerd import Containerd
@@ -56,7 +56,8 @@ def root(runtime: packages.Runtime) -> Iterator[OwnRoot]:
     node = Containerd(runtime)
     try:
         made = OwnRoot.of(node)
-        made.write_program(PROGRAMS / "crictl", _crictl())
+        crictl = ground.need("crictl") / "crictl"
+        made.write_program(PROGRAMS / "crictl", f'#!/bin/sh\nexec {crictl} "$@"\n')
         with node:
             node.import_image(DEBIAN)
             yield made
@@ -105,9 +106,3 @@ def _program(module: str, options: str = "") -> str:
     """A program of this tree's. options: behind those that it is given."""
     path, python = (quote(each) for each in (ENVIRONMENT["PYTHONPATH"], sys.executable))
     return f'#!/bin/sh\nPYTHONPATH={path} exec {python} -m {module} "$@" {options}\n'
-
-
-def _crictl() -> str:
-    """The real one where there is one, else what we have in its place."""
-    found = os.environ.get("NRI_GPU_CRICTL") or shutil.which("crictl")
-    return f'#!/bin/sh\nexec {found} "$@"\n' if found else _program("tests.support.crictl")

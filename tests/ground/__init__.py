@@ -2,11 +2,12 @@
 
 Each folder here is a set: its go.mod names the programs (`tool`) and pins every version, its go.sum the checksums. So
 no line of Python knows a version, and `go get -tool PATH@VERSION` in the folder raises one. What is built lies in the
-cache folder, with the go.mod that it was built from. Go keeps what it compiled, so a build that was cut goes on.
+cache folder, with a digest of what it was built from. Go keeps what it compiled, so a build that was cut goes on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -20,7 +21,11 @@ from tests.support.errors import HarnessError, NotBuiltError
 
 SOURCES: Final = Path(__file__).parent
 # In the order in which they are built: what most tests need first, what takes longest last.
-SETS: Final = ("helm4", "helm3", "containerd", "containerd-lts", "crictl", "etcd", "nvidia", "kubernetes", "dra-driver")
+SETS: Final = (
+    *("helm4", "helm3", "containerd", "containerd-lts", "crictl", "etcd", "nri-plugins", "nvidia"),
+    *("kubernetes", "dra-driver"),
+)
+MADE_FROM: Final = "made-from"
 # Where a test builds its set itself, if Go is there: nobody lands a chart that Helm has not seen.
 ON_DEMAND: Final = frozenset({"helm4", "helm3"})
 # A go.mod chooses its Go; a checkout's version control means nothing to programs of others.
@@ -28,11 +33,10 @@ ENVIRONMENT: Final = {"GOTOOLCHAIN": "auto", "GOFLAGS": "-buildvcs=false"}
 
 
 def built(name: str) -> Path | None:
-    """The folder with a set's programs, or None where they are not built from the go.mod of today."""
+    """The folder with a set's programs, or None where they are not built from the set of today."""
     folder = cache_folder() / "ground" / name
-    made_from = folder / "go.mod"
-    current = made_from.is_file() and made_from.read_bytes() == (SOURCES / name / "go.mod").read_bytes()
-    return folder if current else None
+    made_from = folder / MADE_FROM
+    return folder if made_from.is_file() and made_from.read_text() == _fingerprint(name) else None
 
 
 def need(name: str) -> Path:
@@ -58,10 +62,18 @@ def build(name: str, timeout_s: float | None = None) -> Path:
         _install(name, folder, timeout_s)
         if (server := folder / "server").exists():  # Go calls a program as its folder
             server.rename(folder / "etcd")
-        shutil.copy(SOURCES / name / "go.mod", folder)
+        (folder / MADE_FROM).write_text(_fingerprint(name))
 
     folder = cache_folder() / "ground" / name
     return kept(folder, make, is_current=lambda: built(name) is not None)
+
+
+def _fingerprint(name: str) -> str:
+    """A digest of a set's folder."""
+    found = hashlib.sha256()
+    for path in sorted(each for each in (SOURCES / name).rglob("*") if each.is_file()):
+        found.update(f"{path.relative_to(SOURCES)}\n{path.read_text()}\n".encode())
+    return found.hexdigest()
 
 
 def _install(name: str, into: Path, timeout_s: float | None) -> None:

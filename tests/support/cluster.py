@@ -1,7 +1,8 @@
 """A real Kubernetes of one node, driven through `cluster.sh`, a script from outside this repository.
 
-Its folder is named by NRI_GPU_CLUSTER; KUBE_BIN, CONTAINERD_BIN and ETCD_BIN are the script's own. Everything lies on
-private paths in a mount namespace of the cluster's, where nri-gpu runs as plain processes or by the chart's manifests.
+Its folder is named by NRI_GPU_CLUSTER; KUBE_BIN, CONTAINERD_BIN and ETCD_BIN are the script's own, and name what `make
+ground` built unless they are set. Everything lies on private paths in a mount namespace of the cluster's, where nri-gpu
+runs as plain processes or by the chart's manifests.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from urllib.request import urlopen
 
 import yaml
 
+from tests import ground
 from tests.support import waiting
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.cri import Cri, CriError
 from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
-from tests.support.errors import HarnessError
+from tests.support.errors import HarnessError, NotBuiltError
 from tests.support.glibc import libraries
 
 FOLDER: Final = "NRI_GPU_CLUSTER"
-NEEDED: Final = (FOLDER, "KUBE_BIN", "CONTAINERD_BIN", "ETCD_BIN")
+PROGRAMS: Final = {"KUBE_BIN": "kubernetes", "CONTAINERD_BIN": "containerd", "ETCD_BIN": "etcd"}  # sets of tests/ground
 ROOT: Final = FOUR_GPUS.parents[2]
 BUSYBOX: Final = "localhost/busybox:1"
 IMAGE: Final = "localhost/nri-gpu"
@@ -59,12 +61,11 @@ def wait_for(
     waiting.wait_for(what, ready, timeout_s, explain, poll_s=0.3)
 
 
-def lacking() -> str:
-    """What has to be set before there can be a cluster, in a sentence; empty where nothing has."""
-    missing = [name for name in NEEDED if not os.environ.get(name)]
-    if not missing:
-        return ""
-    return f"set {', '.join(missing)}: {FOLDER} is the folder of cluster.sh, the others hold the binaries it boots"
+def programs() -> dict[str, str]:
+    """The script's variables. Raises: NotBuiltError, where a set of tests/ground is to serve and is not built."""
+    if not os.environ.get(FOLDER):
+        raise NotBuiltError(f"set {FOLDER} to the folder of cluster.sh, which boots a Kubernetes")
+    return {name: os.environ.get(name) or str(ground.need(of)) for name, of in PROGRAMS.items()}
 
 
 def _answers(url: str) -> bool:
@@ -102,7 +103,7 @@ class Cluster:
         self.root = Path(tempfile.mkdtemp(prefix="nk-"))  # short: sockets are made below it
         self.folder = self.root / "given"  # outlives a teardown no more than the rest
         self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
-        self.environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        self.environment = {**os.environ, **programs(), "CLUSTER_ROOT": str(self.root), "PORT": PORT}
         self.environment["PYTHONPATH"] = str(ROOT)
 
     def __enter__(self) -> Self:
