@@ -220,7 +220,8 @@ def specify(program: Path, driver: Path, hook: Path, file: Path) -> Path:
     if done.returncode:
         raise HarnessError(f"{program} cdi generate failed: {done.stderr.strip()[-1000:]}")
     document = json.loads(file.read_text())
-    hooks = document.get("containerEdits", {}).pop("hooks", [])  # the schema is of specifications without
+    edits = [each.get("containerEdits", {}) for each in (document, *document.get("devices", []))]
+    hooks = [hook for each in edits for hook in each.pop("hooks", [])]  # the schema is of specifications without
     try:
         jsonschema.validate(document, CDI_SCHEMA)
     except jsonschema.ValidationError as fault:

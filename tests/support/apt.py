@@ -5,6 +5,7 @@ Nothing of the system changes: the lists lie in the cache folder, and a package 
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ from tests.support.cache import cache_folder, one_at_a_time
 from tests.support.errors import HarnessError, UnavailableError
 
 COMMAND_TIMEOUT_S: Final = 300.0
+AGAIN_S: Final = 60.0
 LISTS_KEPT_S: Final = 3600.0  # a mirror keeps what its last lists name for longer
 KEYRINGS: Final = (  # where Debian's own archive keys lie; the second is the name from Debian 13 on
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
@@ -147,13 +149,15 @@ class _Apt:
         fetched = state / "fetched"
         with one_at_a_time(state / "fetched.lock"):
             if not fetched.exists() or time.time() - fetched.stat().st_mtime > LISTS_KEPT_S:
+                fetched.touch()
                 try:
                     self.complaints = _run("apt-get", *self._options, "-qq", "update").stderr.strip()[-300:]
                 except HarnessError as fault:
+                    # Asked again later, so that a hundred tests do not wait for a network that is away.
+                    os.utime(fetched, times=(0, time.time() - LISTS_KEPT_S + AGAIN_S))
                     if source:
                         raise
                     self.complaints = str(fault)  # of one source of many, perhaps
-                fetched.touch()
 
     def run(self, *words: str, cwd: Path | None = None) -> str:
         """Return what apt-get prints. Raises: HarnessError."""
