@@ -62,4 +62,4 @@ def synchronized(daemon: NriGpu) -> tuple[int, int]:
 
 def by_id(ledger: object) -> dict[str, object]:
     assert isinstance(ledger, dict)
-    return {grant["container_id"]: grant for grant in ledger["grants"]}
+    return {grant["container_id"]: grant | {"since_s": None} for grant in ledger["grants"]}

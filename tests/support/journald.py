@@ -19,8 +19,7 @@ MACHINE: Final = "0123456789abcdef0123456789abcdef"
 _START: Final = f"""set -e
 mount --bind "$1/run" /run
 mount --bind "$1/log" /var/log
-mount --bind "$1/etc" /etc/systemd
-mount --bind "$1/machine-id" /etc/machine-id
+mount -t overlay -o "lowerdir=$1/etc:/etc" none /etc
 mount --bind /dev/null /dev/kmsg
 exec setpriv --bounding-set -all --inh-caps -all {PROGRAM}
 """
@@ -60,10 +59,10 @@ class Journald:
 @contextmanager
 def journald(folder: Path) -> Iterator[Journald]:
     """Runs in a folder until left. Needs root."""
-    for name in ("run", "log", "etc"):
-        (folder / name).mkdir()
-    (folder / "etc/journald.conf").write_text(_SETTINGS)
-    (folder / "machine-id").write_text(f"{MACHINE}\n")
+    for name in ("run", "log", "etc/systemd"):
+        (folder / name).mkdir(parents=True)
+    (folder / "etc/systemd/journald.conf").write_text(_SETTINGS)
+    (folder / "etc/machine-id").write_text(f"{MACHINE}\n")
     installed = [] if Path(PROGRAM).exists() else packages.as_if_installed("systemd")
     unshare = ["unshare", "--mount", "--net", "--ipc", "--uts", "--propagation=private"]
     with subprocess.Popen([*installed, *unshare, "sh", "-c", _START, "sh", str(folder)]) as process:

@@ -209,7 +209,8 @@ def glibc_lib64() -> Path:
 
 def musl() -> Path:
     """The loader of musl, which is its C library too."""
-    return _cached("musl") / "lib/ld-musl-x86_64.so.1"
+    tree, name = _cached("musl"), "ld-musl-x86_64.so.1"
+    return next(path for each in ("lib", "usr/lib") if (path := tree / each / name).exists())
 
 
 def _cached(package: str, suite: str | None = None, architecture: str = "") -> Path:

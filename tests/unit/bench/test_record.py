@@ -77,7 +77,9 @@ def test_the_tables_of_the_page_are_made_of_the_record() -> None:
 
 def test_the_injector_is_told_of_a_server_driver_file_by_file(tmp_path: Path) -> None:
     driver = server_driver(tmp_path / "driver")
-    devices, mounts = (json.loads(each) for each in injected(driver).values())
+    (text,) = injected(driver).values()
+    adjustment = json.loads(text)
+    devices, mounts = adjustment["linux"]["devices"], adjustment["mounts"]
     assert [each["path"] for each in devices] == [f"/dev/{name}" for name in NODES]
     assert len(mounts) == 36  # as many as `nvidia-ctk cdi generate` finds in it
     assert all(Path(each["source"]).is_file() for each in mounts)
