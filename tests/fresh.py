@@ -76,7 +76,7 @@ def _make(folder: Path, suite: str, target: str) -> bool:
 def main() -> int:
     """Return an exit code."""
     parser = ArgumentParser(prog="python -m tests.fresh", description=__doc__)
-    parser.add_argument("suite", choices=("bookworm", "trixie"))
+    parser.add_argument("suite", help="of Debian, 12 or newer")
     parser.add_argument("targets", nargs="+", metavar="TARGET")
     given = parser.parse_args()
     if os.geteuid() or not shutil.which("git"):
