@@ -40,7 +40,7 @@ mount -t proc proc proc
 mount --rbind /sys sys
 mount --rbind /dev dev
 mount -t tmpfs -o mode=0755 tmpfs run
-cp /etc/resolv.conf etc/
+cp /etc/resolv.conf /etc/hosts etc/
 pivot_root . mnt
 umount -l /mnt
 exec "$@"
