@@ -15,7 +15,7 @@ from msgspec import convert
 
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.render import show
-from nri_gpu.cli.status_page import faults, status_page
+from nri_gpu.cli.status_page import faults, rejected, status_page
 from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import CommandError, Exit
@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it. Returns 1 when the daemon is not ready to grant, 69 when it cannot be asked, 77 without permission."""
+    """Print it.
+
+    Returns 1 when the daemon is not ready to grant or has rejected the policy file, 69 when it cannot be asked, 77
+    without permission.
+    """
     if args.watch and (args.alive or args.probe or args.guard):
         raise CommandError(Exit.USAGE, "--watch follows the daemon: leave out --alive, --probe and --guard")
     if args.guard:
@@ -45,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=1))
     else:
         show(status_page(status, time.time(), glance=sys.stdout.isatty()))
-    return Exit.FINDING if faults(status) else Exit.OK
+    # A pod of a daemon that grants is ready, whatever file it rejected.
+    return Exit.FINDING if faults(status) or (rejected(status) and not args.probe) else Exit.OK
 
 
 def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:

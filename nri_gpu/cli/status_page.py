@@ -33,6 +33,12 @@ def faults(status: DaemonStatus) -> list[str]:
     return found + ([f"policy not usable: {fault}"] if fault else [])
 
 
+def rejected(status: DaemonStatus) -> list[str]:
+    """The fault of a policy file that was not taken: the daemon grants by the policy before it."""
+    fault = status.policy.rejected
+    return [f"policy file rejected, the policy before it stays in force: {fault}"] if fault else []
+
+
 def _inventory_fault(node: NodeStatus) -> str:
     """The inventory's fault, with its age."""
     if not node.inventory_fault:
@@ -51,7 +57,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     runtime, node = status.runtime, status.node
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
     headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
-    wrong = [*lines(faults(status), Tone.BAD)]
+    wrong = [*lines(faults(status) + rejected(status), Tone.BAD)]
     rows = tuple(row for gpu in status.gpus for row in _rows(gpu, now))
     return [
         Line(headline, Tone.HEAD),

@@ -66,10 +66,14 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
 
 
 class PolicyStatus(Struct, frozen=True):
-    """The policy in force. fault: empty where it can be used."""
+    """The policy in force. fault: empty where it can be used.
+
+    rejected: the fault of the file as it is now, where the policy before it stays in force; empty where there is none.
+    """
 
     source: str
     fault: str
+    rejected: str = ""
 
 
 class KubeletStatus(Struct, frozen=True):

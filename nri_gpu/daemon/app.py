@@ -95,6 +95,7 @@ class Daemon:
             refusals=lambda: tuple(self._refusals.last),
             session=lambda: self._supervisor.facts,
             dra=self._dra_status,
+            rejected=self._rejected,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._metrics = MetricsController(fixed.metrics, self._reading)
@@ -259,6 +260,7 @@ class Daemon:
             node=state.node,
             ledger=state.ledger,
             policy=state.policy,
+            policy_rejected=bool(self._rejected()),
             settings=state.settings,
             counts=self._plugin.counts,
             connected=self._reporter.connected,
@@ -269,6 +271,10 @@ class Daemon:
             restarts=self._node.restarts(),
             health_transitions=self._node.health_transitions,
         )
+
+    def _rejected(self) -> str:
+        """The fault of the policy file, where the policy before it stays in force."""
+        return "" if self._state.policy.fault else self._policy_file.fault
 
     def _dra_status(self) -> DraStatus:
         dra = self._dra

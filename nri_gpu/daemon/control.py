@@ -110,6 +110,7 @@ class Reporter:
 
     list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
     command line, by their key in the policy, and `topology`, the simulated node's file. session: of the supervisor.
+    rejected: of `PolicyStatus`.
     """
 
     def __init__(
@@ -126,11 +127,13 @@ class Reporter:
         session: Callable[[], SessionFacts] = SessionFacts,
         refusals: Callable[[], tuple[Refused, ...]] = tuple,
         dra: Callable[[], DraStatus] = DraStatus,
+        rejected: Callable[[], str] = str,
     ) -> None:
         self._path = path
         self._session = session
         self._refusals = refusals
         self._dra = dra
+        self._rejected = rejected
         self._node_state = node_state
         self._cache = cache
         self._inventory = inventory
@@ -203,7 +206,7 @@ class Reporter:
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),
             inventory_fault=cache.fault,
-            policy=PolicyStatus(state.policy.source, state.policy.fault),
+            policy=PolicyStatus(state.policy.source, state.policy.fault, self._rejected()),
             inventory_confirmed=cache.confirmed or cache.current is None,
             history=self._inventory.history,
             kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),

@@ -154,6 +154,12 @@ def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
             f"the daemon runs without a usable policy, and refuses who asks: {status.policy.fault}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
         )
+    if status.policy.rejected:
+        yield error(
+            "policy file",
+            f"the daemon has rejected it, and goes on with the policy before it: {status.policy.rejected}",
+            "nri-gpu check    # then: systemctl reload nri-gpu",
+        )
 
 
 def _contained_guard(seen: Examined) -> int:

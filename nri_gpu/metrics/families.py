@@ -66,6 +66,11 @@ def _node(reading: Reading) -> Iterator[Metric]:
     ready = node_fault(DEFAULT_CAPABILITIES, reading.node) is None
     yield _gauge("nri_gpu_node_ready", "1 while GPUs could be granted, as far as the driver goes.", ready)
     yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(reading.policy.fault))
+    yield _gauge(
+        "nri_gpu_policy_rejected",
+        "1 while the policy file has a fault and the policy before it stays in force.",
+        reading.policy_rejected,
+    )
     age = [] if reading.inventory_age_s is None else [((), reading.inventory_age_s)]
     yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)
     yield _gauge(

@@ -16,6 +16,7 @@ from nri_gpu.system.counts import Counts
 class Reading(Struct, frozen=True, kw_only=True):
     """What the metrics are made of.
 
+    policy_rejected: the file has a fault, and the policy before it stays in force.
     connected: the runtime has listed its containers and is being answered. ungranted: running containers that asked
     and were created without us. guard_connected: None where no guard can be seen from here, as in a pod.
     inventory_age_s: None before the driver's first answer. restarts: child -> how often it was started again.
@@ -26,6 +27,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     node: Node
     ledger: Ledger
     policy: Policy
+    policy_rejected: bool
     settings: Policy
     counts: Counts
     connected: bool

@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.test_chart import NAMESPACE, TAG, image
 from tests.support.cluster import CLUSTER_WIDE, Cluster, pod, wait_for
 from tests.support.cluster_claims import ACCOUNT
+from tests.support.errors import HarnessError
 from tests.support.helm import CHART, PROGRAMS, Helm
 
 pytestmark = pytest.mark.cluster
@@ -57,6 +58,16 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, tmp_pa
     history = json.loads(helm("history", *RELEASE, "-o", "json"))
     assert [each["status"] for each in history] == ["superseded", "superseded", "deployed"]
     assert cluster.minors("train") == held
+
+    good, wrong = (("--set-string", f"policy=[namespaces]\nallow = {value}") for value in ("['*']", "nobody"))
+    helm("upgrade", *RELEASE, *values, *good, *WAIT)
+    with pytest.raises(HarnessError) as refused:
+        helm("upgrade", *RELEASE, *values, *wrong, *WAIT)
+    assert "nri-gpu-check-policy" in str(refused.value)
+    assert "not TOML" in cluster.kubectl("logs", "job/nri-gpu-check-policy", "-n", NAMESPACE)
+    assert "nobody" not in cluster.get("configmap", "nri-gpu-policy", "-n", NAMESPACE)["data"]["policy.toml"]
+    helm("upgrade", *RELEASE, *values, *good, *WAIT)
+    assert not cluster.get("jobs", "", "-n", NAMESPACE)
 
     helm("uninstall", *RELEASE, *WAIT)
     assert not [each for each in everything(cluster) if each["metadata"]["name"].startswith("nri-gpu")]

@@ -80,7 +80,11 @@ def test_broken_from_the_start_then_mended_then_broken_again(bench: Bench) -> No
     bench.reload(GOOD, RELOADED)
     bench.create("second", "device=0")
 
+    assert bench.daemon.verb("status").returncode == 0
     bench.reload(BROKEN, KEPT)
+    status = bench.daemon.verb("status")
+    assert (status.returncode, "policy file rejected" in status.stdout) == (1, True)
+    assert bench.daemon.verb("status", "--probe").returncode == 0
     bench.create("third", "device=0")  # shared, as the good one says and the built-in defaults do not
     bench.daemon.wait_held({"second/main": [UUIDS[0]], "third/main": [UUIDS[0]]})
     assert {grant["mode"] for grant in bench.daemon.ledger()["grants"]} == {"shared"}

@@ -73,6 +73,7 @@ READING: Final = Reading(
     node=node(),
     ledger=Ledger(),
     policy=Policy(),
+    policy_rejected=False,
     settings=Policy(),
     counts=Counts(),
     connected=True,

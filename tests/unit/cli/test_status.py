@@ -147,6 +147,15 @@ def test_a_daemon_that_cannot_grant_is_a_finding(asked: NriGpuCall) -> None:
     assert "policy not usable: line 3" in done.out
 
 
+@pytest.mark.parametrize(("options", "code"), [((), Exit.FINDING), (("--probe",), Exit.OK)])
+def test_a_rejected_policy_is_a_finding_and_no_reason_to_end_the_pod(
+    asked: NriGpuCall, options: tuple[str, ...], code: Exit
+) -> None:
+    done = asked(status_json(view(policy=answers.PolicyStatus("policy.toml", "", "line 3"))), *options)
+    assert done.code == code
+    assert "policy file rejected, the policy before it stays in force: line 3" in done.out
+
+
 def test_alive_only_asks_for_an_answer(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path) -> None:
     assert asked(AWAY, "--alive") == Done(Exit.OK, "", "")
     assert nri_gpu("status", "--state-dir", tmp_path / "none", "--alive").code == Exit.UNAVAILABLE

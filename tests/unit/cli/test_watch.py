@@ -116,6 +116,11 @@ CHANGES = {
         EMPTY,
         ["no longer: policy not usable: line 3"],
     ),
+    "a rejected policy": (
+        EMPTY,
+        status_of(view(policy=PolicyStatus("policy.toml", "", "line 3"))),
+        ["policy file rejected, the policy before it stays in force: line 3"],
+    ),
     "an inventory's fault is a transition": (EMPTY, status_of(view(inventory_fault="no driver")), []),
 }
 

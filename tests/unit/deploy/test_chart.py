@@ -19,10 +19,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from nri_gpu.cli.main import _parser
+from nri_gpu.cli.main import _parser, main
 from nri_gpu.cli.run import _overrides
 from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.daemon.policy_file import PolicyText, build_policy
+from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.dra.api_access import SERVICE_ACCOUNT
 from nri_gpu.policy.kubelet import Registration
@@ -267,6 +268,22 @@ def test_a_policy_comes_through_as_it_is_written(policy: str) -> None:
     assert data == dict.fromkeys(("policy.toml", "topology.toml"), policy.rstrip("\n") + "\n")
 
 
+def test_a_job_without_rights_checks_a_policy_of_ones_own_first(tmp_path: Path) -> None:
+    made = documents(ELSEWHERE, policy="[kubelet]\nnonsense = 1\n")
+    config, job = (one(made, kind, "other-check-policy") for kind in ("ConfigMap", "Job"))
+    hooks = "pre-install,pre-upgrade"
+    assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in (config, job)} == {hooks}
+    (only,) = job["spec"]["template"]["spec"]["containers"]
+    assert only["securityContext"].items() >= {"runAsNonRoot": True, "allowPrivilegeEscalation": False}.items()
+    assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert {key for each in job["spec"]["template"]["spec"]["volumes"] for key in each} == {"name", "configMap"}
+    (tmp_path / "policy.toml").write_text(config["data"]["policy.toml"])
+    verb, file = only["args"]
+    assert main([verb, str(tmp_path / Path(file).name)]) == Exit.CONFIGURATION
+    without = documents(policy="a", checkPolicy=False), documents()
+    assert "Job" not in {each["kind"] for made in without for each in made}
+
+
 def test_two_doors_to_every_gpu_are_refused_with_a_sentence() -> None:
     with pytest.raises(RefusedError, match=r"kubelet\.enabled=false, or give each a pool"):
         render(dra={"enabled": True})
@@ -443,7 +460,7 @@ def test_every_path_of_the_cluster_that_the_page_names_is_the_charts() -> None:
 def test_nobody_but_the_dra_driver_has_rights_at_the_api_server(variant: str) -> None:
     kinds = {each["kind"] for each in found(variant)}
     served = "dra" in daemon_sets(variant)
-    assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", *OPERATORS, *ADMISSION} | (
+    assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", "Job", *OPERATORS, *ADMISSION} | (
         RIGHTS if served else set()
     )
     for component in daemon_sets(variant):

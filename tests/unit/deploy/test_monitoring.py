@@ -38,6 +38,7 @@ HEALTHY: Final = {
     "nri_gpu_inventory_stale_after_seconds": 300,
     "nri_gpu_node_ready": 1,
     "nri_gpu_policy_fault": 0,
+    "nri_gpu_policy_rejected": 0,
     'nri_gpu_child_restarts_total{child="nvml"}': 1,
     'nri_gpu_gpu_available{uuid="GPU-0",index="0"}': 1,
     "nri_gpu_undescribed_gpus": 0,
@@ -59,6 +60,7 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
     "NriGpuInventoryStale": ({"nri_gpu_inventory_age_seconds": "420x420"}, 420, {}),
     "NriGpuNodeNotReady": ({"nri_gpu_node_ready": "0x420"}, 0, {}),
     "NriGpuPolicyUnusable": ({"nri_gpu_policy_fault": "1x420"}, 1, {}),
+    "NriGpuPolicyRejected": ({"nri_gpu_policy_rejected": "1x420"}, 1, {}),
     "NriGpuChildRestarting": ({'nri_gpu_child_restarts_total{child="nvml"}': "0+1x420"}, 15, {"child": "nvml"}),
     "NriGpuGpuWithheld": (
         {'nri_gpu_gpu_available{uuid="GPU-0",index="0"}': "0x420"},

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, SynchronizeStatus
 from nri_gpu.doctor.finding import Level
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps import MpsSettings
 from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode
 
@@ -53,6 +53,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no inventory": ({"inventory_fault": "NVML hangs"}, "inventory", "NVML hangs"),
     "no policy": ({"policy": PolicyStatus("a.toml", "line 3")}, "policy in force", "line 3"),
+    "a rejected policy": ({"policy": PolicyStatus(BUILT_IN, "", "line 3")}, "policy file", "line 3"),
 }
 
 

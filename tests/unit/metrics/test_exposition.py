@@ -40,7 +40,12 @@ def scrape(**changed: object) -> Scraped:
 def test_a_healthy_node() -> None:
     said = scrape()
     assert said.value("nri_gpu_connected") == said.value("nri_gpu_node_ready") == 1
-    assert said.value("nri_gpu_policy_fault") == said.value("nri_gpu_undescribed_gpus") == 0
+    assert (
+        said.value("nri_gpu_policy_fault")
+        == said.value("nri_gpu_policy_rejected")
+        == said.value("nri_gpu_undescribed_gpus")
+        == 0
+    )
     assert [each["uuid"] for each in said.series("nri_gpu_gpu_available")] == UUIDS
     assert said.series(GRANT) == []
 
@@ -51,6 +56,7 @@ FAULTS = {
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
     "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
+    "a rejected policy": ({"policy_rejected": True}, "nri_gpu_policy_rejected", 1),
     "policy": ({"policy": Policy.broken("bad")}, "nri_gpu_policy_fault", 1),
     "no driver": ({"node": replace(node(), inventory=Inventory(taken_at=0, fault="gone"))}, "nri_gpu_node_ready", 0),
     "unloaded": ({"node": UNLOADED}, "nri_gpu_node_ready", 0),

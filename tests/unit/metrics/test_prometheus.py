@@ -216,8 +216,10 @@ async def test_each_alert_fires_on_its_fault(monitored: Monitored) -> None:
                 await monitored.fires(alert)
         await monitored.fires("NriGpuDown")
         monitored.policy.write_text("nonsense")
+        async with chain.connected():  # on the last good one
+            await monitored.fires("NriGpuPolicyRejected")
         (chain.launch.state / LAST_GOOD).unlink()
         async with chain.connected():
             await monitored.fires("NriGpuPolicyUnusable")
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-    assert {rule["alert"] for rule in rules} == {*FAULTS, "NriGpuDown", "NriGpuPolicyUnusable"}
+    assert {rule["alert"] for rule in rules} == {*FAULTS, "NriGpuDown", "NriGpuPolicyRejected", "NriGpuPolicyUnusable"}
