@@ -268,6 +268,7 @@ class Daemon:
             stray=self._stray.counted(),
             guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)),
             inventory_age_s=self._node.cache.age_s(),
+            inventory_fault=bool(self._node.cache.fault),
             restarts=self._node.restarts(),
             health_transitions=self._node.health_transitions,
         )

@@ -71,6 +71,11 @@ def _node(reading: Reading) -> Iterator[Metric]:
         "1 while the policy file has a fault and the policy before it stays in force.",
         reading.policy_rejected,
     )
+    yield _gauge(
+        "nri_gpu_inventory_fault",
+        "1 while NVML's last answer was none: the driver is not loaded, or hangs.",
+        reading.inventory_fault,
+    )
     age = [] if reading.inventory_age_s is None else [((), reading.inventory_age_s)]
     yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)
     yield _gauge(
@@ -86,8 +91,19 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     moved = [((state,), reading.health_transitions.get(state, 0)) for state in HealthState]
     yield _counter("nri_gpu_health_transitions", "Times that a GPU came into a state.", moved, "state")
     inventory = reading.node.inventory
-    units = [((unit.uuid, unit.place, _model(unit)), not _withheld(unit)) for unit in inventory.units]
-    yield _gauge("nri_gpu_gpu_available", "1 unless the GPU is withheld from all.", units, "uuid", "index", "model")
+    units = [
+        ((unit.uuid, unit.place, _model(unit)), not _withheld(unit))
+        for unit in inventory.units
+        if _withheld(unit) or isinstance(unit, MigPart) or not unit.mig_enabled
+    ]
+    yield _gauge(
+        "nri_gpu_gpu_available",
+        "1 unless the GPU is withheld from all. One in MIG mode, whose MIG devices are granted, only where it is.",
+        units,
+        "uuid",
+        "index",
+        "model",
+    )
     undescribed = len(inventory.faults) + len(inventory.unlisted)
     yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
     holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())

@@ -16,10 +16,10 @@ from nri_gpu.system.counts import Counts
 class Reading(Struct, frozen=True, kw_only=True):
     """What the metrics are made of.
 
-    policy_rejected: the file has a fault, and the policy before it stays in force.
-    connected: the runtime has listed its containers and is being answered. ungranted: running containers that asked
-    and were created without us. guard_connected: None where no guard can be seen from here, as in a pod.
-    inventory_age_s: None before the driver's first answer. restarts: child -> how often it was started again.
+    policy_rejected: the file has a fault, and the policy before it stays in force. connected: the runtime has listed
+    its containers and is being answered. ungranted: running containers that asked and were created without us.
+    guard_connected: None where no guard can be seen from here, as in a pod. inventory_age_s: None before the driver's
+    first answer. inventory_fault: its last answer was none. restarts: child -> how often it was started again.
     health_transitions: how often a GPU came into each state. stray: kind -> findings of the stray-use audit; None
     while it does not look.
     """
@@ -34,6 +34,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     ungranted: int
     guard_connected: bool | None
     inventory_age_s: float | None
+    inventory_fault: bool
     restarts: Mapping[str, int]
     health_transitions: Mapping[HealthState, int]
     stray: Mapping[str, int] | None = None

@@ -74,6 +74,7 @@ READING: Final = Reading(
     ledger=Ledger(),
     policy=Policy(),
     policy_rejected=False,
+    inventory_fault=False,
     settings=Policy(),
     counts=Counts(),
     connected=True,

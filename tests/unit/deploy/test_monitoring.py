@@ -38,6 +38,7 @@ HEALTHY: Final = {
     "nri_gpu_inventory_stale_after_seconds": 300,
     "nri_gpu_node_ready": 1,
     "nri_gpu_policy_fault": 0,
+    "nri_gpu_inventory_fault": 0,
     "nri_gpu_policy_rejected": 0,
     'nri_gpu_child_restarts_total{child="nvml"}': 1,
     'nri_gpu_gpu_available{uuid="GPU-0",index="0"}': 1,
@@ -58,6 +59,7 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
     "NriGpuStrayUse": ({'nri_gpu_stray_uses{kind="ungranted-container"}': "3x420"}, 3, {}),
     "NriGpuGuardNotConnected": ({"nri_gpu_guard_connected": "0x420"}, 0, {}),
     "NriGpuInventoryStale": ({"nri_gpu_inventory_age_seconds": "420x420"}, 420, {}),
+    "NriGpuInventoryFault": ({"nri_gpu_inventory_fault": "1x420"}, 1, {}),
     "NriGpuNodeNotReady": ({"nri_gpu_node_ready": "0x420"}, 0, {}),
     "NriGpuPolicyUnusable": ({"nri_gpu_policy_fault": "1x420"}, 1, {}),
     "NriGpuPolicyRejected": ({"nri_gpu_policy_rejected": "1x420"}, 1, {}),
@@ -126,6 +128,46 @@ def test_each_alert_fires_on_its_fault_alone(tmp_path: Path, name: str) -> None:
         {"eval_time": f"{HOURS}h", "alertname": other, "exp_alerts": fires if other == name else []} for other in RULES
     ]
     tested(tmp_path, input_series=series(changed), alert_rule_test=each)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {'up{job="kubernetes-pods",instance="a",app_kubernetes_io_name="nri-gpu"}': "0x10"},
+        {
+            'up{job="kubernetes-pods",instance="a"}': "1 0x10",
+            'nri_gpu_build_info{job="kubernetes-pods",instance="a",version="0.1.0"}': "1 stale",
+            'up{job="kubernetes-pods",instance="of others"}': "0x10",
+        },
+    ],
+    ids=["by the pods' label", "by what it served"],
+)
+def test_a_daemon_that_is_down_is_seen_whatever_the_job_is_called(tmp_path: Path, given: Mapping[str, str]) -> None:
+    (labels,) = (name[2:] for name in given if name.startswith("up") and '"a"' in name)
+    rule = RULES["NriGpuDown"]["expr"]
+    wanted = [{"labels": f"up{labels}", "value": 0}]
+    tested(
+        tmp_path,
+        input_series=[{"series": name, "values": text} for name, text in given.items()],
+        promql_expr_test=[{"expr": rule, "eval_time": "9m", "exp_samples": wanted}],
+    )
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    (panel,) = (each for each in dashboard["panels"] if each["title"] == "Nodes that cannot grant")
+    query = panel["targets"][0]["expr"].replace("$instance", ".*")
+    tested(
+        tmp_path,
+        input_series=[{"series": name, "values": text} for name, text in given.items()],
+        promql_expr_test=[{"expr": query, "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": 1}]}],
+    )
+
+
+@pytest.mark.parametrize("name", ["NriGpuReconnecting", "NriGpuChildRestarting", "NriGpuGpuUnstable"])
+def test_three_are_not_more_than_three(tmp_path: Path, name: str) -> None:
+    """Between two scrapes, where the range is longer than what was seen of it."""
+    (changed,) = FAULTS[name][0]
+    given = series({changed: "0x410 1 2 3x20"})
+    asked = {"expr": RULES[name]["expr"], "eval_time": f"{HOURS}h30s", "exp_samples": []}
+    tested(tmp_path, input_series=given, promql_expr_test=[asked])
 
 
 def _filled(annotations: Mapping[str, str], labels: Mapping[str, str], value: float) -> dict[str, str]:

@@ -56,6 +56,7 @@ FAULTS = {
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
     "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
+    "NVML": ({"inventory_fault": True}, "nri_gpu_inventory_fault", 1),
     "a rejected policy": ({"policy_rejected": True}, "nri_gpu_policy_rejected", 1),
     "policy": ({"policy": Policy.broken("bad")}, "nri_gpu_policy_fault", 1),
     "no driver": ({"node": replace(node(), inventory=Inventory(taken_at=0, fault="gone"))}, "nri_gpu_node_ready", 0),
@@ -110,8 +111,9 @@ def test_a_withheld_gpu_and_one_that_is_lost() -> None:
     faulty = replace(inventory, gpus=(inventory.gpus[0], bad, mig), faults=(GpuFault(3, "GPU is lost", uuid=UUIDS[3]),))
     said = scrape(node=replace(node(), inventory=faulty))
     model = inventory.gpus[0].model
-    states = [said.value("nri_gpu_gpu_available", uuid=UUIDS[at], index=str(at), model=model) for at in range(3)]
-    assert states == [1, 0, 1]
+    states = [said.value("nri_gpu_gpu_available", uuid=UUIDS[at], index=str(at), model=model) for at in range(2)]
+    assert states == [1, 0]
+    assert [each["index"] for each in said.series("nri_gpu_gpu_available")] == ["0", "1"]
     assert said.value("nri_gpu_undescribed_gpus") == 1
 
 

@@ -214,6 +214,7 @@ async def test_each_alert_fires_on_its_fault(monitored: Monitored) -> None:
                 await monitored.is_quiet(alert)
                 await happens(monitored)
                 await monitored.fires(alert)
+            await monitored.fires("NriGpuInventoryFault")
         await monitored.fires("NriGpuDown")
         monitored.policy.write_text("nonsense")
         async with chain.connected():  # on the last good one
@@ -222,4 +223,5 @@ async def test_each_alert_fires_on_its_fault(monitored: Monitored) -> None:
         async with chain.connected():
             await monitored.fires("NriGpuPolicyUnusable")
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-    assert {rule["alert"] for rule in rules} == {*FAULTS, "NriGpuDown", "NriGpuPolicyRejected", "NriGpuPolicyUnusable"}
+    others = {"NriGpuDown", "NriGpuInventoryFault", "NriGpuPolicyRejected", "NriGpuPolicyUnusable"}
+    assert {rule["alert"] for rule in rules} == {*FAULTS, *others}
