@@ -101,7 +101,7 @@ class DraController:
         self._woken = asyncio.Event()
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = NodeView(
-            number=time.time_ns() // 1_000_000,  # another one than those of the daemon before this one
+            number=time.time_ns() // 1_000,  # another one than those of the daemon before this one
             driver=self.settings.driver,
             dir=self.settings.dir,
             registry_dir=fixed.kubelet.registry_dir,

@@ -23,7 +23,7 @@ from nri_gpu.dra.service import ClaimService
 from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.kubelet.endpoint import EndpointTimes
 from nri_gpu.system.notify import Notifier
-from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done, raised_alone
 
 REFRESHED_AT_ONCE: Final = 4  # claims
 THREADS: Final = 33  # the watch, and 32 questions to the API server at once; asyncio has 6 on two processors
@@ -101,17 +101,16 @@ class DriverProcess:
         sockets = KubeletSockets(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.sockets)
         await sockets.hold()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(sockets.run())
-                tasks.create_task(self._publish(sockets))
-                tasks.create_task(self._tell())
-                tasks.create_task(self._follow(view))
-                tasks.create_task(self._keep(claims))
-                await sockets.opened.wait()
-                logger.bind(name=view.driver, socket=str(sockets.socket)).info("serving claims")
-                self._notifier.ready(f"serving claims of {view.driver}")
-        except* RestartNeededError as group:
-            raise group.exceptions[0] from None
+            with raised_alone(RestartNeededError):
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(sockets.run())
+                    tasks.create_task(self._publish(sockets))
+                    tasks.create_task(self._tell())
+                    tasks.create_task(self._follow(view))
+                    tasks.create_task(self._keep(claims))
+                    await sockets.opened.wait()
+                    logger.bind(name=view.driver, socket=str(sockets.socket)).info("serving claims")
+                    self._notifier.ready(f"serving claims of {view.driver}")
         finally:
             sockets.release()
 

@@ -20,7 +20,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
-from nri_gpu.system.tasks import LogOnce, first_done
+from nri_gpu.system.tasks import LogOnce, first_done, raised_alone
 
 if TYPE_CHECKING:
     from nri_gpu.kubelet.endpoint import Endpoint, EndpointTimes
@@ -125,14 +125,12 @@ class KubeletController:
         pods = self._plugin.external.pods
         if self._settings.enabled or pods is not None:
             set_up_grpc()
-        try:
+        with raised_alone(RestartNeededError):
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
                     tasks.create_task(self._serve(tasks))
                 if pods is not None:
                     tasks.create_task(self._inquire(pods))
-        except* RestartNeededError as group:
-            raise group.exceptions[0] from None
         await asyncio.Event().wait()
 
     async def _inquire(self, pods: KubeletPods) -> None:

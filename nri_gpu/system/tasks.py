@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from loguru import logger
@@ -71,6 +72,21 @@ class LogOnce:
     def clear(self) -> None:
         """All is well again: the next fault is logged, whichever it is."""
         self.fault, self._since, self._told = "", None, False
+
+
+@contextmanager
+def raised_alone(kind: type[Exception]) -> Iterator[None]:
+    """Raise an exception of this kind that ended a task group, and nothing beside it did, without the group.
+
+    Python 3.11.2, which Debian 12 has, makes a group again of what is raised in a block of `except*`.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        _, others = group.split(kind)
+        if others:
+            raise
+        raise group.exceptions[0] from None
 
 
 async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]], *, retry_s: float) -> None:

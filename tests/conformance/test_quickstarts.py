@@ -53,10 +53,10 @@ timeout 30 sh -c "until grep -q 'driver files staged' $log; do sleep 0.1; done" 
 def root(runtime: packages.Runtime) -> Iterator[OwnRoot]:
     """A machine as the page wants it: containerd and crictl."""
     kept = bool(cleanup.cgroups_named(CGROUPS))
+    crictl = ground.need("crictl") / "crictl"
     node = Containerd(runtime)
     try:
         made = OwnRoot.of(node)
-        crictl = ground.need("crictl") / "crictl"
         made.write_program(PROGRAMS / "crictl", f'#!/bin/sh\nexec {crictl} "$@"\n')
         with node:
             node.import_image(DEBIAN)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import pytest
+
+from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.fixes import FIXES
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone
 from tests.support.log import Log
 
 
@@ -82,3 +85,11 @@ def test_the_first_that_is_done_ends_the_wait_for_the_others() -> None:
         return forever.cancelled()
 
     assert asyncio.run(run())
+
+
+def test_what_ended_a_task_group_alone_is_raised_without_the_group() -> None:
+    needed = RestartNeededError("begin anew")
+    with pytest.raises(RestartNeededError, match="begin anew"), raised_alone(RestartNeededError):
+        raise ExceptionGroup("tasks", [needed])
+    with pytest.raises(ExceptionGroup), raised_alone(RestartNeededError):
+        raise ExceptionGroup("tasks", [needed, ValueError("a bug beside it")])
