@@ -134,6 +134,9 @@ deb: $(READY) ## the Debian package, with the Python packages that it needs -> d
 rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
 	@$(BIN)/python -m deploy.rpm.build
 
+image: $(READY) ## the container image for Kubernetes, an OCI archive (needs mmdebstrap and root) -> dist/
+	@$(BIN)/python -m deploy.image
+
 bench: $(READY) ## what it costs, beside the budget and others' programs (make ground); BENCH="..." gives options
 	$(BIN)/python -m bench $(BENCH)
 

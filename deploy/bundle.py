@@ -66,16 +66,16 @@ class Licence(Struct, frozen=True):
     text: str
 
 
-def lay_out(destination: Path, machine: str = platform.machine()) -> None:
-    """Make the tree below a folder. machine: as `uname -m` says it.
+def lay_out(destination: Path, machine: str = platform.machine(), pythons: Sequence[str] = PYTHONS) -> None:
+    """Make the tree below a folder. machine: as `uname -m` says it. pythons: that it is to run on.
 
     Raises: subprocess.CalledProcessError when pip cannot get a wheel; BundleError.
     """
     with tempfile.TemporaryDirectory(prefix="nri-gpu-bundle-") as name:
         work = Path(name)
-        wheels = {python: download(LOCK, work / python, python, machine) for python in PYTHONS}
+        wheels = {python: download(LOCK, work / python, python, machine) for python in pythons}
         _unpack_wheels(wheels, _own_wheel(work), destination / BUNDLE)
-    _make_environment(destination / BUNDLE)
+    _make_environment(destination / BUNDLE, pythons)
     for source, target in COPIED.items():
         _copy(ROOT / source, destination / target)
     _install_units(destination / UNITS)
@@ -126,7 +126,7 @@ def _unpack_wheels(wheels: Mapping[str, frozenset[Path]], own: Path, bundle: Pat
         for wheel in sorted(found):
             if wheel.name not in everywhere:
                 _unpack(wheel, bundle / f"lib/python{python}/site-packages")
-            elif python == PYTHONS[0]:
+            elif python == next(iter(wheels)):
                 _unpack(wheel, bundle / "common")
     _unpack(own, bundle / "common")
 
@@ -144,14 +144,16 @@ def _unpack(wheel: Path, into: Path) -> None:
                 archive.extract(name, into)
 
 
-def _make_environment(bundle: Path) -> None:
+def _make_environment(bundle: Path, pythons: Sequence[str]) -> None:
     """What makes a folder a virtual environment (PEP 405)."""
     (bundle / "bin").mkdir()
     (bundle / "bin/python3").symlink_to(SYSTEM_PYTHON)
     home = Path(SYSTEM_PYTHON).parent
     (bundle / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
-    for python in PYTHONS:
-        (bundle / f"lib/python{python}/site-packages/common.pth").write_text("../../../common\n")
+    for python in pythons:
+        packages = bundle / f"lib/python{python}/site-packages"
+        packages.mkdir(parents=True, exist_ok=True)  # empty so far, where it is the only one
+        (packages / "common.pth").write_text("../../../common\n")
 
 
 def _copy(source: Path, target: Path) -> None:

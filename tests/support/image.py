@@ -3,10 +3,7 @@
 Import it with `Containerd.import_image`. The same image serves as the pause image, since its command only sleeps.
 """
 
-import hashlib
 import io
-import json
-import platform
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -15,14 +12,11 @@ from typing import Final, assert_never
 
 from msgspec import Struct, field
 
+from deploy.image import write
+
 NAME: Final = "localhost/nri-gpu/busybox:1"
 # Without an argument of days or more, a pod of a slow test would end under it.
 SLEEP: Final = ("/bin/sleep", "86400")
-ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-LAYER, CONFIG, MANIFEST, INDEX = (
-    f"application/vnd.oci.image.{kind}"
-    for kind in ("layer.v1.tar", "config.v1+json", "manifest.v1+json", "index.v1+json")
-)
 
 
 class File(Struct, frozen=True):
@@ -69,30 +63,8 @@ def build(tar_path: Path, busybox: Path, spec: ImageSpec | None = None) -> Path:
     """Write the image as an OCI layout tar, which Docker loads too, to `tar_path`, and return that path."""
     spec = spec or ImageSpec()
     layer = _layer((_userland(busybox) if spec.userland else _sleeper(busybox)) | dict(spec.extra))
-    config = _json(_config(spec, layer))
-    parts = {"config": _descriptor(CONFIG, config), "layers": [_descriptor(LAYER, layer)]}
-    manifest = _json({"schemaVersion": 2, "mediaType": MANIFEST, **parts})
-    named = {"platform": _platform(), "annotations": {"io.containerd.image.name": spec.name}}
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_descriptor(MANIFEST, manifest) | named]}
-    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
-    files |= {_path(blob): blob for blob in (layer, config, manifest)}
-    # What Docker's own image store reads instead of OCI's index.
-    files["manifest.json"] = _json([{"Config": _path(config), "RepoTags": [spec.name], "Layers": [_path(layer)]}])
-    with tarfile.open(tar_path, "w") as tar:
-        for name, content in files.items():
-            _add(tar, name, File(content))
-    return tar_path
-
-
-def _config(spec: ImageSpec, layer: bytes) -> dict[str, object]:
-    return _platform() | {
-        "config": {"Env": [f"{key}={value}" for key, value in spec.env.items()], "Cmd": list(spec.command)},
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
-    }
-
-
-def _platform() -> dict[str, object]:
-    return {"architecture": ARCHITECTURES[platform.machine()], "os": "linux"}
+    config = {"Env": [f"{key}={value}" for key, value in spec.env.items()], "Cmd": list(spec.command)}
+    return write(tar_path, layer, config, spec.name)
 
 
 def _userland(busybox: Path) -> dict[str, Entry]:
@@ -141,19 +113,3 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
             tar.addfile(info)
         case _:
             assert_never(entry)
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _path(blob: bytes) -> str:
-    return f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}"
-
-
-def _digest(blob: bytes) -> str:
-    return "sha256:" + hashlib.sha256(blob).hexdigest()
-
-
-def _descriptor(media_type: str, blob: bytes) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}

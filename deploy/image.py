@@ -1,0 +1,135 @@
+"""The container image of this tree, without a builder of images: dist/nri-gpu-VERSION.oci.tar.
+
+    python -m deploy.image [--output FOLDER]
+
+One layer: a Debian that mmdebstrap makes, without apt, and over it what deploy/bundle.py lays out, for the one Python
+of that Debian. deploy/Containerfile is the other way. Needs root, mmdebstrap, and the network for Debian's packages and
+for the wheels. Plain tar, since programs that push an image compress its layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+from deploy import bundle
+from nri_gpu import __version__
+
+NAME: Final = f"localhost/nri-gpu:{__version__}"
+FILE: Final = f"nri-gpu-{__version__}.oci.tar"
+SUITE, PYTHON = "trixie", "3.13"  # which that suite has
+# C++ is for wheels, and `mount` for the chart's init container.
+PACKAGES: Final = ("python3", "libstdc++6", "mount")
+# Licences stay.
+PATHS: Final = (
+    "exclude=/usr/share/doc/*",
+    "include=/usr/share/doc/*/copyright",
+    "exclude=/usr/share/man/*",
+    "exclude=/usr/share/locale/*",
+)
+# $1: the Debian; $0: what is laid out. Compiled here, since the chart's root is read-only. A container gets its own
+# name and resolver; what mmdebstrap leaves are the builder's.
+FINISH: Final = f"""
+cp -a "$0/." "$1"
+chroot "$1" python3 -I -m compileall -q -x /pygments/ --invalidation-mode=unchecked-hash /{bundle.BUNDLE}
+rm -rf "$1/etc/hostname" "$1/etc/resolv.conf" "$1/var/log/apt"
+"""
+# Not User: only root may connect to the NRI socket. No variable of Python's: the program starts it with -I.
+CONFIG: Final[Mapping[str, object]] = {
+    "Entrypoint": ["nri-gpu"],
+    "Cmd": ["run"],
+    "Env": ["PATH=/usr/sbin:/usr/bin"],
+    "Labels": {
+        "org.opencontainers.image.title": "nri-gpu",
+        "org.opencontainers.image.description": "Gives containers NVIDIA GPUs through containerd's NRI",
+        "org.opencontainers.image.version": __version__,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    },
+}
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+LAYER, MANIFEST, INDEX, IMAGE = (
+    f"application/vnd.oci.image.{kind}"
+    for kind in ("layer.v1.tar", "manifest.v1+json", "index.v1+json", "config.v1+json")
+)
+
+
+def build(output: Path, mmdebstrap: Sequence[str] = ("mmdebstrap",), mirror: str = "") -> Path:
+    """Returns the archive. mmdebstrap: its command. mirror: of Debian; mmdebstrap's own choice when empty.
+
+    Raises: bundle.BundleError; FileNotFoundError: no mmdebstrap; subprocess.CalledProcessError: it said why it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-image-") as name:
+        tree, layer = Path(name) / "tree", Path(name) / "layer.tar"
+        tree.mkdir()
+        bundle.lay_out(tree, pythons=(PYTHON,))
+        options = [
+            "--mode=root", "--variant=essential", f"--include={','.join(PACKAGES)}", "--skip=output/dev",
+            *(f"--dpkgopt=path-{each}" for each in PATHS), "--dpkgopt=force-unsafe-io",
+            f'--customize-hook=sh -ec {quote(FINISH)} {quote(str(tree))} "$1"',
+        ]  # fmt: skip
+        subprocess.run([*mmdebstrap, "--quiet", *options, SUITE, layer, *([mirror] if mirror else [])], check=True)
+        output.mkdir(parents=True, exist_ok=True)
+        return write(output / FILE, layer.read_bytes(), CONFIG, NAME)
+
+
+def write(archive: Path, layer: bytes, config: Mapping[str, object], name: str) -> Path:
+    """An OCI image layout in a tar, which Docker loads too. layer: a tar; config: how it runs, as OCI spells it."""
+    system = {"architecture": ARCHITECTURES[platform.machine()], "os": "linux"}
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
+    whole = _json({**system, "config": config, "rootfs": rootfs})
+    parts = {"config": _descriptor(IMAGE, whole), "layers": [_descriptor(LAYER, layer)]}
+    manifest = _json({"schemaVersion": 2, "mediaType": MANIFEST, **parts})
+    named = {"platform": system, "annotations": {"io.containerd.image.name": name}}
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_descriptor(MANIFEST, manifest) | named]}
+    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
+    files |= {_path(blob): blob for blob in (layer, whole, manifest)}
+    # What Docker's own image store reads instead of OCI's index.
+    files["manifest.json"] = _json([{"Config": _path(whole), "RepoTags": [name], "Layers": [_path(layer)]}])
+    with tarfile.open(archive, "w") as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return archive
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _path(blob: bytes) -> str:
+    return f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}"
+
+
+def _descriptor(media_type: str, blob: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": f"sha256:{hashlib.sha256(blob).hexdigest()}", "size": len(blob)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build it and print where it is. Returns an exit code."""
+    parser = argparse.ArgumentParser(description="Build the container image.")
+    parser.add_argument("--output", type=Path, default=bundle.ROOT / "dist")
+    try:
+        print(build(parser.parse_args(arguments).output))
+    except FileNotFoundError as error:
+        print(f"{error.filename} is not installed: install it, or use deploy/Containerfile", file=sys.stderr)
+    except (bundle.BundleError, subprocess.CalledProcessError) as error:
+        print(error, file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
