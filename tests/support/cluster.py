@@ -12,17 +12,16 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import files
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.request import urlopen
 
 import yaml
 
+from deploy import image
 from tests import ground
 from tests.support import waiting
 from tests.support.cgroup import Cgroup, host_cgroup
@@ -30,7 +29,7 @@ from tests.support.cri import Cri, CriError
 from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
 from tests.support.errors import HarnessError, NotBuiltError
-from tests.support.glibc import libraries
+from tests.support.own_image import own_image
 
 FOLDER: Final = "NRI_GPU_CLUSTER"
 PROGRAMS: Final = {"KUBE_BIN": "kubernetes", "CONTAINERD_BIN": "containerd", "ETCD_BIN": "etcd"}  # sets of tests/ground
@@ -45,8 +44,6 @@ DAEMON, GUARD, NEXT, DRA = "nri-gpu", "nri-gpu-guard", "nri-gpu-next", "nri-gpu-
 READY_S: Final = 60.0
 PORT: Final = "16443"  # of the API server; the others follow
 KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
-# Of the standard library, what no verb of ours imports.
-LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
 # Of the chart.
 CLUSTER_WIDE: Final = (
     "deviceclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
@@ -247,39 +244,9 @@ class Cluster:
         return {"spec": {"template": {"spec": spec}}}
 
     def import_image(self, tag: str) -> None:
-        """An image as deploy/Containerfile makes it, of this machine's Python and this checkout."""
-        base, stdlib = sys.base_prefix, sysconfig.get_path("stdlib")
-        packages = sysconfig.get_path("purelib", vars={"base": base, "platbase": base})
-        python = f"{base}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        stage = self.folder / "image"
-        ignore = shutil.ignore_patterns
-        shutil.copytree(stdlib, stage / "stdlib", ignore=ignore(*LEFT_OUT), symlinks=True)
-        shutil.copytree(ROOT / "nri_gpu", stage / "packages" / "nri_gpu")
-        for name in (
-            "protobuf",
-            "msgspec",
-            "loguru",
-            "grpcio",
-            "nvidia-ml-py",
-            "typing_extensions",
-            "urllib3",
-            "prometheus-client",
-        ):
-            for file in files(name) or ():
-                if ".." not in file.parts and Path(str(file.locate())).is_file():
-                    target = stage / "packages" / file
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(str(file.locate()), target)
-        script = stage / "nri-gpu"
-        script.write_text(f"#!{python}\nimport sys\nfrom nri_gpu.cli.main import main\n\nsys.exit(main())\n")
-        script.chmod(0o755)
-        linked = {each for program in (Path(python), *stage.rglob("*.so*")) for each in libraries(program)}
-        parts = {stdlib: stage / "stdlib", packages: stage / "packages", python: python}
-        parts |= {"/opt/nri-gpu/bin/nri-gpu": script, **{path: path for path in linked}}
-        empty = ("tmp", "proc", "sys", "dev", "run", "etc", "driver-root", "var/lib")
-        places = [f"{inside.lstrip('/')}={outside}" for inside, outside in parts.items()]
-        self.verb("image", f"{IMAGE}:{tag}", "/opt/nri-gpu/bin/nri-gpu", *places, *(f"{path}=" for path in empty))
-        shutil.rmtree(stage)
+        """The checkout's own."""
+        self.verb("ctr", "images", "import", str(own_image()))
+        self.verb("ctr", "images", "tag", "--force", image.NAME, f"{IMAGE}:{tag}")
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
