@@ -70,9 +70,10 @@ def _make(suite: str, variant: str, included: Sequence[str], folder: Path) -> No
     command = ["unshare", "--mount", *program, "--quiet", "--mode=root", f"--variant={variant}"]
     command.append(f"--include={','.join(included)}")
     fast = ["--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"']
+    snapshot = ['--aptopt=Acquire::Check-Valid-Until "false"']  # as a mirror may be; its signature counts
     try:
         subprocess.run(
-            [*command, *fast, suite, folder, apt.archives()[0].site],
+            [*command, *fast, *snapshot, suite, folder, apt.archives()[0].site],
             capture_output=True,
             text=True,
             check=True,
