@@ -23,7 +23,7 @@ import yaml
 
 from deploy import image
 from tests import ground
-from tests.support import waiting
+from tests.support import packages, waiting
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.cri import Cri, CriError
 from tests.support.daemon import FOUR_GPUS
@@ -101,6 +101,8 @@ class Cluster:
         self.folder = self.root / "given"  # outlives a teardown no more than the rest
         self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
         self.environment = {**os.environ, **programs(), "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        found = (str(each.parent) for each in (packages.runc(), packages.busybox()))
+        self.environment["PATH"] = os.pathsep.join((*found, os.environ["PATH"]))
         self.environment["PYTHONPATH"] = str(ROOT)
 
     def __enter__(self) -> Self:
