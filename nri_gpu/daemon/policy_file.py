@@ -23,7 +23,7 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
-from nri_gpu.system.storage import Signature, signature, write_whole
+from nri_gpu.system.storage import Signature, signature, stat_of, write_whole
 from nri_gpu.system.tasks import LogOnce
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def keep_last_good(state_dir: Path, text: str) -> None:
 def last_good_text(state_dir: Path) -> PolicyText | None:
     """The policy kept by an earlier run; None when none is. Raises: PolicyError: it cannot be read."""
     path = state_dir / LAST_GOOD
-    return read_policy(path) if path.exists() else None
+    return read_policy(path) if stat_of(path) else None
 
 
 def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:

@@ -18,6 +18,7 @@ from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.clock import clock_state
+from nri_gpu.system.storage import stat_of
 
 _SETTING: Final = re.compile(r"""\bset ([a-z_]+)\.([a-z_]+) = ("[^"]*"|\[[^\]]*\]|[a-z0-9_]+)""")
 _NAMED: Final = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
@@ -96,7 +97,7 @@ def below(root: Path, path: str | Path) -> Path:
 def is_there(path: Path) -> bool:
     """Also where this user may not look: reading it says why not."""
     try:
-        return path.exists()
+        return stat_of(path) is not None
     except OSError:
         return True
 

@@ -15,7 +15,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
-from nri_gpu.system.storage import text_of
+from nri_gpu.system.storage import stat_of, text_of
 
 CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/crio/crio.conf"}
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -166,7 +166,7 @@ def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> 
     path = root / name.lstrip("/")
     fault = FileFault(f"{name} cannot be read by this user", denied=True)
     try:
-        if not path.exists():
+        if stat_of(path) is None:
             if not required:
                 return None
             fault = FileFault(f"{name} is imported and does not exist, so containerd does not start")

@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISSOCK
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.system.line_process import lines_of, python
+from nri_gpu.system.storage import stat_of
 
 LIMIT_S: Final = 15.0
 _UUIDS: Final = ("GPU-", "MIG-")  # how ids begin; other devices of pods do not matter here
@@ -33,7 +35,8 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
     Raises: AllocationsUnknownError.
     """
     try:
-        if not socket or not Path(socket).is_socket():  # noqa: ASYNC240 - a stat of a local path
+        found = stat_of(Path(socket)) if socket else None
+        if found is None or not S_ISSOCK(found.st_mode):
             return {}
     except OSError as error:
         raise AllocationsUnknownError(f"{socket}: {error.strerror}") from error
@@ -45,10 +48,10 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
         raise AllocationsUnknownError(str(error)) from error
     if not lines:
         raise AllocationsUnknownError(complaint or f"no answer on {socket}")
-    found: dict[tuple[str, str], frozenset[GpuUuid]] = {}
+    devices: dict[tuple[str, str], frozenset[GpuUuid]] = {}
     for namespace, name, uuids in msgspec.json.decode(lines[0], type=list[tuple[str, str, frozenset[GpuUuid]]]):
-        found[namespace, name] = uuids | found.get((namespace, name), frozenset())  # the old pod and the new
-    return found
+        devices[namespace, name] = uuids | devices.get((namespace, name), frozenset())  # the old pod and the new
+    return devices
 
 
 async def _ask(socket: Path) -> bytes:

@@ -57,6 +57,17 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = F
     draft.replace(path)
 
 
+def stat_of(path: Path) -> os.stat_result | None:
+    """Return what stat(2) says of a path, or None where nothing is there.
+
+    Raises: OSError: it cannot be looked for. `Path.exists` and its like take that for nothing from Python 3.14 on.
+    """
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def signature(path: Path, *, follow: bool = True) -> Signature | None:
     """What differs once a file's content does; None where there is no file. follow: the file that a link leads to."""
     try:

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.error import HTTPError
 
 from tests.support import packages
 from tests.support.waiting import wait_for
@@ -85,6 +86,9 @@ class Prometheus:
         try:
             with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5) as answer:
                 return bool(answer.status == 200)
+        except HTTPError as refusal:
+            refusal.close()
+            return False
         except OSError:
             return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,11 @@ DAMAGE = {
     "nothing": (None, b"", "truncated"),
     "something else": (None, b'{"grants":[]}', "sha256"),
     "no text": (None, b"\xff\xfe", "malformed"),
-    "deep": (None, b'{"sha256":"","document":' + b"[" * 100_000, "recursion"),
+    "deep": (
+        None,
+        b'{"sha256":"","document":' + b"[" * 100_000,
+        "recursion" if sys.version_info < (3, 14) else "truncated",
+    ),
 }
 
 
