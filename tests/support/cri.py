@@ -23,6 +23,7 @@ PodId = NewType("PodId", str)
 ContainerId = NewType("ContainerId", str)
 Reply = TypeVar("Reply", bound=Message)
 
+CDI_KNOWN_S: Final = 5.0
 CALL_TIMEOUT_S: Final = 60.0
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),  # bytes; a verbose status carries a whole OCI spec
@@ -133,8 +134,19 @@ class Cri:
         return list(self._call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse).items)
 
     def create(self, pod: Pod, spec: ContainerSpec | None = None) -> ContainerId:
-        """CreateContainer: where an NRI plugin adjusts, and where its refusal surfaces as a CriError."""
-        return self.create_as(pod, container_to_pb(spec or ContainerSpec()))
+        """CreateContainer: where an NRI plugin adjusts, and where its refusal surfaces as a CriError.
+
+        A CDI device that is not known yet is asked for again, as a kubelet does: containerd learns of a specification
+        by inotify, a moment after it was written.
+        """
+        config, until = container_to_pb(spec or ContainerSpec()), time.monotonic() + CDI_KNOWN_S
+        while True:
+            try:
+                return self.create_as(pod, config)
+            except CriError as error:
+                if "unresolvable CDI devices" not in error.details or time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
 
     def create_as(self, pod: Pod, config: pb.ContainerConfig) -> ContainerId:
         """The same, of exactly this configuration."""
