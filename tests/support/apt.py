@@ -118,7 +118,7 @@ def _unpack_all(debs: Path, into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     script = 'dpkg-deb --fsys-tarfile "$0" | tar -x --keep-directory-symlink --no-same-owner -C "$1"'
     for deb in debs.glob("*.deb"):
-        _run("bash", "-o", "pipefail", "-c", script, str(deb), str(into))
+        run_command("bash", "-o", "pipefail", "-c", script, str(deb), str(into))
 
 
 class _Apt:
@@ -151,7 +151,7 @@ class _Apt:
             if not fetched.exists() or time.time() - fetched.stat().st_mtime > LISTS_KEPT_S:
                 fetched.touch()
                 try:
-                    self.complaints = _run("apt-get", *self._options, "-qq", "update").stderr.strip()[-300:]
+                    self.complaints = run_command("apt-get", *self._options, "-qq", "update").stderr.strip()[-300:]
                 except HarnessError as fault:
                     # Asked again later, so that a hundred tests do not wait for a network that is away.
                     os.utime(fetched, times=(0, time.time() - LISTS_KEPT_S + AGAIN_S))
@@ -161,14 +161,15 @@ class _Apt:
 
     def run(self, *words: str, cwd: Path | None = None) -> str:
         """Return what apt-get prints. Raises: HarnessError."""
-        return _run("apt-get", *self._options, "-qq", *words, cwd=cwd).stdout
+        return run_command("apt-get", *self._options, "-qq", *words, cwd=cwd).stdout
 
 
 def _of_this_machine() -> _Apt:
     return _Apt(f"this-machine-{platform.machine()}", installed=str(INSTALLED))
 
 
-def _run(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_command(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Raises: HarnessError: it failed, with what it said last."""
     try:
         return subprocess.run(
             command,

@@ -6,7 +6,6 @@ are large: OptiX, its compiler and, but for 470, NVVM.
 
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,8 @@ from msgspec import Struct
 
 from tests.support import apt, packages
 from tests.support.cache import cache_folder, kept
-from tests.support.errors import HarnessError
 
 COMPONENTS: Final = "main contrib non-free"
-TIMEOUT_S: Final = 120.0
 # Of packages that a root with these drivers has besides: update-alternatives makes links in folders that are there.
 FOLDERS: Final = (
     *("usr/bin", "usr/sbin", "usr/lib64", "usr/lib/xorg/modules/drivers", "usr/lib/xorg/modules/extensions"),
@@ -117,8 +114,8 @@ def _unpack(wanted: Packages, folder: Path) -> None:
             apt.download(names, wanted.suite, folder / "debs", COMPONENTS, architecture)
     (folder / "control").mkdir()
     for deb in sorted((folder / "debs").iterdir()):
-        _run("dpkg", "-x", deb, folder / "tree")
-        _run("dpkg", "-e", deb, folder / "control" / deb.name.partition("_")[0])
+        apt.run_command("dpkg", "-x", deb, folder / "tree")
+        apt.run_command("dpkg", "-e", deb, folder / "control" / deb.name.partition("_")[0])
     shutil.rmtree(folder / "debs")
 
 
@@ -130,7 +127,7 @@ def _make(root: Path, drivers: Sequence[Path], alternative: str) -> None:
     for name, text in LOADER.items():
         (root / "etc" / name).write_text(text)
     for driver in drivers:
-        _run("cp", "--archive", "--link", "--no-clobber", f"{driver}/tree/.", root)
+        apt.run_command("cp", "--archive", "--link", "--no-clobber", f"{driver}/tree/.", root)
     for driver in drivers:
         [script] = (driver / "control").glob("nvidia-*alternative/postinst")
         _run_script(root, script, "register-nvidia-alternative")
@@ -159,20 +156,11 @@ def _run_script(root: Path, script: Path, trigger: str) -> None:
         tool.chmod(0o755)
     # Its first line names /bin/sh, which is not there.
     shell = ("/.tools/busybox", "env", "-i", "PATH=/.tools", "/.tools/sh")
-    _run("chroot", root, *shell, "/.tools/postinst", "triggered", trigger)
+    apt.run_command("chroot", root, *shell, "/.tools/postinst", "triggered", trigger)
     for line in calls.read_text().splitlines() if calls.exists() else ():
         _update_alternatives(root, *line.split())
     shutil.rmtree(tools)
 
 
 def _update_alternatives(root: Path, *arguments: str) -> None:
-    _run("update-alternatives", "--root", root, "--log", "/dev/null", "--quiet", *arguments)
-
-
-def _run(*command: str | Path) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
-    except subprocess.CalledProcessError as fault:
-        raise HarnessError(f"{command[0]} failed: {' '.join(fault.stderr.split())[-300:]}") from fault
-    except OSError as fault:
-        raise HarnessError(f"{command[0]} failed: {fault}") from fault
+    apt.run_command("update-alternatives", "--root", root, "--log", "/dev/null", "--quiet", *arguments)
