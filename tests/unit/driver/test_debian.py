@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import stat
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +16,7 @@ from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.scan import DriverFile, FoundDriver, changed, folder_signatures, scan
 from nri_gpu.driver.search import DriverSearch, machine_of
 from nri_gpu.inventory.library import Library
+from tests import ground
 from tests.support.debian_driver import DRIVERS, debian_driver, version_of
 
 pytestmark = [
@@ -116,3 +121,17 @@ def test_another_alternative_shows(tmp_path: Path) -> None:
     assert before != folder_signatures(debian_driver("550", "535"))
     root, found = found_in("550")
     assert not changed(root, (), folder_signatures(root), found)
+
+
+def test_nothing_that_nvidias_own_tool_finds_is_lost(tmp_path: Path) -> None:
+    root, found = found_in("550")
+    ctk = ground.need("nvidia") / "nvidia-ctk"
+    (tmp_path / "dev").mkdir()
+    for name, minor in {"nvidia0": 0, "nvidiactl": 255}.items():  # it describes no driver without a device
+        os.mknod(tmp_path / "dev" / name, stat.S_IFCHR | 0o600, os.makedev(195, minor))
+    arguments = ("cdi", "generate", "--mode=management", f"--driver-root={root}", f"--dev-root={tmp_path}")
+    described = subprocess.run([ctk, *arguments, "--format=json"], capture_output=True, text=True, check=True).stdout
+    theirs = {Path(mount["hostPath"]) for mount in json.loads(described)["containerEdits"]["mounts"]}
+    files = {path for path in theirs if path.is_relative_to(root)}  # and one of its own, by which others know it
+    assert len(files) == len(theirs) - 1 > 20
+    assert files <= {root / file.source.path for file in (*found.libraries, *found.binaries, *found.singles)}
