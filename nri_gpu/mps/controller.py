@@ -242,6 +242,7 @@ class MpsController:
                     )
                 controller.served = True
             elif controller is not None:
+                controller.wanted(Demand.DOWN)  # whoever is refused may be gone before the ledger is looked at
                 return (
                     f"the MPS daemon that earlier containers used on {uuid} is being ended, and until then no other "
                     "program can use that GPU: try again in a moment."

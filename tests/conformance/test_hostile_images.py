@@ -258,7 +258,7 @@ def test_a_volume_in_the_place_of_a_node(host: Host, node: Containerd, tmp_path:
     with pytest.raises(CriError, match=r"\[volume-in-the-way\]: the container mounts a volume at /dev/"):
         run(node, ContainerSpec(mounts={at: str(volume)}))
     assert seal((tmp_path,)) == before
-    assert host.daemon.held() == {}
+    host.daemon.wait_held({})
 
 
 def test_a_privileged_pod_with_the_driver_root(host: Host, node: Containerd) -> None:

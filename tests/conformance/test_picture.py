@@ -65,7 +65,7 @@ def test_who_asked_for_nothing_gets_nothing(node: Containerd, shared_daemon: Nri
     assert nvidia_nodes(node.cri, container) == {}
     assert LIBRARIES not in {mount["destination"] for mount in status.oci["mounts"]}
     assert open_number(node.cri, container, 195, 2) is Opened.DENIED
-    assert shared_daemon.held() == {}
+    shared_daemon.wait_held({})
 
 
 def _has_driver(node: Containerd, container: ContainerId) -> None:

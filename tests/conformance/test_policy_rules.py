@@ -75,7 +75,7 @@ def test_refused(node: Containerd, shared_daemon: NriGpu, pod: PodSpec, spec: Co
         node.cri.run(node.cri.run_pod(pod), spec)
     assert refused.value.code == "PERMISSION_DENIED"
     assert "[not-allowed]" in refused.value.details
-    assert shared_daemon.held() == {}
+    shared_daemon.wait_held({})
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_sentence_reaches_the_client(
     refused = node.cri.refused(claim, **fields)
     assert refused.code == "FAILED_PRECONDITION"
     assert PREFIX + sentence in refused.details
-    assert shared_daemon.held() == {}
+    shared_daemon.wait_held({})
     assert node.cri.containers() == []
 
 
@@ -81,4 +81,4 @@ def test_a_mistyped_key_does_not_start_a_container_without_its_gpu(node: Contain
     pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io/contaner.main": "1"}))
     with pytest.raises(CriError, match="unknown annotation"):
         node.cri.create(pod, ContainerSpec())
-    assert shared_daemon.held() == {}
+    shared_daemon.wait_held({})

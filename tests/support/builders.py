@@ -19,6 +19,7 @@ from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, Pod
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.kubelet import ClaimUid
+from nri_gpu.domain.mps import PIPE_FOLDER, PIPE_PLACE
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Inventory, Majors, Node
 from nri_gpu.domain.resource_claim import ClaimedDevice, PreparedClaim
@@ -254,6 +255,8 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
     )
     for destination in sorted(of.mounts):
         made.mounts.add(destination=destination, type="bind", source="/somewhere", options=["rbind", "rw"])
+    if of.mps_folder:
+        made.mounts.add(destination=PIPE_PLACE, type="bind", source=f"{of.mps_folder}/{PIPE_FOLDER}", options=["bind"])
     for device in of.devices:
         made.linux.devices.add(path=device.path, type="c", major=device.major, minor=device.minor)
     for name in of.cdi_devices:

@@ -12,8 +12,8 @@ import pytest
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.claim import Mode
-from nri_gpu.mps.controller import MpsController
-from nri_gpu.mps.folders import clients
+from nri_gpu.mps.controller import Demand, GpuMpsController, MpsController
+from nri_gpu.mps.folders import DaemonFolder, clients
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.state import Changed, NodeState
@@ -119,3 +119,14 @@ def test_the_next_daemons_folders_stay_and_those_of_an_earlier_start_of_ours_go(
         return given(node_state)
 
     assert asyncio.run(start()).isdisjoint(asyncio.run(start()))
+
+
+def test_a_start_that_waits_for_the_daemons_end_has_it_ended(state: Path) -> None:
+    """Though its container is gone again before the ledger is looked at."""
+    node_state = NodeState(make.inventory(), policy=WITH_MPS)
+    controller = MpsController(state, node_state)
+    folder = DaemonFolder(state, make.uuid(0), "1")
+    ours = controller._controllers[make.uuid(0)] = GpuMpsController(folder, node_state, lambda: folder)
+    ours.demand = Demand.IDLE
+    assert "is being ended" in controller.start_hindrance(make.entry(0).grant)
+    assert ours.demand is Demand.DOWN
