@@ -18,7 +18,7 @@ def doctor(daemon: NriGpu) -> dict[str, dict[str, Any]]:
     """The findings by subject."""
     began = time.monotonic()
     done = daemon.verb("doctor", "-o", "json")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10  # it starts Python, beside a loaded runtime
     sections = conforming(json.loads(done.stdout))["sections"]
     return {each["subject"]: each for section in sections for each in section["findings"]}
 
