@@ -138,7 +138,7 @@ def make_driver_root(
     if everything:
         make = _compile if compiled else partial(_write, machine=ELF_MACHINES[machine])
         make_32 = write_32 if compiled else _write_plain_32
-        _more(path, places, version, make, make_32)
+        _more(path, places, version, machine, make, make_32)
     if layout == "debian":
         _as_debian(path, places, machine, version)
     if layout == "ubuntu" and everything:
@@ -205,6 +205,7 @@ def _more(
     root: Path,
     places: _Places,
     version: str,
+    machine: str,
     make: Callable[[Path, Mapping[str, str], str], None],
     make_32: Callable[[Path, str], Path],
 ) -> None:
@@ -218,7 +219,7 @@ def _more(
         make(libraries, {name: soname}, own or "1")
         if own:
             _link(libraries, name, soname, own)
-    _modules(libraries, version)
+    _modules(libraries, version, machine)
     (compatible / "vdpau").mkdir(parents=True, exist_ok=True)
     for name, soname in (LIBRARIES | more).items():
         make_32(compatible / f"{name}.so.{version}", soname.format(V=version))
@@ -231,13 +232,13 @@ def _more(
         _write_program(root / places.programs / name, version)
 
 
-def _modules(libraries: Path, version: str) -> None:
+def _modules(libraries: Path, version: str, machine: str) -> None:
     """Of the X server's: the driver and its GLX."""
     folder = libraries / "xorg/modules"
     for kind in ("drivers", "extensions"):
         (folder / kind).mkdir(parents=True)
-    write_library(folder / "drivers/nvidia_drv.so", "")
-    write_library(folder / f"extensions/libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so")
+    write_library(folder / "drivers/nvidia_drv.so", "", machine)
+    write_library(folder / f"extensions/libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so", machine)
 
 
 def write_32(path: Path, soname: str) -> Path:
