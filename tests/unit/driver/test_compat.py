@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from nri_gpu.driver.compat import FoundPackages, folder_signature, read_note, sc
 from nri_gpu.driver.elf import MalformedError
 from nri_gpu.driver.host_files import HostFile
 from tests.support import compat
-from tests.support.driver_root import write_library
+from tests.support.driver_root import ELF_MACHINES, write_library
 from tests.unit.driver.host import DriverHost
 
 CUDA, V = "13.0", "580.65.06"
@@ -105,19 +105,20 @@ def test_a_package_that_is_none_is_left_out(folder: Path, spoil: Callable[[Path]
 
 
 DEBUGGER, SONAME = f"libcudadebugger.so.{V}", "libcudadebugger.so.1"
+MACHINE = platform.machine()
+OTHER = next(each for each in ELF_MACHINES if each != MACHINE)
 ML, NVVM = f"libnvidia-ml.so.{V}", "libnvidia-nvvm.so.570.26"
 # What is said of a file, and how it came there.
 STRAY: dict[str, Callable[[Path], object]] = {
     f"{ML} (must be the driver's own)": lambda p: write_library(p / ML, "libnvidia-ml.so.1"),
     f"{NVVM} (not of version {V}, as its libcuda is)": lambda p: write_library(p / NVVM, "libnvidia-nvvm.so.4"),
     f"{DEBUGGER} (not a 64-bit": lambda p: (p / DEBUGGER).write_bytes(b"no ELF"),
-    f"{DEBUGGER} (not a 64-bit x86_64 library)": lambda p: write_library(p / DEBUGGER, SONAME, "aarch64"),
+    f"{DEBUGGER} (not a 64-bit {MACHINE} library)": lambda p: write_library(p / DEBUGGER, SONAME, OTHER),
     f"{DEBUGGER} (owner 0, mode 0666: others than root can change it)": lambda p: (p / DEBUGGER).chmod(0o666),
     "libevil.so.1 (leads out of": lambda p: (p / "libevil.so.1").symlink_to("/etc/passwd"),
 }
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="one case needs a library of another machine")
 @pytest.mark.parametrize(("said", "spoil"), STRAY.items(), ids=STRAY)
 def test_a_stray_file_is_left_out_alone(folder: Path, said: str, spoil: Callable[[Path], object]) -> None:
     spoil(folder / CUDA)
