@@ -11,7 +11,7 @@ ET_DYN: Final = 3
 PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
 READ_WRITE: Final = 6  # writable, because older loaders relocate the dynamic section in place
 DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 4, 5, 6, 10, 11, 14
-PAGE: Final = 0x1000
+PAGE: Final = 0x10000  # the largest of ARM64: a loader refuses what is aligned for smaller ones than its kernel has
 # One bucket, one chain, both empty: a hash table over the one symbol that stands for none.
 EMPTY_HASH: Final = struct.pack("<4I", 1, 1, 0, 0)
 
