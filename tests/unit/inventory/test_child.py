@@ -18,7 +18,8 @@ import pytest
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.system.line_process import LineProcess
-from tests.support.elf_file import ET_DYN, shared_library
+from tests.support.driver_root import write_library
+from tests.support.elf_file import ET_DYN
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 from tests.support.scripted_runtime import until
 from tests.support.waiting import wait_for
@@ -68,8 +69,8 @@ async def recovers(child: NvmlChild, root: Path) -> None:
 async def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     path = tmp_path / "lib64/libnvidia-ml.so.1"
     path.parent.mkdir()
-    of_no_type = shared_library("libnvidia-ml.so.1").replace(struct.pack("<H", ET_DYN), bytes(2), 1)
-    path.write_bytes(of_no_type)
+    of_this_machine = write_library(path, "libnvidia-ml.so.1").read_bytes()
+    path.write_bytes(of_this_machine.replace(struct.pack("<H", ET_DYN), bytes(2), 1))
     async with started(tmp_path) as child:
         assert (await failure(child)).startswith(f"cannot load {path}: ")
 
