@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from nri_gpu.injection import mounts
 from tests.support.log import Log
 
 TEST_DEADLINE_S: Final = 30.0
@@ -42,3 +44,12 @@ def folder() -> Iterator[Path]:
     """A folder short enough for the path of a socket in it."""
     with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
         yield Path(made)
+
+
+@pytest.fixture
+def on_x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on x86-64, where goldens and recordings are from: its loader has more folders than others, and other names."""
+    folders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(mounts, "DEFAULT_PLACES", folders)
+    monkeypatch.setattr(mounts, "HWCAPS_PLACES", tuple(f"{each}/glibc-hwcaps/x86-64-v2" for each in folders))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from hypothesis import strategies as st
 from tests.support.recorder import Message
 from tests.unit.nri.replaying import Replayed, messages_of, path_of
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64",
-    reason="recorded on x86-64: elsewhere the loader has other folders, and we fewer mounts",
-)
+pytestmark = pytest.mark.usefixtures("on_x86_64")
 
 STREAM_CUTS = 40
 # What the plugin holds after each session's last event.
