@@ -33,6 +33,7 @@ from tests.unit.daemon.test_report import NOW
 from tests.unit.doctor.test_examine import REPORT
 from tests.unit.host.host_tree import NVIDIA, UVM, host_below
 
+pytestmark = pytest.mark.usefixtures("on_x86_64")
 VERSION = "580.95.05"
 VARYING = re.compile(rf"(?<={VERSION}-)[0-9a-f]{{8}}|(?<=/tmp/node-)\w{{8}}")  # a generation, and the folder
 
