@@ -151,11 +151,11 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
     if isinstance(claim.wanted, Count):  # of what it holds, MIG devices too
         return "" if sum(matches(unit, claim.selectors) for unit in held) >= claim.wanted.gpus else OTHERS
     asker = Asker(container.pod.uid, Mode.SHARED)
-    placed = place(claim, asker, _only(held, inventory), Ledger())
+    placed = place(claim, asker, only(held, inventory), Ledger())
     return OTHERS if isinstance(placed, Reason) else ""
 
 
-def _only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
+def only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
     """The inventory of a node that had nothing else."""
     gpus = {whole(unit).uuid: whole(unit) for unit in held}
     parts = {unit.uuid for unit in held if isinstance(unit, MigPart)}

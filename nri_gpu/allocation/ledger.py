@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
+from nri_gpu.domain.container import ContainerId, DeviceNumber, FirstProcess, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
@@ -50,6 +50,7 @@ class GrantPhase(StrEnum):
 
     CREATED = "created"
     RUNNING = "running"
+    LOST = "lost"  # the runtime says that it is over, or does not list it; whether its processes are gone is looked at
     LAPSED = "lapsed"
 
 
@@ -66,13 +67,14 @@ class Entry(Recorded, frozen=True):
     """One grant in the ledger.
 
     since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
-    lapses unless it starts.
+    lapses unless it starts. pod_gone: its pod's sandbox is gone, and processes of its own may live on.
     """
 
     grant: Grant
     phase: GrantPhase
     since: float
     until: Lapse | float = Lapse.AFTER_GRACE
+    pod_gone: bool = False
 
     def is_over(self, now: float, grace_s: float) -> bool:
         """Whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
@@ -88,6 +90,21 @@ class Entry(Recorded, frozen=True):
     def holds(self) -> bool:
         """Whether it keeps its GPUs from others."""
         return self.phase is not GrantPhase.LAPSED
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is over by the runtime's word, and its processes may not be."""
+        return self.phase is GrantPhase.LOST
+
+    @property
+    def ran(self) -> bool:
+        """Whether a process of it was started, and may use its GPUs."""
+        return self.phase is GrantPhase.RUNNING or self.lost
+
+    def succeeds(self, other: Entry) -> bool:
+        """Whether it is the next attempt at a lost container, with all that that one holds."""
+        same = other.lost and not self.lost and _name(self.grant) == _name(other.grant)
+        return same and set(self.grant.held) >= set(other.grant.held)
 
 
 UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocated to and nobody has named yet
@@ -116,6 +133,7 @@ class Live(Struct, frozen=True):
     """The devices that an existing container has, whoever assigned them, and whatever it was granted.
 
     pod: `namespace/name`. numbers: of the devices that it can open. staged: generations of driver files that it mounts.
+    lost_since: as an entry that is lost; monotonic seconds, None where it is not.
     """
 
     container_id: ContainerId
@@ -124,6 +142,7 @@ class Live(Struct, frozen=True):
     pod: str
     numbers: frozenset[DeviceNumber] = frozenset()
     staged: frozenset[str] = frozenset()
+    lost_since: float | None = None
 
 
 class ExternalAllocation(Recorded, frozen=True):
@@ -141,13 +160,17 @@ class ExternalAllocation(Recorded, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Who is on one GPU. releasing: which pod held it before, as long as other pods wait for that."""
+    """Who is on one GPU. releasing: which pod held it before, as long as other pods wait for that.
+
+    lost: those of the grants whose containers are over by the runtime's word.
+    """
 
     grants: Mapping[ContainerId, Grant] = {}
     reservations: Mapping[AllocatedDevice, Reservation] = {}
     external: Mapping[ContainerId, ExternalAllocation] = {}
     releasing: Releasing | None = None
     claims: Mapping[ClaimUid, ClaimHold] = {}
+    lost: frozenset[ContainerId] = frozenset()
 
     @property
     def holders(self) -> tuple[Grant | Reservation, ...]:
@@ -162,8 +185,10 @@ class Usage(Struct, frozen=True):
 
     @property
     def pods(self) -> Mapping[PodUid, str]:
-        """The pods of its holders: pod uid -> `namespace/name`."""
-        return {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
+        """The pods of its holders: pod uid -> `namespace/name`, and what is odd about it."""
+        names = {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
+        lost = (self.grants[each].pod_uid for each in self.lost)
+        return names | {uid: f"{names[uid]} ({STILL_THERE})" for uid in lost}
 
     @property
     def idle_claims(self) -> tuple[str, ...]:
@@ -211,6 +236,7 @@ class Usage(Struct, frozen=True):
         return others or bool(self.external) or not claims >= self.claims.keys()
 
 
+STILL_THERE: Final = "over, but its processes are not: see `nri-gpu status`"
 _STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
 UNUSED: Final = Usage()
 
@@ -220,7 +246,9 @@ class Ledger(Struct, frozen=True):
 
     external: GPUs that containers can open and were not granted. releasing: GPUs that other pods wait for. live: the
     devices that containers have; which GPUs these are changes with the node, and `external` with it (`external.py`).
-    claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods.
+    claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods. processes: of containers
+    that were started and have devices. stuck: GPUs that no pod should be sent to, since lost containers hold them for
+    long.
     """
 
     entries: Mapping[ContainerId, Entry] = {}
@@ -229,6 +257,8 @@ class Ledger(Struct, frozen=True):
     live: Mapping[ContainerId, Live] = {}
     reservations: Mapping[AllocatedDevice, Reservation] = {}
     claims: Mapping[ClaimUid, PreparedClaim] = {}
+    processes: Mapping[ContainerId, FirstProcess] = {}
+    stuck: frozenset[GpuUuid] = frozenset()
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
@@ -236,10 +266,9 @@ class Ledger(Struct, frozen=True):
         reservations: defaultdict[GpuUuid, dict[AllocatedDevice, Reservation]] = defaultdict(dict)
         external: defaultdict[GpuUuid, dict[ContainerId, ExternalAllocation]] = defaultdict(dict)
         claims: defaultdict[GpuUuid, dict[ClaimUid, ClaimHold]] = defaultdict(dict)
-        for id_, entry in self.entries.items():
-            if entry.holds:
-                for uuid in entry.grant.held:
-                    grants[uuid][id_] = entry.grant
+        for id_, entry in self._holding().items():
+            for uuid in entry.grant.held:
+                grants[uuid][id_] = entry.grant
         for device, each in self.reservations.items():
             reservations[device.uuid][device] = each
         for id_, other in self.external.items():
@@ -256,9 +285,18 @@ class Ledger(Struct, frozen=True):
                 external.get(uuid, {}),
                 self.releasing.get(uuid),
                 claims.get(uuid, {}),
+                frozenset(id_ for id_ in grants.get(uuid, {}) if self.entries[id_].lost),
             )
             for uuid in dict.fromkeys(chain.from_iterable(found))
         }
+
+    def _holding(self) -> Mapping[ContainerId, Entry]:
+        """Those that hold; a lost container and its next attempt count once."""
+        holding = {id_: entry for id_, entry in self.entries.items() if entry.holds}
+        if not any(entry.lost for entry in holding.values()):
+            return holding
+        succeeded = {id_ for id_, old in holding.items() if any(new.succeeds(old) for new in holding.values())}
+        return _without(holding, succeeded)
 
     def after(self, decision: Decision, now: float) -> Ledger:
         """With what was decided; only an Inject changes it. The same container twice is one entry."""
@@ -275,11 +313,14 @@ class Ledger(Struct, frozen=True):
         return self._without(
             id_
             for id_, entry in self.entries.items()
-            if entry.grant.container_name == name
-            and entry.grant.pod_uid == pod_uid
-            and entry.phase is not GrantPhase.RUNNING
-            and id_ != container_id
+            if _name(entry.grant) == (pod_uid, name) and not entry.ran and id_ != container_id
         )
+
+    def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
+        """Earlier attempts at a container whose processes may live on."""
+        return {
+            id_: entry for id_, entry in self.entries.items() if entry.lost and _name(entry.grant) == (pod_uid, name)
+        }
 
     def lapse(self, now: float, grace_s: float) -> Ledger:
         """With grants that were not started within the grace (seconds), and old reservations, holding nothing."""
@@ -290,35 +331,70 @@ class Ledger(Struct, frozen=True):
         return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
 
     def started(self, container_id: ContainerId, now: float) -> Ledger | None:
-        """With that container running; None when it lapsed and its GPUs were taken: it must not start."""
+        """With that container running; None when it must not start: it is lost, or lapsed and its GPUs were taken."""
         entry = self.entries.get(container_id)
         if entry is None:
             return self
-        if entry.phase is GrantPhase.LAPSED and taken(entry.grant, self.usage()):
+        if entry.lost or (entry.phase is GrantPhase.LAPSED and taken(entry.grant, self.usage())):
             return None
         return self.with_entry(Entry(entry.grant, GrantPhase.RUNNING, now))
 
-    def released(self, container_id: ContainerId) -> Ledger:
-        """Without that container; unknown ids change nothing."""
-        return self._without((container_id,))
+    def released(self, *container_ids: ContainerId) -> Ledger:
+        """Without these containers; unknown ids change nothing."""
+        return self._without(container_ids)
 
     def stopped(self, container_id: ContainerId, now: float) -> Ledger:
-        """With that container's program over.
+        """With that container's program over, by the runtime's word.
 
         One that never ran can still be started afterwards (containerd stops a created container without
         forgetting it), so its grant lapses instead of being forgotten.
         """
         entry = self.entries.get(container_id)
-        if entry is None or entry.phase is GrantPhase.RUNNING:
-            return self.released(container_id)
+        if entry is None or entry.ran or container_id in self.processes:
+            return self.over((container_id,), now)
         return self.with_entry(entry.lapsed(now))
 
-    def pod_gone(self, pod_id: PodId) -> Ledger:
-        """Without any container of that sandbox."""
-        gone = [id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id]
+    def over(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
+        """Without these containers; but one whose processes can be looked at is lost until it has none.
+
+        A process can outlive the first one, and a runtime may not list a container that runs.
+        """
+        ids = frozenset(container_ids)
+        held = ids & self.processes.keys()
+        entries = {id_: entry for id_ in held if (entry := self.entries.get(id_)) and entry.holds and entry.grant.held}
+        lives = {id_: live for id_ in held if (live := self.live.get(id_))}
+        lost = {id_: Entry(each.grant, GrantPhase.LOST, now) for id_, each in entries.items() if not each.lost}
+        ended = {id_: replace(each, lost_since=now) for id_, each in lives.items() if each.lost_since is None}
+        known = replace(self, entries={**self.entries, **lost}, live={**self.live, **ended}) if lost or ended else self
+        return known._without(ids - entries.keys() - lives.keys())
+
+    def pod_gone(self, pod_id: PodId, now: float) -> Ledger:
+        """With all containers of that sandbox over."""
+        ours = [id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id]
         for others in (self.external, self.live):
-            gone += [id_ for id_, other in others.items() if other.pod_id == pod_id]
-        return self._without(gone)
+            ours += [id_ for id_, other in others.items() if other.pod_id == pod_id]
+        after = self.over(ours, now)
+        left = {id_: replace(after.entries[id_], pod_gone=True) for id_ in ours if id_ in after.entries}
+        return replace(after, entries={**after.entries, **left}) if left else after
+
+    @property
+    def lost(self) -> Mapping[ContainerId, float]:
+        """Containers that are over or not listed and may have processes, and since when."""
+        entries = {id_: each.since for id_, each in self.entries.items() if each.lost}
+        lives = {id_: each.lost_since for id_, each in self.live.items() if each.lost_since is not None}
+        return lives | entries
+
+    def with_process(self, container_id: ContainerId, process: FirstProcess) -> Ledger:
+        """With the first process of a container; its cgroup counts only if no other container has it."""
+        if any(each.cgroup == process.cgroup for id_, each in self.processes.items() if id_ != container_id):
+            process = replace(process, cgroup=None)
+        if self.processes.get(container_id) == process:
+            return self
+        return replace(self, processes={**self.processes, container_id: process})
+
+    def with_stuck(self, stuck: frozenset[GpuUuid]) -> Ledger:
+        """With exactly these GPUs held by lost containers for long."""
+        return self if stuck == self.stuck else replace(self, stuck=stuck)
 
     def with_live(self, live: Live) -> Ledger:
         if self.live.get(live.container_id) == live:
@@ -355,8 +431,14 @@ class Ledger(Struct, frozen=True):
         gone = (self.entries.keys() | self.external.keys() | self.live.keys()) & frozenset(ids)
         if not gone:
             return self
-        kept = (_without(self.entries, gone), _without(self.external, gone), _without(self.live, gone))
-        return replace(self, entries=kept[0], external=kept[1], live=kept[2])
+        entries, external = _without(self.entries, gone), _without(self.external, gone)
+        live, processes = _without(self.live, gone), _without(self.processes, gone)
+        return replace(self, entries=entries, external=external, live=live, processes=processes)
+
+
+def _name(grant: Grant) -> tuple[PodUid, str]:
+    """By which attempts at one container know each other."""
+    return grant.pod_uid, grant.container_name
 
 
 def taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:

@@ -38,9 +38,9 @@ def rebuilt(
     releasing, reservations, claims: of the ledger so far, since no list shows them. A reservation gives way to grants.
     """
     listed = tuple(entries)
-    kept = {entry.grant.container_id: entry for entry in listed if entry.phase is GrantPhase.RUNNING}
+    kept = {entry.grant.container_id: entry for entry in listed if entry.ran}
     usage = dict(Ledger(kept, releasing=releasing, claims=claims).usage())
-    for entry in (entry for entry in listed if entry.phase is not GrantPhase.RUNNING):
+    for entry in (entry for entry in listed if not entry.ran):
         gone = entry.phase is GrantPhase.CREATED and taken(entry.grant, usage)
         kept[entry.grant.container_id] = entry.lapsed(entry.since) if gone else entry
         if kept[entry.grant.container_id].holds:

@@ -24,7 +24,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import UNNAMED_POD, Entry, GrantPhase, Lapse, Ledger, Releasing, Reservation
+from nri_gpu.allocation.ledger import UNNAMED_POD, Entry, Lapse, Ledger, Releasing, Reservation
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
@@ -289,5 +289,5 @@ def expired(ledger: Ledger, now: float) -> Ledger:
 
 
 def _used_exclusively(entry: Entry) -> bool:
-    ran = entry.phase is GrantPhase.RUNNING or entry.until is Lapse.NEVER  # one listed as created may be starting
+    ran = entry.ran or entry.until is Lapse.NEVER  # one listed as created may be starting
     return ran and entry.grant.mode is Mode.EXCLUSIVE

@@ -9,7 +9,7 @@ from msgspec import UnsetType
 
 from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
-from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, StrayStatus, UnitStatus
+from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, LostStatus, NodeStatus, StrayStatus, UnitStatus
 from nri_gpu.domain.decision import Refused
 from nri_gpu.dra.advice import gate_advice, silence
 
@@ -95,8 +95,23 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
         yield from (
             f"{pod_of(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart
         )
+    yield from map(_lost_line, status.lost)
+    if unseen := [each for gpu in status.gpus for each in gpu.holders if each.running and each.cgroup == ""]:
+        names = ", ".join(dict.fromkeys(map(pod_of, unseen)))
+        yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime says that they are over"
     for fault in status.faults:
         yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
+
+
+def _lost_line(lost: LostStatus) -> str:
+    """What an operator can do about a container that is over for the runtime and holds its GPUs."""
+    pids = ", ".join(map(str, lost.pids)) or "not to be seen from here"
+    place = f" in cgroup {lost.cgroup}" if lost.cgroup else ""
+    return (
+        f"{lost.pod}, container {lost.container}: over for the runtime{_since_when(lost.since_s)}, and holds its GPUs "
+        f"until its processes{place} are gone ({pids}): end them, or thaw a paused container; one that hangs in the "
+        "driver is gone after a boot"
+    )
 
 
 def _refusal_lines(status: DaemonStatus) -> Iterator[str]:

@@ -142,12 +142,28 @@ class HealthStatus(Struct, frozen=True):
 
 
 class HolderStatus(HolderLine, frozen=True, kw_only=True):
-    """A grant or a reservation. restart: why its container has to be restarted; empty where it need not."""
+    """A grant or a reservation. restart: why its container has to be restarted; empty where it need not.
+
+    cgroup: of a container that runs, or is lost; empty where it is not seen.
+    """
 
     since_s: float | None
     running: bool
     reserved: bool = False
     restart: str = ""
+    cgroup: str | None = None
+
+
+class LostStatus(Struct, frozen=True, kw_only=True):
+    """A container that is over for the runtime and has processes, some of which `pids` are. cgroup: empty: not seen."""
+
+    container_id: str
+    pod: str
+    container: str
+    gpu_uuids: tuple[str, ...]
+    since_s: float | None
+    cgroup: str
+    pids: tuple[int, ...]
 
 
 class OpenedBy(Struct, frozen=True):
@@ -203,7 +219,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     """The answer to `status`. gone: holders of GPUs that are gone. transitions: since the daemon began.
 
     options: of the daemon's command line, by their key in the policy, and `topology`, the simulated node's file.
-    refusals: the last, in their order.
+    refusals: the last, in their order. lost: containers that are over for the runtime and have processes.
     """
 
     runtime: RuntimeConnection
@@ -220,6 +236,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     refusals: tuple[Refused, ...] = ()
     dra: DraStatus = DraStatus()
     claims: tuple[ClaimStatus, ...] = ()
+    lost: tuple[LostStatus, ...] = ()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

@@ -12,6 +12,7 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.answers import DraStatus
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import Reporter
@@ -37,6 +38,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.stray.controller import StrayController
+from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
@@ -75,6 +77,7 @@ class Daemon:
         self._audit = _audit_log(fixed, folder.path)
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._refusals = Refusals()
+        self._cgroups = ContainerCgroups(mounts_of("self"))
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._dra = DraController(folder.path, state, self._plugin, fixed)
@@ -95,6 +98,7 @@ class Daemon:
             refusals=lambda: tuple(self._refusals.last),
             session=lambda: self._supervisor.facts,
             dra=self._dra_status,
+            lost=self._plugin.lost.described,
             rejected=self._rejected,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
@@ -113,6 +117,7 @@ class Daemon:
             start_hindrance=self._node.mps.start_hindrance,
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
             refusals=self._refusals,
+            cgroups=self._cgroups,
         )
         return Plugin(self._state, needs, key)
 
@@ -130,12 +135,15 @@ class Daemon:
 
     def _recall(self, file: Path) -> None:
         """Go by the ledger of the daemon before this one until the runtime has listed its containers."""
+        ledger = Ledger()
         try:
-            self._state.ledger = read_ledger(file, time.monotonic())
+            ledger = read_ledger(file, time.monotonic())
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; which GPUs were just released is not known")
-        self._state.ledger = replace(self._state.ledger, claims=self._dra.recalled())
+        ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
+        processes = {**self._cgroups.named(ran - ledger.processes.keys()), **ledger.processes}
+        self._state.ledger = replace(ledger, claims=self._dra.recalled(), processes=processes)
 
     def watch_policy(self, file: Path) -> None:
         """Reload the policy whenever that file changes, too."""

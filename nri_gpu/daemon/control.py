@@ -35,6 +35,7 @@ from nri_gpu.domain.decision import Refused
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.lost import Lost
 from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.stray.controller import StrayController
 from nri_gpu.system.acceptor import Acceptor, listen
@@ -128,12 +129,14 @@ class Reporter:
         refusals: Callable[[], tuple[Refused, ...]] = tuple,
         dra: Callable[[], DraStatus] = DraStatus,
         rejected: Callable[[], str] = str,
+        lost: Callable[[], tuple[Lost, ...]] = tuple,
     ) -> None:
         self._path = path
         self._session = session
         self._refusals = refusals
         self._dra = dra
         self._rejected = rejected
+        self._lost = lost
         self._node_state = node_state
         self._cache = cache
         self._inventory = inventory
@@ -213,6 +216,7 @@ class Reporter:
             options=self._options,
             refusals=self._refusals(),
             dra=self._dra(),
+            lost=self._lost(),
             stray=StrayStatus(self._node_state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
         )
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, Releasing, Reservation
 from nri_gpu.allocation.reservations import reservation_id, reserved_device
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.container import ContainerId, FirstProcess, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.system.state import Changed, NodeState
@@ -46,9 +46,15 @@ class HolderLine(Struct, frozen=True, kw_only=True):
 
 
 class GrantLine(HolderLine, frozen=True, kw_only=True):
-    """A holder in the file. since_s: seconds on the boot's monotonic clock, None in a file of an earlier version."""
+    """A holder in the file. since_s: seconds on the boot's monotonic clock, None in a file of an earlier version.
+
+    lost: its phase is, which an earlier version would not read. pod_id: of the sandbox. pod_gone: that is gone.
+    """
 
     since_s: float | None = None
+    lost: bool = False
+    pod_id: PodId = PodId("")
+    pod_gone: bool = False
 
 
 class ExternalLine(Struct, frozen=True, kw_only=True):
@@ -71,18 +77,23 @@ class ReleasingLine(Struct, frozen=True, kw_only=True):
 
 
 class LedgerDocument(Struct, frozen=True, kw_only=True):
-    """The file; fields are only ever added. foreign: external allocations. leaving: GPUs that were just released."""
+    """The file; fields are only ever added. foreign: external allocations. leaving: GPUs that were just released.
+
+    processes: the first of each container that was started. opened: what such a container can open.
+    """
 
     schema: Literal["nri-gpu/ledger/v1"]
     grants: tuple[GrantLine, ...]
     foreign: tuple[ExternalLine, ...] = ()
     leaving: tuple[ReleasingLine, ...] = ()
+    processes: Mapping[ContainerId, FirstProcess] = {}
+    opened: tuple[Live, ...] = ()
 
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
     """Write it, with a line for each grant. Raises: OSError."""
     holders: list[Entry | Reservation] = [*ledger.entries.values(), *ledger.reservations.values()]
-    grants = (GrantLine(**asdict(holder_line(each)), since_s=each.since) for each in holders)
+    grants = map(_grant_line, holders)
     foreign = (
         ExternalLine(
             container_id=each.container_id, pod=each.pod, container=each.container, gpu_uuids=tuple(sorted(each.uuids))
@@ -93,7 +104,9 @@ def write_ledger(file: Path, ledger: Ledger) -> None:
         ReleasingLine(gpu_uuid=uuid, pod=each.pod, pod_uid=each.pod_uid, since_s=each.since, grace_s=each.grace_s)
         for uuid, each in ledger.releasing.items()
     )
+    opened = (each for id_, each in ledger.live.items() if id_ in ledger.processes)
     lists = f' "grants": {_lines(grants)},\n "foreign": {_lines(foreign)},\n "leaving": {_lines(leaving)}'
+    lists += f',\n "opened": {_lines(opened)},\n "processes": {msgspec.json.encode(ledger.processes).decode()}'
     write_whole(file, f'{{\n "schema": "{LEDGER_SCHEMA}",\n{lists}\n}}\n'.encode())
 
 
@@ -135,13 +148,15 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
                 container_name=line.container,
             )
         else:
-            entries[line.container_id] = Entry(_grant(line), line.phase, since)
+            phase = GrantPhase.LOST if line.lost else line.phase
+            entries[line.container_id] = Entry(_grant(line), phase, since, pod_gone=line.pod_gone)
     # A time in the future would put off the end of the grace.
     releasing = {
         each.gpu_uuid: Releasing(each.pod_uid, each.pod, min(each.since_s, now), each.grace_s)
         for each in document.leaving
     }
-    return Ledger(entries, {}, releasing, {}, reservations)
+    live = {each.container_id: each for each in document.opened}
+    return Ledger(entries, {}, releasing, live, reservations, processes=document.processes)
 
 
 class LedgerFile:
@@ -191,8 +206,8 @@ class LedgerFile:
 
 
 def _only_here(ledger: Ledger) -> object:
-    """What the next daemon learns from nobody else: the runtime tells of neither."""
-    return ledger.reservations, ledger.releasing
+    """What the next daemon learns from nobody else: the runtime tells of none of it."""
+    return ledger.reservations, ledger.releasing, ledger.processes, ledger.lost
 
 
 def _lines(each: Iterable[Struct]) -> str:
@@ -228,11 +243,19 @@ def holder_line(holder: Entry | Reservation) -> HolderLine:
     )
 
 
-def _grant(line: HolderLine) -> Grant:
+def _grant_line(holder: Entry | Reservation) -> GrantLine:
+    line = GrantLine(**asdict(holder_line(holder)), since_s=holder.since)
+    if isinstance(holder, Reservation):
+        return line
+    phase = GrantPhase.RUNNING if holder.lost else holder.phase
+    return replace(line, phase=phase, lost=holder.lost, pod_id=holder.grant.pod_id, pod_gone=holder.pod_gone)
+
+
+def _grant(line: GrantLine) -> Grant:
     return Grant(
         container_id=line.container_id,
         container_name=line.container,
-        pod_id=PodId(""),
+        pod_id=line.pod_id,
         pod_uid=line.pod_uid,
         pod_name=line.pod,
         namespace=line.namespace,

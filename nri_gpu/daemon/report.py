@@ -13,11 +13,13 @@ from nri_gpu.allocation.messages import opener, why_not
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.ledger_file import holder_line
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import FirstProcess
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.health import NO_HISTORY, History, TransitionKind
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.plugin.lost import Lost
 
 _APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
 _DESCRIBED: Final = frozenset({TransitionKind.DESCRIPTION})
@@ -46,6 +48,7 @@ class View(Struct, frozen=True, kw_only=True):
     stray: answers.StrayStatus = answers.StrayStatus()
     refusals: tuple[Refused, ...] = ()
     dra: answers.DraStatus = answers.DraStatus()
+    lost: tuple[Lost, ...] = ()
 
     def wall_of(self, monotonic: float) -> float | None:
         """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
@@ -86,6 +89,19 @@ def status_of(view: View) -> answers.DaemonStatus:
         refusals=view.refusals,
         dra=view.dra,
         claims=tuple(map(_claim, view.ledger.claims.values())),
+        lost=tuple(_lost(each, view) for each in view.lost),
+    )
+
+
+def _lost(container: Lost, view: View) -> answers.LostStatus:
+    return answers.LostStatus(
+        container_id=container.container_id,
+        pod=container.pod,
+        container=container.container,
+        gpu_uuids=container.uuids,
+        since_s=view.wall_of(container.since),
+        cgroup=container.cgroup,
+        pids=container.pids,
     )
 
 
@@ -169,7 +185,12 @@ def _holder(holder: Entry | Reservation, view: View) -> answers.HolderStatus:
         running=entry is not None and entry.phase is GrantPhase.RUNNING,
         reserved=entry is None,
         restart=_restart(entry, view.node) if entry else "",
+        cgroup=_cgroup(view.ledger.processes.get(entry.grant.container_id)) if entry and entry.ran else None,
     )
+
+
+def _cgroup(process: FirstProcess | None) -> str:
+    return process.cgroup.path if process and process.cgroup else ""
 
 
 def _restart(entry: Entry, node: Node) -> str:

@@ -5,8 +5,11 @@ Pure and total: any container, node, ledger and policy give a Pass, an Inject or
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
+from nri_gpu.allocation.external import only
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.placement import Asker, place
@@ -20,7 +23,7 @@ from nri_gpu.decision.plan import (
     plan_for,
     unreached_note,
 )
-from nri_gpu.domain.claim import Mode, Nothing
+from nri_gpu.domain.claim import Claim, Count, MigProfiles, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
@@ -28,7 +31,7 @@ from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Unit
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
 from nri_gpu.domain.mps import Seat
-from nri_gpu.domain.node import Node
+from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.extras import ExtraRequest, extra_edits, kept_limits
 from nri_gpu.injection.plan import VISIBLE_DEVICES, disarmed
@@ -139,18 +142,26 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
     return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)
 
 
+ID_IN_USE: Final = Reason(
+    Code.GPU_BUSY,
+    "an earlier container of this very id is over, but its processes are not, and they hold GPUs: end them (see "
+    "`nri-gpu status`), or take another id.",
+)
 Chosen = tuple[tuple[Unit, ...], Mode | None, Seat | None]  # no mode: for monitoring
 
 
 def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -> Chosen | Reason:
     """The GPUs and how they are held: those that this container holds already, or the best that it may have."""
+    before = ledger.entries.get(container.id)
+    if before and before.lost:
+        return ID_IN_USE
     if held := _held(container, node, ledger):
         return held
     admin, allocation = asked.claim.admin, container.kubelet
     candidates = Candidates.of(asked, container, node.inventory, ledger)
     claims = frozenset(allocation.claims) if isinstance(allocation, Allocated) else frozenset[ClaimUid]()
     asker = Asker(container.pod.uid, asked.mode, asked.terms.policy.placement.strategy, claims)
-    gpus = place(asked.claim, asker, candidates.inventory, Ledger() if admin else ledger)
+    gpus = _place(asked.claim, asker, container, candidates.inventory, Ledger() if admin else ledger)
     if isinstance(gpus, Reason):
         return candidates.explained(gpus)
     if not admin and (reason := over_limit(asked, container, node.inventory, ledger, gpus)):
@@ -158,6 +169,20 @@ def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -
     if reason := missing_capability_major(gpus, node.inventory.majors):
         return reason
     return gpus, None if admin else asked.mode, asked.seat and replace(asked.seat, folder=node.mps.folder(gpus[0].uuid))
+
+
+def _place(
+    claim: Claim, asker: Asker, container: Container, inventory: Inventory, ledger: Ledger
+) -> tuple[Unit, ...] | Reason:
+    """The GPUs of a lost attempt at this container, whose processes may be on them; else the best there are."""
+    lost = ledger.lost_before(container.pod.uid, container.name).values()
+    uuids = {uuid for entry in lost for uuid in entry.grant.uuids}
+    if uuids and isinstance(claim.wanted, Count | MigProfiles):
+        held = tuple(each for each in inventory.units if each.uuid in uuids)
+        again = place(claim, asker, only(held, inventory), ledger)
+        if not isinstance(again, Reason):
+            return again
+    return place(claim, asker, inventory, ledger)
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> Chosen | None:

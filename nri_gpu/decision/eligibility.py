@@ -285,10 +285,11 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> str:
 
 
 def _before(container: Container, ledger: Ledger) -> Ledger:
-    """The ledger without what this container holds, and without the claims by which it asks."""
+    """The ledger without what this container and lost attempts at it hold, and without the claims by which it asks."""
     allocation = container.kubelet
     claims = allocation.claims if isinstance(allocation, Allocated) else ()
-    return unprepare(ledger.released(container.id), *claims)
+    lost = ledger.lost_before(container.pod.uid, container.name)
+    return unprepare(ledger.released(container.id, *lost), *claims)
 
 
 def _holdings(container: Container, ledger: Ledger) -> Holdings:

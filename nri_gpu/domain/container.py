@@ -30,6 +30,25 @@ class DeviceRef(Recorded, frozen=True):
     minor: int
 
 
+class Cgroup(Struct, frozen=True):
+    """A cgroup. controller: `devices` of cgroup v1, empty for cgroup v2. path: from the root of its hierarchy."""
+
+    controller: str
+    path: str
+
+
+class FirstProcess(Struct, frozen=True):
+    """A container's first process, in the PID namespace of the runtime.
+
+    started: clock ticks since boot, by which it is told from a later one with its PID. cgroup: the container's own, in
+    which it was started; None where it cannot be seen.
+    """
+
+    pid: int
+    started: int
+    cgroup: Cgroup | None = None
+
+
 class Qos(StrEnum):
     """A pod's service class, as the kubelet derives it from requests and limits."""
 

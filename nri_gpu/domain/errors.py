@@ -100,7 +100,7 @@ class RestartNeededError(NriGpuError):
 
 
 class UnseenError(NriGpuError):
-    """`verify` cannot look at something. Says what and why, as a clause. denied: for want of permission."""
+    """Something of the kernel's cannot be looked at. Says what and why, as a clause. denied: for want of permission."""
 
     def __init__(self, sentence: str, cause: OSError | None = None) -> None:
         super().__init__(sentence)

@@ -92,7 +92,7 @@ def offer(
                 name: Capacity(amount, amount // settings.replicas if shared else 0)
                 for name, amount in _capacity(unit).items()
             },
-            taints=tuple(_taints(unit, policy, _holder(usage.get(unit.uuid, UNUSED), shared=shared), hindrance)),
+            taints=tuple(_taints(unit, policy, _holder(unit.uuid, ledger, usage, shared=shared), hindrance)),
             shared=shared,
             counter_set=_counter_set(whole(unit)) if unit.uuid in counted else "",
             counters=_counters(counted[unit.uuid]) if unit.uuid in counted else {},
@@ -217,8 +217,11 @@ def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
 
 
-def _holder(used: Usage, *, shared: bool) -> str:
+def _holder(uuid: GpuUuid, ledger: Ledger, usage: Mapping[GpuUuid, Usage], *, shared: bool) -> str:
     """Who has it, if not a claim: the scheduler knows of those, and would allocate what others have."""
+    used = usage.get(uuid, UNUSED)
+    if uuid in ledger.stuck:
+        return "lost-container"
     if used.claims:
         return ""
     if used.external:

@@ -96,40 +96,28 @@ class KubeletAllocations:
             return ledger
         return redeem_running(ledger, ledger.entries[container_id].grant.pod_uid, allocation)
 
-    def ended(self, before: Ledger, after: Ledger, container_id: ContainerId, now: float) -> Ledger:
-        """`after` the container ended, with its GPUs reserved for its pod."""
-        entry, allocation = before.entries.get(container_id), self._held.get(container_id)
-        if allocation is None:
-            return after
-        if container_id not in after.entries:
-            del self._held[container_id]
-        # A container that lapsed before it started held nothing any more.
-        if entry is None or not entry.holds:
-            return after
-        return reserve_for_pod(after, entry.grant, allocation, now, lapses=False)
+    def ended(self, before: Ledger, after: Ledger, now: float, *, lapses: bool) -> Ledger:
+        """`after` some grants hold nothing any more, with their GPUs reserved for their pods.
 
-    def lapsed(self, before: Ledger, after: Ledger, now: float) -> Ledger:
-        """`after` grants lapsed, with their GPUs reserved for their pods' next attempts as long as Allocate's are."""
+        lapses: as long as after Allocate; else until the pod's sandbox is gone, if it is not gone already.
+        """
         if after is before:
             return after
-        for id_, allocation in self._held.items():
+        for id_, allocation in tuple(self._held.items()):
             old, new = before.entries.get(id_), after.entries.get(id_)
-            if old is not None and old.holds and new is not None and not new.holds:
-                after = reserve_for_pod(after, old.grant, allocation, now)
-        return after
-
-    def pod_gone(self, before: Ledger, after: Ledger, now: float) -> Ledger:
-        """`after` a sandbox went, with its GPUs reserved for a while: the kubelet may be making the pod another one."""
-        for id_ in before.entries.keys() - after.entries.keys():
-            allocation = self._held.pop(id_, None)
-            if allocation is not None and before.entries[id_].holds:
-                after = reserve_for_pod(after, before.entries[id_].grant, allocation, now)
+            if old is not None and new is None:
+                del self._held[id_]
+            if old is not None and old.holds and not (new is not None and new.holds):
+                after = reserve_for_pod(after, old.grant, allocation, now, lapses=lapses or old.pod_gone)
         return after
 
     def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Reservation, ...]:
-        """Go by the containers that the runtime lists. Returns the reservations that stay beside them."""
-        listed = {each.id for each in containers}
-        self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in listed}
+        """Go by the containers that the runtime lists, and by those that are lost.
+
+        Returns the reservations that stay beside them.
+        """
+        known = {each.id for each in containers} | old.lost.keys()
+        self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in known}
         self._unread = {}
         for each in containers:
             self._hold(each)

@@ -29,6 +29,7 @@ SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
 TAKEN: Final = "a container holds it that got it by annotation, or from another component"
+STUCK: Final = "processes hold it whose container is over for the runtime"
 LOST: Final = "the driver no longer describes it"
 NAME_MAX: Final = 80  # characters
 WHY_SHOWN_MAX: Final = 300
@@ -126,9 +127,10 @@ class AdvertisedDevices:
     def devices(self, resource: str) -> tuple[Device, ...]:
         """All devices of a resource, in NVML's order."""
         hindrance, taken = self.hindrance(), self._plugin.taken(shared=self.shared)
+        stuck = self._node_state.ledger.stuck
         found: list[Device] = []
         for unit in self._units().get(resource, ()):
-            why = hindrance or why_not(unit) or (TAKEN if unit.uuid in taken else "")
+            why = hindrance or why_not(unit) or (STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else "")
             found += [Device(id_, why, whole(unit).numa_node) for id_ in self._ids(unit)]
         self._known[resource] = (*found, *self._lost(resource, found))
         return self._known[resource]

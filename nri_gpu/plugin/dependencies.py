@@ -12,6 +12,7 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.decision_log import Refusals
+from nri_gpu.system.cgroups import ContainerCgroups
 
 
 class Remembered(Struct, frozen=True):
@@ -47,6 +48,7 @@ class PluginDependencies(Struct, frozen=True):
     inventory_age_s: seconds since the source of the inventory last answered; None where it never did.
     start_hindrance: why a container with this grant cannot start yet; empty when it can. stage_dir: where driver files
     are staged, without symlinks; empty: what containers have mounted from there does not matter. refusals: logs them.
+    cgroups: of containers, as far as they can be seen.
     """
 
     clock: Callable[[], float]
@@ -56,3 +58,4 @@ class PluginDependencies(Struct, frozen=True):
     start_hindrance: Callable[[Grant], str] = lambda _: ""
     stage_dir: str = ""
     refusals: Refusals = field(default_factory=Refusals)
+    cgroups: ContainerCgroups = field(default_factory=ContainerCgroups)

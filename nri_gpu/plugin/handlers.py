@@ -5,7 +5,7 @@ No handler awaits, so nobody sees half a step and no lock is needed; log lines a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from loguru import logger
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Live
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger
 from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
 from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
@@ -37,6 +37,7 @@ from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, warn_ungranted
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.exits import UntoldExits
+from nri_gpu.plugin.lost import LostContainers
 from nri_gpu.plugin.releasing import ReleasedGpus
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.starts import GrantedContainers
@@ -69,7 +70,6 @@ class Plugin:
     def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes) -> None:
         self.state = state
         self.ungranted: frozenset[ContainerId] = frozenset()
-        self.same_pids = False
         self.counts = Counts()
         self.kubelet = KubeletAllocations()
         self.external = ExternalAllocations(state, self.kubelet)
@@ -88,8 +88,18 @@ class Plugin:
         }
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
+        self.lost = LostContainers(state, needs.cgroups, self._gone, needs.later, needs.clock)
         self._exits = UntoldExits(self.exited)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
+
+    @property
+    def same_pids(self) -> bool:
+        """Whether the runtime knows processes by our PIDs."""
+        return self._needs.cgroups.same_pids
+
+    @same_pids.setter
+    def same_pids(self, same: bool) -> None:
+        self._needs.cgroups.same_pids = same
 
     @property
     def ledger(self) -> Ledger:
@@ -183,7 +193,7 @@ class Plugin:
         if container and (id_ := container.id) in self.ledger.entries:
             self._needs.recorder.settled(id_)
             after = self.ledger.released(id_)
-            self.state.commit(self.kubelet.ended(self.ledger, after, id_, self._needs.clock()))
+            self.state.commit(self.kubelet.ended(self.ledger, after, self._needs.clock(), lapses=False))
 
     def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
         """An event that came by its own RPC, or by StateChange."""
@@ -193,12 +203,20 @@ class Plugin:
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Rebuild the ledger from what the runtime lists. request_timeout_s: as long as it waits for an answer."""
         now, node = self._needs.clock(), self.state.node
-        entries: list[Entry] = []
-        lives: list[Live] = []
+        known = self.ledger.lost  # one that is listed without a PID is lost still: its shim does not answer
+        listed = tuple(item for item in listed if item.pid or item.container.id not in known)
+        ids = frozenset(item.container.id for item in listed)
+        old = self.ledger.over(self.ledger.processes.keys() - ids, now)  # not to be listed is not to have ended
+        lost = old.lost.keys() - ids
+        entries = [each for id_, each in old.entries.items() if id_ in lost]
+        lives = [each for id_, each in old.live.items() if id_ in lost]
+        processes = {id_: old.processes[id_] for id_ in lost}
         ungranted: set[ContainerId] = set()
         self._observed = node.inventory
         for item in listed:
             container = item.container
+            if process := self._needs.cgroups.first_process(item.pid, container.id) or old.processes.get(container.id):
+                processes[container.id] = process
             self._hooks.warn_of(container)
             if has := live(container):
                 lives.append(has)
@@ -208,25 +226,29 @@ class Plugin:
                 phase, until = (
                     (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
                 )
-                before = self.ledger.entries.get(container.id)  # of an earlier daemon's ledger, too
+                before = old.entries.get(container.id)  # of an earlier daemon's ledger, too
                 since = before.since if before and before.phase is phase else now
                 entries.append(Entry(grant, phase, since, until))
             elif warn_ungranted(container, signed, self.policy) and not item.created:
                 ungranted.add(container.id)
         self.ungranted = frozenset(ungranted)
         containers = [item.container for item in listed]
-        entries += self._not_listed(frozenset(container.id for container in containers), now, request_timeout_s)
-        reserved = self.kubelet.listed(containers, self.ledger, now)
+        entries += self._not_listed(ids | lost, now, request_timeout_s)
+        reserved = self.kubelet.listed(containers, old, now)
         self.external.synchronized(containers)
-        anew = seen(rebuilt(entries, (), self.ledger.releasing, lives, reserved, self.ledger.claims), node.inventory)
+        anew = seen(rebuilt(entries, (), old.releasing, lives, reserved, old.claims), node.inventory)
+        for container_id in processes.keys() & (anew.entries.keys() | anew.live.keys()):
+            anew = anew.with_process(container_id, processes[container_id])
         self.state.synchronized = True
         self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)
-        running = {item.container.id: item.pid for item in listed if not item.created}
+        pids = {container_id: process.pid for container_id, process in self.ledger.processes.items()}
+        running = {each.container.id: each.pid or pids.get(each.container.id, 0) for each in listed if not each.created}
         self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
         for container_id, pid in running.items():
             self._watch(container_id, pid)
-        logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.external)).info("ledger rebuilt")
+        found = {"gpus": len(node.gpus), "grants": len(entries), "foreign": len(anew.external), "lost": len(lost)}
+        logger.bind(**found).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float, request_timeout_s: float) -> list[Entry]:
         """Grants whose answers may not have arrived; an earlier daemon may have given them.
@@ -249,7 +271,7 @@ class Plugin:
         if self._holds(container_id):
             now = self._needs.clock()
             logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
-            self._ended(container_id, self.ledger.stopped(container_id, now), now)
+            self._ended((container_id,), self.ledger.stopped(container_id, now), now)
         else:  # it told of its pod's end
             self._exits.told(container_id)
 
@@ -323,9 +345,13 @@ class Plugin:
         return may_concern or self.external.concerns(payload)
 
     def _started(self, change: Lifecycle) -> Reply:
-        self._exits.told(change.container_id)
+        container_id = change.container_id
+        self._exits.told(container_id)
         reply = self._granted.start(change)
-        self._watch(change.container_id, change.pid)
+        process = self._needs.cgroups.first_process(change.pid, container_id) if self._holds(container_id) else None
+        if process:
+            self.state.commit(self.ledger.with_process(container_id, process))
+        self._watch(container_id, change.pid)
         return reply
 
     def _watch(self, container_id: ContainerId, pid: int) -> None:
@@ -339,17 +365,25 @@ class Plugin:
     def _stopped(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)
         now = self._needs.clock()
-        return self._ended(change.container_id, self.ledger.stopped(change.container_id, now), now)
+        return self._ended((change.container_id,), self.ledger.stopped(change.container_id, now), now)
 
     def _removed(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)
-        return self._ended(change.container_id, self.ledger.released(change.container_id), self._needs.clock())
+        now = self._needs.clock()
+        return self._ended((change.container_id,), self.ledger.over((change.container_id,), now), now)
 
-    def _ended(self, container_id: ContainerId, after: Ledger, now: float) -> Reply:
-        self._needs.recorder.settled(container_id)
-        self.ungranted -= {container_id}
-        ended = self.kubelet.ended(self.ledger, after, container_id, now)
-        self.state.commit(self._released.vacated(ended, (container_id,), now))
+    def _gone(self, container_ids: Collection[ContainerId]) -> None:
+        """No process of these lost containers is left."""
+        self._ended(container_ids, self.ledger.released(*container_ids), self._needs.clock())
+
+    def _ended(
+        self, container_ids: Collection[ContainerId], after: Ledger, now: float, *, lapses: bool = False
+    ) -> Reply:
+        for container_id in container_ids:
+            self._needs.recorder.settled(container_id)
+        self.ungranted -= frozenset(container_ids)
+        ended = self.kubelet.ended(self.ledger, after, now, lapses=lapses)
+        self.state.commit(self._released.vacated(ended, container_ids, now))
         return EMPTY
 
     def _pod_came(self, change: Lifecycle) -> Reply:
@@ -362,16 +396,12 @@ class Plugin:
         if self.external.pods is not None:
             self.external.pods.remove(change.pod_id)
         now = self._needs.clock()
-        after = sandbox_gone(self.ledger.pod_gone(change.pod_id), change.pod_id, now)
+        after = sandbox_gone(self.ledger.pod_gone(change.pod_id, now), change.pod_id, now)
         if after is not self.ledger:
-            gone = self.ledger.entries.keys() - after.entries.keys()
-            for container_id in gone:
-                self._needs.recorder.settled(container_id)
-            after = self.kubelet.pod_gone(self.ledger, after, now)
-            self.state.commit(self._released.vacated(after, gone, now))
+            self._ended(self.ledger.entries.keys() - after.entries.keys(), after, now, lapses=True)
         self.kubelet.forget(self.ledger)
         return EMPTY
 
     def _lapsed(self, now: float) -> Ledger:
         lapsed = self.ledger.lapse(now, self.state.settings.ledger.created_grace_s)
-        return expired(self.kubelet.lapsed(self.ledger, lapsed, now), now)
+        return expired(self.kubelet.ended(self.ledger, lapsed, now, lapses=True), now)

@@ -32,6 +32,11 @@ TAKEN: Final = Reason(
     "this container was created but not started within the grace, and its GPUs went to another one meanwhile: create "
     "it again.",
 )
+OVER: Final = Reason(
+    Code.GPU_BUSY,
+    "the runtime said that this container is over, and processes of it live on: end them and create it again (see "
+    "`nri-gpu status`).",
+)
 NO_USER: Final = Reason(
     Code.NODE_NOT_READY,
     "the user id of this container's process cannot be read from /proc, and an MPS daemon serves one user: "
@@ -87,7 +92,8 @@ class GrantedContainers:
 
     def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
         running = ledger.started(change.container_id, self._needs.clock())
-        found: Ledger | Reason = self._checked(change, running) if running else TAKEN
+        refused = OVER if ledger.entries[change.container_id].lost else TAKEN
+        found: Ledger | Reason = self._checked(change, running) if running else refused
         if isinstance(found, Reason):
             container = change.container
             assert container is not None  # its id is in a ledger

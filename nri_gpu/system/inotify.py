@@ -13,6 +13,7 @@ from typing import Final
 from nri_gpu.system.tasks import first_done
 
 # sys/inotify.h
+IN_MODIFY: Final = 0x2
 IN_CREATE: Final = 0x100
 IN_MOVED_TO: Final = 0x80
 IN_ATTRIB: Final = 0x4
@@ -20,16 +21,21 @@ IN_MOVED_FROM: Final = 0x40
 IN_DELETE: Final = 0x200
 IN_NONBLOCK: Final = os.O_NONBLOCK
 IN_CLOEXEC: Final = os.O_CLOEXEC
+ENTRIES: Final = IN_CREATE | IN_MOVED_TO | IN_ATTRIB | IN_DELETE | IN_MOVED_FROM
 READ_BYTES: Final = 1 << 14
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderWatch:
-    """Calls `changed` when an entry of some folders appears, goes or gets other rights, until closed."""
+    """Calls `changed` when an entry of some folders appears, goes or gets other rights, until closed.
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    events: others than these, of whatever is watched.
+    """
+
+    def __init__(self, changed: Callable[[], None], events: int = ENTRIES) -> None:
         self._changed = changed
+        self._events = events
         self._fd = -1
 
     def open(self, folders: Iterable[Path]) -> None:
@@ -42,10 +48,9 @@ class FolderWatch:
         """Watch these too; a missing folder is passed over."""
         if self._fd < 0:
             return
-        mask = IN_CREATE | IN_MOVED_TO | IN_ATTRIB | IN_DELETE | IN_MOVED_FROM
         for folder in folders:
             with contextlib.suppress(OSError):
-                _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), mask))
+                _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), self._events))
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -6,48 +6,20 @@ On a host that has both, cgroup v1's list and the eBPF programs of cgroup v2 mus
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from msgspec import Struct
 
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.errors import UnseenError
+from nri_gpu.system.cgroups import DEVICES, UNIFIED, Mounted, cgroups_of, hierarchies, mounts_of, parsed
+from nri_gpu.system.process import PROC
 from nri_gpu.verify import bpf
 from nri_gpu.verify.program import READ, WRITE, Program, lets_through, parse_program
 
-T = TypeVar("T")
-
-PROC: Final = Path("/proc")
-_DEVICES: Final = "devices"  # the v1 controller
 _LETTERS: Final = {READ: "r", WRITE: "w"}
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks, see proc(5)
-
-
-class Mounted(Struct, frozen=True):
-    """One mount, from mountinfo. device: the filesystem's number as text. root: the folder of it that is mounted."""
-
-    device: str
-    root: str
-    place: str
-    kind: str
-    options: frozenset[str]
-
-    @classmethod
-    def parse(cls, line: str) -> Self:
-        """One line. Source: proc_pid_mountinfo(5). Raises: ValueError."""
-        head, _, tail = line.partition(" - ")
-        _, _, device, root, place, *_ = head.split(" ")
-        kind, *_, options = tail.split(" ")  # the source between them may be empty
-        return cls(device, _plain(root), _plain(place), kind, frozenset(options.split(",")))
-
-
-def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
-    """All mounts that a process sees. Raises: UnseenError."""
-    return tuple(_parsed(proc / str(pid) / "mountinfo", Mounted.parse))
 
 
 class DeviceRule(Struct, frozen=True):
@@ -110,22 +82,16 @@ class Kernel:
 
     def device_filter(self, pid: int, container: str) -> DeviceFilter:
         """What a container's first process may open. Raises: UnseenError: also where it is not in that container."""
-        cgroups = dict(chain.from_iterable(_parsed(self.proc / str(pid) / "cgroup", _cgroups)))
+        cgroups, places = cgroups_of(pid, self.proc), hierarchies(self.mounts)
         if not any(container in path for path in cgroups.values()):
             raise UnseenError(f"process {pid}, which its runtime names, is in no cgroup of this container")
-        legacy, unified = cgroups.get(_DEVICES), cgroups.get("")
-        rules = None if legacy is None else self._rules(legacy)
-        if unified is None or (where := self._place("cgroup2", "")) is None:
+        legacy, unified = cgroups.get(DEVICES), cgroups.get(UNIFIED)
+        rules = None if legacy is None else _rules(places, legacy)
+        if unified is None or (where := places.get(UNIFIED)) is None:
             if rules is None:
                 raise UnseenError("no hierarchy of cgroups that filters devices is mounted here")
             return DeviceFilter(rules)
         return DeviceFilter(rules, tuple(self._read_programs(_below(where, unified))))
-
-    def _rules(self, path: str) -> tuple[DeviceRule, ...]:
-        where = self._place("cgroup", _DEVICES)
-        if where is None:
-            raise UnseenError("the devices controller of cgroup v1 is not mounted here")
-        return tuple(_parsed(_below(where, path) / "devices.list", DeviceRule.parse))
 
     def _read_programs(self, cgroup: Path) -> Iterator[Program]:
         try:
@@ -137,11 +103,6 @@ class Kernel:
             if not each:
                 raise UnseenError("the kernel hides the eBPF program that filters its devices: net.core.bpf_jit_harden")
             yield parse_program(each)
-
-    def _place(self, kind: str, option: str) -> Path | None:
-        """Where a whole hierarchy is mounted."""
-        found = (each for each in self.mounts if each.kind == kind and each.root == "/")
-        return next((Path(each.place) for each in found if not option or option in each.options), None)
 
 
 def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[Mounted]) -> frozenset[str]:
@@ -155,27 +116,13 @@ def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[
     return frozenset(root.removeprefix(folder).partition("/")[0] for root in below)
 
 
-def _cgroups(line: str) -> list[tuple[str, str]]:
-    """Controllers and path of a line of /proc/PID/cgroup; no controller's name is cgroup v2's. Raises: ValueError."""
-    _, controllers, path = line.split(":", 2)
-    return [(controller, path) for controller in controllers.split(",")]
+def _rules(places: Mapping[str, Path], path: str) -> tuple[DeviceRule, ...]:
+    if DEVICES not in places:
+        raise UnseenError("the devices controller of cgroup v1 is not mounted here")
+    return tuple(parsed(_below(places[DEVICES], path) / "devices.list", DeviceRule.parse))
 
 
 def _below(where: Path, path: str) -> Path:
     if path.startswith("/.."):
         raise UnseenError(f"its cgroup {path} is above what is mounted here: run this on the host, not in a pod")
     return where / path.lstrip("/")
-
-
-def _parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
-    """The lines of a file of the kernel's. Names in it may hold any character but a line break. Raises: UnseenError."""
-    try:
-        return [parse(line) for line in path.read_text(errors="surrogateescape").split("\n") if line]
-    except ValueError as error:
-        raise UnseenError(f"{path} has a line that nri-gpu does not understand: {error}") from error
-    except OSError as error:
-        raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
-
-
-def _plain(path: str) -> str:
-    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)

@@ -16,10 +16,11 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber, PodUid
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory
+from nri_gpu.system.cgroups import mounts_of
 from nri_gpu.system.process import process_of
 from nri_gpu.verify.bundles import Bundle
 from nri_gpu.verify.compare import Seen, differences
-from nri_gpu.verify.kernel import Kernel, mounts_of, staged_by_mounts
+from nri_gpu.verify.kernel import Kernel, staged_by_mounts
 from nri_gpu.verify.numbers import Owner, device_numbers
 
 SCHEMA: Final = "nri-gpu/verify/v1"

@@ -22,7 +22,7 @@ on GPUs that may be another's by then. If that one runs too, both do; but nobody
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -38,7 +38,7 @@ from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
+from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId
 from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
@@ -49,6 +49,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.model import ClaimDefaults, Policy
 from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc import Status
 from tests.property import strategies
@@ -119,6 +120,21 @@ class Journal(NoRecorder):
         return [each for each in self.grants.values() if each.at >= since]
 
 
+class Cgroups(ContainerCgroups):
+    """Those of the containers that run, and of those that ended with a process left."""
+
+    def __init__(self, living: Callable[[ContainerId], bool]) -> None:
+        super().__init__()
+        self._living = living
+
+    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
+        return FirstProcess(pid, 1, Cgroup(UNIFIED, container_id)) if pid else None
+
+    def lives(self, process: FirstProcess) -> bool:
+        assert process.cgroup
+        return self._living(ContainerId(process.cgroup.path))
+
+
 class Runtime(RuleBasedStateMachine):
     """Containers as they really are, and a plugin that is told what a runtime tells."""
 
@@ -130,6 +146,7 @@ class Runtime(RuleBasedStateMachine):
         self.number = 0
         self.away = False
         self.excused: set[ContainerId] = set()
+        self.left: set[ContainerId] = set()  # ended, with a process that lives on
         self.given: dict[ContainerId, float] = {}  # when a grant was
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
         self.journal, self.key, self.boots = Journal(), KEY, 0
@@ -138,10 +155,16 @@ class Runtime(RuleBasedStateMachine):
         self.start_daemon()
 
     def start_daemon(self) -> None:
-        """A new process: what was in memory is gone."""
-        self.state.ledger = Ledger()
-        needs = PluginDependencies(lambda: self.now, lambda _: None, self.journal)
+        """A new process: of what was in memory ledger.json has who ran, and their first processes."""
+        last = self.state.ledger
+        ran = {name: entry for name, entry in last.entries.items() if entry.ran}
+        live = {name: each for name, each in last.live.items() if name in last.processes}
+        self.state.ledger = Ledger(ran, live=live, processes=last.processes)
+        needs = PluginDependencies(lambda: self.now, lambda _: None, self.journal, cgroups=Cgroups(self.lives))
         self.plugin = Plugin(self.state, needs, self.key)
+
+    def lives(self, name: ContainerId) -> bool:
+        return name in self.left or (name in self.made and self.made[name].state == "running")
 
     @property
     def ledger(self) -> Ledger:
@@ -163,7 +186,9 @@ class Runtime(RuleBasedStateMachine):
             return True
         message = make.container_message(of, pid=PID)
         change = pb.StateChangeEvent(event=event, pod=make.pod_message(of.pod), container=message)
-        return self.plugin.lifecycle(change.SerializeToString()) == b""
+        taken = self.plugin.lifecycle(change.SerializeToString()) == b""
+        self.plugin.lost.look()
+        return taken
 
     def signed(self, container: Container) -> SignedGrant | None:
         text = container.annotations.get(GRANT_KEY, "")
@@ -177,6 +202,7 @@ class Runtime(RuleBasedStateMachine):
         self.unseen = {each.grant.container_id for each in self.journal.remembered(self.now - GRACE_S)}
         self.unseen -= {made.container.id for made in listed}
         self.plugin.synchronized(tuple(Listed(made.container, made.state == "created", PID) for made in listed))
+        self.plugin.lost.look()
 
     # What can happen on a machine.
 
@@ -300,6 +326,34 @@ class Runtime(RuleBasedStateMachine):
         if made := self.some(pick, "running"):
             made.state = "exited"
             self.plugin.exited(made.container.id)
+            self.plugin.lost.look()
+
+    @precondition(lambda self: not self.away)
+    @rule(pick=picks)
+    def ends_with_a_process_left(self, pick: int) -> None:
+        made = self.some(pick, "running")
+        if made and self.holds(made):
+            self.left.add(made.container.id)
+            self.ends(made)
+
+    @precondition(lambda self: not self.away)
+    @rule(pick=picks)
+    def is_listed_no_more(self, pick: int) -> None:
+        """It runs, and the runtime cannot classify it."""
+        if made := self.some(pick, "running"):
+            made.listed = False
+
+    @precondition(lambda self: self.left)
+    @rule(pick=picks)
+    def the_last_process_ends(self, pick: int) -> None:
+        self.left.remove(sorted(self.left)[pick % len(self.left)])
+        if not self.away:
+            self.plugin.lost.look()
+
+    def holds(self, made: Made) -> bool:
+        """Whether it has a GPU, granted or by another component."""
+        signed = self.signed(made.container)
+        return bool(signed and signed.mode) or bool(made.container.devices)
 
     @rule(pick=picks)
     def is_listed_by_now(self, pick: int) -> None:
@@ -332,8 +386,8 @@ class Runtime(RuleBasedStateMachine):
     @rule(pod=pods)
     def remove_pod(self, pod: str) -> None:
         of = make.container(of=make.pod(pod, id=self.sandbox(pod)))
-        self.tell(pb.STOP_POD_SANDBOX, of)
         self.made = {name: made for name, made in self.made.items() if made.container.pod.id != of.pod.id}
+        self.tell(pb.STOP_POD_SANDBOX, of)
 
     @rule(lost=st.sets(st.integers(0, 2), max_size=1))
     def a_gpu_is_lost_or_back(self, lost: set[int]) -> None:
@@ -370,6 +424,7 @@ class Runtime(RuleBasedStateMachine):
     @rule()
     def the_machine_boots_again(self) -> None:
         self.away, self.boots = True, self.boots + 1
+        self.left, self.state.ledger = set(), Ledger()
         self.journal, self.key = Journal(), self.boots.to_bytes(len(KEY))
         self.start_daemon()
         for made in self.made.values():
@@ -392,10 +447,14 @@ class Runtime(RuleBasedStateMachine):
     def check_rebuilt(self, lived: Ledger, anew: Ledger) -> None:
         listed = {name for name, made in self.made.items() if made.state != "exited" and made.listed}
         signed_ids = {name for name, made in self.made.items() if self.signed(made.container)}
-        assert set(anew.entries) == (listed & signed_ids) | self.unseen
+        lost = {name for name, entry in lived.entries.items() if entry.ran and entry.grant.held and self.lives(name)}
+        assert set(anew.entries) == (listed & signed_ids) | self.unseen | lost
         for name, entry in lived.entries.items():
             after = anew.entries.get(name)
-            if name not in listed & signed_ids and name not in self.unseen:  # ended, or made without our answer
+            if name in lost - listed:
+                assert after is not None
+                assert after.lost
+            elif name not in listed & signed_ids and name not in self.unseen:  # ended, or made without our answer
                 assert after is None
             elif entry.phase is GrantPhase.RUNNING:
                 assert after is not None
@@ -406,7 +465,7 @@ class Runtime(RuleBasedStateMachine):
                 self.check_revenant(lived, anew, after)
             assert after is None or after.grant == entry.grant
         assert {
-            name: other for name, other in lived.external.items() if self.alive(name) and name in anew.external
+            name: other for name, other in lived.external.items() if self.there(name) and name in anew.external
         } == {name: other for name, other in anew.external.items() if name in lived.external}
 
     def check_revenant(self, lived: Ledger, anew: Ledger, lapsed: Entry) -> None:
@@ -417,6 +476,9 @@ class Runtime(RuleBasedStateMachine):
         met -= {lapsed.grant.container_id}
         before = {name: lived.entries.get(ContainerId(name)) for name in met}
         assert [name for name, entry in before.items() if entry is None or not entry.holds or name in self.excused]
+
+    def there(self, name: ContainerId) -> bool:
+        return self.alive(name) or name in self.left
 
     def alive(self, name: ContainerId) -> bool:
         return name in self.made and self.made[name].state != "exited"
@@ -430,8 +492,12 @@ class Runtime(RuleBasedStateMachine):
         if self.away:
             return
         running = {name for name, made in self.made.items() if made.state == "running" and self.signed(made.container)}
-        assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is GrantPhase.RUNNING}
-        assert {name for name in running if self.made[name].container.devices} <= set(self.ledger.live)
+        ran = {name: entry for name, entry in self.ledger.entries.items() if entry.ran}
+        assert ran.keys() - self.left <= running
+        assert {name for name in running - ran.keys() if self.made[name].listed or self.holds(self.made[name])} == set()
+        with_devices = {name for name in running if self.made[name].container.devices and name in ran}
+        assert with_devices <= set(self.ledger.live)
+        assert self.left == {name for name in self.ledger.lost if not self.alive(name)}
         assert self.ledger == seen(self.ledger, self.node.inventory)
 
     @invariant()
@@ -439,7 +505,7 @@ class Runtime(RuleBasedStateMachine):
         if self.away:
             return
         for name, entry in self.ledger.lapse(self.now, GRACE_S).entries.items():
-            if name not in self.made:
+            if name not in self.made and name not in self.left:
                 assert not entry.holds or self.now - self.given[name] <= GRACE_S
 
 

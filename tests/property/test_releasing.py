@@ -87,7 +87,7 @@ class Node(RuleBasedStateMachine):
         changes: dict[str, Callable[[Ledger], Ledger]] = {
             "stop": lambda ledger: ledger.stopped(grant.container_id, self.now),
             "remove": lambda ledger: ledger.released(grant.container_id),
-            "pod": lambda ledger: ledger.pod_gone(grant.pod_id),
+            "pod": lambda ledger: ledger.pod_gone(grant.pod_id, self.now),
         }
         self.gone(changes[how])
         if clean:
@@ -103,7 +103,7 @@ class Node(RuleBasedStateMachine):
             case "removed":
                 self.gone(lambda ledger: ledger.released(other.container_id))
             case _:
-                self.gone(lambda ledger: ledger.pod_gone(other.pod_id))
+                self.gone(lambda ledger: ledger.pod_gone(other.pod_id, self.now))
 
     @rule(uuid=units)
     def a_process_ends(self, uuid: GpuUuid) -> None:

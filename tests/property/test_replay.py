@@ -97,7 +97,7 @@ class Recorder:
                 "start": lambda: self.ledger.started(of.id, now),
                 "stop": lambda: self.ledger.stopped(of.id, now),
                 "remove": lambda: self.ledger.released(of.id),
-                "pod gone": lambda: self.ledger.pod_gone(of.pod.id),
+                "pod gone": lambda: self.ledger.pod_gone(of.pod.id, now),
             }
             after = happened[event]() or self.ledger
             self._commit(vacated(self.ledger, after, (of.id,), Wait(now, 60.0, lambda _: True)))

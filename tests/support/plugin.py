@@ -26,6 +26,7 @@ from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.simulation.topology import load_topology
+from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
@@ -87,7 +88,13 @@ class Clock:
 class Bench:
     """A Plugin without a runtime: what it was told to do later is kept, and what it told its owner."""
 
-    def __init__(self, policy: Policy | None = None, topology: Path = FOUR_GPUS, stage_dir: str = "") -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        topology: Path = FOUR_GPUS,
+        stage_dir: str = "",
+        cgroups: ContainerCgroups | None = None,
+    ) -> None:
         self.clock = Clock()
         self.state = NodeState(Inventory(taken_at=0), policy=policy)
         self.node = node(topology)
@@ -102,6 +109,7 @@ class Bench:
             lambda: self.inventory_age_s,
             stage_dir=stage_dir,
             refusals=self.refusals,
+            cgroups=cgroups or ContainerCgroups(),
         )
         self.plugin = Plugin(self.state, needs, KEY)
         self._later: list[Callable[[], None]] = []

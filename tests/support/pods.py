@@ -24,7 +24,7 @@ USER_NAMESPACES: Final = pb.NamespaceOption(
 class PodSpec(Struct, frozen=True):
     """What a pod is asked for. log_directory: absolute, on the host; none, no logs.
 
-    user_namespace: one of its own; takes a pod network.
+    user_namespace: one of its own; takes a pod network. host_pid: its processes are in the node's PID namespace.
     """
 
     name: str = "pod"
@@ -36,6 +36,7 @@ class PodSpec(Struct, frozen=True):
     privileged: bool = False
     log_directory: str = ""
     user_namespace: bool = False
+    host_pid: bool = False
 
 
 class ContainerSpec(Struct, frozen=True):
@@ -62,9 +63,12 @@ class ContainerSpec(Struct, frozen=True):
     user: int | None = None
     readonly_rootfs: bool = False
     user_namespace: bool = False  # as its pod
+    host_pid: bool = False  # as its pod
 
 
 def _namespaces(spec: PodSpec | ContainerSpec) -> pb.NamespaceOption:
+    if spec.host_pid:
+        return pb.NamespaceOption(network=pb.NODE, pid=pb.NODE, ipc=pb.POD)
     return USER_NAMESPACES if spec.user_namespace else NAMESPACES
 
 

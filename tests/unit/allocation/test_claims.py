@@ -102,7 +102,7 @@ def test_claims_outlive_whatever_happens_to_containers() -> None:
     for after in (
         held.lapse(1e6, 1.0),
         held.stopped(ContainerId("train.main"), 1.0),
-        held.pod_gone(container().pod.id),
+        held.pod_gone(container().pod.id, 1.0),
         held.with_releasing({GpuUuid("GPU-x"): Releasing(TRAIN, "ml/train", 1, 9)}),
         rebuilt([], (), claims=claims),
     ):

@@ -126,7 +126,7 @@ def test_starting_stopping_or_removing_an_unknown_container_changes_nothing() ->
     assert ledger.started(unknown, 1.0) is ledger
     assert ledger.stopped(unknown, 1.0) is ledger
     assert ledger.released(unknown) is ledger
-    assert ledger.pod_gone(PodId("unknown")) is ledger
+    assert ledger.pod_gone(PodId("unknown"), 1.0) is ledger
 
 
 STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LAPSED, LAPSED)}
@@ -146,7 +146,7 @@ def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
     ledger = make.ledger(
         make.entry(0, to=A), make.entry(0, to=A_SIDE, phase=LAPSED), make.entry(0, to=anew), make.entry(1, to=B)
     )
-    assert set(ledger.pod_gone(A.pod.id).entries) == {anew.id, B.id}
+    assert set(ledger.pod_gone(A.pod.id, 1.0).entries) == {anew.id, B.id}
 
 
 def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> None:

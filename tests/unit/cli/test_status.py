@@ -20,12 +20,13 @@ from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import with_health
 from nri_gpu.cli.page import plain
+from nri_gpu.cli.render import at as moment
 from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status_page import ago, status_page
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.container import ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.health import Health, HealthState, History, Sign, Transition, TransitionKind
@@ -36,6 +37,7 @@ from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.dra.messages import DriverReport
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
+from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.health import OtherXids
 from nri_gpu.stray.judge import StrayProcess, StrayUse
 from tests.support import builders as make
@@ -403,3 +405,15 @@ def test_a_missing_gpu_with_since_when_and_why() -> None:
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
     assert status.faults == (answers.FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
     assert f"GPU 1 cannot be described: {why}" in plain(status_page(status, 0.0))
+
+
+def test_a_lost_container_and_a_cgroup_that_is_not_seen() -> None:
+    lost = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), CLOCK, "/kubepods/gone", (41, 42))
+    running = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
+    page = plain(status_page(status_of(view(running, lost=(lost,))), NOW)).splitlines()
+    assert [line for line in page if "over for the runtime" in line or "not seen" in line] == [
+        f"ml/gone, container main: over for the runtime since {moment(NOW)}, and holds its GPUs until its processes "
+        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; one that hangs in the driver is gone "
+        "after a boot",
+        "the cgroups of ml/train are not seen: their GPUs are free once the runtime says that they are over",
+    ]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import GrantPhase, Ledger
+from nri_gpu.allocation.ledger import GrantPhase, Ledger, Live
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import ContainerId, PodId
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.names import LEDGER
 from nri_gpu.system.state import NodeState
@@ -100,12 +100,17 @@ def test_the_published_ledger(tmp_path: Path) -> None:
                 "gpu_uuids": [make.uuid(1), make.uuid(0)],
                 "driver_generation": make.GENERATION,
                 "since_s": 0.0,
+                "lost": False,
+                "pod_id": "sandbox-train",
+                "pod_gone": False,
             }
         ],
         "foreign": [
             {"container_id": theirs.container_id, "pod": "ml/plugin", "container": "", "gpu_uuids": [make.uuid(3)]}
         ],
         "leaving": [],
+        "opened": [],
+        "processes": {},
     }
 
 
@@ -126,8 +131,20 @@ def test_it_reads_what_is_written(tmp_path: Path) -> None:
     ledger = reserve(make.ledger(*entries), [device], 5.0, shared=True)
     found = read_ledger(kept(tmp_path, ledger), 100.0)
     assert found.reservations.keys() == {device}
-    known = {id_: (replace(each.grant, pod_id=PodId("")), each.phase) for id_, each in ledger.entries.items()}
+    known = {id_: (each.grant, each.phase) for id_, each in ledger.entries.items()}
     assert {id_: (each.grant, each.phase) for id_, each in found.entries.items()} == known
+
+
+def test_lost_containers_and_first_processes_stay(tmp_path: Path) -> None:
+    granted, other = make.container(), make.container(of="other")
+    seen = FirstProcess(41, 1234, Cgroup("", f"/kubepods/{granted.id}"))
+    lives = Live(other.id, "main", other.pod.id, "ml/other", frozenset({(195, 3)}))
+    ledger = replace(make.ledger(make.entry(0, to=granted)), live={other.id: lives})
+    ledger = ledger.with_process(granted.id, seen).with_process(other.id, FirstProcess(42, 1235))
+    lost = ledger.over([other.id], 6.0).pod_gone(granted.pod.id, 5.0)
+    found = read_ledger(kept(tmp_path, lost), 100.0)
+    assert found.lost == {granted.id: 5.0, other.id: 6.0}
+    assert (found.entries, found.live, found.processes) == (lost.entries, lost.live, lost.processes)
 
 
 def test_no_file_is_an_empty_ledger(tmp_path: Path) -> None:

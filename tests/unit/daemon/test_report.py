@@ -13,6 +13,7 @@ from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.daemon.answers import DaemonStatus, KubeletStatus, PolicyStatus, RuntimeConnection
 from nri_gpu.daemon.report import View, status_of
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Cgroup, FirstProcess
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import GpuFault, Node
@@ -22,11 +23,18 @@ NOW, CLOCK = 1_800_000_000.0, 5_000.0
 TRAIN, OTHER = make.container(of="train"), make.container(of="other")
 
 
+def started(ledger: Ledger) -> Ledger:
+    """With a first process of each container that ran, in a cgroup of its own."""
+    for id_ in (id_ for id_, entry in ledger.entries.items() if entry.ran and id_ not in ledger.processes):
+        ledger = ledger.with_process(id_, FirstProcess(41, 1, Cgroup("", f"/kubepods/{id_}")))
+    return ledger
+
+
 def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) -> View:  # noqa: ANN401 - of a View
     return View(
         **{
             "node": node or make.node(),
-            "ledger": ledger or make.ledger(),
+            "ledger": started(ledger or make.ledger()),
             "connection": RuntimeConnection(ready=True, since_s=NOW - 60, name="containerd", version="2.1.9"),
             "wall": NOW,
             "monotonic": CLOCK,

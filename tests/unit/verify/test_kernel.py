@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import UnseenError
-from nri_gpu.verify.kernel import DeviceFilter, DeviceRule, Kernel, Mounted, mounts_of, staged_by_mounts
+from nri_gpu.system.cgroups import Mounted, mounts_of
+from nri_gpu.verify.kernel import DeviceFilter, DeviceRule, Kernel, staged_by_mounts
 from nri_gpu.verify.program import READ, WRITE
 
 ID = "0a1b2c3d"

@@ -1,0 +1,152 @@
+"""Lost containers: over by the runtime's word, or not in its list. They hold their GPUs until they have no process.
+
+A process can outlive the first one (a shared PID namespace, a shim that hangs), and containerd leaves out of its list
+what it cannot classify: a container that was paused while it restarted, one whose shim does not answer or was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from loguru import logger
+from msgspec import Struct
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.system.cgroups import ContainerCgroups
+from nri_gpu.system.state import Changed, NodeState
+
+if TYPE_CHECKING:
+    from nri_gpu.system.inotify import FolderWatch
+
+PAUSE_S: Final = 0.1  # between looks, where nothing tells
+WARNED_AFTER_S: Final = 1.0  # processes that are being killed live on for a moment
+STUCK_AFTER_S: Final = 60.0  # from then on no pod is sent to its GPUs
+PIDS_SHOWN: Final = 8
+
+
+class Lost(Struct, frozen=True):
+    """A lost container. pod: `namespace/name`. since: monotonic seconds. cgroup: its path, empty if it is not seen."""
+
+    container_id: ContainerId
+    pod: str
+    container: str
+    uuids: tuple[GpuUuid, ...]
+    since: float
+    cgroup: str
+    pids: tuple[int, ...]
+
+
+class LostContainers:
+    """Looks for the processes of lost containers: at once, then when their cgroups change.
+
+    gone: called with those that have none. later: run something in the event loop's next turn. clock: the ledger's.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        cgroups: ContainerCgroups,
+        gone: Callable[[Collection[ContainerId]], None],
+        later: Callable[[Callable[[], None]], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._cgroups = cgroups
+        self._gone = gone
+        self._later = later
+        self._clock = clock
+        self._known: frozenset[ContainerId] = frozenset()
+        self._warned: frozenset[ContainerId] = frozenset()
+        self._watch: FolderWatch | None = None
+        self._polls = True
+        self._timer: asyncio.TimerHandle | None = None
+        state.subscribe(self._ledger_changed, Changed.LEDGER)
+
+    def described(self) -> tuple[Lost, ...]:
+        """Those that are lost now, with the processes that they have."""
+        ledger = self._state.ledger
+        return tuple(self._describe(ledger, each, since) for each, since in ledger.lost.items())
+
+    def _describe(self, ledger: Ledger, container_id: ContainerId, since: float) -> Lost:
+        process, entry = ledger.processes[container_id], ledger.entries.get(container_id)
+        path = process.cgroup.path if process.cgroup else ""
+        pids = self._cgroups.pids(process, PIDS_SHOWN)
+        if entry and entry.lost:
+            grant = entry.grant
+            pod, name, uuids = f"{grant.namespace}/{grant.pod_name}", grant.container_name, grant.held
+        else:
+            live, opened = ledger.live[container_id], ledger.external.get(container_id)
+            pod, name, uuids = live.pod, live.container, tuple(opened.uuids) if opened else ()
+        return Lost(container_id, pod, name, uuids, since, path, pids)
+
+    def _ledger_changed(self) -> None:
+        lost = frozenset(self._state.ledger.lost)
+        new, self._known = lost - self._known, lost
+        if new:
+            self._later(self._begin)
+
+    def _begin(self) -> None:
+        """Watch the cgroups that tell of their last process, and look at all once."""
+        ledger = self._state.ledger
+        processes = [ledger.processes[each] for each in ledger.lost]
+        told = [self._cgroups.events_file(each) for each in processes if self._cgroups.tells(each)]
+        self._close()
+        self._polls = len(told) < len(processes) or not self._watches(told)
+        self._look()
+
+    def _watches(self, files: Iterable[Path]) -> bool:
+        from nri_gpu.system.inotify import IN_MODIFY, FolderWatch  # brings ctypes: only where a container is lost
+
+        self._watch = FolderWatch(self._look, IN_MODIFY)
+        try:
+            self._watch.open(files)
+        except OSError:  # a node has few of these (fs.inotify.max_user_instances), and others may use them all
+            return False
+        return True
+
+    def _close(self) -> None:
+        if self._watch:
+            self._watch.close()
+
+    def look(self) -> tuple[Lost, ...]:
+        """Find out which have no process any more. Returns the others."""
+        ledger = self._state.ledger
+        if over := [each for each in ledger.lost if not self._cgroups.lives(ledger.processes[each])]:
+            self._gone(over)
+        now, lost = self._clock(), self.described()
+        stuck = (each.uuids for each in lost if now - each.since >= STUCK_AFTER_S)
+        self._state.commit(self._state.ledger.with_stuck(frozenset(chain.from_iterable(stuck))))
+        return lost
+
+    def _look(self) -> None:
+        now, lost = self._clock(), self.look()
+        self._warn_of(each for each in lost if now - each.since >= WARNED_AFTER_S)
+        self._wait([each.since + after_s - now for each in lost for after_s in (WARNED_AFTER_S, STUCK_AFTER_S)])
+
+    def _wait(self, due_s: Iterable[float]) -> None:
+        """Look again when a cgroup changes, when one of these seconds to come is over, or soon where nothing tells."""
+        if self._timer:
+            self._timer.cancel()
+        if not self._known:
+            self._close()
+            return
+        pauses = [PAUSE_S] if self._polls else [each for each in due_s if each > 0]
+        if pauses:
+            self._timer = asyncio.get_running_loop().call_later(min(pauses), self._look)
+
+    def _warn_of(self, lost: Iterable[Lost]) -> None:
+        described = {each.container_id: each for each in lost}
+        for each in (described[id_] for id_ in described.keys() - self._warned):
+            namespace, _, pod_name = each.pod.partition("/")
+            bound = logger.bind(namespace=namespace, pod_name=pod_name, container_name=each.container)
+            bound = bound.bind(container_id=each.container_id, gpu_uuid=",".join(each.uuids), cgroup=each.cgroup)
+            bound.bind(pids=",".join(map(str, each.pids))).warning(
+                "container is over for the runtime, and its processes hold its GPUs"
+            )
+        self._warned = frozenset(described)

@@ -1,0 +1,185 @@
+"""Cgroups: which one a process is in, and whether one has processes. Sources: cgroups(7), proc_pid_mountinfo(5)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice, product
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
+from nri_gpu.domain.errors import UnseenError
+from nri_gpu.system.process import PROC, Process, process_of
+from nri_gpu.system.storage import text_of
+
+T = TypeVar("T")
+
+DEVICES: Final = "devices"  # the v1 controller
+UNIFIED: Final = ""  # cgroup v2, where /proc/PID/cgroup names no controller
+CONTROLLERS: Final = (DEVICES, UNIFIED)
+EVENTS: Final = "cgroup.events"
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks
+
+
+class Mounted(Struct, frozen=True):
+    """One mount, from mountinfo. device: the filesystem's number as text. root: the folder of it that is mounted."""
+
+    device: str
+    root: str
+    place: str
+    kind: str
+    options: frozenset[str]
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """One line. Raises: ValueError."""
+        head, _, tail = line.partition(" - ")
+        _, _, device, root, place, *_ = head.split(" ")
+        kind, *_, options = tail.split(" ")  # the source between them may be empty
+        return cls(device, _plain(root), _plain(place), kind, frozenset(options.split(",")))
+
+
+def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
+    """All mounts that a process sees. Raises: UnseenError."""
+    return tuple(parsed(proc / str(pid) / "mountinfo", Mounted.parse))
+
+
+def hierarchies(mounts: Iterable[Mounted]) -> Mapping[str, Path]:
+    """Where the whole hierarchies that tell of devices are mounted, by controller."""
+    found: dict[str, Path] = {}
+    for each in mounts:
+        if each.root == "/" and each.kind == "cgroup2":
+            found.setdefault(UNIFIED, Path(each.place))
+        elif each.root == "/" and each.kind == "cgroup" and DEVICES in each.options:
+            found.setdefault(DEVICES, Path(each.place))
+    return found
+
+
+def cgroups_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
+    """The paths of the cgroups that a process is in, by controller. Raises: UnseenError."""
+    return dict(chain.from_iterable(parsed(proc / str(pid) / "cgroup", _paths)))
+
+
+class ContainerCgroups:
+    """The cgroups of containers, as far as they can be seen from here.
+
+    same_pids: whether the runtime knows processes by our PIDs. Where it does not, they are looked up in another /proc
+    that is mounted here, and a container's process counts as seen only where its cgroup is.
+    """
+
+    def __init__(self, mounts: Iterable[Mounted] = (), *, same_pids: bool = False) -> None:
+        known = tuple(mounts)
+        self.same_pids = same_pids
+        self._places = hierarchies(known)
+        others = (Path(each.place) for each in known if each.kind == "proc" and each.root == "/")
+        self._other_proc = next((each for each in others if each != PROC), None)
+
+    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
+        """A container's first process, with the cgroup that is the container's own; None where it cannot be told."""
+        process = self._process(pid)
+        if process is None:
+            return None
+        try:
+            paths = cgroups_of(pid, self._proc)
+        except UnseenError:  # it ended meanwhile
+            return None
+        own = (_own_cgroup(each, paths.get(each, ""), container_id) for each in self._visible())
+        cgroup = next(filter(None, own), None)
+        return FirstProcess(pid, process.started, cgroup) if cgroup or self.same_pids else None
+
+    def named(self, container_ids: Iterable[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
+        """The containers that a cgroup is named after, whose processes nobody knows. Walk all cgroups of the host."""
+        wanted, found = set(container_ids), dict[ContainerId, FirstProcess]()
+        for controller in self._visible() if wanted else ():
+            place = self._places[controller]
+            for above, folders, _ in os.walk(place):
+                for name, each in product(folders, wanted - found.keys()):
+                    path = f"/{Path(above, name).relative_to(place)}"
+                    if cgroup := _own_cgroup(controller, path, each):
+                        found[each] = FirstProcess(0, 0, cgroup)
+        return found
+
+    def lives(self, process: FirstProcess) -> bool:
+        """Whether a process of a container is left: in its cgroup; where that cannot be seen, its first."""
+        folder = self._folder(process)
+        try:
+            if folder is not None:
+                return "populated 1" in (folder / EVENTS).read_text() if self.tells(process) else any(_pids(folder))
+        except OSError as error:
+            return error.errno not in (errno.ENOENT, errno.ENODEV)  # where it is gone, it is empty
+        return self._process(process.pid) == Process(process.pid, process.started)
+
+    def tells(self, process: FirstProcess) -> bool:
+        """Whether a change of `events_file` tells that the last process is gone."""
+        return process.cgroup is not None and process.cgroup.controller == UNIFIED and UNIFIED in self._places
+
+    def events_file(self, process: FirstProcess) -> Path:
+        """The file of a container's cgroup that changes with its last process, where it `tells`."""
+        assert process.cgroup
+        return self._places[UNIFIED] / process.cgroup.path.lstrip("/") / EVENTS
+
+    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
+        """PIDs of a container's processes, so far as they have one here."""
+        folder = self._folder(process)
+        return tuple(islice(filter(None, _pids(folder)), most)) if folder else (process.pid,)
+
+    @property
+    def _proc(self) -> Path:
+        return PROC if self.same_pids or self._other_proc is None else self._other_proc
+
+    def _process(self, pid: int) -> Process | None:
+        known = self.same_pids or self._other_proc is not None
+        return process_of(pid, self._proc) if pid and known else None
+
+    def _visible(self) -> tuple[str, ...]:
+        """The hierarchies that tell, the devices' first. Those of v1 list processes, by the PIDs of who reads."""
+        return tuple(each for each in CONTROLLERS if each in self._places and (self.same_pids or each == UNIFIED))
+
+    def _folder(self, process: FirstProcess) -> Path | None:
+        cgroup = process.cgroup
+        if cgroup is None or cgroup.controller not in self._visible():
+            return None
+        return self._places[cgroup.controller] / cgroup.path.lstrip("/")
+
+
+def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
+    """The lines of a file of the kernel's. Names in it may hold any character but a line break. Raises: UnseenError."""
+    try:
+        return [parse(line) for line in path.read_text(errors="surrogateescape").split("\n") if line]
+    except ValueError as error:
+        raise UnseenError(f"{path} has a line that nri-gpu does not understand: {error}") from error
+    except OSError as error:
+        raise UnseenError(f"{path} cannot be read: {error.strerror}", error) from error
+
+
+def _paths(line: str) -> list[tuple[str, str]]:
+    """Controllers and path of a line of /proc/PID/cgroup; no controller's name is cgroup v2's. Raises: ValueError."""
+    _, controllers, path = line.split(":", 2)
+    return [(controller, path) for controller in controllers.split(",")]
+
+
+def _own_cgroup(controller: str, path: str, container_id: ContainerId) -> Cgroup | None:
+    """The cgroup at the part of a path that is named after the container; None: no part is, or it is not below here.
+
+    `ID` by the driver cgroupfs, `cri-containerd-ID.scope` by the driver systemd, with the runtime's own word.
+    """
+    parts = path.split("/")
+    names = (part.removesuffix(".scope") for part in parts)
+    ends = (at for at, name in enumerate(names, 1) if name == container_id or name.endswith(f"-{container_id}"))
+    end = None if ".." in parts else next(ends, None)
+    return Cgroup(controller, "/".join(parts[:end])) if end else None
+
+
+def _pids(folder: Path) -> Iterator[int]:
+    """PIDs of a cgroup and all below it; 0 for one that has none here."""
+    for below, _, _ in os.walk(folder):
+        yield from map(int, (text_of(Path(below, "cgroup.procs")) or "").split())
+
+
+def _plain(path: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)

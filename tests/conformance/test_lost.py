@@ -1,0 +1,125 @@
+"""A GPU is held until no process of its container is left, whatever the runtime says of that one or leaves out."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from nri_gpu.system.process import process_of
+from tests.conformance.conftest import launch_on
+from tests.support import packages
+from tests.support.cgroup import Cgroup
+from tests.support.containerd import Containerd
+from tests.support.daemon import READY_S, UUIDS, NriGpu
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+CHILDREN = ("/bin/sh", "-c", "sleep 600 & sleep 600 & exec sleep 600")
+HELD = {"pod/main": [UUIDS[0]]}
+
+
+class Holder:
+    """A container with GPU 0 exclusively: its shim, its first process, and all of them."""
+
+    def __init__(self, node: Containerd) -> None:
+        pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": "device=0"}, host_pid=True))
+        container = node.cri.run(pod, ContainerSpec(command=CHILDREN, host_pid=True))
+        self.container = container
+        self.first = node.cri.status(container).pid
+        self.shim = int(Path(f"/proc/{self.first}/stat").read_text().rpartition(")")[2].split()[1])
+        self._frozen = node.container_cgroup(container, "freezer")
+        self.cgroup = node.container_cgroup(container)
+        wait_for("its processes", lambda: len(self.pids()) == 3, READY_S)
+
+    def pids(self) -> list[int]:
+        with suppress(FileNotFoundError):
+            return [pid for pid in map(int, (self.cgroup / "cgroup.procs").read_text().split()) if process_of(pid)]
+        return []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+        for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+            if (self._frozen / file).exists():
+                (self._frozen / file).write_text(thawed)
+        with suppress(ProcessLookupError):
+            os.kill(self.shim, signal.SIGCONT)
+        wait_for("its processes to end", lambda: not self.pids(), READY_S)
+
+
+def check_lost(node: Containerd, daemon: NriGpu, holder: Holder) -> None:
+    """It is shown with what keeps its GPU, which nobody gets; also after a restart, and until the processes end."""
+    for _ in range(2):
+        wait_for("the container to be lost", lambda: daemon.status()["lost"], READY_S)
+        assert "over, but its processes are not" in node.cri.refused("device=0", "next").details
+        node.cri.remove_pod_named("next")
+        (lost,) = daemon.status()["lost"]
+        assert (lost["pod"], lost["container"], lost["gpu_uuids"]) == ("default/pod", "main", [UUIDS[0]])
+        assert lost["cgroup"] == f"/{node.base.name}/{holder.container}"
+        assert set(lost["pids"]) == set(holder.pids()) != set()
+        daemon.restart(kill=True)
+        daemon.wait_staged()
+    daemon.wait_logged("container is over for the runtime, and its processes hold its GPUs")
+    holder.end()
+    daemon.wait_held({})
+
+
+def hang(_node: Containerd, holder: Holder) -> None:
+    """Its shim hangs as its first process ends, so that nobody ends the others."""
+    os.kill(holder.shim, signal.SIGSTOP)
+    os.kill(holder.first, signal.SIGKILL)
+
+
+def pause(node: Containerd, holder: Holder) -> None:
+    node.ctr("tasks", "pause", holder.container)
+    node.restart()
+
+
+def pause_and_kill(node: Containerd, holder: Holder) -> None:
+    node.ctr("tasks", "pause", holder.container)
+    node.restart(kill=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "cgroup"),
+    [(hang, Cgroup.V1), (hang, Cgroup.V2), (pause, Cgroup.V2), (pause_and_kill, Cgroup.V1)],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+    indirect=["cgroup"],
+)
+def test_it_holds_its_gpu_until_no_process_is_left(
+    runtime: packages.Runtime, cgroup: Cgroup, tmp_path: Path, way: Callable[[Containerd, Holder], None]
+) -> None:
+    with Containerd(runtime, cgroup=cgroup) as node, NriGpu(launch_on(node, tmp_path)) as daemon:
+        daemon.wait_staged()
+        with Holder(node) as holder:
+            daemon.wait_held(HELD)
+            way(node, holder)
+            check_lost(node, daemon, holder)
+
+
+@pytest.mark.containerd(packages.Version.V2_1, packages.Version.V2_3)  # the others end its container
+def test_one_whose_shim_was_killed(runtime: packages.Runtime, tmp_path: Path) -> None:
+    node = Containerd(runtime)
+    try:
+        node.boot()
+        with NriGpu(launch_on(node, tmp_path)) as daemon:
+            daemon.wait_staged()
+            with Holder(node) as holder:
+                daemon.wait_held(HELD)
+                os.kill(holder.shim, signal.SIGKILL)
+                node.restart()
+                check_lost(node, daemon, holder)
+    finally:
+        node.abandon()  # this containerd leaves mounts behind

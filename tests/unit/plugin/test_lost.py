@@ -1,0 +1,135 @@
+"""Containers that are over for the runtime and have processes: what they hold, who hears of them, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from nri_gpu.domain.container import ContainerId, FirstProcess
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
+from nri_gpu.system.cgroups import ContainerCgroups
+from tests.support import nri_messages as nri
+from tests.support.log import Log
+from tests.support.plugin import Bench
+from tests.support.scripted_runtime import until
+
+ID = "container-first-main"
+STILL_RUNS = "container is over for the runtime, and its processes hold its GPUs"
+ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
+
+
+class Cgroups(ContainerCgroups):
+    """Of containers that all have the same processes. left: how many."""
+
+    def __init__(self) -> None:
+        super().__init__(same_pids=False)
+        self.left = 2
+
+    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
+        return FirstProcess(pid, 1) if pid else None
+
+    def lives(self, process: FirstProcess) -> bool:
+        return self.left > 0
+
+    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
+        return tuple(range(100, 100 + self.left))
+
+
+class LostBench(Bench):
+    """A plugin with a container that ran, and to which something happens in an event loop."""
+
+    def __init__(self) -> None:
+        self.cgroups = Cgroups()
+        super().__init__(cgroups=self.cgroups)
+        self.of = nri.asking("device=0", "first")
+        made = nri.container(self.of)
+        self.made = nri.running(nri.adjusted(made, self.create(self.of, made)))
+        self.tell(Event.START_CONTAINER, self.of, self.made)
+
+    @property
+    def free(self) -> bool:
+        return not self.plugin.ledger.usage()
+
+    def end(self, kind: Event) -> None:
+        of_pod = kind in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
+        self.tell(kind, self.of, None if of_pod else self.made)
+
+
+@pytest.fixture
+def bench() -> Iterator[LostBench]:
+    yield LostBench()
+
+
+@pytest.mark.parametrize("kind", ENDS, ids=lambda kind: kind.name.lower())
+def test_it_holds_its_gpu_until_its_last_process_ends(bench: LostBench, kind: Event) -> None:
+    async def run() -> None:
+        bench.end(kind)
+        assert bench.phases() == {ID: "lost"}
+        assert "(over, but its processes are not" in bench.refused(nri.asking("device=0", "second"))
+        assert "processes of it live on" in bench.not_started(bench.of, bench.made)
+        bench.cgroups.left = 0
+        await until("the GPU to come free", lambda: bench.free)
+
+    asyncio.run(run())
+
+
+def test_it_is_free_at_once_where_none_is_left(bench: LostBench) -> None:
+    async def run() -> None:
+        bench.cgroups.left = 0
+        bench.end(Event.STOP_CONTAINER)  # and the loop's next turn
+        assert bench.free
+
+    asyncio.run(run())
+
+
+def test_one_that_the_runtime_does_not_list_is_lost_and_may_come_back(bench: LostBench) -> None:
+    async def run() -> None:
+        bench.synchronize([bench.of], [])
+        assert bench.phases() == {ID: "lost"}
+        bench.synchronize([bench.of], [nri.running(bench.made, pid=0)])  # its shim does not answer
+        assert bench.phases() == {ID: "lost"}
+        bench.synchronize([bench.of], [bench.made])
+        assert bench.phases() == {ID: "running"}
+        assert not bench.plugin.lost.described()
+
+    asyncio.run(run())
+
+
+def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: LostBench) -> None:
+    async def run() -> None:
+        with Log() as log:
+            bench.end(Event.STOP_CONTAINER)
+            bench.plugin.lost.look()
+            assert not log.said(STILL_RUNS)
+            bench.clock.now += WARNED_AFTER_S
+            await until("the warning", lambda: bool(log.said(STILL_RUNS)))
+            fields = log.one(STILL_RUNS).fields
+            assert (fields["pod_name"], fields["pids"]) == ("first", "100,101")
+            assert not bench.plugin.ledger.stuck
+            bench.clock.now += STUCK_AFTER_S
+            await until("the GPU to be stuck", lambda: bool(bench.plugin.ledger.stuck))
+            bench.cgroups.left = 0
+            await until("the GPU to come free", lambda: bench.free)
+            assert not bench.plugin.ledger.stuck
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("kind", "lapses"), [(Event.STOP_CONTAINER, False), (Event.STOP_POD_SANDBOX, True)])
+def test_what_the_kubelet_allocated_stays_its_pods_then(bench: LostBench, kind: Event, *, lapses: bool) -> None:
+    """For as long as the pod's sandbox is there; where it went first, for a while."""
+    device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
+    bench.plugin.kubelet.adopt(ContainerId(bench.made.id), Allocated((device,)))
+
+    async def run() -> None:
+        bench.end(kind)
+        assert not bench.plugin.ledger.reservations
+        bench.cgroups.left = 0
+        await until("the container to be gone", lambda: not bench.phases())
+        assert (bench.plugin.ledger.reservations[device].until is not None) is lapses
+
+    asyncio.run(run())
