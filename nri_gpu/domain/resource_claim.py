@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
 
@@ -11,6 +13,9 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit, whole
 from nri_gpu.domain.kubelet import ClaimUid as ClaimUid
 from nri_gpu.domain.value import Recorded
+
+# The API server's UIDs have dashes; those that the kubelet makes, of static pods, have none.
+_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
 
 
 class AllocatedResult(Struct, frozen=True, kw_only=True):
@@ -93,3 +98,8 @@ def device_name(unit: Unit) -> str:
     device = unit.device
     profile = device.profile.replace(".", "").replace("+", "-")
     return f"{name}-mig-{profile}-{device.gpu_instance_id}-{device.compute_instance_id}"
+
+
+def usable_uid(uid: str) -> bool:
+    """Whether it can be part of names of files, devices and variables, as those that Kubernetes makes can."""
+    return bool(_UID.fullmatch(uid))

@@ -5,7 +5,6 @@ Its own fields are Kubernetes', so unknown ones are passed over. Those of a conf
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,14 +13,13 @@ from msgspec import Raw, Struct, field
 
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, usable_uid
 from nri_gpu.domain.text import shown
 from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import PreparedName
 
 BYTES_MAX: Final = 2 << 20  # etcd takes less (kubernetes: its request limit of 1.5 MiB)
 NAME_MAX: Final = 253  # characters of a Kubernetes object's name
-_UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
 
 
 class ResourceClaimError(NriGpuError):
@@ -128,11 +126,6 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         results=tuple(_result(each, text) for each, text in zip(ours, texts, strict=True)),
         owned=any(each.kind == "Pod" for each in claim.metadata.owner_references),
     )
-
-
-def usable_uid(uid: str) -> bool:
-    """Whether it can be part of names of files and devices, as those that Kubernetes makes can."""
-    return bool(_UID.fullmatch(uid))
 
 
 def claim_name(claim: PreparedName) -> str:

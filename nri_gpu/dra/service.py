@@ -13,11 +13,10 @@ from loguru import logger
 
 from nri_gpu._pb import dra_pb2 as pb
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.resource_claim import ClaimUid
+from nri_gpu.domain.resource_claim import ClaimUid, usable_uid
 from nri_gpu.domain.text import clipped
 from nri_gpu.dra.messages import PreparedName
 from nri_gpu.dra.preparation import ClaimPreparation, PreparedDevice
-from nri_gpu.dra.resource_claim import usable_uid
 
 VERSIONS: Final = ("v1", "v1beta1")  # the newest first: the kubelet takes the first that it knows
 SERVICES: Final = tuple(f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin" for version in VERSIONS)

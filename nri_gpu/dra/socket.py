@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 from loguru import logger
 
-from nri_gpu.dra.messages import Answer, AskView, ClaimFault, Question
+from nri_gpu.domain.resource_claim import AllocatedClaim, usable_uid
+from nri_gpu.domain.text import quoted
+from nri_gpu.dra.messages import Answer, AskPrepare, AskUnprepare, AskView, ClaimFault, Question
 from nri_gpu.system.acceptor import Acceptor, listen
 from nri_gpu.system.tasks import cancelled
 
@@ -65,7 +67,7 @@ class DraSocket:
         try:
             async with asyncio.timeout(self._patience_s):
                 question: Question = msgspec.json.decode(await reader.readuntil(), type=Question)
-                return question
+                return _fault(question) or question
         except asyncio.LimitOverrunError:
             return ClaimFault(f"a question has at most {QUESTION_MAX} bytes")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -91,3 +93,12 @@ class DraSocket:
         except Exception:  # a client must not be able to end the daemon
             logger.bind(method=type(question).__name__).opt(exception=True).error("bug in an answer")
             return ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")
+
+
+def _fault(question: Question) -> ClaimFault | None:
+    """Return why the UID of its claim cannot be one, which markers and files carry; or None."""
+    match question:
+        case AskPrepare(AllocatedClaim(uid=uid)) | AskUnprepare(uid) if not usable_uid(uid):
+            why = f"the claim's UID {quoted(uid)} is not of letters, digits and dashes: ask with its metadata.uid"
+            return ClaimFault(why)
+    return None

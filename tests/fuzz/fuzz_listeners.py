@@ -167,6 +167,7 @@ LISTENERS: Final = Target(
         *named("metrics", "POST /metrics HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\n\r\n", "GET /metrics", "a" * 9000),
         *named("control", "status", "status\0\n", "a" * 100),
         *named("dra", '{"type":"AskView"}\n', '{"type":"AskPrepare"}\n', '{"type":"AskUnprepare","uid":"\xff"}'),
+        *named("dra", '{"type":"AskUnprepare","uid":"../a"}\n'),
         *named("status", '{"error":"no"}', "null", '{"a":' * 1500, '{"node":{}}'),
     ],
     pieces=(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, usable_uid
 from nri_gpu.dra.messages import PreparedName
 from nri_gpu.dra.resource_claim import BYTES_MAX, ResourceClaimError, parse_resource_claim
 from tests.support.resource_claims import CONFIG, DRIVER, NODE, POD, UID, document, opaque, resource_claim, result
@@ -126,3 +126,7 @@ def test_an_answer_that_is_no_claim_is_a_fault_that_says_where(raw: bytes, sente
 def test_a_uid_that_would_not_do_as_the_name_of_a_file_is_refused() -> None:
     for uid in ("../../etc/x", "", "a/b", "-a", "x" * 65):
         assert "its UID" in str(fault(resource_claim(uid=uid), PreparedName(ClaimUid(uid), "ml", "train")))
+
+
+def test_a_uid_needs_no_dashes_as_those_of_static_pods_have_none() -> None:
+    assert usable_uid(UID.replace("-", ""))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.client import DaemonAwayError, DaemonClient
@@ -80,6 +81,14 @@ GARBAGE = {
     "no text": (b"\xff\xfe\n", "cannot read this question"),
     "an unknown question": (b'{"type":"AskAll"}\n', "cannot read this question"),
     "a claim without a name": (b'{"type":"AskPrepare","claim":{}}\n', "cannot read this question"),
+    "a claim's UID that forges fields of a marker": (
+        msgspec.json.encode(AskPrepare(replace(CLAIM, uid=ClaimUid("c;device=1")))) + b"\n",
+        'the claim\'s UID "c;device=1" is not of letters, digits and dashes',
+    ),
+    "a claim's UID that leaves the folder": (
+        b'{"type":"AskUnprepare","uid":"../x"}\n',
+        'the claim\'s UID "../x" is not of letters, digits and dashes',
+    ),
     "deep": (b"[" * 100_000 + b"\n", "cannot read this question"),
     "too long": (b"x" * (QUESTION_MAX + 2) + b"\n", "at most 1048576 bytes"),
 }
