@@ -6,6 +6,8 @@ Health is a running daemon's to know, so it is asked, too.
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,7 @@ WATCH_IS_GONE: Final = (
     "`nri-gpu gpus --watch` is gone: run `nri-gpu status --watch`, which follows the daemon's GPUs, their holders and "
     "their health, with `-o json` as one line a change"
 )
+LINK: Final = "it is a link; name the file that it leads to, or print with `--record -`"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         inventory = Inventory(taken_at=time.time(), fault=str(error), unlisted=error.unlisted)
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
-        return _record(inventory, Path(args.record), scrub=args.scrub)
+        return _record(inventory, args.record, scrub=args.scrub)
     status = daemon_status(state_dir) if state_dir else None
     inventory = with_health(inventory, status) if status else inventory
     history = status.transitions if status else None
@@ -66,15 +69,25 @@ def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
     return source_of(None, driver.root, driver.library_dirs)
 
 
-def _record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
-    """Write a topology file that `--gpus` simulates."""
+def _record(inventory: Inventory, path: str, *, scrub: bool) -> int:
+    """Write a topology file that `--gpus` simulates, or print it for the path `-`."""
     from nri_gpu.simulation.record import scrubbed, topology_text
 
     comment = "Recorded by `nri-gpu gpus --record`" + (", UUIDs made up (--scrub)." if scrub else ".")
     text = topology_text(scrubbed(inventory) if scrub else inventory, comment)
+    if path == "-":
+        print(text, end="")
+        return Exit.OK
     try:
-        path.write_text(text, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=_no_link) as file:
+            file.write(text)
     except OSError as error:
-        raise CommandError(Exit.of(error), f"{path} cannot be written: {error.strerror}") from None
+        why = LINK if error.errno == errno.ELOOP else error.strerror
+        raise CommandError(Exit.of(error), f"{path} cannot be written: {why}") from None
     print(f"{path}: {len(inventory.gpus)} GPUs; try it with `nri-gpu gpus --gpus {path}`")
     return Exit.OK
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open what is named itself: in a folder that others can write, a link of theirs may lead to a file of root's."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -149,7 +149,7 @@ VERBS: Final = (
             OUTPUT,
             _switch("--watch", argparse.SUPPRESS),  # says what to use instead
             _switch("--topology", "how the GPUs are connected, as `nvidia-smi topo -m` shows it"),
-            _value("--record", "FILE", "write this node as a topology file for --gpus"),
+            _value("--record", "FILE", "write this node as a topology file for --gpus; -: print it"),
             _switch("--scrub", "with --record: replace the UUIDs by made-up ones"),
         ),
     ),

@@ -133,6 +133,23 @@ def test_a_recording_simulates_the_node(shown: Shown, tmp_path: Path) -> None:
     assert "cannot be written: No such file or directory" in done.err
 
 
+def test_a_recording_follows_no_link(shown: Shown, tmp_path: Path) -> None:
+    theirs, link = tmp_path / "shadow", tmp_path / "node.toml"
+    theirs.write_text("root's")
+    link.symlink_to(theirs)
+    done = shown(FOUR_GPUS, "--record", link)
+    assert (done.code, theirs.read_text()) == (Exit.UNAVAILABLE, "root's")
+    assert f"{link} cannot be written: it is a link; name the file" in done.err
+
+
+def test_a_recording_can_be_printed(shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done, file = shown(FOUR_GPUS, "--record", "-"), tmp_path / "node.toml"
+    file.write_text(done.out)
+    assert load_topology(file, wall=lambda: 0.0) == load_topology(FOUR_GPUS, wall=lambda: 0.0)
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def status(gpu: Gpu, number: int = 7, age_s: float | None = 3.4) -> DaemonStatus:
     """The answer of a daemon that considers this GPU bad."""
     bad = replace(gpu, unavailable="bad since then because of XID 79", health=Health(HealthState.BAD, 5.0, "XID 79", 1))
