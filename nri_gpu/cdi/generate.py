@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import signal
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -27,9 +26,11 @@ from nri_gpu.driver.stage import GENERATION, prune, stage
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.simulation.source import source_of
+from nri_gpu.system.storage import boot_id, text_of, write_whole
 from nri_gpu.system.tasks import LogOnce, cancelled, exit_code
 
 LOCK_WAIT_S: Final = 60.0  # another process may be staging files
+BOOT_FILE: Final = ".boot"  # in a generation: the id of the boot in which a specification last named it
 
 
 class NotReadyError(NriGpuError):
@@ -83,27 +84,22 @@ def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree |
                 f"stage folder {options.stage_dir} belongs to `nri-gpu run` with state folder {owner}, which removes "
                 "files that none of its grants uses: give another --stage-dir"
             )
-        tree = stage(found, options.stage_dir, wait_s=LOCK_WAIT_S).trees.get(options.capabilities)
-    except DriverError as error:
+        files = stage(found, options.stage_dir, wait_s=LOCK_WAIT_S)
+        _use(options.stage_dir / files.generation)
+    except (DriverError, OSError) as error:
         if inventory.simulated:
             return None
         raise NotReadyError(str(error)) from error
+    tree = files.trees.get(options.capabilities)
     if tree is None and not inventory.simulated:
         raise NotReadyError(f"the driver on this node lacks files for {', '.join(sorted(options.capabilities))}")
     return tree
 
 
-def booted_at() -> float:
-    """The time of the last boot, in seconds since the epoch."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def remove_old(
-    options: SpecificationOptions, file: SpecFile, inventory: Inventory, before: float | None = None
-) -> tuple[str, ...]:
+def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
     """Remove files of old drivers, after `file` was written. Returns their generations; none on a simulated node.
 
-    before: seconds since the epoch; what was staged later stays; None: the last boot.
+    What was in use in this boot stays: a container may have it.
 
     Raises: DriverError: a folder cannot be removed, or a specification that may name one cannot be read.
     """
@@ -113,14 +109,24 @@ def remove_old(
     base = options.stage_dir.resolve()
     try:
         named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *options.standard)}))
-        limit = booted_at() if before is None else before
-        return prune(base, lambda folder: _is_old(folder, version, limit) and folder.name not in named)
+        return prune(base, lambda folder: _is_old(folder, version) and folder.name not in named)
     except OSError as error:
         raise DriverError(f"old driver files stay in {base}: {error}") from error
 
 
-def _is_old(folder: Path, version: str, before: float) -> bool:
-    return folder.name.partition("-")[0] != version and folder.stat().st_mtime < before
+def _is_old(folder: Path, version: str) -> bool:
+    """Return whether it is of another driver and was not used in this boot. One that names no boot joins this one."""
+    if folder.name.partition("-")[0] == version:
+        return False
+    if (boot := text_of(folder / BOOT_FILE)) is None:
+        _use(folder)
+    return boot not in (None, boot_id())
+
+
+def _use(generation: Path) -> None:
+    """Keep a generation until the next boot. Raises: OSError."""
+    if text_of(generation / BOOT_FILE) != (boot := boot_id()):
+        write_whole(generation / BOOT_FILE, boot.encode())
 
 
 def _named(base: Path, folders: Iterable[Path]) -> Iterable[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,7 @@ from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.source import TopologySource, ask_once, source_of
+from nri_gpu.system.clocks import since_boot_s
 
 WATCH_IS_GONE: Final = (
     "`nri-gpu gpus --watch` is gone: run `nri-gpu status --watch`, which follows the daemon's GPUs, their holders and "
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     except InventoryError as error:
         if not error.unlisted or args.record:
             raise
-        inventory = Inventory(taken_at=time.time(), fault=str(error), unlisted=error.unlisted)
+        inventory = Inventory(taken_at=since_boot_s(), fault=str(error), unlisted=error.unlisted)
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
         return _record(inventory, args.record, scrub=args.scrub)
     status = daemon_status(state_dir) if state_dir else None

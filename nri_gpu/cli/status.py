@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.watch and (args.alive or args.probe or args.guard):
         raise CommandError(Exit.USAGE, "--watch follows the daemon: leave out --alive, --probe and --guard")
     if args.guard:
-        return guard_exit(Path(args.guard), alive=args.alive, now=time.time())
+        return guard_exit(Path(args.guard), alive=args.alive)
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     if args.probe and Succession(state_dir).awaited():
         return Exit.OK  # the next pod has to be ready before this one is told to stop
@@ -67,13 +67,13 @@ def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
 
 
-def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
+def guard_exit(run_dir: Path, *, alive: bool) -> Exit:
     """For a readiness probe of the guard's pod. alive: being connected does not matter."""
     from nri_gpu.plugin import guard_status as guard  # only here, since it imports the policy
 
     seen = guard.read_guard_status(run_dir)
-    if seen is None or (silent := guard.status_age_s(run_dir, now)) > GUARD_REPORTS_MISSED * guard.REPORT_EVERY_S:
-        how = "none runs" if seen is None else f"it has not reported for {silent:.0f} s"
+    if seen is None or seen.silent_s > GUARD_REPORTS_MISSED * guard.REPORT_EVERY_S:
+        how = "none runs" if seen is None else f"it has not reported for {seen.silent_s:.0f} s"
         sentence = f"no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence)
     if not (alive or seen.connected):

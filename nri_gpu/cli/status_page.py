@@ -66,7 +66,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
         *lines(_notes(status), Tone.WARN),
         *lines(_stray_lines(status.stray, now), Tone.BAD),
         *lines(_of_kubelet(status, now), Tone.PLAIN),
-        *lines(_of_dra(status, now), Tone.PLAIN),
+        *lines(_of_dra(status), Tone.PLAIN),
         *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
         *([] if glance else wrong),
         *lines(_refusal_lines(status), Tone.WARN),
@@ -160,11 +160,11 @@ def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
         yield f"kubelet: {fail_closed(status)}"
 
 
-def _of_dra(status: DaemonStatus, now: float) -> Iterator[str]:
+def _of_dra(status: DaemonStatus) -> Iterator[str]:
     """The driver process, and a line for each claim; nothing where it is off and no claim is prepared."""
     dra = status.dra
     if dra.enabled:
-        fault = dra.fault or silence(dra.asked_s, now) or dra.report.fault
+        fault = dra.fault or silence(dra.asked_s, dra.silent_s) or dra.report.fault
         yield f"dra: {fault}" if fault else f"dra: {dra.driver} publishes {dra.report.published} devices"
         yield from (f"dra: {sentence}" for sentence in gate_advice(dra.report))
     for claim in status.claims:

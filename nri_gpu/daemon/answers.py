@@ -87,12 +87,14 @@ class KubeletStatus(Struct, frozen=True):
 class DraStatus(Struct, frozen=True, kw_only=True):
     """Dynamic Resource Allocation. asked_s: when the driver process last asked; report: what it then said of itself.
 
-    fault: why the daemon does not answer it.
+    silent_s: seconds since then, on a clock that nobody sets; None: it never asked. fault: why the daemon does not
+    answer it.
     """
 
     enabled: bool = False
     driver: str = ""
     asked_s: float | None = None
+    silent_s: float | None = None
     report: DriverReport = DriverReport()
     fault: str = ""
 

@@ -291,6 +291,7 @@ class Daemon:
             enabled=dra.settings.enabled,
             driver=dra.settings.driver,
             asked_s=dra.asked_s,
+            silent_s=dra.silent_s(),
             report=dra.report,
             fault=dra.fault,
         )

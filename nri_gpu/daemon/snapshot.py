@@ -30,7 +30,7 @@ from nri_gpu.system.storage import boot_id, write_whole
 from nri_gpu.system.tasks import LogOnce
 
 SNAPSHOT_FILE: Final = "snapshot.json"
-SCHEMA: Final = "nri-gpu/snapshot/v1"
+SCHEMA: Final = "nri-gpu/snapshot/v2"  # from which on `taken_at` counts from the boot
 BYTES_MAX: Final = 16 << 20
 
 

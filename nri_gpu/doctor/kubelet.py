@@ -112,7 +112,7 @@ def _dra(seen: Examined) -> Iterator[DoctorFinding]:
     subject, dra = "DRA driver", seen.status.dra if seen.status else None
     if dra is None or not dra.enabled:
         return
-    if fault := dra.fault or silence(dra.asked_s, seen.now_s):
+    if fault := dra.fault or silence(dra.asked_s, dra.silent_s):
         yield error(subject, fault, *_DRA)
     elif dra.report.fault:
         yield error(subject, dra.report.fault, *_DRA)

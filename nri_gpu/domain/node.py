@@ -116,7 +116,8 @@ class Inventory(Recorded, frozen=True, kw_only=True):
     """The GPUs as one source describes them: NVML, or a topology file.
 
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
-    taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
+    taken_at: seconds since the boot, on CLOCK_BOOTTIME.
+    driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
     numa: the nodes that GPUs are nearest to, as far as the host tells.
     simulated: a topology file's node; its majors come from the file.
     extras: what the node has of each extra that needs more than the GPUs; an extra that is missing was not searched.

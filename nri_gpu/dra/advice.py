@@ -16,11 +16,12 @@ _WITHOUT: Final[Mapping[str, str]] = {
 }
 
 
-def silence(asked_s: float | None, now_s: float) -> str:
-    """Why the driver process seems not to run; empty if it asked lately. Both in seconds since the epoch."""
-    if asked_s is not None and now_s - asked_s <= SILENT_S:
+def silence(asked_s: float | None, silent_s: float | None) -> str:
+    """Why the driver process seems not to run; empty if it asked lately. Both of `DraStatus`."""
+    lasting_s = silent_s or 0.0  # a daemon of an earlier version does not say it
+    if asked_s is not None and lasting_s <= SILENT_S:
         return ""
-    since = "since the daemon began" if asked_s is None else f"for {now_s - asked_s:.0f} s"
+    since = "since the daemon began" if asked_s is None else f"for {lasting_s:.0f} s"
     return (
         f"`nri-gpu dra` has not asked the daemon {since}: pods with new ResourceClaims do not start, and its "
         "ResourceSlices are not kept"

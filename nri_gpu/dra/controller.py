@@ -85,6 +85,7 @@ class DraController:
         wait_s: float = VIEW_WAIT_S,
     ) -> None:
         self.asked_s: float | None = None
+        self._asked: float | None = None  # the same on the monotonic clock
         self.report = DriverReport()
         self.fault = ""
         self._node_state = node_state
@@ -101,7 +102,7 @@ class DraController:
         self._woken = asyncio.Event()
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = NodeView(
-            number=time.time_ns() // 1_000,  # another one than those of the daemon before this one
+            number=time.monotonic_ns() // 1_000,  # another one than those of the daemon before this one
             driver=self.settings.driver,
             dir=self.settings.dir,
             registry_dir=fixed.kubelet.registry_dir,
@@ -109,6 +110,10 @@ class DraController:
         )
         node_state.subscribe(self.changed, *Changed)
         plugin.claims.subscribe(self.changed)
+
+    def silent_s(self) -> float | None:
+        """Return the seconds since the driver process last asked for a view; None where it never did."""
+        return None if self._asked is None else time.monotonic() - self._asked
 
     def recalled(self) -> Mapping[ClaimUid, PreparedClaim]:
         """The claims that the daemon before this one had prepared."""
@@ -153,7 +158,7 @@ class DraController:
         """The answer to the driver process."""
         match question:
             case AskView(after, report):
-                self.asked_s, self.report = time.time(), report or self.report
+                self.asked_s, self._asked, self.report = time.time(), time.monotonic(), report or self.report
                 return await self._next_view(after)
             case AskPrepare(claim):
                 return self._prepare(claim)

@@ -1,30 +1,42 @@
 """The transient CDI specifications of prepared claims: one file a claim, one CDI device for each allocated device.
 
 A device's only edit is its marker, a variable that tells the daemon which device of which claim a container has. The
-specification's own edit is the mount that keeps a container from starting without our reply. The files hold what the
-daemon signed, so only root reads them: rootless runtimes have no pods with claims.
+specification's own edit is the mount that keeps a container from starting without our reply. Its annotation is the id
+of the boot in which it was written. The files hold what the daemon signed, so only root reads them: rootless runtimes
+have no pods with claims.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.cdi.file import SpecFile
-from nri_gpu.cdi.specification import VERSION, mount_json
+import msgspec
+from msgspec import Struct
+
+from nri_gpu.cdi.file import READ_MAX, SpecFile
+from nri_gpu.cdi.specification import mount_json
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.messages import Prepared
-from nri_gpu.system.storage import signature
+from nri_gpu.system.storage import boot_id, text_of
 
+# Annotations came with 0.6.0, which containerd reads from 1.7.12 on (container-device-interface: specs-go/version.go).
+VERSION: Final = "0.6.0"
+BOOT_KEY: Final = f"{BASE_KEY}/boot"
 KIND: Final = f"{BASE_KEY}/claim"  # whatever name the driver has: devices of vendors below nvidia.com are left alone
 FILE_MODE: Final = 0o600
 _BEFORE, _AFTER = "nri-gpu-claim-", ".json"
 _REQUIRED: Final = mount_json(Mount(REQUIRED_DESTINATION, REQUIRED_SOURCE, ("bind", "ro")))
+
+
+class _Written(Struct):
+    """What is read of a specification."""
+
+    annotations: dict[str, str] = {}
 
 
 class ClaimSpecifications:
@@ -41,6 +53,7 @@ class ClaimSpecifications:
             for name, (variable, value) in zip(names, prepared.markers, strict=True)
         ]
         document: dict[str, object] = {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+        document["annotations"] = {BOOT_KEY: boot_id()}
         if prepared.required:
             document["containerEdits"] = {"mounts": [_REQUIRED]}
         self._file(uid).write(json.dumps(document))
@@ -53,13 +66,21 @@ class ClaimSpecifications:
     def outdated(self) -> frozenset[ClaimUid]:
         """The claims that have one in the folder from before this boot.
 
-        A younger one whose claim the daemon lost stays until the kubelet unprepares that: without it a container that
-        starts again would be refused by the runtime, which knows no reason, and not by us.
+        One of this boot whose claim the daemon lost stays until the kubelet unprepares that: without it a container
+        that starts again would be refused by the runtime, which knows no reason, and not by us. So does one that names
+        no boot, as earlier versions wrote it.
         """
-        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        files = self._folder.glob(f"{_BEFORE}*{_AFTER}")
-        old = (file for file in files if (found := signature(file)) and found[2] < booted * 1e9)
+        kept = {"", boot_id()}
+        old = (file for file in self._folder.glob(f"{_BEFORE}*{_AFTER}") if _boot_of(file) not in kept)
         return frozenset(ClaimUid(file.name[len(_BEFORE) : -len(_AFTER)]) for file in old)
 
     def _file(self, uid: ClaimUid) -> SpecFile:
         return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", KIND, FILE_MODE)
+
+
+def _boot_of(file: Path) -> str:
+    """Return the id of the boot in which a specification was written; empty where it names none."""
+    try:
+        return msgspec.json.decode(text_of(file, READ_MAX) or "", type=_Written).annotations.get(BOOT_KEY, "")
+    except (ValueError, RecursionError):
+        return ""

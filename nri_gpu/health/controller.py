@@ -21,6 +21,7 @@ from nri_gpu.health.node_health import NO_UNITS, HealthChange, Moment, NodeHealt
 from nri_gpu.health.stops import Stops, holders_of
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
 from nri_gpu.policy.model import DriverSettings
+from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.cri import warn_without_grpc
 from nri_gpu.system.state import NodeState
 
@@ -200,4 +201,4 @@ def _log(change: HealthChange) -> None:
 
 
 def _moment() -> Moment:
-    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+    return Moment(since_boot_s(), time.time())

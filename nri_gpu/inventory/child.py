@@ -14,6 +14,7 @@ from msgspec import Struct
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.report import read_report
+from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.line_process import LineProcess, announced, ending, python
 from nri_gpu.system.tasks import Backoff
 
@@ -44,7 +45,7 @@ class Deadlines(Struct, frozen=True, kw_only=True):
 class NvmlChild:
     """The NVML process. It is started when first needed, and again after it failed.
 
-    Belongs to one event loop. wall: seconds since the epoch. clock, sleep: for the pause before a new start.
+    Belongs to one event loop. boot_clock: as `since_boot_s`. clock, sleep: for the pause before a new start.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class NvmlChild:
         *,
         sysfs: str = "/sys",
         deadlines: Deadlines | None = None,
-        wall: Callable[[], float] = time.time,
+        boot_clock: Callable[[], float] = since_boot_s,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         command = child_command("nri_gpu.inventory.nvml", driver_root, library_dirs, sysfs)
         self._process = NvmlProcess("the NVML process", command)
         self._deadlines = deadlines or Deadlines()
-        self._wall = wall
+        self._boot_clock = boot_clock
         self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -93,7 +94,7 @@ class NvmlChild:
             if "fault" in answer:
                 raise InventoryError(str(answer["fault"])[:FAULT_MAX])
             try:
-                report = read_report(answer.get("inventory"), self._wall())
+                report = read_report(answer.get("inventory"), self._boot_clock())
             except InventoryError:
                 # The library may have overwritten the process's memory: the next refresh starts another process.
                 self._not_before = self._clock() + self._backoff.next_s()

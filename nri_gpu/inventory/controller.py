@@ -15,6 +15,7 @@ from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
+from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 
@@ -43,7 +44,7 @@ class InventoryCache:
         completed: Callable[[Inventory], Inventory] = lambda inventory: inventory,
         poked: asyncio.Event | None = None,
         refresh_s: float = REFRESH_S,
-        wall: Callable[[], float] = time.time,
+        boot_clock: Callable[[], float] = since_boot_s,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -53,7 +54,7 @@ class InventoryCache:
         self._completed = completed
         self._followers: list[Callable[[Inventory, float], None]] = []
         self._refresh_s = refresh_s
-        self._wall = wall
+        self._boot_clock = boot_clock
         self._monotonic = monotonic
         self._answered: float | None = None  # by that clock
         self._sleep = sleep
@@ -67,18 +68,18 @@ class InventoryCache:
     def recall(self, inventory: Inventory) -> None:
         """Use an earlier process's inventory until the source answers."""
         self.current = inventory
-        self._answered = self._monotonic() - max(0.0, self._wall() - inventory.taken_at)
+        self._answered = inventory.taken_at
 
     def subscribe(self, looked: Callable[[Inventory, float], None]) -> None:
         """Call it with each answer of the source, and with when it was asked for, in seconds of `monotonic`."""
         self._followers.append(looked)
 
     def age_s(self) -> float | None:
-        """Seconds since the source last answered, whatever happened to the time of day; None where it never did.
+        """Seconds since the source last answered, also those in which the machine was suspended; None: it never did.
 
         Of a recalled inventory: since it was taken, which is longer.
         """
-        return None if self._answered is None else self._monotonic() - self._answered
+        return None if self._answered is None else self._boot_clock() - self._answered
 
     def poke(self) -> None:
         """Refresh now, without waiting for the rest of the pause."""
@@ -117,7 +118,7 @@ class InventoryCache:
             logger.bind(attempt=self._backoff.failures).info("inventory refreshed again")
         self.fault = ""
         self._backoff.reset()
-        self._answered = self._monotonic()
+        self._answered = self._boot_clock()
         if not self.confirmed and self.current and not self.current.fault:
             logger.info("the last snapshot is confirmed" if _same(self.current, inventory) else "the node has changed")
         self.confirmed = True
@@ -131,7 +132,7 @@ class InventoryCache:
         before = self.current
         if before is None or before.fault:
             # Nothing better is known than which GPUs the kernel shows.
-            self.current = Inventory(taken_at=self._wall(), fault=self.fault, unlisted=error.unlisted)
+            self.current = Inventory(taken_at=self._boot_clock(), fault=self.fault, unlisted=error.unlisted)
             if before is None or not _same(before, self.current):
                 self._publish(self.current)
 

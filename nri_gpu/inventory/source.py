@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -29,6 +28,7 @@ from nri_gpu.inventory.kernel import (
     unusual_minors,
     with_minors,
 )
+from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.tasks import LogOnce
 
 T = TypeVar("T")
@@ -93,10 +93,12 @@ class NvmlSource:
         host_root: str = "",
         folders: HostFolders | None = None,
         deadlines: Deadlines | None = None,
-        wall: Callable[[], float] = time.time,
+        boot_clock: Callable[[], float] = since_boot_s,
     ) -> None:
         folders = folders or HostFolders()
-        self._child = NvmlChild(str(driver_root), library_dirs, sysfs=str(folders.sys), deadlines=deadlines, wall=wall)
+        self._child = NvmlChild(
+            str(driver_root), library_dirs, sysfs=str(folders.sys), deadlines=deadlines, boot_clock=boot_clock
+        )
         self._folders = folders.with_driver(Path(driver_root), host_root)
         self._host_root = host_root
         self._files = FileReader((deadlines or Deadlines()).files_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,7 @@ class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nr
 
     started: as of `process_started`. validates: whether the runtime lets it validate creations too (NRI 0.10).
     ungranted: containers that ran without the GPUs they asked for when it connected last. fault: why it is not
-    connected.
+    connected. reported_s: when it wrote this, on CLOCK_MONOTONIC; None of an earlier version.
     """
 
     pid: int
@@ -38,6 +39,12 @@ class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nr
     validates: bool = False
     ungranted: int = 0
     fault: str = ""
+    reported_s: float | None = None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the guard wrote it."""
+        return 0.0 if self.reported_s is None else time.monotonic() - self.reported_s
 
 
 def write_guard_status(folder: Path, status: GuardStatus) -> None:
@@ -66,11 +73,6 @@ def guard_connected(folder: Path) -> bool | None:
 def in_pod() -> bool:
     """Whether this process is in a pod of Kubernetes."""
     return "KUBERNETES_SERVICE_HOST" in os.environ
-
-
-def status_age_s(folder: Path, now: float) -> float:
-    """Seconds since the guard wrote its status. now: since the epoch. Raises: OSError: there is none."""
-    return now - (folder / STATUS_FILE).stat().st_mtime
 
 
 def process_started(pid: int) -> str:

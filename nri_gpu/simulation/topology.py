@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import tomllib
 from collections.abc import Callable
 from operator import attrgetter
@@ -21,6 +20,7 @@ from nri_gpu.simulation.contradictions import contradictions
 from nri_gpu.simulation.reader import TableReader
 from nri_gpu.simulation.scenario import Scenario
 from nri_gpu.simulation.tables import FileTable
+from nri_gpu.system.clocks import since_boot_s
 
 _SYNTAX_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 
@@ -33,12 +33,12 @@ class TopologyError(InventoryError):
         self.faults = faults
 
 
-def load_topology(path: str | Path, *, wall: Callable[[], float] = time.time) -> Inventory:
+def load_topology(path: str | Path, *, boot_clock: Callable[[], float] = since_boot_s) -> Inventory:
     """The node of a topology file at the beginning. Raises: TopologyError."""
-    return load_scenario(path, wall=wall).after(0)
+    return load_scenario(path, boot_clock=boot_clock).after(0)
 
 
-def load_scenario(path: str | Path, *, wall: Callable[[], float] = time.time) -> Scenario:
+def load_scenario(path: str | Path, *, boot_clock: Callable[[], float] = since_boot_s) -> Scenario:
     """The node of a topology file, with its changes. Raises: TopologyError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def load_scenario(path: str | Path, *, wall: Callable[[], float] = time.time) ->
         raise TopologyError(Fault(str(path), "", error.strerror or str(error))) from error
     except UnicodeDecodeError as error:
         raise TopologyError(Fault(str(path), "", f"is not UTF-8: {error.reason}")) from error
-    return parse_scenario(text, str(path), wall())
+    return parse_scenario(text, str(path), boot_clock())
 
 
 def parse_scenario(text: str, file: str, taken_at: float) -> Scenario:

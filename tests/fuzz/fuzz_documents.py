@@ -57,7 +57,7 @@ def policy(data: bytes) -> bool:
 def topology(data: bytes) -> bool:
     FILE.write_bytes(data)
     try:
-        inventory = load_topology(FILE, wall=lambda: 0.0)
+        inventory = load_topology(FILE, boot_clock=lambda: 0.0)
     except TopologyError as error:
         _check_faults(error.faults)
         return False

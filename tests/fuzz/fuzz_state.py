@@ -137,7 +137,7 @@ STATE: Final = Target(
             for each in named(name, b"", b"\xff", b"{}", b"[" * 2500, b'{"a":' * 1500, b'{"a":"\xff"}')
         ),
         *named("claims.json", b'{"schema":"nri-gpu/claims/v1","boot_id":"boot","claims":[%b]}' % _CLAIM),
-        *named("snapshot.json", b'{"schema":"nri-gpu/snapshot/v1","evidence":{},"inventory":{},"driver":{}}'),
+        *named("snapshot.json", b'{"schema":"nri-gpu/snapshot/v2","evidence":{},"inventory":{},"driver":{}}'),
         *named("health.json", b'{"gpus":{},"seen":{}}'),
     ],
     pieces=(

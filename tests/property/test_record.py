@@ -152,7 +152,7 @@ def test_it_comes_back_whole(inventory: Inventory) -> None:
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
 def test_every_shipped_node_comes_back(path: Path) -> None:
     # What a file scripts is nothing that is known of a node.
-    inventory = replace(load_topology(path, wall=lambda: 3.0), script=())
+    inventory = replace(load_topology(path, boot_clock=lambda: 3.0), script=())
     assert reloaded(inventory) == inventory
 
 

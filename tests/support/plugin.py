@@ -41,7 +41,7 @@ CAPABILITIES: Final = (frozenset({Capability.COMPUTE, Capability.UTILITY}), froz
 @functools.cache
 def node(topology: Path = FOUR_GPUS) -> Node:
     """A node with its driver staged."""
-    inventory = load_topology(topology, wall=lambda: 0.0)
+    inventory = load_topology(topology, boot_clock=lambda: 0.0)
     trees = {some: DriverTree(f"/staged/{'+'.join(sorted(some))}", ("nvidia-smi",)) for some in CAPABILITIES}
     return Node(number=1, inventory=inventory, driver=DriverFiles("580.95.05", "580.95.05-test", trees, {}))
 

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from nri_gpu.cdi.file import SpecFile
 from nri_gpu.cdi.generate import (
+    BOOT_FILE,
     NotReadyError,
     SpecificationOptions,
     SpecificationWatch,
-    booted_at,
     remove_old,
     specification_text,
 )
@@ -31,12 +31,14 @@ from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import Inventory, Loader, Majors
 from nri_gpu.driver.owner import StageOwner
+from nri_gpu.system.storage import boot_id
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 from tests.support.waiting import wait_for
 
 V: Final = "580.95.05"
+NEWER: Final = "590.10.01"
 WAIT_S: Final = 10.0
 
 
@@ -285,8 +287,8 @@ def test_the_folder_of_a_daemon_is_left_to_it(place: Place, capsys: pytest.Captu
 
 
 OLD: Final = "570.26-0a1b2c3d"
-BOOT: Final = 1_000_000.0
-MINUTE_S: Final = 60.0  # clocks are set while a machine runs
+BEFORE: Final = "1b9ac7b1-7a4e-4ad1-8f0f-6d1f1a9c1f10"  # a boot
+DAY_S: Final = 86400.0
 
 
 class Old(Place):
@@ -296,13 +298,14 @@ class Old(Place):
         """As the verb does. Returns what was removed."""
         options, file = self.options(standard=(self.base / "etc", self.base / "none")), SpecFile(self.file)
         file.write(specification_text(inventory, options))
-        return remove_old(options, file, inventory, BOOT)
+        return remove_old(options, file, inventory)
 
-    def stale(self, name: str = OLD, at: float = BOOT - 1) -> Path:
-        """A generation from before."""
+    def stale(self, name: str = OLD, boot: str | None = BEFORE) -> Path:
+        """A generation of that boot."""
         folder = self.stage / name
         (folder / "compute/lib64").mkdir(parents=True)
-        os.utime(folder, (at, at))
+        if boot is not None:
+            (folder / BOOT_FILE).write_text(boot)
         return folder
 
 
@@ -325,19 +328,37 @@ def test_what_nobody_names_and_no_kernel_understands_goes(old: Old) -> None:
 
 
 KEPT = {
-    "staged since the boot, as a container may have it": (OLD, BOOT + 1, REAL),
-    "another generation of the driver that runs": (f"{V}-0a1b2c3d", BOOT - 1, REAL),
-    "another folder": ("precious", BOOT - 1, REAL),
-    "of a simulated node": (OLD, BOOT - 1, replace(REAL, simulated=True)),
-    "without a kernel module to compare with": (OLD, BOOT - 1, replace(REAL, driver_version="")),
+    "used since the boot, as a container may have it": (OLD, boot_id(), REAL),
+    "another generation of the driver that runs": (f"{V}-0a1b2c3d", BEFORE, REAL),
+    "another folder": ("precious", BEFORE, REAL),
+    "of a simulated node": (OLD, BEFORE, replace(REAL, simulated=True)),
+    "without a kernel module to compare with": (OLD, BEFORE, replace(REAL, driver_version="")),
 }
 
 
-@pytest.mark.parametrize(("name", "at", "inventory"), KEPT.values(), ids=KEPT)
-def test_what_stays(old: Old, name: str, at: float, inventory: Inventory) -> None:
-    folder = old.stale(name, at)
+@pytest.mark.parametrize(("name", "boot", "inventory"), KEPT.values(), ids=KEPT)
+def test_what_stays(old: Old, name: str, boot: str, inventory: Inventory) -> None:
+    folder = old.stale(name, boot)
     assert old.write(inventory) == ()
     assert folder.is_dir()
+
+
+def test_what_an_earlier_version_staged_stays_until_the_next_boot(old: Old) -> None:
+    folder = old.stale(boot=None)
+    assert old.write() == ()
+    assert (folder / BOOT_FILE).read_text() == boot_id()
+
+
+@pytest.mark.parametrize("step_s", [-DAY_S, DAY_S])
+def test_a_clock_that_was_set_makes_nothing_old_that_was_used_in_this_boot(old: Old, step_s: float) -> None:
+    old.write()
+    (used,) = (each for each in old.stage.iterdir() if each.is_dir())
+    there = time.time() - step_s  # the time of day stepped since
+    os.utime(used, (there, there))
+    shutil.rmtree(old.driver)
+    make_driver_root(old.driver, NEWER)
+    assert old.write(replace(REAL, driver_version=NEWER)) == ()
+    assert used.is_dir()
 
 
 @pytest.mark.parametrize("where", ["cdi/other.json", "etc/other.yaml"])
@@ -357,8 +378,3 @@ def test_a_specification_that_cannot_be_read_may_name_any(old: Old) -> None:
     with pytest.raises(DriverError, match=r"old driver files stay in .*Is a directory"):
         old.write()
     assert folder.is_dir()
-
-
-def test_the_boot_is_when_the_kernel_says() -> None:
-    (btime,) = (line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-    assert abs(booted_at() - float(btime)) < MINUTE_S

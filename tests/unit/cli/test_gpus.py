@@ -146,7 +146,7 @@ def test_a_recording_can_be_printed(shown: Shown, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     done, file = shown(FOUR_GPUS, "--record", "-"), tmp_path / "node.toml"
     file.write_text(done.out)
-    assert load_topology(file, wall=lambda: 0.0) == load_topology(FOUR_GPUS, wall=lambda: 0.0)
+    assert load_topology(file, boot_clock=lambda: 0.0) == load_topology(FOUR_GPUS, boot_clock=lambda: 0.0)
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -192,7 +192,7 @@ def test_a_recording_does_not_have_the_health_of_today(
     inventory, file = load_topology(FOUR_GPUS), tmp_path / "recorded.toml"
     monkeypatch.setattr(client, "ask", lambda *_: status(inventory.gpus[0]))
     assert shown(FOUR_GPUS, "--state-dir", "/nowhere", "--record", file).code == Exit.OK
-    assert load_topology(file, wall=lambda: inventory.taken_at) == inventory
+    assert load_topology(file, boot_clock=lambda: inventory.taken_at) == inventory
     assert load_topology(file).gpus[0].unavailable == ""
 
 

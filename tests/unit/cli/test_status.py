@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -180,19 +182,43 @@ def test_no_permission_is_77(nri_gpu: NriGpuCall, tmp_path: Path, monkeypatch: p
     assert (done.code, "be root, or in the policy's control.group" in done.err) == (Exit.PERMISSION, True)
 
 
+GUARD = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+
+
 def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
     def ask(*options: str) -> int:
         return nri_gpu("status", "--guard", tmp_path, *options).code
 
     assert ask() == Exit.UNAVAILABLE
-    guard = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
-    write_guard_status(tmp_path, guard)
+    write_guard_status(tmp_path, GUARD)
     assert (ask(), ask("--alive")) == (Exit.FINDING, Exit.OK)
-    write_guard_status(tmp_path, replace(guard, connected=True))
+    write_guard_status(tmp_path, replace(GUARD, connected=True))
     assert ask() == Exit.OK
-    long_ago = time.time() - 60
-    os.utime(tmp_path / "guard.json", (long_ago, long_ago))
+    write_guard_status(tmp_path, replace(GUARD, reported_s=time.monotonic() - 60))
     assert ask("--alive") == Exit.UNAVAILABLE
+
+
+@pytest.mark.parametrize("step_s", [-86400, 86400])
+def test_a_guard_is_alive_whatever_the_time_of_day(nri_gpu: NriGpuCall, tmp_path: Path, step_s: float) -> None:
+    def ask() -> int:
+        return nri_gpu("status", "--guard", tmp_path, "--alive").code
+
+    there = time.time() - step_s  # it stepped after the file was written
+    for reported_s, code in ((time.monotonic(), Exit.OK), (time.monotonic() - 60, Exit.UNAVAILABLE)):
+        write_guard_status(tmp_path, replace(GUARD, reported_s=reported_s))
+        os.utime(tmp_path / "guard.json", (there, there))
+        assert ask() == code
+
+
+def test_a_guard_is_not_silent_for_an_hour_in_which_the_machine_was_suspended(tmp_path: Path) -> None:
+    """For the process that asks an hour went by on CLOCK_BOOTTIME alone, by which it sees processes start, too."""
+    started = int(GUARD.started) + 3600 * os.sysconf("SC_CLK_TCK")
+    write_guard_status(tmp_path, replace(GUARD, started=str(started), reported_s=time.monotonic()))
+    later = ["unshare", "--time", "--boottime", "3600", "--fork", "--", sys.executable, "-m", "nri_gpu"]
+    done = subprocess.run(
+        [*later, "status", "--guard", tmp_path, "--alive"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
 
 
 # --- holders, and why a GPU is unavailable ----------------------------------------------------------------------------
@@ -292,7 +318,7 @@ MONITOR = replace(TRAINING, uid=ClaimUid("watch"), name="watch", pods={}, device
 def test_the_driver_process_and_claims_have_a_line_each() -> None:
     ledger = Ledger(claims={each.uid: each for each in (TRAINING, MONITOR)})
     report = DriverReport(8, ("DRAConsumableCapacity",))
-    dra = answers.DraStatus(enabled=True, driver="gpu.nri.io", asked_s=NOW - 5, report=report)
+    dra = answers.DraStatus(enabled=True, driver="gpu.nri.io", asked_s=NOW - 5, silent_s=5.0, report=report)
     publishes, lacks, *claims = lines(ledger=ledger, dra=dra)[-4:]
     assert publishes == "dra: gpu.nri.io publishes 8 devices"
     assert lacks.startswith("dra: the API server lacks the feature gate DRAConsumableCapacity: dra.replicas has no")
@@ -300,7 +326,7 @@ def test_the_driver_process_and_claims_have_a_line_each() -> None:
         "dra: claim ml/train has gpu-7 (shared), for a, b",
         "dra: claim ml/watch has gpu-7 (admin), for no pod",
     ]
-    assert "has not asked the daemon for 90 s" in lines(dra=replace(dra, asked_s=NOW - 90))[-2]
+    assert "has not asked the daemon for 90 s" in lines(dra=replace(dra, silent_s=90.0))[-2]
     (said, _) = status_json(view(ledger))["claims"]
     assert said.items() >= {"uid": "claim", "namespace": "ml", "name": "train", "pods": ["a", "b"]}.items()
 

@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
@@ -71,7 +72,7 @@ BAD = {
     "nested": (signed("[" * 100_000), "it cannot be read"),
     "another shape": (signed("[]"), "it cannot be read: Expected `object`, got `array`"),
     "a field of tomorrow": (signed(json.dumps(BODY | {"more": 1})), "unknown field `more`"),
-    "a schema of tomorrow": (signed(json.dumps(BODY | {"schema": "nri-gpu/snapshot/v2"})), "its schema is"),
+    "a schema of tomorrow": (signed(json.dumps(BODY | {"schema": "nri-gpu/snapshot/v3"})), "its schema is"),
 }
 
 
@@ -101,7 +102,7 @@ class Machine:
         self.file = self.state / SNAPSHOT_FILE
         self.files = stage(scan(self.root), self.stage_dir)
         self.scanned = folder_signatures(self.root)
-        self.inventory = load_topology(FOUR_GPUS, wall=lambda: 1.0)
+        self.inventory = load_topology(FOUR_GPUS, boot_clock=lambda: 1.0)
         self.module, self.boot = VERSION, "boot"
         self.modules = {"nvidia": VERSION, "nvidia_uvm": VERSION, "nvidia_modeset": VERSION}
         self.sight: Hashable = "four"
@@ -152,6 +153,19 @@ def test_the_next_daemon_serves_it_until_the_driver_answers(machine: Machine, lo
     assert state.node.module_version == VERSION
     assert not cache.confirmed
     assert log.one("serving the last snapshot until the driver answers").fields["gpus"] == 4
+
+
+@pytest.mark.parametrize("step_s", [-86400, 86400])
+def test_its_age_is_what_it_was_when_the_time_of_day_is_set(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    machine.inventory = load_topology(FOUR_GPUS)
+    machine.keep()
+    there = time.time() + step_s
+    monkeypatch.setattr(time, "time", lambda: there)
+    cache = InventoryCache(TopologySource(FOUR_GPUS), lambda _: None, lambda _: None)
+    assert machine.controller().restore(cache)
+    assert 0 < (cache.age_s() or 0) < 60
 
 
 def change_a_staged_file(it: Machine) -> None:

@@ -294,7 +294,9 @@ def test_a_cluster_without_gpus_has_those_of_a_file(tmp_path: Path) -> None:
     spec = one(made, "DaemonSet", "nri-gpu")["spec"]["template"]["spec"]
     assert _parser().parse_args(spec["containers"][0]["args"]).gpus == "/etc/nri-gpu/topology.toml"
     (tmp_path / "topology.toml").write_text(one(made, "ConfigMap", "nri-gpu-policy")["data"]["topology.toml"])
-    assert load_topology(tmp_path / "topology.toml", wall=lambda: 1.0) == load_topology(FOUR_GPUS, wall=lambda: 1.0)
+    assert load_topology(tmp_path / "topology.toml", boot_clock=lambda: 1.0) == load_topology(
+        FOUR_GPUS, boot_clock=lambda: 1.0
+    )
     assert "affinity" not in spec
 
 

@@ -70,7 +70,7 @@ def published() -> set[str]:
     """Attributes and capacities of all simulated nodes, as CEL names them."""
     policy, names = Policy.default(), set[str]()
     for file in TOPOLOGIES.glob("*.toml"):
-        node = replace(make.node([]), inventory=load_topology(file, wall=lambda: 1.0))
+        node = replace(make.node([]), inventory=load_topology(file, boot_clock=lambda: 1.0))
         for device in offer(node, Ledger(), policy, policy.dra)[0]:
             names |= {*device.attributes, *device.capacity}
     return names

@@ -109,10 +109,14 @@ def test_what_another_device_plugin_allocates(served: DoctorNode) -> None:
     assert (finding.level, "1 of example.com/gpu" in finding.meaning) == (Level.WARNING, True)
 
 
-ASKED = DraStatus(enabled=True, driver="gpu.nri.io", asked_s=1000.0, report=DriverReport(8))
+ASKED = DraStatus(enabled=True, driver="gpu.nri.io", asked_s=1000.0, silent_s=1.0, report=DriverReport(8))
 DRA = {
-    "never asked": (replace(ASKED, asked_s=None), Level.ERROR, "has not asked the daemon since the daemon began"),
-    "silent": (replace(ASKED, asked_s=900.0), Level.ERROR, "has not asked the daemon for 101 s"),
+    "never asked": (
+        replace(ASKED, asked_s=None, silent_s=None),
+        Level.ERROR,
+        "has not asked the daemon since the daemon began",
+    ),
+    "silent": (replace(ASKED, silent_s=101.0), Level.ERROR, "has not asked the daemon for 101 s"),
     "not served": (replace(ASKED, fault="no socket"), Level.ERROR, "no socket"),
     "its own fault": (replace(ASKED, report=DriverReport(0, (), "HTTP 403")), Level.ERROR, "HTTP 403"),
     "an old API server": (
@@ -121,6 +125,7 @@ DRA = {
         "lacks the feature gate DRADeviceTaints: unhealthy GPUs and those that others hold leave",
     ),
     "all is well": (ASKED, Level.OK, "gpu.nri.io publishes 8 devices"),
+    "the time of day was set": (replace(ASKED, asked_s=-86400.0), Level.OK, "gpu.nri.io publishes 8 devices"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -206,12 +207,25 @@ async def test_nothing_is_known_before_the_node_could_grant(tmp_path: Path, last
 
 async def test_what_the_driver_process_says_of_itself_is_kept(tmp_path: Path) -> None:
     async with serving(tmp_path) as at:
-        assert at.controller.asked_s is None
+        assert (at.controller.asked_s, at.controller.silent_s()) == (None, None)
         report = DriverReport(4, ("DRADeviceTaints",), "the API server is away")
         await at.client.ask(AskView(0, report))
         await at.client.ask(AskView())  # who asks for a view alone says nothing of itself
         assert at.controller.asked_s
+        assert 0 < (at.controller.silent_s() or 0) < 60
         assert at.controller.report == report
+
+
+@pytest.mark.parametrize("step_s", [-86400, 86400])
+async def test_the_next_daemons_view_has_a_higher_number_when_the_time_of_day_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    async with serving(tmp_path) as at:
+        before = (await at.view()).number
+    there = time.time() + step_s
+    monkeypatch.setattr(time, "time_ns", lambda: int(there * 1e9))
+    async with serving(tmp_path) as at:
+        assert before < (await at.view()).number < before + 600_000_000
 
 
 async def test_a_claim_is_prepared_once_and_released_once(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -181,8 +180,7 @@ async def test_what_the_kubelet_did_not_unprepare_while_we_were_away_is_released
         node.daemon.prepared[each.uid] = each
     node.cdi.mkdir()
     left = node.cdi / "nri-gpu-claim-left.json"
-    left.write_text('{"kind": "gpu.nri.io/claim"}')
-    os.utime(left, (0, 0))  # by a boot before this one
+    left.write_text('{"kind": "gpu.nri.io/claim", "annotations": {"gpu.nri.io/boot": "before"}}')
     async with DraKubelet(folder), process(node):
         await until(lambda: set(node.daemon.prepared) == {CLAIM} and node.files() == [FILE])
 

@@ -15,6 +15,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.messages import AskPrepare, AskUnprepare, ClaimFault, PreparedName
+from nri_gpu.system.storage import boot_id
 from tests.support.dra_node import TIMES, DraNode
 from tests.support.log import Log
 from tests.support.resource_claims import POD, UID, resource_claim, result
@@ -42,7 +43,7 @@ async def test_the_specification_has_a_marker_a_device_and_the_mount_that_keeps_
     assert node.files() == [FILE]
     assert (node.cdi / FILE).stat().st_mode & 0o777 == 0o600
     written = json.loads((node.cdi / FILE).read_text())
-    assert (written["kind"], written["cdiVersion"]) == ("gpu.nri.io/claim", "0.5.0")
+    assert (written["kind"], written["cdiVersion"]) == ("gpu.nri.io/claim", "0.6.0")
     assert [each["name"] for each in written["devices"]] == [f"{UID}-0", f"{UID}-1"]
     stem = "NRI_GPU_CLAIM_" + UID.upper().replace("-", "_")
     assert written["devices"][1]["containerEdits"] == {"env": [f"{stem}_1=v1;claim={UID};device=1;mac=ab"]}
@@ -225,19 +226,30 @@ async def test_a_refresh_does_not_prepare_what_was_unprepared_meanwhile(node: Dr
     assert node.files() == []
 
 
-async def test_a_sweep_removes_only_our_specifications_from_before_this_boot(node: DraNode, log: Log) -> None:
-    """What the daemon of this boot lost stays, so that its containers are refused with our sentence."""
+@pytest.mark.parametrize("step_s", [-86400, 86400])
+async def test_a_sweep_removes_only_our_specifications_from_before_this_boot(
+    node: DraNode, log: Log, step_s: float
+) -> None:
+    """What the daemon of this boot lost stays, so that its containers are refused with our sentence.
+
+    step_s: by which the time of day was set since the files were written.
+    """
     node.api_server.put(resource_claim())
     await node.claims.prepare(ASKED)
     whole = (node.cdi / FILE).read_text()
-    (node.cdi / "nri-gpu-claim-left.json").write_text(whole)
-    (node.cdi / "nri-gpu-claim-others.json").write_text(whole.replace("gpu.nri.io/claim", "gpu.example.com/claim"))
-    (node.cdi / "nri-gpu.json").write_text(whole)
-    for each in node.cdi.iterdir():
-        os.utime(each, (0, 0))
+    before = whole.replace(boot_id(), "before")
+    (node.cdi / FILE).write_text(before)
+    (node.cdi / "nri-gpu-claim-left.json").write_text(before)
+    (node.cdi / "nri-gpu-claim-others.json").write_text(before.replace("gpu.nri.io/claim", "gpu.example.com/claim"))
+    (node.cdi / "nri-gpu.json").write_text(before)
     (node.cdi / "nri-gpu-claim-lost.json").write_text(whole)
+    (node.cdi / "nri-gpu-claim-odd.json").write_text('{"annotations": 5}')
+    there = time.time() - step_s
+    for each in node.cdi.iterdir():
+        os.utime(each, (there, there))
     await node.claims.sweep()
-    assert node.files() == [FILE, "nri-gpu-claim-lost.json", "nri-gpu-claim-others.json", "nri-gpu.json"]
+    stay = [FILE, *(f"nri-gpu-claim-{name}.json" for name in ("lost", "odd", "others")), "nri-gpu.json"]
+    assert node.files() == stay
     node.daemon.away = True
     with pytest.raises(NriGpuError):
         await node.claims.sweep()

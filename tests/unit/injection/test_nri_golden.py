@@ -105,7 +105,7 @@ def part(inventory: Inventory, claim: str) -> Iterator[str]:
 
 
 def text_of(topology: str) -> str:
-    inventory = load_topology(TOPOLOGIES / f"{topology}.toml", wall=lambda: 0.0)
+    inventory = load_topology(TOPOLOGIES / f"{topology}.toml", boot_clock=lambda: 0.0)
     claims = ["1", "all", *(f"device={unit.place}" for unit in inventory.parts[:1])]
     names = [f"{letter} {'+'.join(sorted(some))}" for letter, some in SETS.items()]
     return "\n".join([*names, *(line for claim in claims for line in part(inventory, claim))]) + "\n"

@@ -19,7 +19,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.root, self.sysfs = folder / "driver", folder / "sys"
         self._runner = asyncio.Runner()
-        self._child = NvmlChild(str(self.root), sysfs=str(self.sysfs), wall=lambda: 7.0)
+        self._child = NvmlChild(str(self.root), sysfs=str(self.sysfs), boot_clock=lambda: 7.0)
         self._library: object = None
         self.lacking: tuple[str, ...] = ()
 

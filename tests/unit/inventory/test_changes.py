@@ -12,7 +12,7 @@ from nri_gpu.inventory.changes import changes
 from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import TOPOLOGIES
 
-NODE = load_topology(TOPOLOGIES / "mig-a100.toml", wall=lambda: 1.0)
+NODE = load_topology(TOPOLOGIES / "mig-a100.toml", boot_clock=lambda: 1.0)
 GPU = NODE.gpus[0]
 PARTITIONED = NODE.gpus[1]
 

@@ -22,7 +22,7 @@ from tests.support.nvml import FakeGpu, FakeMig, build_fake_nvml, gpus_of
 
 
 async def described(root: Path, folders: HostFolders) -> Inventory:
-    source = NvmlSource(root, folders=folders, wall=lambda: 7.0)
+    source = NvmlSource(root, folders=folders, boot_clock=lambda: 7.0)
     try:
         return await source.refresh()
     finally:
@@ -30,7 +30,7 @@ async def described(root: Path, folders: HostFolders) -> Inventory:
 
 
 async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_path: Path) -> None:
-    simulated = load_topology(TOPOLOGIES / "mig-a100.toml", wall=lambda: 7.0)
+    simulated = load_topology(TOPOLOGIES / "mig-a100.toml", boot_clock=lambda: 7.0)
     gpus, ancestors = gpus_of(simulated)
     folders = HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")
     for part in simulated.parts:

@@ -26,7 +26,7 @@ H100 = FakeGpu(facts=FakeFacts(ecc=(1, 0), addressing=1), fabric=FABRIC, running
 
 @pytest.mark.parametrize("name", ["four-gpus", "hgx-h100", "dgx-a100", "pcie-8"])
 def test_nvml_and_a_topology_file_describe_a_node_alike(machine: Machine, name: str) -> None:
-    simulated = load_topology(ROOT / "config/topologies" / f"{name}.toml", wall=lambda: 7.0)
+    simulated = load_topology(ROOT / "config/topologies" / f"{name}.toml", boot_clock=lambda: 7.0)
     gpus, ancestors = gpus_of(simulated)
     for gpu in simulated.gpus:
         folder = f"bus/pci/devices/{gpu.pci_bus_id}"

@@ -162,7 +162,7 @@ NODES: Final = ("hgx-h100.toml", "dgx-a100.toml", "pcie-8.toml")
 @pytest.mark.parametrize("name", NODES)
 def test_whole_gpus_go_together_as_by_annotation(name: str) -> None:
     """Every number of GPUs, beside every pair that is in use."""
-    inventory = load_topology(TOPOLOGIES / name, wall=lambda: 0.0)
+    inventory = load_topology(TOPOLOGIES / name, boot_clock=lambda: 0.0)
     node = PluginNode()
     node.node_state.put_inventory(inventory)
     all_of_them = [each.uuid for each in inventory.gpus]

@@ -20,7 +20,7 @@ FIXTURES = sorted((ROOT / "tests/fixtures/gpus").glob("*.toml"))
 
 @pytest.mark.parametrize("path", [*SHIPPED, *FIXTURES], ids=lambda path: path.stem)
 def test_every_file_parses(path: Path) -> None:
-    inventory = load_topology(path, wall=lambda: 7.0)
+    inventory = load_topology(path, boot_clock=lambda: 7.0)
     assert (inventory.simulated, inventory.taken_at, inventory.fault) == (True, 7.0, "")
     assert [gpu.index for gpu in inventory.gpus] == list(range(len(inventory.gpus)))
     uuids = [unit.uuid for unit in inventory.units]

@@ -31,9 +31,9 @@ def write(state: Path, spec: object, *, id_: str = "0a1b", namespace: str = "k8s
     return bundle
 
 
-def age(bundle: Path) -> None:
+def age(bundle: Path, by_s: float = STARTING_S + 1) -> None:
     """As if its container had been made long ago."""
-    past = (bundle / "config.json").stat().st_mtime - STARTING_S - 1
+    past = (bundle / "config.json").stat().st_mtime - by_s
     os.utime(bundle / "config.json", (past, past))
 
 
@@ -119,6 +119,11 @@ def test_one_that_is_just_being_made_or_removed_is_left_out(tmp_path: Path) -> N
     write(tmp_path, annotated(), pid=None)
     (tmp_path / TASKS / "k8s.io" / "gone").mkdir()
     assert read_bundles([tmp_path]) == ()
+
+
+def test_one_that_was_made_before_the_time_of_day_was_set_back_is_not_just_being_made(tmp_path: Path) -> None:
+    age(write(tmp_path, annotated(), pid=None), by_s=-86400)
+    assert "its runtime wrote no" in only(tmp_path).fault
 
 
 def test_several_containerds(tmp_path: Path) -> None:

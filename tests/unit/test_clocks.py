@@ -1,0 +1,60 @@
+"""Who reads which clock: nothing that decides reads the time of day, and few count hours that were slept through."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import nri_gpu
+
+PACKAGE: Final = Path(nri_gpu.__file__).parent
+SHOWN: Final = {
+    "cli/doctor.py": "says that a clock is before 2020, how long ago, and the bundle's name",
+    "cli/status.py": "how long ago",
+    "cli/verify.py": "when it looked",
+    "cli/watch.py": "when something changed",
+    "daemon/app.py": "the audit's records",
+    "daemon/control.py": "since when",
+    "dra/controller.py": "when the driver process asked",
+    "dra/device_health.py": "for the kubelet",
+    "health/controller.py": "when a state began, beside CLOCK_BOOTTIME",
+    "inventory/controller.py": "when the node changed",
+    "kubelet/endpoint.py": "since when",
+    "plugin/decision_log.py": "when",
+    "stray/controller.py": "since when, beside CLOCK_MONOTONIC",
+    "verify/bundles.py": "whether a bundle was just written: files have no other clock",
+}
+
+COUNT_SUSPENDED: Final = {
+    "cli/gpus.py": "the inventory's age",
+    "health/controller.py": "hold-downs",
+    "inventory/child.py": "the inventory's age",
+    "inventory/controller.py": "the inventory's age",
+    "inventory/source.py": "the inventory's age",
+    "simulation/topology.py": "the inventory's age",
+}
+
+
+def reads(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Name):
+            yield node.id
+
+
+def readers(*clocks: str) -> set[str]:
+    """The modules that read one of them."""
+    files = {str(file.relative_to(PACKAGE)): file for file in PACKAGE.rglob("*.py")}
+    return {name for name, file in files.items() if set(clocks).intersection(reads(file))}
+
+
+def test_the_time_of_day_is_only_shown() -> None:
+    assert readers("time.time", "time.time_ns", "datetime.now", "time.CLOCK_REALTIME") == SHOWN.keys()
+
+
+def test_a_suspended_hour_counts_for_no_grace_of_ledger_and_journal() -> None:
+    assert readers("since_boot_s") == COUNT_SUSPENDED.keys()
+    assert readers("time.CLOCK_BOOTTIME") == {"system/clocks.py"}
