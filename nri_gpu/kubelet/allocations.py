@@ -66,7 +66,8 @@ class KubeletAllocations:
         """Whether the required CDI device keeps this container from starting until our reply undoes it."""
         mounted, allocation = REQUIRED_DESTINATION in container.mounts, container.kubelet
         devices = allocation.devices if isinstance(allocation, Allocated) else ()
-        if mounted or (devices and self._required.issuperset(devices)):
+        # Anybody can mount something there: only a container that Allocate answered tells what the runtime does.
+        if devices and self._required.issuperset(devices):
             self.unapplied = not mounted
         return mounted
 

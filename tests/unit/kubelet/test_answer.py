@@ -257,6 +257,15 @@ def test_a_runtime_that_leaves_it_out_is_noticed(tmp_path: Path) -> None:
     assert not node.plugin.kubelet.unapplied
 
 
+@pytest.mark.parametrize("claim", ["1", "none"])
+def test_a_mount_that_a_tenant_made_at_its_place_hides_no_such_runtime(tmp_path: Path, claim: str) -> None:
+    node = required_node(tmp_path)
+    removed(node, held_back(node, 0, mounted=False))
+    theirs = container(claim, of="theirs", mounts=frozenset({REQUIRED_DESTINATION}))
+    assert removed(node, theirs) == [f"-{REQUIRED_DESTINATION}"]
+    assert node.plugin.kubelet.unapplied
+
+
 def test_what_policy_ignores_is_refused_with_its_reason_instead_of_the_runtimes(tmp_path: Path) -> None:
     node = required_node(tmp_path, parse_policy({"namespaces": {"allow": [], "otherwise": "ignore"}}, "x"))
     reply = node.plugin.create_container(builders.create_payload(held_back(node, 0)))
