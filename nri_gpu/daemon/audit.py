@@ -2,7 +2,7 @@
 
 Nothing here happens before a reply. Events are noted in memory. A moment later the notes are encoded, one in each turn
 of the event loop, so that no request waits for more than one of them; a thread writes them, because a disk may hang.
-A file begins with node, policy and ledger, so that each can be replayed alone.
+A file begins with node, policy and ledger, so that each can be replayed alone. A bug here ends nothing but a record.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class AuditLog:
         self._bytes = 0  # of the file
         self._begun = False  # whether node, policy and ledger are written in it
         self._faults = LogOnce()
+        self._bug = ""  # that was logged last
         # The last of each in the file.
         self._node: Node | None = None
         self._policy = PolicyNote("", "")
@@ -151,9 +152,15 @@ class AuditLog:
             self._append([*lines, *taken, *self._taken()])
 
     def _taken(self) -> Iterator[str]:
-        """The lines of the notes, which are removed one by one."""
+        """The lines of the notes, which are removed one by one; a line break for one that meets a bug."""
         while self._notes:
-            yield from self._lines(self._notes.popleft())
+            note = self._notes.popleft()
+            try:
+                yield from self._lines(note)
+            except Exception as error:
+                self._lost += isinstance(note, _Decided)
+                self._failed(error)
+                yield "\n"
 
     def _lines(self, note: _Note) -> Iterator[str]:
         if self._begun and self._bytes > self._most_bytes:
@@ -205,10 +212,22 @@ class AuditLog:
             self._begun = False  # something may be missing: write node, policy and ledger again
             self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
             return
+        except Exception as error:
+            self._failed(error)
+            return
         self._faults.clear()
         if self._lost:
             logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
             self._lost = 0
+
+    def _failed(self, error: Exception) -> None:
+        """Log a bug, once. Something may be missing: node, policy and ledger are written again."""
+        self._begun = False
+        if self._bug != (bug := repr(error)):
+            self._bug = bug
+            logger.bind(path=str(self._path)).opt(exception=error).error(
+                "bug in the audit log; nothing else depends on it"
+            )
 
     def _write(self, lines: list[str]) -> None:
         if lines:

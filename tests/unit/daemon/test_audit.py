@@ -25,6 +25,7 @@ from tests.support.running import running
 
 NODE = make.node()
 MIB = 2**20
+BUG = "bug in the audit log; nothing else depends on it"
 
 
 class Shell:
@@ -133,6 +134,26 @@ async def test_a_large_ledger_is_written_in_parts(tmp_path: Path) -> None:
     parts = [each for each in records(tmp_path / FILE) if each["kind"] in ("ledger", "changed")]
     assert max(len(part["entries"]) for part in parts) == GRANTS_AT_ONCE
     assert len({id_ for part in parts for id_ in part["entries"]}) == len(entries)
+
+
+async def test_a_bug_in_a_record_is_logged_once_and_ends_nothing(tmp_path: Path, log: Log) -> None:
+    cannot_be_recorded = replace(asking(0).pod, labels={"a": object()})
+    async with writing(tmp_path, delay_s=0) as audit:
+        shell = Shell(audit)
+        shell.create(asking(1))
+        for number in (2, 3):
+            shell.create(replace(asking(number), pod=cannot_be_recorded))
+        shell.create(asking(4))
+    assert replayed(tmp_path / FILE) == 2
+    assert isinstance(log.one(BUG).exception, TypeError)
+    assert log.one("audit log: decisions lost").fields["dropped"] == 2
+
+
+async def test_a_bug_in_writing_is_logged_and_ends_nothing(log: Log) -> None:
+    async with writing(Path("no path has\0"), delay_s=0) as audit:
+        Shell(audit).create(asking(0))
+        await audit.written()
+    assert isinstance(log.one(BUG).exception, ValueError)
 
 
 async def test_a_line_cut_short_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
