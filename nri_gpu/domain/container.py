@@ -23,7 +23,7 @@ DeviceNumber = tuple[int, int]  # major and minor of a character device
 
 
 class DeviceRef(Recorded, frozen=True):
-    """A device node that a container already holds, as the runtime lists it."""
+    """A character device's node that a container already holds, as the runtime lists it."""
 
     path: str
     major: int

@@ -38,6 +38,9 @@ EMPTY: Final = b""  # the encoding of every message without content
 # write; a container with the variables of 2,000 services has 14,000.
 ENTRIES_MAX: Final = 16_384
 # How a rule begins that allows a character device. Most containers have neither rules nor nodes of their own.
+# Of nodes. A block device may have a GPU's numbers and is none: both are counted apart (OCI runtime-spec:
+# config-linux.md, Devices).
+CHARACTER: Final = ("c", "u")
 _OPENS: Final = pb.LinuxDeviceCgroup(allow=True, type="c").SerializeToString()
 # How one begins that may allow everything: next come the access, a type, a major or a minor.
 _ALLOWS: Final = tuple(
@@ -164,7 +167,7 @@ def container_from_pb(
         env=env,
         env_twice=env_twice,
         requirement_chars=required,
-        devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in devices]) if (devices := linux.devices) else (),
+        devices=_characters(devices) if (devices := linux.devices) else (),
         mounts=_NOTHING if exists else _destinations(container.mounts, pod),
         cdi_devices=tuple([device.name for device in named]) if (named := container.CDI_devices) else (),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else _NOTHING,
@@ -285,6 +288,10 @@ def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
         for hook in getattr(hooks, stage.name):
             names = {path.rpartition("/")[2] for path in (hook.path, *hook.args[:1])}
             yield from names & NVIDIA_HOOKS
+
+
+def _characters(devices: Iterable[pb.LinuxDevice]) -> tuple[DeviceRef, ...]:
+    return tuple([DeviceRef(each.path, each.major, each.minor) for each in devices if each.type in CHARACTER])
 
 
 def _pinned(resources: pb.LinuxResources) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Added, AddedNode, Adjusted
 from nri_gpu.domain.decision import Reason
-from nri_gpu.nri.convert import EMPTY, PREFIX, container_from_pb, pod_from_pb
+from nri_gpu.nri.convert import CHARACTER, EMPTY, PREFIX, container_from_pb, pod_from_pb
 
 NVIDIA_MAJOR: Final = 195
 # One of these is in every request that needs more than a pass: one of our annotations, a node of NVIDIA's by name
@@ -41,6 +41,7 @@ def adjusted_from_pb(payload: bytes, grant_key: str) -> Adjusted:
         nodes=tuple(
             AddedNode(node.path, _owner(owners, pb.Devices, node.path), node.major, node.minor)
             for node in adjust.linux.devices
+            if node.type in CHARACTER
         ),
         cdi_devices=tuple(
             Added(device.name, _owner(owners, pb.CdiDevices, device.name)) for device in adjust.CDI_devices

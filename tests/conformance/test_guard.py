@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from msgspec import Struct
 
 from nri_gpu.kubelet.answer import token_key, write_token
 from nri_gpu.plugin.guard_status import read_guard_status
-from tests.support import sandbox
+from tests.conformance.conftest import launch_on
+from tests.support import packages, sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
@@ -28,6 +31,7 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.containerd
 
 ASKS = "device=0"
+LATER_S = 0.5  # in which what may happen at once would have happened
 REFUSED = r"nri-gpu \[not-granted\]: gpu.nri.io asks for GPUs, but nri-gpu granted it none"
 GUARD_UNIT = OURS.with_name("nri-gpu-guard.service")
 WITHOUT = "container runs without the GPUs it asked for"
@@ -239,6 +243,55 @@ def test_a_guard_that_hangs_fails_open_and_says_so_afterwards(site: Site, launch
             os.kill(guard.pid, signal.SIGCONT)
         assert time.monotonic() - begun > 1.9
         assert "pod_name=ungranted" in guard.wait_logged(WITHOUT)
+
+
+class Gate:
+    """A runc that waits before it starts a container for as long as the gate is shut."""
+
+    def __init__(self, base: Path) -> None:
+        self.runc, self._shut, self._reached = base / "runc", base / "shut", base / "reached"
+        waits = f"touch {self._reached}; while [ -e {self._shut} ]; do sleep 0.01; done"
+        self.runc.write_text(
+            f'#!/bin/sh\ncase " $* " in *" start "*) [ -e {self._shut} ] && {{ {waits}; }};; esac\n'
+            f'exec {packages.runc()} "$@"\n'
+        )
+        self.runc.chmod(0o755)
+
+    @contextmanager
+    def shut(self) -> Iterator[None]:
+        self._shut.touch()
+        try:
+            yield
+        finally:
+            self._shut.unlink()
+
+    def wait_reached(self) -> None:
+        wait_for("runc to start the container", self._reached.exists, 20)
+
+
+def test_what_is_being_started_while_it_connects(runtime: packages.Runtime, folder: Path) -> None:
+    """It was made while both were away. A runtime that synchronizes between such calls lists it once it runs."""
+    gate = Gate(folder)
+    with Containerd(runtime, runc=gate.runc) as node, ThreadPoolExecutor(1) as beside:
+        site, launch = Site(node, folder), launch_on(node, folder)
+        container = site.create("ungranted", ASKS)
+        with NriGuard(launch, launch.with_policy(policy(node)).policy) as guard:
+            with gate.shut():
+                starting = beside.submit(node.cri.start, container)
+                gate.wait_reached()
+                guard.wait_logged("registered")
+                if not runtime.synchronizes_between:
+                    guard.wait_ready()
+                time.sleep(LATER_S)
+                assert guard.log().count("guarding") == (0 if runtime.synchronizes_between else 1)
+            starting.result(20)
+            wait_for("it to run", lambda: site.ran("ungranted"), 20)
+            if runtime.synchronizes_between:
+                assert "pod_name=ungranted" in guard.wait_logged(WITHOUT)
+                site.wait_stopped(container, guard)
+            else:
+                time.sleep(LATER_S)
+                assert (site.state(container), guard.seen()["ungranted"]) == ("RUNNING", 0)
 
 
 def test_it_comes_back_when_the_runtime_does(fresh_node: Containerd, tmp_path: Path) -> None:

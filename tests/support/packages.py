@@ -74,6 +74,12 @@ class Runtime(Struct, frozen=True):
         return self.number >= (2, 2)
 
     @property
+    def synchronizes_between(self) -> bool:
+        """Whether it synchronizes a plugin only while it makes, starts and stops nothing (containerd#11326, #11329)."""
+        release = tuple(map(int, re.findall(r"\d+", self.release)[:3]))
+        return release >= (2, 0, 3) or (1, 7, 26) <= release < (2,)
+
+    @property
     def containerd(self) -> Path:
         return self.folder / "containerd"
 

@@ -28,6 +28,15 @@ def test_a_request_says_what_was_put_in() -> None:
     assert convert.request_from_pb(make.create_payload(FULL)) == FULL
 
 
+@pytest.mark.parametrize(("kind", "counts"), [("c", True), ("u", True), ("b", False), ("p", False)])
+def test_only_a_character_device_is_a_node_of_a_gpu(kind: str, counts: bool) -> None:
+    """A raw block volume may have any numbers, and any path."""
+    message = make.container_message(make.container())
+    message.linux.devices.add(path="/dev/nvidia0", type=kind, major=195, minor=0)
+    read = convert.container_from_pb(message, make.pod())
+    assert read.devices == ((DeviceRef("/dev/nvidia0", 195, 0),) if counts else ())
+
+
 def test_odd_environment_entries_are_passed_over() -> None:
     payload = make.create_payload(
         make.container(), env=["", "=", "=x", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES=a=b"]

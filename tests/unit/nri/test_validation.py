@@ -43,6 +43,13 @@ def test_everything_with_its_owner() -> None:
     assert adjusted.opened == frozenset()
 
 
+def test_a_block_device_with_a_gpus_numbers_is_no_node_of_it() -> None:
+    of = nri.pod()
+    disk = pb.LinuxDevice(path="/dev/nvidia0", type="b", major=195, minor=0)
+    theirs = reply(linux=pb.LinuxContainerAdjustment(devices=[disk]))
+    assert adjusted_from_pb(nri.validate(of, nri.container(of), {"20-x": theirs}), GRANT_KEY).nodes == ()
+
+
 def test_a_runtime_that_names_no_owners() -> None:
     of = nri.asking("1")
     request = pb.ValidateContainerAdjustmentRequest.FromString(
