@@ -14,8 +14,9 @@ from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import show_text
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.daemon.answers import RuntimeConnection
-from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
-from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
+from nri_gpu.daemon.policy_file import DEFAULT_PATH, LAST_GOOD, build, file_advice, read_policy
+from nri_gpu.daemon.policy_memory import UNIT_FOLDER, PolicyMemory, unit_folder
+from nri_gpu.domain.errors import CommandError, Exit, Fault, InventoryError, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.dra.advice import gate_advice
 from nri_gpu.driver.owner import stage_advice
@@ -28,6 +29,8 @@ from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
 from nri_gpu.simulation.source import ask_once, source_of
+
+Option = str | bool | int | float
 
 
 class FaultLine(Struct, frozen=True):
@@ -44,22 +47,25 @@ class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/
 
     faults: tuple[FaultLine, ...]
     advice: tuple[str, ...]
-    options: Mapping[str, str | bool | int | float]
+    options: Mapping[str, Option]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print faults and advice. Returns 78 for faults."""
+    """Print faults and advice. Returns 78 for faults, 1 where tables without a key are all that is wrong."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status = daemon_status(state_dir)
     options = overrides_of(status)
+    memory = PolicyMemory(unit_folder() or UNIT_FOLDER)
+    if args.forget:
+        _forget(memory.file, state_dir / LAST_GOOD)
     args.gpus = args.gpus or (status.options.get("topology") if status else None)
     try:
-        policy = load_policy(args.file, options)
+        built = build(read_policy(args.file, in_force=bool(memory.source)), options)
     except PolicyError as error:
-        faults = convert(error.faults, tuple[FaultLine, ...], from_attributes=True)
-        lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
-        _print(args, lines, CheckDocument(faults, (), options), Tone.BAD)
-        return Exit.CONFIGURATION
+        return _faults(args, error.faults, options, Exit.CONFIGURATION)
+    if built.empty_tables:
+        return _faults(args, built.empty_tables, options, Exit.FINDING)
+    policy = built.policy
     served = state_dir.exists()  # by nri-gpu, since this node booted
     advice = (
         *file_advice(Path(args.file or DEFAULT_PATH)),
@@ -84,6 +90,22 @@ def run(args: argparse.Namespace) -> int:
     lines += (f"advice: {sentence}" for sentence in advice)
     _print(args, lines, CheckDocument((), advice, options), Tone.PLAIN)
     return Exit.OK
+
+
+def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping[str, Option], code: Exit) -> int:
+    faults = convert(found, tuple[FaultLine, ...], from_attributes=True)
+    lines = [f"{found[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, found)]
+    _print(args, lines, CheckDocument(faults, (), options), Tone.BAD)
+    return code
+
+
+def _forget(*files: Path | None) -> None:
+    """Remove what says that a policy was in force. Raises: CommandError."""
+    for file in filter(None, files):
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise CommandError(Exit.of(error), f"{file} cannot be removed: {error.strerror}; be root") from None
 
 
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:

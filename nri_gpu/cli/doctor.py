@@ -13,7 +13,8 @@ from typing import Final
 from nri_gpu.cli.client import ask, overrides_of
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.daemon.policy_file import build_policy, load_last_good, load_policy
+from nri_gpu.daemon.policy_file import build_policy, load_last_good, load_policy, read_policy
+from nri_gpu.daemon.policy_memory import UNIT_FOLDER, PolicyMemory
 from nri_gpu.doctor.bundle import bundle
 from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
 from nri_gpu.doctor.finding import Examined, Level, below, is_there
@@ -105,9 +106,10 @@ def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus
     options = overrides_of(status)
     if named:
         return load_policy(named, options)
+    in_force = bool(PolicyMemory(below(root, UNIT_FOLDER)).source)
     source = status.policy.source if status else ""
     path = below(root, source if source.startswith("/") else "/etc/nri-gpu/policy.toml")
-    if is_there(path):
-        return load_policy(path, options)
+    if is_there(path) or (in_force and status is None):
+        return build_policy(read_policy(path, in_force=in_force), options)
     kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None
     return kept or build_policy(None, options)

@@ -201,10 +201,12 @@ VERBS: Final = (
         "check",
         "nri_gpu.cli.check",
         "check a policy file, and report all faults at once with their lines",
-        "Exits 78 when the file has faults. Advice on a valid file does not change the exit code. If a daemon runs,\n"
-        "the options that it was started with override the file here, too.",
+        "Exits 78 when the file has faults, and 1 where all that is wrong is a table without a key. Advice on a valid\n"
+        "file does not change the exit code. If a daemon runs, the options that it was started with override the file\n"
+        "here, too.",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
+            _switch("--forget", "first forget that a policy was in force: without a file the defaults hold again"),
             _value("--gpus", "FILE", "compare pools and limits with the GPUs of this topology file"),
             STATE_DIR,
             OUTPUT,

@@ -21,6 +21,7 @@ from loguru import logger
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, PolicyFile
+from nri_gpu.daemon.policy_memory import PolicyMemory, unit_folder
 from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         sentence = f"NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}"
         raise CommandError(Exit.USAGE, sentence) from None
     try:
-        policy_file = PolicyFile(args.policy, _overrides(args), state.path)
+        policy_file = PolicyFile(args.policy, _overrides(args), state.path, PolicyMemory(unit_folder()))
         logs.set_up(args.log_level, journal=bool(launched))
         _open(state, succession if args.stand_by else None, kubelet=args.kubelet is not False)
         key = state.key()

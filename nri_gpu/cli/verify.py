@@ -18,7 +18,7 @@ from nri_gpu.cli.client import ask, daemon_status, overrides_of
 from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text, plain
 from nri_gpu.cli.render import at, lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
-from nri_gpu.daemon.policy_file import load_last_good, load_policy
+from nri_gpu.daemon.policy_file import build_policy, load_last_good, read_policy, was_kept
 from nri_gpu.daemon.snapshot import SnapshotError, read_snapshot
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
@@ -124,7 +124,7 @@ def _stage_dir(file: str | None, state_dir: Path) -> Path:
     """Where the daemon stages drivers. Raises: PolicyError."""
     options = overrides_of(daemon_status(state_dir))
     try:
-        policy = load_policy(file, options)
+        policy = build_policy(read_policy(file, in_force=was_kept(state_dir)), options)
     except PolicyError:
         last = load_last_good(state_dir, options)  # which the daemon runs on, too
         if last is None:

@@ -19,7 +19,8 @@ from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
 from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
 from nri_gpu.daemon.node import NodeControllers, restart_only
-from nri_gpu.daemon.policy_file import PolicyFile, PolicyReload, PolicyWatch, first_policy
+from nri_gpu.daemon.policy_file import PolicyFile, first_policy
+from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
@@ -73,7 +74,7 @@ class Daemon:
         policy = first_policy(policy_file)
         state = self._state = NodeState(STARTING, LOOKING_FOR_FILES, policy, fallback=policy_file.salvage)
         fixed = self._fixed = state.settings  # for the life of the process
-        self._policy = PolicyReload(policy_file, state, self._warn_of_fixed)
+        self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._refusals = Refusals()
@@ -229,8 +230,7 @@ class Daemon:
         self._reporter.configured(configured)
         self._kubelet.configured(configured)
         self._dra.configured(configured)
-        if configured.config.strip():
-            self._policy.take_text(configured.config)
+        self._policy.configured(configured.config)
 
     def _ready(self) -> None:
         self._kubelet.connected(not self._stop.is_set())

@@ -13,7 +13,15 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.daemon.policy_file import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
+from nri_gpu.daemon.policy_file import (
+    DEFAULT_PATH,
+    LAST_GOOD,
+    build_policy,
+    load_last_good,
+    load_policy,
+    read_policy,
+    was_kept,
+)
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.nri.convert import Configured
@@ -32,7 +40,7 @@ DRAIN_S: Final = 2.0
 def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
     """The policy as the daemon would start with; None where neither the file nor the last good one is usable."""
     try:
-        return load_policy(path, options)
+        return build_policy(read_policy(path, in_force=was_kept(state_dir)), options)
     except PolicyError as error:
         for fault in error.faults:
             logger.bind(fault=str(fault)).error("policy not usable")

@@ -207,6 +207,10 @@ class ListSize:
             found[each.id] = ListedContainer(each.pod_id, pod.namespace, pod.name, each.name, each.privileged)
         return found
 
+    def namespaces(self) -> frozenset[str]:
+        """Those of the pods."""
+        return frozenset(pod.namespace for pod in self._pods.values())
+
     def largest(self, count: int | None = None) -> list[ListedObject]:
         """The objects that take most of it, the largest first. count: so many of them; all by default."""
         found = [ListedObject(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()]

@@ -106,6 +106,10 @@ class Sizes:
         """All live containers of the runtime, whether they asked or not."""
         return self._listing.containers()
 
+    def namespaces(self) -> frozenset[str]:
+        """The namespaces of the runtime's pods."""
+        return self._listing.namespaces()
+
     def synchronized(self, listing: ListSize) -> None:
         """The runtime has listed all there is."""
         self._listing = listing

@@ -52,6 +52,23 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     return policy
 
 
+def empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:
+    """Return a fault for each table without a key: what stood in it may have been cut off, and every default holds."""
+    message = "has no key, so each has its default: give it one, or take the heading out"
+    return tuple(Fault(file, path, message, line_of(lines, path)) for path in _empty(raw, ""))
+
+
+def _empty(value: object, path: str) -> Iterator[str]:
+    if value == {} and path:
+        yield path
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _empty(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _empty(each, f"{path}[{index}]")
+
+
 @cache
 def _file_info() -> Type:
     return type_info(file_type())

@@ -126,7 +126,7 @@ STATE: Final = Target(
     good=[
         *named("ledger.json", _ledger_text()),
         *named("journal", _journal_text()),
-        *named("policy.last", "", "[plugin]\nindex = '20'\n"),
+        *named("policy.last", "# none", "[plugin]\nindex = '20'\n"),
         *named("mps", "12 34 generation\n"),
     ],
     bad=[
@@ -138,6 +138,7 @@ STATE: Final = Target(
         ),
         *named("claims.json", b'{"schema":"nri-gpu/claims/v1","boot_id":"boot","claims":[%b]}' % _CLAIM),
         *named("snapshot.json", b'{"schema":"nri-gpu/snapshot/v2","evidence":{},"inventory":{},"driver":{}}'),
+        *named("policy.last", b""),
         *named("health.json", b'{"gpus":{},"seen":{}}'),
     ],
     pieces=(

@@ -88,11 +88,15 @@ def test_an_edited_policy_and_no_old_tree_stay(installed: DebianRoot, debs: Debs
     assert f"going back from {NEWER} to {__version__}" in said
     assert root.run("nri-gpu", "--version") == f"nri-gpu {__version__}\n"
 
-    before = root.files()
-    root.run("dpkg", "-r", "nri-gpu")
-    assert "/usr/bin/nri-gpu" not in root.files()
+    memories = ("/var/lib/nri-gpu/policy.in-force", "/run/nri-gpu/policy.last")
+    root.run("sh", "-c", 'mkdir -p /var/lib/nri-gpu /run/nri-gpu && touch "$@"', "sh", *memories)
     root.run("dpkg", "-i", f"{AT}/{debs.this}")
-    changed = root.files() ^ before
+    before = root.files()
+    assert set(memories) <= before
+    root.run("dpkg", "-r", "nri-gpu")
+    assert not {"/usr/bin/nri-gpu", *memories} & root.files()
+    root.run("dpkg", "-i", f"{AT}/{debs.this}")
+    changed = (root.files() ^ before) - set(memories)
     assert not [path for path in changed if not path.startswith("/usr/lib/nri-gpu/live/")]
     assert root.run("tail", "-1", "/etc/nri-gpu/policy.toml") == "# mine\n"
 

@@ -45,7 +45,7 @@ def scriptlet(name: str, root: Path | None = None) -> str:
     found = re.search(rf"^%{name}\n(.*?)(?=^%[a-z]+\b)", build.SPEC.read_text(), re.MULTILINE | re.DOTALL)
     assert found, name
     text = found[1].replace("%{bundle}", BUNDLE)
-    return re.sub(r"(?<![\w.}])/(usr|run)/", rf"{root}/\1/", text) if root else text
+    return re.sub(r"(?<![\w.}])/(usr|run|var)/", rf"{root}/\1/", text) if root else text
 
 
 @pytest.mark.parametrize("name", ["pre", "post", "preun", "postun", "posttrans"])
@@ -121,5 +121,12 @@ def test_it_is_built_found_good_installed_updated_and_removed(laid_out: Path, tm
     assert list((root / bundle.BUNDLE).rglob("__pycache__"))
     said("sh", "-c", scriptlet("preun", root), "preun", "0")
     said(*rpm, "--erase", "nri-gpu")
+    memories = [root / "var/lib/nri-gpu/policy.in-force", root / "run/nri-gpu/policy.last"]
+    for arguments, stay in (("1", True), ("0", False)):  # an update, the end
+        for each in memories:
+            each.parent.mkdir(parents=True, exist_ok=True)
+            each.touch()
+        said("sh", "-c", scriptlet("postun", root), "postun", arguments)
+        assert [each.exists() for each in memories] == [stay, stay]
     left = {str(path.relative_to(root)) for path in root.rglob("*") if path.name == "bundle" or not path.is_dir()}
     assert {path for path in left if not path.startswith("var/lib/rpm/")} == {"etc/nri-gpu/policy.toml.rpmsave"}

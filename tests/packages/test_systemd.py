@@ -144,7 +144,10 @@ def test_systemd_starts_restarts_and_forgets_it(machine: Machine, debs: Debs) ->
 def test_a_second_daemon_serves_during_an_upgrade(machine: Machine, debs: Debs) -> None:
     """The lines of docs/kubernetes.md, "Upgrade under load", with the unit's options."""
     root = machine.root
-    as_unit = ("--unit=nri-gpu-next", "--property=Type=notify", "--property=KillMode=process")
+    as_unit = (
+        "--unit=nri-gpu-next",
+        *(f"--property={each}" for each in ("Type=notify", "KillMode=process", "StateDirectory=nri-gpu")),
+    )
     root.run("systemd-run", *as_unit, "/usr/bin/nri-gpu", "run", *OPTIONS.split())
     machine.create_while("apt", "install", f"{AT}/{debs.newer}")
     assert machine.property("nri-gpu-next", "StatusText") == "serving /var/run/nri/nri.sock"

@@ -74,6 +74,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -l driver-root -x -a
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from driver' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -F
+complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l forget -d 'first forget that a policy was in force: without a file the defaults hold again'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l gpus -r -F -d 'compare pools and limits with the GPUs of this topology file'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from check' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.daemon.answers import KubeletStatus
+from nri_gpu.daemon.policy_file import LAST_GOOD
+from nri_gpu.daemon.policy_memory import IN_FORCE
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.owner import StageOwner
 from tests.support.daemon import FOUR_GPUS
@@ -69,6 +71,37 @@ def test_what_cannot_be_read_is_one_fault(nri_gpu: NriGpuCall, path: Path, conte
     assert done.code == Exit.CONFIGURATION
     assert done.out.startswith(f"{path}: 1 fault\n{path}:")
     assert words in done.out
+
+
+def test_tables_without_a_key_are_a_finding(checked: Checked, path: Path) -> None:
+    done = checked("[stray]\n\n[[rule]]\nallow = true\nlimits = {}\n[dra]\n")
+    assert (done.code, done.out.splitlines()[0]) == (Exit.FINDING, f"{path}: 3 faults")
+    assert f"{path}:1: stray: has no key, so each has its default: give it one, or take the heading out" in done.out
+    done = checked("[stray]\n", "-o", "json")
+    assert (done.code, [each["key"] for each in done.document["faults"]]) == (Exit.FINDING, ["stray"])
+
+
+def test_a_policy_that_was_in_force_and_is_gone(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    """A fault until the operator says otherwise, of a draft without a word, too."""
+    lib, draft = tmp_path / "lib", tmp_path / "draft.toml"
+    lib.mkdir()
+    (lib / IN_FORCE).touch()
+    (tmp_path / LAST_GOOD).write_text("# mine\n")
+    draft.touch()
+    for words, said in (((), "default-policy.toml: is missing"), ((draft,), "draft.toml: is empty")):
+        done = nri_gpu("check", *words)
+        assert (done.code, f"{said}, and a policy was in force" in done.out) == (Exit.CONFIGURATION, True)
+        assert "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults" in done.out
+    done = nri_gpu("check", "--forget", "--state-dir", tmp_path)
+    assert (done.code, done.out.splitlines()[0]) == (Exit.OK, "the built-in defaults: ok")
+    assert not {IN_FORCE, LAST_GOOD} & {path.name for path in tmp_path.rglob("*")}
+    assert nri_gpu("check", "--forget", draft, "--state-dir", tmp_path).code == Exit.OK
+
+
+def test_what_cannot_be_forgotten(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    (tmp_path / "lib" / IN_FORCE).mkdir(parents=True)
+    done = nri_gpu("check", "--forget", "--state-dir", tmp_path)
+    assert (done.code, f"{IN_FORCE} cannot be removed: Is a directory" in done.err) == (Exit.UNAVAILABLE, True)
 
 
 def test_the_default_file(nri_gpu: NriGpuCall, tmp_path: Path) -> None:

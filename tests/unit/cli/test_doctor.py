@@ -83,6 +83,18 @@ def test_the_policy_in_force(host: DoctorNode, nri_gpu: NriGpuCall, files: tuple
     assert [each["meaning"].replace(str(host.root), "") for each in found] == [f"no faults in {source}"]
 
 
+def test_a_policy_that_was_in_force_and_is_gone(host: DoctorNode, nri_gpu: NriGpuCall) -> None:
+    """By the node's own memory where no daemon says it; a blank file, whoever runs."""
+    host.write("var/lib/nri-gpu/policy.in-force", "/etc/nri-gpu/policy.toml\n")
+    host.remove("etc/nri-gpu/policy.toml")
+    said = nri_gpu("doctor", "--root", host.root).out
+    assert "policy.toml: is missing, and a policy was in force" in " ".join(said.split())
+    host.write("etc/nri-gpu/policy.toml", " \n")
+    with daemon(host.root / "run/nri-gpu", json.dumps(ANSWER).encode()):
+        said = nri_gpu("doctor", "--root", host.root).out
+    assert "policy.toml: is empty, and a policy was in force" in " ".join(said.split())
+
+
 @pytest.mark.parametrize("answer", [b"", b"[1]", b'{"schema": "nri-gpu/status/v9"}', b'{"error": "no such question"}'])
 def test_an_answer_that_is_none(host: DoctorNode, nri_gpu: NriGpuCall, answer: bytes) -> None:
     with daemon(host.root / "run/nri-gpu", answer):

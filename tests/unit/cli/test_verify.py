@@ -16,7 +16,7 @@ import pytest
 from msgspec import to_builtins
 
 from nri_gpu.allocation.grant import KEY_BYTES
-from nri_gpu.cli.verify import code_of
+from nri_gpu.cli.verify import _stage_dir, code_of
 from nri_gpu.daemon.answers import InventoryAnswer
 from nri_gpu.daemon.policy_file import LAST_GOOD
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
@@ -203,6 +203,13 @@ def test_a_broken_policy_file_and_the_last_good_one(nri_gpu: NriGpuCall, state: 
         assert nri_gpu("verify", *options(state), "--policy", policy).code == Exit.CONFIGURATION
         (state / LAST_GOOD).write_text("schema = 1\n")
         assert nri_gpu("verify", *options(state), "--policy", policy).code == Exit.OK
+
+
+@pytest.mark.usefixtures("nri_gpu")
+def test_the_stage_folder_of_a_policy_that_vanished(state: Path) -> None:
+    """It is that of the last good policy, on which the daemon goes on, and not the default one."""
+    (state / LAST_GOOD).write_text('[driver]\nstage_dir = "/srv/staged"\n')
+    assert _stage_dir(None, state) == Path("/srv/staged")
 
 
 def test_watching_says_once_what_cannot_be_seen_and_ends_by_a_signal(state: Path) -> None:

@@ -15,8 +15,6 @@ from nri_gpu.daemon.policy_file import (
     LAST_GOOD,
     POLICY_MAX,
     PolicyFile,
-    PolicyReload,
-    PolicyWatch,
     file_advice,
     first_policy,
     keep_last_good,
@@ -24,6 +22,7 @@ from nri_gpu.daemon.policy_file import (
     load_policy,
     read_policy,
 )
+from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import BUILT_IN, Policy
@@ -75,7 +74,7 @@ SYNTAX: dict[str, tuple[str | bytes, int | None, str]] = {
     "at the end of the file": ('a = 1\nb = "', 2, "not TOML: unterminated string"),
     "key twice": ("a = 1\na = 2\n", 2, "not TOML: cannot overwrite a value"),
     "section twice": ("[a]\n[a]\n", 2, "not TOML: cannot declare"),
-    "byte order mark": ("\ufeffa = 1\n", 1, "not TOML: invalid statement"),
+    "byte order mark": ("\ufeffa = 1\n", 1, "begins with a byte order mark"),
     "a number of thousands of digits": ("a = " + "1" * 5000, None, "not TOML: exceeds the limit"),
     "deep nesting": ("a = " + "[" * 50_000, None, "nested too deeply"),
     "NUL": ("a = \x00", 1, "not TOML: "),
@@ -101,6 +100,7 @@ NO_FILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (Path.mkdir, "not a regular file"),
     "a FIFO, which does not hold us": (os.mkfifo, "not a regular file"),
     "a loop of links": (lambda path: path.symlink_to(path), "cannot be read: Too many levels"),
+    "a broken link": (lambda path: path.symlink_to("/gone/p.toml"), "is a link to /gone/p.toml, which is missing"),
 }
 
 

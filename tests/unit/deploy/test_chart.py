@@ -310,6 +310,7 @@ def test_the_programs_take_their_arguments_and_look_where_folders_are(variant: s
         # A file alone is never swapped by the kubelet.
         folder = mount(component, variant, name="policy")
         assert "subPath" not in folder
+        # By name: then it is a fault that it is missing, also for a daemon that remembers no policy.
         assert arguments(component, variant).policy == f"{folder['mountPath']}/policy.toml"
     args, settings = arguments("daemon", variant), policy_in(found(variant)).kubelet
     assert args.kubelet is settings.enabled

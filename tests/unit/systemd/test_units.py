@@ -21,6 +21,7 @@ from nri_gpu.cli.main import VERBS
 from nri_gpu.daemon import guard
 from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.daemon.policy_file import DEFAULT_PATH
+from nri_gpu.daemon.policy_memory import UNIT_FOLDER
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -114,6 +115,8 @@ def test_the_daemons_folders() -> None:
     assert (DAEMON.value("RuntimeDirectoryMode"), DAEMON.value("StateDirectoryMode")) == ("0700", "0755")
     assert DAEMON.value("RuntimeDirectoryPreserve") == "yes"  # the key of signed grants outlives a stop
     assert Path(driver.stage_dir) in {Path("/var/lib") / name for name in DAEMON.words("StateDirectory")}
+    # $STATE_DIRECTORY begins with it; `check` and `doctor` know it by this name.
+    assert Path("/var/lib") / DAEMON.words("StateDirectory")[0] == UNIT_FOLDER
     hidden = [Path(word.removeprefix("-")) for word in DAEMON.words("InaccessiblePaths")]
     program = Path(DAEMON.value("ExecStart").split()[0])
     for needed in (DEFAULT_STATE, Path(driver.stage_dir), Path(plugin.socket), program):

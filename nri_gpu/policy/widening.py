@@ -1,0 +1,66 @@
+"""Namespaces that may ask for GPUs under one policy and might not under the policy before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Final
+
+from nri_gpu.policy.forms import EVERYTHING, Globs
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.rules import Rule
+
+EVERY: Final = "every namespace"
+_UNNAMED: Final = "~named by no policy~"  # no namespace is called so, and only a pattern for nearly all matches it
+_BRACKETS: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
+_NARROWS: Final = ("pod", "container", "runtime_handler", "labels", "qos")
+
+
+def newly_allowed(before: Policy, after: Policy, present: Iterable[str]) -> tuple[str, ...]:
+    """Return the namespaces from which some container may ask now and none might before; `EVERY` is the last.
+
+    Asked are those that either policy names (a pattern is asked as a namespace that it matches), those that are
+    present on the node, and one that neither policy names.
+    """
+    if (before.rule, before.namespaces) == (after.rule, after.namespaces):
+        return ()
+    may, might = _Askers(after), _Askers(before)
+    names = {*_named(before), *_named(after), *present}
+    asked = {each: _BRACKETS.sub(_member, each) for each in sorted(names)} | {EVERY: _UNNAMED}
+    return tuple(shown for shown, name in asked.items() if may.has(name) and not might.has(name))
+
+
+def _named(policy: Policy) -> Iterator[str]:
+    lists = (policy.namespaces.allow, policy.namespaces.deny, *(rule.namespace for rule in policy.rule.rules))
+    return (pattern for globs in lists if globs for pattern in globs.patterns if pattern.strip("*"))
+
+
+def _member(brackets: re.Match[str]) -> str:
+    return "~" if brackets[1] else brackets[2][0]
+
+
+class _Askers:
+    """The namespaces that may ask by one policy: some container there may, since a pod's creator chooses the rest."""
+
+    def __init__(self, policy: Policy) -> None:
+        deciding = (rule for rule in policy.rule.rules if rule.allow or _is_for_all(rule))
+        # Neighbours that say the same are tried at once: there may be thousands.
+        self._steps: list[tuple[bool, Globs]] = [
+            (allow, _together(rules)) for allow, rules in groupby(deciding, key=lambda rule: rule.allow)
+        ]
+        self._lists = policy.namespaces
+
+    def has(self, namespace: str) -> bool:
+        allow = next((allow for allow, globs in self._steps if globs.match(namespace)), None)
+        if allow is not None:
+            return allow
+        return self._lists.allow.match(namespace) and not self._lists.deny.match(namespace)
+
+
+def _is_for_all(rule: Rule) -> bool:
+    return all(getattr(rule, key) is None for key in _NARROWS)
+
+
+def _together(rules: Iterable[Rule]) -> Globs:
+    return Globs(tuple(pattern for rule in rules for pattern in (rule.namespace or EVERYTHING).patterns))

@@ -1,0 +1,238 @@
+"""A policy that vanishes under the real daemon and the real guard, started as their units start them: no --policy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu.daemon.policy_file import LAST_GOOD
+from nri_gpu.daemon.policy_memory import IN_FORCE
+from nri_gpu.domain.errors import Exit
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc import Status
+from tests.support import nri_messages as nri
+from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.guard import NriGuard
+from tests.support.scripted_runtime import Listener, ScriptedRuntime
+from tests.support.waiting import aside, wait_for
+
+PATIENCE_S: Final = 20.0
+PROD: Final = '[namespaces]\nallow = ["prod"]\n'  # the pods of these tests are in ml
+IGNORE: Final = f'{PROD}otherwise = "ignore"\n'
+DENIED: Final = 'namespace "ml" may not ask for GPUs'
+KEPT, RELOADED = "policy not reloaded, the old one stays", "policy reloaded"
+GONE: Final = "is missing, and a policy was in force: put it back, or run `nri-gpu check --forget` and reload nri-gpu"
+# What is read without --policy is not to be the file of the machine that tests run on.
+PROGRAM: Final = """
+import sys
+from pathlib import Path
+from nri_gpu.daemon import policy_file
+policy_file.DEFAULT_PATH = Path({policy!r})
+from nri_gpu.cli.main import main
+sys.exit(main())
+"""
+
+
+class Node:
+    """A machine with the unit's folders, and the runtime that its daemon serves."""
+
+    def __init__(self, folder: Path, *, unit: bool = True) -> None:
+        self.policy, self.lib = folder / "policy.toml", folder / "lib"
+        self.lib.mkdir()
+        self.words = [sys.executable, "-c", PROGRAM.format(policy=str(self.policy))]
+        self.unit = {"STATE_DIRECTORY": f"{self.lib}:{self.lib}/drivers"}
+        root = make_driver_root(folder / "driver")
+        self.launch = Launch(folder / "d", folder / "nri.sock", driver_root=root, environment=self.unit if unit else {})
+        self.daemon = Unit(self.launch, self.words)
+
+    @asynccontextmanager
+    async def serving(self, config: str = "") -> AsyncIterator[ScriptedRuntime]:
+        """With the daemon started, and killed at the end. config: what the runtime sends by Configure."""
+        async with Listener(self.launch.socket) as listener:
+            self.daemon.start()
+            try:
+                yield await self.connected(listener, config)
+            finally:
+                self.daemon.kill()
+                self.daemon.__exit__()
+
+    async def connected(self, listener: Listener, config: str = "") -> ScriptedRuntime:
+        runtime = await listener.accept(PATIENCE_S)
+        await runtime.register(config=config)
+        await runtime.synchronize()
+        await aside(self.daemon.wait_staged)
+        return runtime
+
+    async def reload(self, said: str) -> None:
+        """`systemctl reload nri-gpu`, until the log has said it once more."""
+        before = self.daemon.log().count(said)
+        self.daemon.hang_up()
+        await aside(wait_for, said, lambda: self.daemon.log().count(said) > before, PATIENCE_S, self.daemon.log)
+
+    def reboot(self) -> None:
+        """/run is empty then."""
+        shutil.rmtree(self.launch.state)
+
+    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*self.words, *words, "--state-dir", str(self.launch.state)]
+        return subprocess.run(command, env=ENVIRONMENT | self.unit, capture_output=True, text=True, check=False)
+
+
+class Unit(NriGpu):
+    """The daemon of that machine."""
+
+    def __init__(self, launch: Launch, words: list[str]) -> None:
+        super().__init__(launch)
+        self._words = words
+
+    def words(self) -> list[str]:
+        return self._words
+
+
+class GuardUnit(NriGuard):
+    """The guard of that machine."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.launch)
+        self._words = node.words
+
+    def program(self) -> list[str]:
+        return [*self._words, *super().program()[3:]]
+
+
+@pytest.fixture
+def node(folder: Path) -> Node:
+    return Node(folder)
+
+
+async def told(runtime: ScriptedRuntime, name: str = "train") -> str:
+    """What a container that asks is told; empty for its GPU. It is gone at once."""
+    of = nri.asking("1", name)
+    made = nri.container(of)
+    reply = await runtime.create(of, made)
+    if isinstance(reply, Status):
+        return reply.message
+    await runtime.event(Event.REMOVE_CONTAINER, of, made)
+    return "" if reply.adjust.linux.devices else "ignored"
+
+
+async def test_a_file_that_vanishes_lets_nobody_ask(node: Node) -> None:
+    """Reload, SIGKILL, restart and reboot; then the operator's one command."""
+    node.policy.write_text(PROD)
+    async with node.serving() as runtime:
+        assert DENIED in await told(runtime)
+        node.policy.rename(node.policy.with_suffix(".away"))
+        await node.reload(KEPT)
+        assert DENIED in await told(runtime)
+        status, check = await aside(node.verb, "status"), await aside(node.verb, "check")
+        assert (status.returncode, GONE in status.stdout) == (Exit.FINDING, True)
+        assert (check.returncode, f"{node.policy}: {GONE}" in check.stdout) == (Exit.CONFIGURATION, True)
+        assert (await aside(node.verb, "status", "--probe")).returncode == Exit.OK
+    async with node.serving() as runtime:
+        assert DENIED in await told(runtime)
+        assert GONE in (await aside(node.verb, "status")).stdout
+    node.reboot()
+    async with node.serving() as runtime:
+        refusal = await told(runtime)
+        assert ("[bad-policy]" in refusal, f"{node.policy}: {GONE}" in refusal) == (True, True), refusal
+        forgotten = await aside(node.verb, "check", "--forget")
+        assert (forgotten.returncode, "the built-in defaults: ok" in forgotten.stdout) == (Exit.OK, True)
+        await node.reload(RELOADED)
+        assert await told(runtime) == ""
+        assert (await aside(node.verb, "status")).returncode == Exit.OK
+
+
+async def test_a_file_that_is_put_back_is_in_force_again(node: Node) -> None:
+    node.policy.write_text(PROD)
+    async with node.serving() as runtime:
+        node.policy.write_text("")
+        await node.reload(KEPT)
+        assert DENIED in await told(runtime)
+        node.policy.write_text('[namespaces]\nallow = ["ml"]\n')
+        await node.reload(RELOADED)
+        assert await told(runtime) == ""
+        await aside(node.daemon.wait_logged, "policy lets more namespaces ask for GPUs namespaces=ml")
+
+
+async def test_by_hand_and_at_first_no_file_means_the_defaults(folder: Path) -> None:
+    node = Node(folder, unit=False)
+    async with node.serving() as runtime:
+        assert await told(runtime) == ""
+        node.policy.write_text(PROD)
+        await node.reload(RELOADED)
+        assert DENIED in await told(runtime)
+        node.policy.unlink()
+        await node.reload(RELOADED)
+        assert await told(runtime) == ""
+    assert not (node.lib / IN_FORCE).exists()
+
+
+async def test_an_upgrade_with_an_empty_table_refuses_nobody(node: Node) -> None:
+    """d995626f took the file, and kept it."""
+    node.policy.write_text("[stray]\n")
+    node.launch.state.mkdir(parents=True)
+    (node.launch.state / LAST_GOOD).write_text("[stray]\n")
+    async with node.serving() as runtime:
+        assert await told(runtime) == ""
+        assert "policy has a table without a key" in node.daemon.log()
+        check = await aside(node.verb, "check")
+        assert (check.returncode, f"{node.policy}:1: stray: has no key" in check.stdout) == (Exit.FINDING, True)
+        assert (await aside(node.verb, "status")).returncode == Exit.OK
+        await node.reload(KEPT)
+        assert await told(runtime) == ""
+
+
+async def test_an_upgrade_where_there_was_no_policy(node: Node) -> None:
+    """d995626f kept an empty `policy.last` then."""
+    node.launch.state.mkdir(parents=True)
+    (node.launch.state / LAST_GOOD).touch()
+    async with node.serving() as runtime:
+        assert await told(runtime) == ""
+        await node.reload(RELOADED)
+        assert await told(runtime) == ""
+
+
+async def test_a_policy_that_the_runtime_sends_no_more(node: Node) -> None:
+    """The runtime's restart, and the daemon's, over a file by which everybody may."""
+    node.policy.write_text("# every default\n")
+    async with Listener(node.launch.socket) as listener:
+        node.daemon.start()
+        runtime = await node.connected(listener, PROD)
+        assert DENIED in await told(runtime)
+        runtime.close()
+        runtime = await node.connected(listener)
+        assert DENIED in await told(runtime)
+        assert "is not sent any more" in (await aside(node.verb, "status")).stdout
+        node.daemon.kill()
+        node.daemon.start()
+        runtime = await node.connected(listener)
+        assert DENIED in await told(runtime)
+        node.daemon.kill()
+        node.daemon.__exit__()
+
+
+async def test_the_guard_excuses_whom_the_last_policy_ignores(node: Node) -> None:
+    """And nobody else, when it starts after the file vanished, beside a daemon that is away."""
+    node.policy.write_text(IGNORE)
+    async with node.serving() as runtime:
+        assert await told(runtime) == "ignored"
+        node.policy.unlink()
+        await node.reload(KEPT)
+    async with Listener(node.launch.socket) as listener:
+        guard = GuardUnit(node)
+        with guard:
+            runtime = await listener.accept(PATIENCE_S)
+            await runtime.handshake()
+            of = nri.asking("1")
+            assert (await runtime.event(Event.START_CONTAINER, of, nri.container(of))).ok
+            of = nri.pod("other", namespace="prod", annotations={"gpu.nri.io": "1"})
+            assert not (await runtime.event(Event.START_CONTAINER, of, nri.container(of))).ok
+            assert GONE in guard.log()
