@@ -13,6 +13,7 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu import __version__
+from nri_gpu.domain.errors import Exit
 from tests.packages.conftest import AT, NEWER, Debs
 from tests.support import packages
 from tests.support.booted_root import BootedRoot
@@ -85,6 +86,15 @@ class Machine(Struct, frozen=True):
             time.sleep(PAUSE_S)
         assert command.returncode == 0
 
+    def reload(self, said: str) -> None:
+        """Until the journal has said it once more."""
+        before = self._logged(said)
+        self.root.run("systemctl", "reload", "nri-gpu")
+        wait_for(said, lambda: self._logged(said) > before, SERVES_S, self._explain)
+
+    def _logged(self, said: str) -> int:
+        return self.root.run("journalctl", "--unit", "nri-gpu").count(said)
+
     def wait_serving(self) -> None:
         wait_for("both units", lambda: self._active() == "active\nactive\n", SERVES_S, self._explain)
 
@@ -156,6 +166,27 @@ def test_a_second_daemon_serves_during_an_upgrade(machine: Machine, debs: Debs) 
     root.run("systemctl", "stop", "nri-gpu-next")
     wait_for("the unit to serve", lambda: machine.property("nri-gpu", "StatusText").startswith("serving"), SERVES_S)
     assert f"/live/{NEWER}." in machine.runs_from("nri-gpu")
+
+
+def test_a_policy_that_vanishes_under_the_unit(machine: Machine) -> None:
+    """What the unit may write, what root reads of it, and the operator's line."""
+    root, cri = machine.root, machine.node.cri
+    file, memory = "/etc/nri-gpu/policy.toml", "/var/lib/nri-gpu/policy.in-force"
+    assert root.run("cat", memory) == f"{file}\n"
+    (root.path / file[1:]).write_text('[namespaces]\nallow = ["prod"]\n')
+    machine.reload("policy reloaded")
+    root.run("mv", file, "/root/policy.toml")
+    machine.reload("policy not reloaded, the old one stays")
+    assert "[not-allowed]" in str(cri.refused("1", "first"))
+    root.run("systemctl", "restart", *UNITS)
+    machine.wait_serving()
+    assert "[not-allowed]" in str(cri.refused("1", "second"))
+    assert root.try_run("nri-gpu", "status").returncode == Exit.FINDING
+    assert root.try_run("nri-gpu", "check").returncode == Exit.CONFIGURATION
+    root.run("nri-gpu", "check", "--forget")
+    machine.reload("policy reloaded")
+    cri.run_asking("1", "third")
+    assert root.try_run("cat", memory).returncode == 1
 
 
 def test_the_other_units_start_and_go_too(machine: Machine) -> None:
