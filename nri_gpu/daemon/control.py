@@ -2,8 +2,7 @@
 
     client: `status` and a line break          daemon: one JSON document, then it closes
 
-Questions are words in a table. No question can change anything, and no client can hold the daemon up: a connection
-without a question is closed, and only OPEN_MAX are open at once.
+Questions are words in a table, and none can change anything.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,72 +36,48 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.stray.controller import StrayController
-from nri_gpu.system.acceptor import Acceptor, listen
+from nri_gpu.system.server import Limits, Peer, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
-QUESTION_MAX: Final = 64  # bytes
-OPEN_MAX: Final = 8
-PATIENCE_S: Final = 5.0
+LIMITS: Final = Limits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
 
 
-class ControlSocket:
-    """Listens while it is open. table: question -> answer. patience_s: for a question, before it is closed."""
+def control_service(path: Path, table: Mapping[str, Answer], limits: Limits = LIMITS) -> Service:
+    """Return the protocol of the control socket. table: question -> answer."""
 
-    def __init__(self, path: Path, table: Mapping[str, Answer], *, patience_s: float = PATIENCE_S) -> None:
-        self._path = path
-        self._table = table
-        self._patience_s = patience_s
-        self._acceptor: Acceptor | None = None
+    async def answer(question: bytes, _: Peer) -> list[bytes]:
+        word = question.decode(errors="replace").strip()
+        if word not in table:
+            return [_error(f"unknown question {word!r}, known: {', '.join(sorted(table))}")]
+        return [_line(to_builtins(table[word]()))]
 
-    async def open(self) -> None:
-        """Listen, for root alone. Raises: OSError."""
-        self._acceptor = Acceptor("control socket", str(self._path), listen(self._path), self._serve)
+    return Service(
+        name="control socket",
+        path=str(path),
+        limits=limits,
+        answer=answer,
+        busy=_error("too many connections at once; try again"),
+        too_long=_error(f"a question has at most {limits.question_bytes} bytes"),
+        bug=_error("a bug of nri-gpu; its log has the traceback"),
+    )
 
-    def admit(self, group: int | None) -> None:
-        """Let this group connect, too; it may enter the folder, not list it. None: root alone. Raises: OSError."""
-        for path, alone, together in ((self._path.parent, 0o700, 0o710), (self._path, 0o600, 0o660)):
-            # A hardened unit may not change groups, and with Group= in it has nothing to change.
-            if group is not None and path.stat().st_gid != group:
-                os.chown(path, -1, group)
-            path.chmod(alone if group is None else together)
 
-    async def close(self) -> None:
-        if self._acceptor is None:
-            return
-        await self._acceptor.close()
-        self._acceptor = None
-        self._path.unlink(missing_ok=True)
+def _error(sentence: str) -> bytes:
+    return _line({"error": sentence})
 
-    async def _serve(self, connection: socket.socket) -> None:
-        """Answer the one question of a connection; one that asks none, or does not read the answer, is closed."""
-        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=QUESTION_MAX)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                writer.write(json.dumps(await self._answer(reader)).encode() + b"\n")
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, EOFError):  # TimeoutError is an OSError; the client went without a question
-            pass
-        finally:
-            writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> object:
-        """Raises: EOFError: there is no question."""
-        if self._acceptor and self._acceptor.serving > OPEN_MAX:
-            return {"error": "too many connections at once; try again"}
-        try:
-            question = (await reader.readuntil()).decode(errors="replace").strip()
-        except asyncio.LimitOverrunError:
-            return {"error": f"a question has at most {QUESTION_MAX} bytes"}
-        answer = self._table.get(question)
-        if answer is None:
-            return {"error": f"unknown question {question!r}, known: {', '.join(sorted(self._table))}"}
-        try:
-            return to_builtins(answer())
-        except Exception:  # a client must not be able to end the daemon
-            logger.bind(method=question).opt(exception=True).error("bug in an answer")
-            return {"error": "a bug of nri-gpu; its log has the traceback"}
+def _line(answer: object) -> bytes:
+    return json.dumps(answer).encode() + b"\n"
+
+
+def admit(path: Path, group: int | None) -> None:
+    """Let this group connect, too; it may enter the folder, not list it. None: root alone. Raises: OSError."""
+    for each, alone, together in ((path.parent, 0o700, 0o710), (path, 0o600, 0o660)):
+        # A hardened unit may not change groups, and with Group= in it has nothing to change.
+        if group is not None and each.stat().st_gid != group:
+            os.chown(each, -1, group)
+        each.chmod(alone if group is None else together)
 
 
 class Reporter:
@@ -145,35 +119,34 @@ class Reporter:
         self._list_fault = list_fault
         self._options = options
         self._connection = RuntimeConnection(ready=False, since_s=time.time())
-        questions: Mapping[str, Answer] = {
+        self._questions: Mapping[str, Answer] = {
             "status": lambda: status_of(self.view()),
             "inventory": lambda: InventoryAnswer(node_state.node.inventory),
         }
-        self._control = ControlSocket(path, questions)
         self._listening = False
 
     async def run(self) -> None:
         """Serve until cancelled. Without a socket there is no `status`, and all else works."""
         try:
-            await self._control.open()
+            listener = listen(self._path)
         except OSError as error:
             bound = logger.bind(path=str(self._path), fault=str(error))
             bound.warning("no control socket: nri-gpu status does not work")
-        else:
-            self._listening = True
-            self.policy_changed()
-        try:
             await asyncio.Event().wait()
+            return
+        self._listening = True
+        self.policy_changed()
+        try:
+            await serve(listener, control_service(self._path, self._questions))
         finally:
             self._listening = False
-            await self._control.close()
 
     def policy_changed(self) -> None:
         """The group that may ask may have changed."""
         if not self._listening:
             return
         try:
-            self._control.admit(self._group())
+            admit(self._path, self._group())
         except OSError as error:
             fault = f"control.group: {error}; in a systemd unit set Group= to it, in a drop-in"
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,11 +36,12 @@ from nri_gpu.dra.messages import (
     Question,
     Unprepared,
 )
-from nri_gpu.dra.socket import DraSocket
+from nri_gpu.dra.socket import dra_service
 from nri_gpu.kubelet.answer import RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra import dra_faults
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.server import listen, serve
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import first_done
 
@@ -98,7 +100,7 @@ class DraController:
         self._cdi_off = False
         self._required = RequiredDevice(fixed.kubelet)
         self._file = ClaimsFile(folder)
-        self._socket = DraSocket(folder / DRA_SOCKET, self.answer)
+        self._socket = folder / DRA_SOCKET
         self._woken = asyncio.Event()
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = NodeView(
@@ -135,24 +137,22 @@ class DraController:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        if self.settings.enabled:
-            self.fault = self._open()
-            if self.fault:
-                logger.bind(fault=self.fault).error("driver process not served")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await self._socket.close()
+        if listener := self._listener() if self.settings.enabled else None:
+            await serve(listener, dra_service(self._socket, self.answer))
+        if self.fault:
+            logger.bind(fault=self.fault).error("driver process not served")
+        await asyncio.Event().wait()
 
-    def _open(self) -> str:
-        """Listen. Returns why not, a sentence."""
+    def _listener(self) -> socket.socket | None:
+        """Return the socket that listens; None, with `fault`, where there is none."""
         for key, sentence in dra_faults(self.settings, self._fixed.kubelet):  # by the command line
-            return f"{key}: {sentence}"
+            self.fault = f"{key}: {sentence}"
+            return None
         try:
-            self._socket.open()
+            return listen(self._socket)
         except OSError as error:
-            return f"its socket cannot be made: {error}"
-        return ""
+            self.fault = f"its socket cannot be made: {error}"
+            return None
 
     async def answer(self, question: Question) -> Answer:
         """The answer to the driver process."""

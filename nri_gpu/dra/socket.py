@@ -5,94 +5,45 @@ For root alone. A client that sends garbage, too much, or nothing harms nobody e
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from loguru import logger
 
 from nri_gpu.domain.resource_claim import AllocatedClaim, usable_uid
 from nri_gpu.domain.text import quoted
 from nri_gpu.dra.messages import Answer, AskPrepare, AskUnprepare, AskView, ClaimFault, Question
-from nri_gpu.system.acceptor import Acceptor, listen
-from nri_gpu.system.tasks import cancelled
+from nri_gpu.system.server import Limits, Peer, Service
 
-QUESTION_MAX: Final = 1 << 20  # bytes
-OPEN_MAX: Final = 256  # more than the pods of a node, each of which may be prepared at once
-PATIENCE_S: Final = 5.0  # for a question to come, and for an answer to be taken
-TOO_MANY: Final = ClaimFault("nri-gpu's daemon is asked too much at once; try again", passing=True)
+# More than the pods of a node, each of which may be prepared at once; root alone connects.
+LIMITS: Final = Limits(places=256, each=256, question_bytes=1 << 20, patience_s=5.0)
 
 
-class DraSocket:
-    """Listens while it is open. answer: raises nothing but bugs; cancelled for a view that nobody waits for."""
+def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], limits: Limits = LIMITS) -> Service:
+    """Return the protocol of the socket. answer: is cancelled for a view that nobody waits for any more."""
 
-    def __init__(
-        self, path: Path, answer: Callable[[Question], Awaitable[Answer]], *, patience_s: float = PATIENCE_S
-    ) -> None:
-        self._path = path
-        self._answer = answer
-        self._patience_s = patience_s
-        self._acceptor: Acceptor | None = None
-
-    def open(self) -> None:
-        """Listen, in the running event loop. Raises: OSError."""
-        self._acceptor = Acceptor("dra socket", str(self._path), listen(self._path), self._serve)
-
-    async def close(self) -> None:
-        if self._acceptor is not None:
-            await self._acceptor.close()
-            self._path.unlink(missing_ok=True)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=QUESTION_MAX)
+    async def answered(line: bytes, peer: Peer) -> list[bytes]:
         try:
-            question = await self._read(reader)
-            answer = question if isinstance(question, ClaimFault) else await self._answered(question, reader)
-            async with asyncio.timeout(self._patience_s):
-                writer.write(msgspec.json.encode(answer) + b"\n")
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, EOFError):  # TimeoutError is an OSError; the client went without a question or an answer
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def _read(self, reader: asyncio.StreamReader) -> Question | ClaimFault:
-        """The question, or why there is none. Raises: TimeoutError; EOFError: the client went."""
-        if self._acceptor and self._acceptor.serving > OPEN_MAX:
-            return TOO_MANY
-        try:
-            async with asyncio.timeout(self._patience_s):
-                question: Question = msgspec.json.decode(await reader.readuntil(), type=Question)
-                return _fault(question) or question
-        except asyncio.LimitOverrunError:
-            return ClaimFault(f"a question has at most {QUESTION_MAX} bytes")
+            question: Question = msgspec.json.decode(line, type=Question)
+            if fault := _fault(question):
+                return [_line(fault)]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return ClaimFault(
-                f"nri-gpu's daemon cannot read this question, daemon and driver are of two versions: {error}"
-            )
+            sentence = "nri-gpu's daemon cannot read this question, daemon and driver are of two versions"
+            return [_line(ClaimFault(f"{sentence}: {error}"))]
+        # What is being prepared is brought to its end.
+        answering = peer.while_there(answer(question)) if isinstance(question, AskView) else answer(question)
+        return [_line(await answering)]
 
-    async def _answered(self, question: Question, reader: asyncio.StreamReader) -> Answer:
-        """Raises: EOFError: nobody waits for the view any more. What is being prepared is brought to its end."""
-        answering = asyncio.create_task(self._answer_or_bug(question))
-        gone = [asyncio.create_task(reader.read(1))] if isinstance(question, AskView) else []
-        try:
-            await asyncio.wait({answering, *gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise EOFError
-            return answering.result()
-        finally:
-            await cancelled([answering, *gone])
-
-    async def _answer_or_bug(self, question: Question) -> Answer:
-        try:
-            return await self._answer(question)
-        except Exception:  # a client must not be able to end the daemon
-            logger.bind(method=type(question).__name__).opt(exception=True).error("bug in an answer")
-            return ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")
+    return Service(
+        name="dra socket",
+        path=str(path),
+        limits=limits,
+        answer=answered,
+        busy=_line(ClaimFault("nri-gpu's daemon is asked too much at once; try again", passing=True)),
+        too_long=_line(ClaimFault(f"a question has at most {limits.question_bytes} bytes")),
+        bug=_line(ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")),
+    )
 
 
 def _fault(question: Question) -> ClaimFault | None:
@@ -102,3 +53,7 @@ def _fault(question: Question) -> ClaimFault | None:
             why = f"the claim's UID {quoted(uid)} is not of letters, digits and dashes: ask with its metadata.uid"
             return ClaimFault(why)
     return None
+
+
+def _line(answer: Answer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"

@@ -1,19 +1,15 @@
 """Serves the metrics by HTTP: `GET /metrics` on a loopback port or a Unix socket, one answer a connection.
 
 No scraper can hold the daemon up. A page is made and written at a time, and between two the event loop answers the
-runtime. One that does not read is closed after PATIENCE_S, with no more than a page of ours in memory, and only
-OPEN_MAX are served at once.
+runtime. One that does not read is closed, with no more than a page of ours in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,14 +17,11 @@ from loguru import logger
 
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.policy.metrics import MetricsSettings, address_of, metrics_faults
-from nri_gpu.system.acceptor import Acceptor
+from nri_gpu.system.server import BACKLOG, Limits, Peer, Service, listen, serve
 from nri_gpu.system.tasks import LogOnce
 
 Pages = Callable[[Reading], Iterator[bytes]]
-HEAD_MAX: Final = 8192  # bytes of a request
-OPEN_MAX: Final = 8
-PATIENCE_S: Final = 10.0
-BACKLOG: Final = 64
+LIMITS: Final = Limits(places=8, each=4, question_bytes=8192, patience_s=10.0)
 RETRY_S: Final = 30.0
 WITHOUT_LIBRARY: Final = "prometheus-client is not installed: pip install 'nri-gpu[metrics]'"
 CONFINED: Final = "the systemd unit needs its drop-in metrics.conf for a port, and none for a Unix socket"
@@ -36,16 +29,13 @@ NOT_SERVED: Final = "metrics are not served"
 
 
 class MetricsController:
-    """Serves while it runs. read: takes a reading. patience_s: for a whole request and its answer."""
+    """Serves while it runs. read: takes a reading."""
 
-    def __init__(
-        self, settings: MetricsSettings, read: Callable[[], Reading], *, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, settings: MetricsSettings, read: Callable[[], Reading], limits: Limits = LIMITS) -> None:
         self._listen = settings.listen
         self._read = read
-        self._patience_s = patience_s
+        self._limits = limits
         self._faults = LogOnce()
-        self._acceptor: Acceptor | None = None
         self._pages: Pages | None = None
         self._type = ""
         if self._listen:
@@ -64,18 +54,8 @@ class MetricsController:
                 await asyncio.sleep(RETRY_S)
             else:
                 break
-        self._acceptor = Acceptor("metrics socket", self._listen, listener, self._serve)
         logger.bind(path=self._listen).info("metrics are served")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await self._acceptor.close()
-            self._remove_socket()
-
-    def _remove_socket(self) -> None:
-        if self._listen.startswith("/"):
-            with suppress(OSError):
-                Path(self._listen).unlink()
+        await serve(listener, self._service())
 
     def _load(self, settings: MetricsSettings) -> None:
         """Load Prometheus' library, before the daemon serves: it takes a tenth of a second."""
@@ -89,48 +69,35 @@ class MetricsController:
         else:
             self._pages, self._type = pages, CONTENT_TYPE
 
-    async def _serve(self, connection: socket.socket) -> None:
-        if self._acceptor and self._acceptor.serving > OPEN_MAX:
-            connection.close()
-            return
-        reader, writer = await asyncio.open_connection(sock=connection, limit=HEAD_MAX)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await self._answer(reader, writer)
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, EOFError):  # TimeoutError is an OSError; the client went
-            pass
-        except Exception:  # a scraper must not be able to end the daemon
-            logger.opt(exception=True).error("bug in the metrics")
-        finally:
-            writer.transport.abort()
+    def _service(self) -> Service:
+        most = self._limits.question_bytes
+        return Service(
+            name="metrics socket",
+            path=self._listen,
+            limits=self._limits,
+            answer=self._answer,
+            end=b"\r\n\r\n",
+            busy=_refusal("503 Service Unavailable", "too many connections at once; try again"),
+            too_long=_refusal("431 Request Header Fields Too Large", f"a request has at most {most} bytes"),
+            bug=b"",
+        )
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Raises: EOFError: there is no request."""
-        try:
-            line = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]
-        except asyncio.LimitOverrunError:
-            writer.write(_refusal("431 Request Header Fields Too Large", f"a request has at most {HEAD_MAX} bytes"))
-            return
-        method, _, rest = line.partition(b" ")
-        target = rest.partition(b" ")[0].partition(b"?")[0]
+    async def _answer(self, request: bytes, _peer: Peer) -> Iterable[bytes]:
+        method, _, rest = request.partition(b"\r\n")[0].partition(b" ")
         if method != b"GET":
-            writer.write(_refusal("405 Method Not Allowed", "only GET is answered"))
-        elif target != b"/metrics":
-            writer.write(_refusal("404 Not Found", "the metrics are at /metrics"))
-        else:
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: {self._type}\r\nTransfer-Encoding: chunked\r\n"
-            writer.write(f"{head}Connection: close\r\n\r\n".encode())
-            await self._write_pages(writer)
+            return [_refusal("405 Method Not Allowed", "only GET is answered")]
+        if rest.partition(b" ")[0].partition(b"?")[0] != b"/metrics":
+            return [_refusal("404 Not Found", "the metrics are at /metrics")]
+        return self._page()
 
-    async def _write_pages(self, writer: asyncio.StreamWriter) -> None:
+    def _page(self) -> Iterator[bytes]:
+        """Yield the parts of the answer. One that is cut off by a bug lacks the last."""
         assert self._pages
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {self._type}\r\nTransfer-Encoding: chunked\r\n"
+        yield f"{head}Connection: close\r\n\r\n".encode()
         for page in self._pages(self._read()):
-            writer.write(b"%x\r\n%b\r\n" % (len(page), page))
-            await writer.drain()
-            await asyncio.sleep(0)  # drain() alone does not let others run
-        writer.write(b"0\r\n\r\n")
+            yield b"%x\r\n%b\r\n" % (len(page), page)
+        yield b"0\r\n\r\n"
 
 
 def _refusal(status: str, sentence: str) -> bytes:
@@ -139,21 +106,16 @@ def _refusal(status: str, sentence: str) -> bytes:
     return (head + body).encode()
 
 
-def _listening(listen: str) -> socket.socket:
-    """A socket that listens there; one in the file system is root's alone. Raises: OSError."""
-    address = address_of(listen)
+def _listening(at: str) -> socket.socket:
+    """Return a socket that listens there; one in the file system is root's alone. Raises: OSError."""
+    address = address_of(at)
     if address is None:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        with suppress(FileNotFoundError):
-            if stat.S_ISSOCK(Path(listen).lstat().st_mode):  # an earlier daemon's; anything else is in the way
-                Path(listen).unlink()
-        os.fchmod(made.fileno(), 0o600)  # before bind(2), which gives it to the file
-    else:
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return listen(Path(at))
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        made.bind(listen if address is None else address)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
         made.listen(BACKLOG)
     except OSError:
         made.close()

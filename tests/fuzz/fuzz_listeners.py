@@ -19,15 +19,17 @@ from loguru import logger
 from nri_gpu.cli.client import parse_answer
 from nri_gpu.cli.status_page import status_page
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.daemon.control import ControlSocket
+from nri_gpu.daemon.control import control_service
 from nri_gpu.daemon.report import status_of
 from nri_gpu.dra.messages import Answer, AskUnprepare, ClaimFault, Question, Unprepared
-from nri_gpu.dra.socket import DraSocket
+from nri_gpu.dra.socket import dra_service
 from nri_gpu.metrics.controller import MetricsController
 from nri_gpu.policy.metrics import MetricsSettings
+from nri_gpu.system.server import listen
 from nri_gpu.system.tasks import cancelled
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.metrics import reading
+from tests.support.serving import served
 from tests.unit.daemon.test_report import view
 
 FOLDER: Final = scratch()
@@ -118,24 +120,14 @@ async def _metrics() -> AsyncIterator[None]:
         await cancelled([task])
 
 
-@asynccontextmanager
-async def _control() -> AsyncIterator[None]:
-    control_socket = ControlSocket(FOLDER / "control.sock", {"status": lambda: STATUS, "inventory": dict})
-    await control_socket.open()
-    try:
-        yield
-    finally:
-        await control_socket.close()
+def _control() -> AbstractAsyncContextManager[None]:
+    path = FOLDER / "control.sock"
+    return served(listen(path), control_service(path, {"status": lambda: STATUS, "inventory": dict}))
 
 
-@asynccontextmanager
-async def _dra() -> AsyncIterator[None]:
-    dra_socket = DraSocket(FOLDER / "dra.sock", _told)
-    dra_socket.open()
-    try:
-        yield
-    finally:
-        await dra_socket.close()
+def _dra() -> AbstractAsyncContextManager[None]:
+    path = FOLDER / "dra.sock"
+    return served(listen(path), dra_service(path, _told))
 
 
 async def _told(question: Question) -> Answer:

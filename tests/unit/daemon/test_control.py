@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import grp
 import json
 import os
 import resource
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.daemon.control import OPEN_MAX, QUESTION_MAX, ControlSocket
+from nri_gpu.cli.client import ask
+from nri_gpu.daemon.control import LIMITS, admit, control_service
+from nri_gpu.system.server import Limits, listen
 from tests.support.daemon import Launch, NriGpu
 from tests.support.log import Log
+from tests.support.serving import connected, served
 from tests.support.waiting import wait_for
 
 
@@ -25,14 +29,10 @@ def broken() -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, patience_s: float = 5.0) -> AsyncIterator[Path]:
+async def listening(folder: Path, limits: Limits = LIMITS) -> AsyncIterator[Path]:
     path = folder / "control.sock"
-    control = ControlSocket(path, {"status": lambda: {"n": 1}, "broken": broken}, patience_s=patience_s)
-    await control.open()
-    try:
+    async with served(listen(path), control_service(path, {"status": lambda: {"n": 1}, "broken": broken}, limits)):
         yield path
-    finally:
-        await control.close()
 
 
 async def said(path: Path, question: bytes) -> Any:  # noqa: ANN401 - parsed JSON
@@ -67,7 +67,7 @@ ERRORS = {
     "empty": (b"", KNOWN),
     "no text": (b"\xff\xfe", KNOWN),
     "JSON": (b"{}", KNOWN),
-    "too long": (b"x" * (QUESTION_MAX + 1), "at most"),
+    "too long": (b"x" * (LIMITS.question_bytes + 1), "at most"),
 }
 
 
@@ -81,53 +81,36 @@ async def test_a_bug_in_an_answer_ends_nothing(tmp_path: Path, log: Log) -> None
     async with listening(tmp_path) as path:
         assert "bug" in (await said(path, b"broken\n"))["error"]
         assert await said(path, b"status\n") == {"n": 1}
-    assert log.one("bug in an answer").fields["method"] == "broken"
+    assert log.one("bug in an answer").fields["name"] == "control socket"
 
 
-async def test_a_connection_without_a_question_is_closed(tmp_path: Path) -> None:
-    async with listening(tmp_path, patience_s=0.01) as path:
-        reader, writer = await asyncio.open_unix_connection(path)
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
-
-
-async def test_only_so_many_at_once(tmp_path: Path) -> None:
-    async with listening(tmp_path) as path:
-        silent = [await asyncio.open_unix_connection(path) for _ in range(OPEN_MAX)]
-        reader, writer = await asyncio.open_unix_connection(path)
-        assert "too many" in json.loads(await reader.read())["error"]
-        for _, each in [*silent, (reader, writer)]:
-            each.close()
-        for _, each in silent:
-            await each.wait_closed()
-        assert await said(path, b"status\n") == {"n": 1}
-
-
-async def test_permissions_are_the_guard(tmp_path: Path) -> None:
+def test_permissions_are_the_guard(tmp_path: Path) -> None:
     """Root alone, or a group as well; it can be let in and out again."""
     path, us = tmp_path / "control.sock", os.geteuid()
     other = 4711 if us == 0 else os.getegid()
-    control = ControlSocket(path, {})
-    await control.open()
+    listener = listen(path)
     for group, folder, file in ((None, 0o700, 0o600), (other, 0o710, 0o660), (None, 0o700, 0o600)):
-        control.admit(group)
+        admit(path, group)
         assert owners(path) == [(us, folder), (us, file)]
     assert [each.stat().st_gid for each in (tmp_path, path)] == [other, other]
-    await control.close()
+    listener.close()
 
 
-async def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "control.sock"))
-    async with listening(tmp_path) as path:
-        assert await said(path, b"status\n") == {"n": 1}
-    assert not path.exists()
-
-
-async def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        await ControlSocket(tmp_path / "gone" / "control.sock", {}).open()
+def test_a_member_of_the_group_with_many_connections_keeps_nobody_from_status(folder: Path) -> None:
+    """As liveness probes of other people's manifests ask: each of them is answered."""
+    folder.chmod(0o711)
+    group = grp.getgrnam("daemon")
+    launch = Launch(folder / "d", folder / "no-runtime").with_policy(f'[control]\ngroup = "{group.gr_name}"\n')
+    with NriGpu(launch) as daemon, contextlib.ExitStack() as stack:
+        launch.base.chmod(0o711)
+        path = launch.state / "control.sock"
+        wait_for("the control socket", lambda: path.exists() and path.stat().st_gid == group.gr_gid, 10)
+        for _ in range(12):
+            for _ in range(64):
+                with contextlib.suppress(BlockingIOError):  # its queue is full
+                    stack.enter_context(connected(path, 4711, group.gr_gid))
+            assert ask(path, "status", dict)
+        assert daemon.log().count("too many connections at once") == 1
 
 
 def test_without_descriptors_it_says_so_once_and_goes_on_when_there_are_some(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ from nri_gpu.dra.messages import (
     Question,
     Unprepared,
 )
-from nri_gpu.dra.socket import OPEN_MAX, QUESTION_MAX, DraSocket
+from nri_gpu.dra.socket import LIMITS, dra_service
+from nri_gpu.system.server import Limits, listen
 from tests.support.log import Log
+from tests.support.serving import served
 
 CLAIM = AllocatedClaim(
     uid=ClaimUid("c"), namespace="ml", name="x", pods={}, results=(AllocatedResult(request="r", pool="p", device="d"),)
@@ -49,15 +51,11 @@ async def known(question: Question) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, say: Say = known, patience_s: float = 5.0) -> AsyncIterator[Path]:
+async def listening(folder: Path, say: Say = known, limits: Limits = LIMITS) -> AsyncIterator[Path]:
     path = folder / DRA_SOCKET
-    served = DraSocket(path, say, patience_s=patience_s)
-    served.open()
-    try:
+    async with served(listen(path), dra_service(path, say, limits)):
         yield path
-    finally:
-        await served.close()
-        assert not path.exists()
+    assert not path.exists()
 
 
 async def said(path: Path, question: bytes) -> Answer | None:
@@ -90,7 +88,7 @@ GARBAGE = {
         'the claim\'s UID "../x" is not of letters, digits and dashes',
     ),
     "deep": (b"[" * 100_000 + b"\n", "cannot read this question"),
-    "too long": (b"x" * (QUESTION_MAX + 2) + b"\n", "at most 1048576 bytes"),
+    "too long": (b"x" * (LIMITS.question_bytes + 2) + b"\n", "at most 1048576 bytes"),
 }
 
 
@@ -103,40 +101,17 @@ async def test_garbage_is_told_so(tmp_path: Path, question: bytes, sentence: str
         assert await DaemonClient(tmp_path).ask(ANSWERS[2][0]) == Unprepared()
 
 
-async def test_clients_that_ask_nothing_are_closed(tmp_path: Path) -> None:
-    async with listening(tmp_path, patience_s=0.05) as path:
-        silent = await asyncio.open_unix_connection(path)
-        half = await asyncio.open_unix_connection(path)
-        half[1].write(b'{"type":')
-        half[1].write_eof()
-        for reader, writer in (silent, half):
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
-        assert await DaemonClient(tmp_path).ask(ANSWERS[2][0]) == Unprepared()
-
-
 async def test_a_client_that_takes_no_answer_holds_nobody_up(tmp_path: Path) -> None:
     large = ClaimFault("x" * (8 << 20))
 
     async def say(question: Question) -> Answer:
         return large if isinstance(question, AskView) else Unprepared()
 
-    async with listening(tmp_path, say, patience_s=0.05) as path:
+    async with listening(tmp_path, say, replace(LIMITS, patience_s=0.05)) as path:
         _, writer = await asyncio.open_unix_connection(path, limit=1)
         writer.write(msgspec.json.encode(AskView()) + b"\n")
         assert await DaemonClient(tmp_path).ask(ANSWERS[2][0]) == Unprepared()
         writer.close()
-
-
-async def test_only_so_many_at_once(tmp_path: Path) -> None:
-    async with listening(tmp_path) as path:
-        silent = [await asyncio.open_unix_connection(path) for _ in range(OPEN_MAX)]
-        assert await DaemonClient(tmp_path).ask(AskUnprepare(ClaimUid("c"))) == ClaimFault(
-            "nri-gpu's daemon is asked too much at once; try again", passing=True
-        )
-        for _, writer in silent:
-            writer.close()
 
 
 async def test_a_bug_is_a_fault(tmp_path: Path, log: Log) -> None:
@@ -146,7 +121,7 @@ async def test_a_bug_is_a_fault(tmp_path: Path, log: Log) -> None:
     async with listening(tmp_path, broken):
         answer = await DaemonClient(tmp_path).ask(AskView())
     assert answer == ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")
-    assert log.one("bug in an answer").fields["method"] == "AskView"
+    assert log.one("bug in an answer").fields["name"] == "dra socket"
 
 
 async def test_nobody_waits_for_the_view_of_a_client_that_is_gone(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import tempfile
 from pathlib import Path
 
 from nri_gpu.dra.messages import DRA_SOCKET, OfferedDevice
-from nri_gpu.dra.socket import DraSocket
+from nri_gpu.dra.socket import dra_service
+from nri_gpu.system.server import listen
 from tests.support import sandbox
 from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_node import TellingDaemon
 from tests.support.kubeconfig import kubeconfig
 from tests.support.resource_claims import DRIVER, resource_claim
+from tests.support.serving import served
 from tests.support.unit_file import OURS
 from tests.support.waiting import wait_for
 
@@ -46,11 +48,11 @@ async def _serves(folder: Path, api: StandInApiServer) -> None:
     daemon, claim = TellingDaemon(folder), resource_claim()
     api.claims["ml", "train"] = claim
     await daemon.change(devices=(OfferedDevice(name="gpu-0", attributes={"type": "gpu"}, capacity={}),))
-    socket = DraSocket(state / DRA_SOCKET, daemon.ask)
-    socket.open()
+    socket = state / DRA_SOCKET
+    service = dra_service(socket, daemon.ask)
     options = ["--state-dir", state, "--kubeconfig", kubelet_conf(folder, api), "--node-name", NODE]
     program = [sys.executable, "-m", "nri_gpu", "dra", *map(str, options)]
-    async with asyncio.timeout(60), DraKubelet(folder) as kubelet:
+    async with asyncio.timeout(60), served(listen(socket), service), DraKubelet(folder) as kubelet:
         rw = (kubelet.plugins, kubelet.registry, cdi)
         keep = (folder, api.certificates.authority.parent)
         process = await asyncio.create_subprocess_exec(
@@ -65,4 +67,3 @@ async def _serves(folder: Path, api: StandInApiServer) -> None:
         finally:
             process.terminate()
             assert await process.wait() == 0
-            await socket.close()
