@@ -13,6 +13,7 @@ from nri_gpu.daemon import logs
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.controller import set_up_grpc
+from nri_gpu.system.liveness import LivenessFile
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     node = args.node_name or os.environ.get("NODE_NAME") or socket.gethostname().lower()  # as the kubelet has it
     api_server = ApiServer(access)
     daemon = DaemonClient(Path(args.state_dir or DEFAULT_STATE))
-    process = DriverProcess(daemon, api_server, Publisher(api_server, node), DeviceHealthService(node))
+    liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
+    process = DriverProcess(
+        daemon, api_server, Publisher(api_server, node), DeviceHealthService(node), liveness=liveness
+    )
     gc.collect()
     gc.freeze()
     try:

@@ -51,6 +51,7 @@ SOCKET: Final = _value("--socket", "PATH", "the runtime's NRI socket (default /v
 POLICY: Final = _value("--policy", "FILE", "policy file (default /etc/nri-gpu/policy.toml)")
 GPUS: Final = _value("--gpus", "FILE", "simulate the node in this topology file instead of asking NVML")
 DRIVER_ROOT: Final = _value("--driver-root", "DIR", "root folder of the host's NVIDIA driver (default /)")
+RUN_DIR: Final = _value("--run-dir", "DIR", "folder of this process alone, for the file by which probes see it run")
 STATE_DIR: Final = _value("--state-dir", "DIR", "the daemon's state folder (default /run/nri-gpu)")
 OUTPUT: Final = _option(
     "-o", "--output", help="json: for programs; fields are added, never changed", choices=("text", "json")
@@ -98,6 +99,7 @@ VERBS: Final = (
             _value("--driver-host-root", "DIR", "--driver-root as the runtime sees it, where ours is a mount in a pod"),
             _value("--state-dir", "DIR", "folder for key and ledger (default /run/nri-gpu)"),
             _value("--stage-dir", "DIR", "folder for staged driver files"),
+            RUN_DIR,
             _switch("--stand-by", "wait for the daemon that runs with this state folder, and take over when it stops"),
             _value("--labels", "FILE", "write the node's labels to this file for Node Feature Discovery"),
             _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
@@ -132,6 +134,7 @@ VERBS: Final = (
             STATE_DIR,
             _value("--node-name", "NAME", "this node's name in Kubernetes (default NODE_NAME, else the host's)"),
             _value("--kubeconfig", "FILE", "how to reach the API server (default: as a pod does)"),
+            RUN_DIR,
             LOG_LEVEL,
         ),
     ),

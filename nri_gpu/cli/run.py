@@ -26,6 +26,7 @@ from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.controller import set_up_grpc
+from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.succession import LOOK_S, Succession
 
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         policy_file = PolicyFile(args.policy, _overrides(args), state.path, PolicyMemory(unit_folder()))
         logs.set_up(args.log_level, journal=bool(launched))
-        _open(state, succession if args.stand_by else None, kubelet=args.kubelet is not False)
+        liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
+        _open(state, succession if args.stand_by else None, liveness, kubelet=args.kubelet is not False)
         key = state.key()
     except PolicyError as error:
         raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(Exit.UNAVAILABLE if error.taken else Exit.PERMISSION, error) from None
     if state.key_fault:
         logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
-    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession)
+    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession, liveness)
     if args.watch_policy:
         daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
     # Our values have no cycles, and looking for cycles took a third of a Synchronize of 5,000 containers.
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         state.close()
 
 
-def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -> None:
+def _open(state: StateFolder, succession: Succession | None, liveness: LivenessFile, *, kubelet: bool) -> None:
     """Open the state folder. succession: wait for the daemon that has it. kubelet: a device plugin may be wanted.
 
     Raises: StateError.
@@ -98,6 +100,7 @@ def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -
             break
         if not look % WATCHDOG_EVERY:
             notifier.alive()
+            liveness.write(ready=True)  # the next pod has to be ready before the running one is told to stop
         time.sleep(LOOK_S)
     notifier.close()
 

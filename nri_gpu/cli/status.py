@@ -20,9 +20,10 @@ from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.system.liveness import alive_age_s
 from nri_gpu.system.succession import Succession
 
-GUARD_REPORTS_MISSED: Final = 4  # before a guard counts as gone
+GUARD_SILENT_S: Final = 20.0  # before a guard counts as gone
 T = TypeVar("T")
 
 
@@ -71,9 +72,9 @@ def guard_exit(run_dir: Path, *, alive: bool) -> Exit:
     """For a readiness probe of the guard's pod. alive: being connected does not matter."""
     from nri_gpu.plugin import guard_status as guard  # only here, since it imports the policy
 
-    seen = guard.read_guard_status(run_dir)
-    if seen is None or seen.silent_s > GUARD_REPORTS_MISSED * guard.REPORT_EVERY_S:
-        how = "none runs" if seen is None else f"it has not reported for {seen.silent_s:.0f} s"
+    seen, silent_s = guard.read_guard_status(run_dir), alive_age_s(run_dir)
+    if seen is None or silent_s is None or silent_s > GUARD_SILENT_S:
+        how = "none runs" if seen is None or silent_s is None else f"it has not reported for {silent_s:.0f} s"
         sentence = f"no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?"
         raise CommandError(Exit.UNAVAILABLE, sentence)
     if not (alive or seen.connected):

@@ -40,6 +40,7 @@ from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.stray.controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
+from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
@@ -60,11 +61,13 @@ class Daemon:
         policy_file: PolicyFile,
         topology: Path | None,
         succession: Succession | None = None,
+        liveness: LivenessFile | None = None,
     ) -> None:
         self._folder = folder
         self._succession = succession or Succession(folder.path)
         self._hands_over = False  # told to stop while its successor stands by
         self._notifier = Notifier()
+        self._liveness = liveness or LivenessFile(None)
         self._stop = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
         self._serving = ""  # what the service manager is told; empty while no runtime is served
@@ -157,6 +160,7 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._notifier.feed_watchdog()
+        self._liveness.keep(self._is_ready)
         self._kubelet.begin()
         self._node.restore()
         kubelet = asyncio.create_task(self._kubelet.run())
@@ -249,6 +253,10 @@ class Daemon:
         await self._node.known()
         self._node_known = True
         self._tell_ready()
+
+    def _is_ready(self) -> bool:
+        """Return whether the pod is ready: containers can be granted GPUs, or a successor is taking over."""
+        return self._reporter.view().grants or self._succession.awaited()
 
     def _tell_ready(self) -> None:
         if self._serving and self._node_known:

@@ -31,6 +31,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
+from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import LogOnce, cancelled, exit_code, later
 
@@ -76,6 +77,7 @@ class GuardProcess:
         self._status = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
         self._faults = LogOnce()
         self._notifier = Notifier()
+        self._liveness = LivenessFile(run_dir)
         self._guard = Guard(state, later)
         identity = Identity(settings.guard.name, settings.guard.index)
         # The daemon's limit, also while it is away.
@@ -95,6 +97,7 @@ class GuardProcess:
             warn_without_grpc("guard.stop_ungranted")
         self._notifier.feed_watchdog()
         self._keep_writing()
+        self._liveness.keep(lambda: self._status.connected)
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -146,6 +149,5 @@ class GuardProcess:
             self._faults.clear()
 
     def _keep_writing(self) -> None:
-        """From the loop that answers the runtime: an old file shows that the loop hangs (`nri-gpu status --guard`)."""
         self._write_status()
         asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._keep_writing)

@@ -50,6 +50,12 @@ class View(Struct, frozen=True, kw_only=True):
     dra: answers.DraStatus = answers.DraStatus()
     lost: tuple[Lost, ...] = ()
 
+    @property
+    def grants(self) -> bool:
+        """Whether containers can be granted GPUs now: whether `status` would name no fault that keeps them from it."""
+        faults = (self.connection.list_fault, self.node.inventory.fault, self.inventory_fault, self.node.driver_fault)
+        return self.connection.ready and not any(faults) and not self.policy.fault
+
     def wall_of(self, monotonic: float) -> float | None:
         """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
         return self.wall - (self.monotonic - monotonic) if abs(monotonic) != float("inf") else None

@@ -71,5 +71,6 @@ FIXES: Final[Mapping[str, str]] = {
     "socket accepts no connections": (
         "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=."
     ),
+    "liveness file not written": "Make room in the folder of --run-dir, or mend what the line names.",
     "metrics are not served": "Correct metrics.listen, or install the library: pip install 'nri-gpu[metrics]'.",
 }

@@ -22,6 +22,7 @@ from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, Pr
 from nri_gpu.dra.service import ClaimService
 from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.kubelet.endpoint import EndpointTimes
+from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done, raised_alone
 
@@ -62,6 +63,7 @@ class DriverProcess:
         publisher: Publishes,
         health: DeviceHealthService,
         times: DriverTimes | None = None,
+        liveness: LivenessFile | None = None,
     ) -> None:
         self._daemon = daemon
         self._api_server = api_server
@@ -69,6 +71,7 @@ class DriverProcess:
         self._health = health
         self._times = times or DriverTimes()
         self._notifier = Notifier()
+        self._liveness = liveness or LivenessFile(None)
         self._view: NodeView | None = None
         self._changed = asyncio.Event()
         self._tidy_at = 0.0  # on the loop's clock
@@ -81,6 +84,8 @@ class DriverProcess:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the daemon reads the policy
         self._notifier.feed_watchdog()
+        # Ready also while it waits for its lock: only then is the one before it told to stop.
+        self._liveness.keep(lambda: True)
         serving, stopping = asyncio.create_task(self.serve()), asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code((serving,))

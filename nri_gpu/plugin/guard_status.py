@@ -20,7 +20,7 @@ from nri_gpu.system.storage import text_of, write_whole
 STATUS_FILE: Final = "guard.json"
 STATUS_MAX: Final = 1 << 16  # bytes
 DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
-REPORT_EVERY_S: Final = 5.0  # a guard that is alive writes its status this often
+REPORT_EVERY_S: Final = 5.0  # also where the file was removed
 
 
 class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/guard/v1"):

@@ -7,9 +7,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from msgspec.structs import replace
@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import Exit
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.little import NriGpuInLittle
 from tests.support.marks import on_newest
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
-IN_LITTLE: Final = 'mount -t tmpfs -o "size=$1,mode=0700" none "$2" && shift 2 && exec "$@"'
 # Said when a file of the state folder cannot be written, and what does not depend on it.
 COMPLAINTS: Final = (
     "ledger.json not written; the grants on the containers hold",
@@ -34,38 +34,6 @@ import itertools, time
 steps = itertools.cycle((0, 86400 * 4000, -86400 * 4000, 60, -61, 0.5))
 real, time.time = time.time, lambda: real() + next(steps)
 """
-
-
-class NriGpuInLittle(NriGpu):
-    """The daemon with a state folder of so many KiB, in a mount namespace of its own."""
-
-    def __init__(self, launch: Launch, size_kib: int) -> None:
-        super().__init__(launch)
-        self._size_kib = size_kib
-        launch.state.mkdir(mode=0o700, exist_ok=True)
-
-    def program(self) -> list[str]:
-        alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", IN_LITTLE, "sh"]
-        return [*alone, f"{self._size_kib}k", str(self.launch.state), *super().program()]
-
-    @property
-    def folder(self) -> Path:
-        """Its state folder, from outside."""
-        return Path(f"/proc/{self.pid}/root{self.launch.state}")
-
-    def ledger(self) -> Mapping[str, Any]:
-        file = self.folder / "ledger.json"
-        parsed: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {"grants": [], "foreign": []}
-        return parsed
-
-    def fill(self) -> None:
-        """Until not a byte more goes in."""
-        with (self.folder / "filler").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1024))
-            except OSError:
-                return
 
 
 def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: Launch) -> None:

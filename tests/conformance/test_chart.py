@@ -89,8 +89,7 @@ class Cluster:
     def probe(self, component: str, container: ContainerId, kind: str) -> int:
         """A probe's exit code."""
         (spec,) = self.pod_spec(component)["containers"]
-        _, *arguments = spec[kind]["exec"]["command"]
-        return self.node.cri.execute(container, *PROGRAM, *arguments).code
+        return self.node.cri.execute(container, *spec[kind]["exec"]["command"]).code
 
     def wait_ready(self, component: str, container: ContainerId) -> None:
         wait_for(f"{component} to be ready", lambda: self.probe(component, container, "readinessProbe") == 0, READY_S)

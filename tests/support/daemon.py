@@ -42,6 +42,7 @@ class Launch(Struct, frozen=True):
     driver_root: Path | None = None
     policy: Path | None = None
     stage_dir: Path | None = None
+    run_dir: Path | None = None
     index: str | None = None
     metrics: str | None = None
     log_level: str = "DEBUG"
@@ -65,6 +66,7 @@ class Launch(Struct, frozen=True):
             "--metrics": self.metrics,
             "--state-dir": self.state,
             "--stage-dir": self.stage_dir or self.base / "drivers",
+            "--run-dir": self.run_dir,
             "--log-level": self.log_level,
         }
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
@@ -253,11 +255,11 @@ class NriGpu:
 
 
 class _Next(NriGpu):
-    """With the folders of the one before."""
+    """With the folders of the one before, but for what is each process's own."""
 
     def __init__(self, before: NriGpu) -> None:
         super().__init__(replace(before.launch, base=before.launch.base / "next"))
         self._before = before
 
     def program(self) -> list[str]:
-        return [*self._before.program(), "--stand-by"]
+        return [*self._before.program(), "--stand-by", "--run-dir", str(self.launch.base / "run")]

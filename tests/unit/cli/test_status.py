@@ -42,6 +42,7 @@ from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guar
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.health import OtherXids
 from nri_gpu.stray.judge import StrayProcess, StrayUse
+from nri_gpu.system.liveness import LivenessFile
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.unit.cli.conftest import Done, NriGpuCall
@@ -190,11 +191,14 @@ def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, t
         return nri_gpu("status", "--guard", tmp_path, *options).code
 
     assert ask() == Exit.UNAVAILABLE
-    write_guard_status(tmp_path, GUARD)
+    guard = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+    write_guard_status(tmp_path, guard)
+    assert ask("--alive") == Exit.UNAVAILABLE
+    LivenessFile(tmp_path).write(ready=False)
     assert (ask(), ask("--alive")) == (Exit.FINDING, Exit.OK)
     write_guard_status(tmp_path, replace(GUARD, connected=True))
     assert ask() == Exit.OK
-    write_guard_status(tmp_path, replace(GUARD, reported_s=time.monotonic() - 60))
+    (tmp_path / "alive").write_text(f"{time.clock_gettime(time.CLOCK_BOOTTIME) - 60:10.0f} ready\n")
     assert ask("--alive") == Exit.UNAVAILABLE
 
 

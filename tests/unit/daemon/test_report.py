@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.claims import prepare
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
+from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import DaemonStatus, KubeletStatus, PolicyStatus, RuntimeConnection
 from nri_gpu.daemon.report import View, status_of
 from nri_gpu.domain.claim import Mode
@@ -56,6 +57,26 @@ def gpu(index: int, ledger: Ledger | None = None, node: Node | None = None) -> d
     """What is said of one GPU."""
     found: dict[str, Any] = status_json(view(ledger, node))["gpus"][index]
     return found
+
+
+CONNECTED = view().connection
+GRANTING = {
+    "all is well": ({}, True),
+    "not connected": ({"connection": replace(CONNECTED, ready=False)}, False),
+    "no list": ({"connection": replace(CONNECTED, list_fault="too large")}, False),
+    "NVML has never answered": ({"node": make.node(fault="no driver")}, False),
+    "NVML answers no more": ({"inventory_fault": "it hangs"}, False),
+    "no driver files": ({"node": replace(make.node(), driver_fault="not staged")}, False),
+    "no policy": ({"policy": PolicyStatus("policy.toml", "line 3")}, False),
+    "a rejected file": ({"policy": PolicyStatus("policy.toml", "", "line 3")}, True),
+}
+
+
+@pytest.mark.parametrize(("fields", "grants"), GRANTING.values(), ids=GRANTING)
+def test_it_grants_where_status_names_no_fault(fields: Any, grants: bool) -> None:  # noqa: ANN401 - of a View
+    """The probe that reads the liveness file, and `status --probe`, say the same."""
+    seen = view(**fields)
+    assert seen.grants == grants == (not faults(status_of(seen)))
 
 
 def test_every_gpu_is_there_and_free() -> None:

@@ -131,12 +131,9 @@ def host_paths(component: str, variant: str = "defaults") -> dict[str, str]:
     return {each["hostPath"]["path"]: "ro" if read_only[each["name"]] else "rw" for each in volumes}
 
 
-def arguments(component: str, variant: str = "defaults", probe: str = "") -> Namespace:
-    """What our command line reads of the container's arguments, or of a probe's command."""
-    chosen = container(component, variant)
-    program, *rest = chosen[probe]["exec"]["command"] if probe else ["nri-gpu", *chosen["args"]]
-    assert program == "nri-gpu"
-    return _parser().parse_args(rest)
+def arguments(component: str, variant: str = "defaults") -> Namespace:
+    """What our command line reads of the container's arguments."""
+    return _parser().parse_args(container(component, variant)["args"])
 
 
 def policy_in(among: list[dict[str, Any]], release: str = "other") -> Policy:
@@ -305,8 +302,7 @@ def test_a_cluster_without_gpus_has_those_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_programs_take_their_arguments_and_look_where_folders_are(variant: str) -> None:
-    for component in daemon_sets(variant).keys() - {"dra"}:  # it has no probes
-        assert all(arguments(component, variant, probe) for probe in ("readinessProbe", "livenessProbe"))
+    for component in daemon_sets(variant).keys() - {"dra"}:
         # A file alone is never swapped by the kubelet.
         folder = mount(component, variant, name="policy")
         assert "subPath" not in folder
@@ -345,10 +341,20 @@ def test_the_next_is_there_before_the_last_goes() -> None:
     for component, probe in (("daemon", "readinessProbe"), ("dra", "startupProbe")):
         assert container(component, "claims")[probe]["initialDelaySeconds"] == 10
     assert arguments("daemon").stand_by
-    assert arguments("daemon", probe="readinessProbe").probe
     assert pod("daemon")["terminationGracePeriodSeconds"] > DRAIN_S + TAKES_OVER_S
-    own = mount("guard", mountPath=arguments("guard").run_dir)["name"]
-    assert [each for each in pod("guard")["volumes"] if each["name"] == own and "emptyDir" in each]
+
+
+@pytest.mark.parametrize(("component", "ready"), [("daemon", True), ("guard", True), ("dra", False)])
+def test_its_probes_read_the_file_of_its_own_process(component: str, ready: bool) -> None:
+    """What they tell, test_probes.py has."""
+    folder, chosen = arguments(component, "claims").run_dir, container(component, "claims")
+    own = mount(component, "claims", mountPath=folder)["name"]
+    (volume,) = (each for each in pod(component, "claims")["volumes"] if each["name"] == own)
+    assert volume["emptyDir"]["medium"] == "Memory"
+    probes = {name: each["exec"]["command"][3:] for name, each in chosen.items() if name.endswith("Probe")}
+    alive = [f"{folder}/alive", "30"]
+    other = {"readinessProbe": [*alive, "ready"]} if ready else {"startupProbe": alive}
+    assert probes == {"livenessProbe": alive} | other
 
 
 def test_metrics_are_served_and_found_as_the_values_say() -> None:

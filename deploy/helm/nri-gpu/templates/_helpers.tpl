@@ -20,6 +20,22 @@ tolerations:
 {{- end }}
 {{- end }}
 
+{{/*
+A probe by the liveness file (nri_gpu/system/liveness.py): its path, the seconds that it may be old, and `ready` where it must
+say so. Read by the image's shell alone, in a millisecond of CPU: on a busy node Python would start too late, and a needless
+restart would leave a gap.
+*/}}
+{{- define "nri-gpu.alive" -}}
+exec:
+  command:
+    - sh
+    - -c
+    - read -r now _ </proc/uptime && read -r at word <"$0" && [ $((${now%.*} - at)) -le "$1" ] && [ "$word" = "${2-$word}" ]
+    {{- range . }}
+    - {{ . | quote }}
+    {{- end }}
+{{- end }}
+
 {{/* Begins the names of what lies in no namespace: neither part has a dot, so that no two releases share a name. */}}
 {{- define "nri-gpu.clusterwide" -}}
 {{ .Release.Namespace }}.{{ .Release.Name }}

@@ -1,0 +1,73 @@
+"""The liveness file: an event loop writes that it runs, and a probe reads it without asking the process.
+
+    alive: seconds of CLOCK_BOOTTIME, as in /proc/uptime, and `ready` or `waits`; always as many bytes
+
+The loop that answers others writes it, and nothing else, so that its age says how long the loop has answered nobody.
+The bytes are written over those before, by a descriptor that stays open: neither a full disk nor a process without
+descriptors makes the file old. The probe is in the chart (`nri-gpu.alive` in _helpers.tpl).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.system.storage import text_of
+from nri_gpu.system.tasks import LogOnce
+
+ALIVE: Final = "alive"
+WRITE_EVERY_S: Final = 2.0
+
+
+class LivenessFile:
+    """The file of one process, in a folder of its own. folder: None: there is no file. One of a process before goes."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = folder / ALIVE if folder else None
+        self._descriptor: int | None = None
+        self._faults = LogOnce()
+        if self._path:
+            self._guarded(self._remove)
+
+    def keep(self, ready: Callable[[], bool]) -> None:
+        """Write it from the running event loop from now on. ready: whether the process does its work."""
+        if self._path:
+            asyncio.get_running_loop().call_later(WRITE_EVERY_S, self.keep, ready)
+            self.write(ready())
+
+    def write(self, ready: bool) -> None:
+        if self._path:
+            self._guarded(lambda: self._write(ready))
+
+    def _write(self, ready: bool) -> None:
+        line = b"%10d %s\n" % (time.clock_gettime(time.CLOCK_BOOTTIME), b"ready" if ready else b"waits")
+        if self._descriptor is None:
+            self._descriptor = self._made()
+        os.pwrite(self._descriptor, line, 0)
+
+    def _made(self) -> int:
+        assert self._path
+        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def _remove(self) -> None:
+        assert self._path
+        self._path.unlink(missing_ok=True)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            self._faults.warning("liveness file not written", str(error), path=str(self._path))
+        else:
+            self._faults.clear()
+
+
+def alive_age_s(folder: Path) -> float | None:
+    """Return the seconds since a process wrote its liveness file; None where there is none."""
+    written, *_ = (text_of(folder / ALIVE, 64) or "").split() or [""]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(written) if written.isdecimal() else None

@@ -1,0 +1,44 @@
+"""A daemon whose state folder has little room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.support.daemon import Launch, NriGpu
+
+IN_LITTLE: Final = 'mount -t tmpfs -o "size=$1,mode=0700" none "$2" && shift 2 && exec "$@"'
+
+
+class NriGpuInLittle(NriGpu):
+    """The daemon with a state folder of so many KiB, in a mount namespace of its own."""
+
+    def __init__(self, launch: Launch, size_kib: int) -> None:
+        super().__init__(launch)
+        self._size_kib = size_kib
+        launch.state.mkdir(mode=0o700, exist_ok=True)
+
+    def program(self) -> list[str]:
+        alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", IN_LITTLE, "sh"]
+        return [*alone, f"{self._size_kib}k", str(self.launch.state), *super().program()]
+
+    @property
+    def folder(self) -> Path:
+        """Its state folder, from outside."""
+        return Path(f"/proc/{self.pid}/root{self.launch.state}")
+
+    def ledger(self) -> Mapping[str, Any]:
+        file = self.folder / "ledger.json"
+        parsed: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {"grants": [], "foreign": []}
+        return parsed
+
+    def fill(self) -> None:
+        """Until not a byte more goes in."""
+        with (self.folder / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1024))
+            except OSError:
+                return
