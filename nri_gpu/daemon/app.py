@@ -87,7 +87,7 @@ class Daemon:
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
-        self._sizes = Sizes(self._plugin.request_bytes, later, self._refusals.add)
+        self._sizes = Sizes(lambda: state.settings.plugin, later, self._refusals.add)
         self._stray = StrayController(state, self._sizes.containers)
         followers = SessionFollowers(self._configured, self._ready, self._away)
         self._supervisor = Supervisor(self._plugin, self._identity, followers, self._sizes)

@@ -30,6 +30,7 @@ from nri_gpu.plugin.guard_status import REPORT_EVERY_S, GuardStatus, process_sta
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.service import PluginSettings
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
@@ -66,8 +67,8 @@ def daemon_state(folder: Path, path: Path | None) -> DaemonState:
     return DaemonState(folder, (folder / LAST_GOOD, path or DEFAULT_PATH), read)
 
 
-def _request_bytes(policy: Policy, fallback: Policy) -> int:
-    return (fallback if policy.fault else policy).plugin.request_bytes
+def _plugin_settings(policy: Policy, fallback: Policy) -> PluginSettings:
+    return (fallback if policy.fault else policy).plugin
 
 
 class GuardProcess:
@@ -81,7 +82,7 @@ class GuardProcess:
         self._guard = Guard(state, later)
         identity = Identity(settings.guard.name, settings.guard.index)
         # The daemon's limit, also while it is away.
-        sizes = Sizes(lambda: _request_bytes(state.policy(), settings), later, counts=False)
+        sizes = Sizes(lambda: _plugin_settings(state.policy(), settings), later, counts=False)
         self._supervisor = Supervisor(
             self._guard, lambda: identity, SessionFollowers(self._configured, self._ready, self._away), sizes
         )

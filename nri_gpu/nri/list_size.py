@@ -6,7 +6,8 @@ Only the framing of protobuf is looked at: https://protobuf.dev/programming-guid
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ FRAME_BYTES: Final = 5
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_MAX: Final = 10  # bytes
+_UNKNOWN: Final = "?"  # name of what the runtime has not listed
 
 
 class Field(NamedTuple):
@@ -38,6 +40,10 @@ class PodSize(Struct, frozen=True):
     name: str
     namespace: str
     size_bytes: int
+
+    @property
+    def pod_id(self) -> PodId:
+        return self.id
 
 
 class ContainerSize(Struct, frozen=True):
@@ -95,12 +101,12 @@ def event_of(payload: bytes) -> int:
 
 def _pod_size(data: bytes) -> PodSize:
     texts = _texts(data, 4)
-    return PodSize(PodId(texts.get(1, "")), texts.get(2, "?"), texts.get(4, "?"), len(data))
+    return PodSize(PodId(texts.get(1, "")), texts.get(2, _UNKNOWN), texts.get(4, _UNKNOWN), len(data))
 
 
 def _container_size(data: bytes) -> ContainerSize:
     texts = _texts(data, 3)
-    return ContainerSize(ContainerId(texts.get(1, "")), PodId(texts.get(2, "")), texts.get(3, "?"), len(data))
+    return ContainerSize(ContainerId(texts.get(1, "")), PodId(texts.get(2, "")), texts.get(3, _UNKNOWN), len(data))
 
 
 def _texts(data: bytes, last: int) -> dict[int, str]:
@@ -141,10 +147,28 @@ GROWTH_BYTES: Final = 2048
 
 
 class ListedObject(NamedTuple):
-    """One object of the list. name: for sentences: `namespace/pod` or `namespace/pod/container`."""
+    """One object of the list, or a pod with all its containers.
+
+    name: for sentences: `namespace/pod` or `namespace/pod/container`.
+    """
 
     name: str
     size_bytes: int
+
+
+def message_max(*, splits: bool) -> int:
+    """Return the most bytes of the list that one message takes. splits: NRI 0.7 or newer, which sends several."""
+    return PART_MAX if splits else WHOLE_MAX
+
+
+def share_bytes(max_pods: int, *, splits: bool) -> int:
+    """Return how many bytes each pod may come to with its containers, whatever the others come to.
+
+    n <= max_pods pods of at most so many bytes come to n * share <= message_max: one message, in any mixture and order.
+    No larger share is safe: max_pods pods of more do not go into one message, and if all of it is annotations but for
+    one container, the runtime's count of containers rounds down to 0.
+    """
+    return message_max(splits=splits) // max_pods
 
 
 class ListedContainer(Struct, frozen=True):
@@ -163,6 +187,7 @@ class ListSize:
     def __init__(self) -> None:
         self._pods: dict[PodId, PodSize] = {}
         self._containers: dict[ContainerId, ContainerSize] = {}
+        self._of_pods: Counter[PodId] = Counter()  # bytes, with their containers
         self.total_bytes = 0
 
     def __len__(self) -> int:
@@ -173,7 +198,7 @@ class ListSize:
         if not size.id:
             return
         self.drop(size)
-        self.total_bytes += size.size_bytes + FRAME_BYTES
+        self._count(size.pod_id, _framed(size))
         if isinstance(size, PodSize):
             self._pods[size.id] = size
         else:
@@ -184,20 +209,34 @@ class ListSize:
         known: PodSize | ContainerSize | None
         known = self._pods.pop(size.id, None) if isinstance(size, PodSize) else self._containers.pop(size.id, None)
         if known:
-            self.total_bytes -= known.size_bytes + FRAME_BYTES
+            self._count(known.pod_id, -_framed(known))
+
+    def of_pod(self, pod_id: PodId, more: Iterable[PodSize | ContainerSize]) -> int:
+        """Return the bytes of a pod with all its live containers, and with these of its objects besides."""
+        return self._of_pods[pod_id] + sum(map(self._growth, more))
 
     def fault(self, *, splits: bool, more: Sequence[PodSize | ContainerSize] = ()) -> str:
         """Why the runtime could not send the list with these besides; empty when it can. splits: NRI 0.7 or newer."""
-        pods = {size.id: size for size in more if isinstance(size, PodSize)}
-        containers = {size.id: size for size in more if isinstance(size, ContainerSize)}
-        new_bytes = sum(size.size_bytes + FRAME_BYTES for size in more)
-        if self.total_bytes + new_bytes <= (PART_MAX if splits else WHOLE_MAX):
+        if self.total_bytes + sum(map(self._growth, more)) <= message_max(splits=splits):
             return ""
-        return unsendable(
-            [pod.size_bytes for pod in (self._pods | pods).values()],
-            [container.size_bytes for container in (self._containers | containers).values()],
-            splits=splits,
-        )
+        pods = self._pods | {size.id: size for size in more if isinstance(size, PodSize)}
+        containers = self._containers | {size.id: size for size in more if isinstance(size, ContainerSize)}
+        return _fault(pods.values(), containers.values(), splits=splits)
+
+    def in_the_way(self, *, splits: bool) -> list[ListedObject]:
+        """Return the fewest of the largest pods without which the runtime can send the rest."""
+        pods = sorted(self._of_pods, key=self._of_pods.__getitem__, reverse=True)
+        for count in range(len(pods)):
+            gone = frozenset(pods[:count])
+            left = [pod for pod in self._pods.values() if pod.id not in gone]
+            containers = [container for container in self._containers.values() if container.pod_id not in gone]
+            if not _fault(left, containers, splits=splits):
+                return list(map(self._whole, pods[:count]))
+        return list(map(self._whole, pods))
+
+    def largest_pods(self, count: int) -> list[ListedObject]:
+        """Return the pods that take most of it with their containers, the largest first."""
+        return [self._whole(pod) for pod, _ in self._of_pods.most_common(count)]
 
     def containers(self) -> Mapping[ContainerId, ListedContainer]:
         """All live containers by id."""
@@ -211,14 +250,39 @@ class ListSize:
         """Those of the pods."""
         return frozenset(pod.namespace for pod in self._pods.values())
 
-    def largest(self, count: int | None = None) -> list[ListedObject]:
-        """The objects that take most of it, the largest first. count: so many of them; all by default."""
-        found = [ListedObject(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()]
+    def largest(self) -> list[ListedObject]:
+        """The objects that take most of it, the largest first."""
+        found = [ListedObject(self._name(pod.id), pod.size_bytes) for pod in self._pods.values()]
         for container in self._containers.values():
-            pod = self._pods.get(container.pod_id)
-            name = f"{pod.namespace}/{pod.name}/{container.name}" if pod else f"{container.pod_id}/{container.name}"
-            found.append(ListedObject(name, container.size_bytes))
-        return sorted(found, key=lambda each: each.size_bytes, reverse=True)[:count]
+            found.append(ListedObject(f"{self._name(container.pod_id)}/{container.name}", container.size_bytes))
+        return sorted(found, key=lambda each: each.size_bytes, reverse=True)
+
+    def _whole(self, id_: PodId) -> ListedObject:
+        return ListedObject(self._name(id_), self._of_pods[id_])
+
+    def _name(self, id_: PodId) -> str:
+        pod = self._pods.get(id_)
+        return f"{pod.namespace}/{pod.name}" if pod and pod.name != _UNKNOWN else id_
+
+    def _count(self, pod_id: PodId, added_bytes: int) -> None:
+        self.total_bytes += added_bytes
+        self._of_pods[pod_id] += added_bytes
+        if not self._of_pods[pod_id]:
+            del self._of_pods[pod_id]
+
+    def _growth(self, size: PodSize | ContainerSize) -> int:
+        """Return by how many bytes the list grows with this object, which may replace a listed one."""
+        known: PodSize | ContainerSize | None
+        known = self._pods.get(size.id) if isinstance(size, PodSize) else self._containers.get(size.id)
+        return _framed(size) - (_framed(known) if known else 0)
+
+
+def _framed(size: PodSize | ContainerSize) -> int:
+    return size.size_bytes + FRAME_BYTES
+
+
+def _fault(pods: Collection[PodSize], containers: Collection[ContainerSize], *, splits: bool) -> str:
+    return unsendable([pod.size_bytes for pod in pods], [each.size_bytes for each in containers], splits=splits)
 
 
 def unsendable(pods: Sequence[int], containers: Sequence[int], *, splits: bool) -> str:

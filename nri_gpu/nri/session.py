@@ -85,6 +85,8 @@ class Parts:
                 container = pb.Container.FromString(data)
                 id_ = PodId(container.pod_sandbox_id)
                 pod = pods.get(id_) or self._pods.get(id_) or _unknown_pod(container)
+                if pod.name == _UNKNOWN:
+                    sizes.append(_labelled_pod(container))
                 listed = _listed_from_pb(container, pod, data, self._stage_dir)
                 containers.append((container.created_at, listed))
                 privileged = listed.container.privileged
@@ -127,6 +129,12 @@ def _unknown_pod(container: pb.Container) -> Pod:
     return Pod(
         id=PodId(container.pod_sandbox_id), uid=PodUid(container.pod_sandbox_id), name=_UNKNOWN, namespace=_UNKNOWN
     )
+
+
+def _labelled_pod(container: pb.Container) -> PodSize:
+    """Return the pod of a container by the kubelet's labels: a list that never ends may lack its pods."""
+    name, namespace = (container.labels.get(f"io.kubernetes.pod.{key}", _UNKNOWN) for key in ("name", "namespace"))
+    return PodSize(PodId(container.pod_sandbox_id), name, namespace, 0)
 
 
 class Session:

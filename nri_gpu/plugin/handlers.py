@@ -116,10 +116,6 @@ class Plugin:
         """The events to subscribe to."""
         return EVENTS
 
-    def request_bytes(self) -> int:
-        """In how many bytes the runtime may describe a pod or container; 0: no limit."""
-        return self.state.settings.plugin.request_bytes
-
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer: what to add to this container, or why it must not be created."""
         if not self._needs_reading(payload, self.state.node):

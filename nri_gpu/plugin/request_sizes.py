@@ -1,12 +1,13 @@
 """Refuses pods and containers with which the runtime could no longer list the node's containers to us.
 
 A runtime that cannot send its list at Synchronize drops the plugin each time it connects: every container then starts
-without us. docs/guard.md says which cases remain.
+without us. A pod pays for what it comes to itself: nothing is refused to one below its share. docs/guard.md says which
+cases remain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from loguru import logger
@@ -25,35 +26,39 @@ from nri_gpu.nri.list_size import (
     ListSize,
     PodSize,
     RequestSize,
+    message_max,
+    share_bytes,
     size_of,
 )
 from nri_gpu.plugin.decision_log import log_refusal
+from nri_gpu.policy.service import PluginSettings
 
-SMALL_BYTES: Final = 64 << 10  # a creation up to this size is accepted, whatever the size of the list
+CHECKED_BYTES: Final = 64 << 10  # by which the list changes between two looks whether it can be sent
 # What plugins may add to a container between its creation, where it was measured, and its start.
 ADJUSTMENT_BYTES: Final = 64 << 10
-NAMED: Final = 3  # objects in a sentence
+NAMED: Final = 3  # pods in a refusal
+NAMED_MAX: Final = 10  # pods in what an operator reads
 REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes by envFrom"
 
 
 class Sizes:
     """The size of the runtime's next Synchronize, across connections.
 
-    limit: the policy's plugin.request_bytes. later: run something once the reply is on its way. log: of refusals.
+    settings: the policy's, now. later: run something once the reply is on its way. log: of refusals.
     counts: it sees all that is created and removed, so it knows the list at any time; the guard's does not. fault: why
     the runtime could not send its list now; empty when it can.
     """
 
     def __init__(
         self,
-        limit: Callable[[], int],
+        settings: Callable[[], PluginSettings],
         later: Callable[[Callable[[], None]], object],
         log: Callable[[Mapping[str, object], Reason, str], None] = log_refusal,
         *,
         counts: bool = True,
     ) -> None:
         self.fault = ""
-        self._limit = limit
+        self._settings = settings
         self._later = later
         self._log = log
         self._counts = counts
@@ -67,27 +72,16 @@ class Sizes:
 
     def refusal(self, payload: bytes) -> Reason | None:
         """Why this pod or container must not be created."""
-        limit = self._limit()
+        limit = self._settings().request_bytes
         if limit and len(payload) > limit:
             return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
-        if len(payload) <= SMALL_BYTES or not self._counts:
-            return None
-        request = size_of(payload)
-        why = self._listing.fault(splits=self._splits, more=_grown(request))
-        if not why:
-            return None
-        sentence = (
-            f"with these {len(payload)} bytes the runtime could no longer list its containers to nri-gpu, and no GPU "
-            f"could be granted here ({why}): bring it below {SMALL_BYTES} bytes ({REMEDY}), or first remove the "
-            f"largest: {_named(self._listing.largest(NAMED))}."
-        )
-        return self._refused(Code.LIST_TOO_LARGE, request, sentence)
+        return self._list_refusal(size_of(payload)) if self._counts else None
 
     def start_refusal(self, payload: bytes) -> Reason | None:
         """Why a container must not start: it was created while we were away, and is too large."""
         if len(payload) <= ADJUSTMENT_BYTES:  # before the limit, for which the guard reads the policy's files
             return None
-        limit = self._limit()
+        limit = self._settings().request_bytes
         if not limit or len(payload) <= limit + ADJUSTMENT_BYTES:
             return None
         return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
@@ -115,7 +109,7 @@ class Sizes:
         self._listing = listing
         if not self._counts:
             return
-        limit = self._limit()
+        limit = self._settings().request_bytes
         for holder in listing.largest() if limit else ():
             if holder.size_bytes <= limit:
                 break
@@ -132,12 +126,32 @@ class Sizes:
         why = known.fault(splits=self._splits)
         if announced_bytes:
             why = f"the list has {announced_bytes} bytes, and this runtime sends at most {WHOLE_MAX}"
-        largest = f"; the largest known are {_named(known.largest(NAMED))}" if len(known) else ""
+        pods = known.in_the_way(splits=self._splits) or known.largest_pods(NAMED)
         return (
             "the runtime does not finish listing the node's containers "
-            f"({why or 'the size of the list is not known'}{largest}): remove the pods with the largest "
-            "environments and annotations"
+            f"({why or 'the size of the list is not known'}): remove the pods with the largest environments and "
+            f"annotations{': ' if pods else ''}{_named(pods)}"
         )
+
+    def _list_refusal(self, request: RequestSize) -> Reason | None:
+        """Refuse what brings a pod over its share, where the list could not be sent."""
+        more, max_pods = _grown(request), self._settings().max_pods
+        pod_bytes, share = self._listing.of_pod(request.pod.id, more), share_bytes(max_pods, splits=self._splits)
+        if pod_bytes <= share or not (why := self._unsendable(more, pod_bytes)):
+            return None
+        sentence = (
+            f"its pod comes to {pod_bytes} bytes, with which the runtime could not list the node's containers to "
+            f"nri-gpu, and no GPU could be granted here ({why}): bring the pod below its share of {share} bytes "
+            f"(plugin.max_pods = {max_pods}; {REMEDY})."
+        )
+        return self._refused(Code.LIST_TOO_LARGE, request, sentence)
+
+    def _unsendable(self, more: Sequence[PodSize | ContainerSize], pod_bytes: int) -> str:
+        """Why the runtime could not send the pod alone, the node's list as it is, or with these besides; or empty."""
+        if pod_bytes > (most := message_max(splits=self._splits)):
+            return f"a pod alone on its node has to go into one part of {most} bytes"
+        why = self._listing.fault(splits=self._splits) or self._listing.fault(splits=self._splits, more=more)
+        return why and f"{why}; the largest pods are {_named(self._listing.largest_pods(NAMED))}"
 
     def _add(self, request: RequestSize, added_bytes: int) -> None:
         for size in _grown(request, added_bytes):
@@ -151,7 +165,7 @@ class Sizes:
         self._check_again()
 
     def _check_again(self) -> None:
-        if abs(self._listing.total_bytes - self._checked_bytes) >= SMALL_BYTES:
+        if abs(self._listing.total_bytes - self._checked_bytes) >= CHECKED_BYTES:
             self._check()
 
     def _check(self) -> None:
@@ -161,7 +175,7 @@ class Sizes:
         if why := self._listing.fault(splits=self._splits):
             self.fault = (
                 "the runtime could not list the node's containers to nri-gpu if it had to connect again "
-                f"({why}): remove the largest: {_named(self._listing.largest(NAMED))}"
+                f"({why}): remove {_named(self._listing.in_the_way(splits=self._splits))}"
             )
             if not before:
                 logger.bind(fault=self.fault).error("the list of containers is too large for the runtime")
@@ -198,5 +212,6 @@ def _over(size_bytes: int, limit: int) -> str:
     )
 
 
-def _named(holders: Iterable[ListedObject]) -> str:
-    return ", ".join(f"{each.name} ({each.size_bytes} bytes)" for each in holders)
+def _named(pods: Sequence[ListedObject]) -> str:
+    named = ", ".join(f"{each.name} ({each.size_bytes} bytes)" for each in pods[:NAMED_MAX])
+    return named if len(pods) <= NAMED_MAX else f"{named} and {len(pods) - NAMED_MAX} more"

@@ -42,15 +42,15 @@ class ConnectionLimits(Struct, frozen=True):
     stall_s: a runtime sends one request at a time and reads the answer; one that leaves answers unread for so long
     hangs. unread_bytes: of answers, which must not fill our memory before that. cut_short_waits_s: before the next
     connection, after two and more that ended inside Synchronize: a runtime that panics in it needs time to run, and one
-    that cannot finish it will not do so in milliseconds. stuck_s: without a synchronized connection for so long is an
-    error in the log.
+    that cannot finish it will not do so in milliseconds; with an attempt that still fails, less than 30 s. stuck_s:
+    without a synchronized connection for so long is an error in the log.
     """
 
     register_s: float = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
     synchronize_s: float = 15.0
     stall_s: float = 10.0
     unread_bytes: int = 32 << 20
-    cut_short_waits_s: tuple[float, ...] = (5.0, 10.0, 20.0, 30.0)
+    cut_short_waits_s: tuple[float, ...] = (5.0, 10.0, 20.0, 25.0)
     stuck_s: float = STUCK_S
 
 

@@ -36,6 +36,14 @@ class PluginSettings(Struct, frozen=True, kw_only=True):
             "which then cannot serve."
         ),
     ] = REQUEST_BYTES
+    max_pods: Annotated[
+        int,
+        Meta(ge=1, le=4096),
+        about(
+            "Pods that the node may run: the kubelet's maxPods. Each has that share of one of the runtime's messages. "
+            "To a pod above its share, containers with which the runtime could not send its list are refused."
+        ),
+    ] = 110
 
 
 class AuditSettings(Struct, frozen=True, kw_only=True):

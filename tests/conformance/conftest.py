@@ -39,6 +39,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long ones to `make conformance`."""
+    long = [each for each in items if each.get_closest_marker("long")]
+    if long and not config.getoption("everywhere"):
+        config.hook.pytest_deselected(items=long)
+        items[:] = [each for each in items if each not in long]
+
+
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> packages.Runtime:
     if os.geteuid():

@@ -1,6 +1,7 @@
 """Containers that the runtime could not list to plugins: what would keep nri-gpu away from the node is not created."""
 
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError, Pod
+from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import NriGpu
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.containerd
 
 REFUSED: Final = r"\[(request-too-large|list-too-large)\]"
 READY_S: Final = 10.0  # a Synchronize of many MiB on a busy machine; before, it never came
+CONNECTS_S: Final = 30.0  # after what was in the way is gone
 ORDINARY: Final = 12
 GUARD_MAX_MIB: Final = 256  # MemoryMax= of its unit
 
@@ -48,16 +50,20 @@ def served(fresh_node: Containerd, tmp_path: Path) -> Iterator[tuple[Containerd,
 
 def environment(size_bytes: int) -> dict[str, str]:
     """As many ConfigMaps by `envFrom` make it."""
-    return {f"FILLER_{number}": "x" * 10_000 for number in range(size_bytes // 10_000)}
+    return {f"FILLER_{at}": "x" * min(10_000, size_bytes - at) for at in range(0, size_bytes, 10_000)}
 
 
-def fill(node: Containerd, pods: list[Pod], count: int, size_bytes: int) -> int:
-    """Create so many containers of that size in these pods in turn, and start the first; how many were refused."""
+def fill(node: Containerd, pods: list[Pod], count: int, size_bytes: int, first: int = 0) -> int:
+    """Create so many containers of that size in these pods in turn, and start the first; how many were refused.
+
+    first: its number. Each has the labels that a kubelet gives it.
+    """
 
     def one(number: int) -> bool:
-        spec = ContainerSpec(name=f"c{number}", env=environment(size_bytes))
+        pod = pods[number % len(pods)]
+        spec = ContainerSpec(name=f"c{number}", env=environment(size_bytes), labels=labels(pod))
         try:
-            container = node.cri.create(pods[number % len(pods)], spec)
+            container = node.cri.create(pod, spec)
             if number < ORDINARY:
                 node.cri.start(container)
         except CriError as error:
@@ -66,7 +72,12 @@ def fill(node: Containerd, pods: list[Pod], count: int, size_bytes: int) -> int:
         return False
 
     with ThreadPoolExecutor(4) as pool:
-        return sum(pool.map(one, range(count)))
+        return sum(pool.map(one, range(first, first + count)))
+
+
+def labels(pod: Pod) -> dict[str, str]:
+    of = pod.config.metadata
+    return {"io.kubernetes.pod.name": of.name, "io.kubernetes.pod.namespace": of.namespace}
 
 
 def run_pods(node: Containerd, prefix: str, count: int) -> list[Pod]:
@@ -74,13 +85,18 @@ def run_pods(node: Containerd, prefix: str, count: int) -> list[Pod]:
         return list(pool.map(lambda number: node.cri.run_pod(PodSpec(name=f"{prefix}{number}")), range(count)))
 
 
-def comes_back(node: Containerd, daemon: NriGpu, guard: NriGuard) -> None:
-    """Daemon and guard, killed and started, serve again, and a container that asks gets its GPU."""
+def restart(daemon: NriGpu, guard: NriGuard) -> None:
+    """Kill both, and wait until they serve again."""
     for process in (daemon, guard):
         process.kill()
         process.start()
     for process in (daemon, guard):
         process.wait_ready(READY_S)
+
+
+def comes_back(node: Containerd, daemon: NriGpu, guard: NriGuard) -> None:
+    """Daemon and guard, killed and started, serve again, and a container that asks gets its GPU."""
+    restart(daemon, guard)
     daemon.wait_logged("driver files staged")
     assert peak_mib(guard) < GUARD_MAX_MIB
     container = node.cri.run_asking("device=0", "victim")
@@ -123,3 +139,61 @@ def test_many_pods_with_the_variables_of_many_services(served: tuple[Containerd,
     pods = run_pods(node, "p", count // 10)  # a pause container each is what takes the time
     assert fill(node, pods, count, 70_000) == 0
     comes_back(node, daemon, guard)
+
+
+def remove(node: Containerd, pod: Pod) -> None:
+    """Remove a pod as a kubelet does, its containers first.
+
+    Whoever has a containerd from 1.7.26 on remove a pod with containers while a plugin registers never gets an answer:
+    RemovePodSandbox takes the lock that it holds once more for each of them (seen on 2.1.9 and 2.4.2).
+    """
+    there = [ContainerId(each.id) for each in node.cri.containers() if each.pod_sandbox_id == pod.id]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(node.cri.stop, there))
+        node.cri.stop_pod(pod.id)
+        list(pool.map(node.cri.remove, there))
+    node.cri.remove_pod(pod.id)
+
+
+MANY: Final = {"90 of 60 kB": (90, 60_000), "400 of 20 kB": (400, 20_000)}
+SLOW: Final = pytest.param(2_000, 4_000, id="2,000 of 4 kB", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("pods", [1, 60], ids=["one pod", "60 pods"])
+@pytest.mark.parametrize(
+    ("count", "size_bytes"), [*(pytest.param(*each, id=name) for name, each in MANY.items()), SLOW]
+)
+def test_many_small_containers(
+    served: tuple[Containerd, NriGpu, NriGuard], pods: int, count: int, size_bytes: int
+) -> None:
+    """A pod pays for what it comes to, and no other; daemon and guard are killed in the middle, and come back."""
+    node, daemon, guard = served
+    hostile = run_pods(node, "hostile", pods)
+    refused = fill(node, hostile, count // 2, size_bytes)
+    restart(daemon, guard)
+    refused += fill(node, hostile, count // 2, size_bytes, count // 2)
+    if pods > 1 or node.runtime.number < (2, 0):
+        assert refused == 0
+    else:
+        assert refused >= count - (4 << 20) // size_bytes
+    comes_back(node, daemon, guard)
+    assert fill(node, run_pods(node, "neighbour", 1), 6, 4_000) == 0  # below its share
+
+
+@pytest.mark.short
+def test_once_the_named_pods_are_gone_nri_gpu_connects(fresh_node: Containerd, tmp_path: Path) -> None:
+    """What was created while both were away is not measured."""
+    old = fresh_node.runtime.number < (2, 0)  # it sends nothing of a list over 16 MiB, so there is nothing to name
+    many = run_pods(fresh_node, "many", 1)
+    assert fill(fresh_node, many, 300 if old else 90, 60_000) == 0
+    launch = launch_on(fresh_node, tmp_path)
+    with NriGpu(launch) as daemon, NriGuard(launch) as guard:
+        said = daemon.wait_logged("no connection survives Synchronize")
+        assert old or "default/many0 (" in said
+        remove(fresh_node, many[0])
+        gone = time.monotonic()
+        for process in (daemon, guard):
+            process.wait_ready(gone + CONNECTS_S - time.monotonic())
+        daemon.wait_logged("driver files staged")
+        container = fresh_node.cri.run_asking("device=0", "victim")
+        assert "nvidia0" in fresh_node.cri.execute(container, "ls", "/dev").stdout

@@ -30,7 +30,7 @@ from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, PLUGIN, NriHandlers, PluginService
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.policy.service import PluginSettings
 from nri_gpu.request.parse import CLAUSES, WORDS
 from nri_gpu.system.counts import Failure
 from nri_gpu.system.state import NodeState
@@ -103,7 +103,7 @@ def _now(action: Callable[[], None]) -> None:
 
 
 def _service(handlers: NriHandlers) -> PluginService:
-    return PluginService(handlers, lambda _: None, lambda: None, Sizes(lambda: REQUEST_BYTES, _now))
+    return PluginService(handlers, lambda _: None, lambda: None, Sizes(PluginSettings, _now))
 
 
 def check(data: bytes, make: Callable[[], Ends]) -> bool:

@@ -24,7 +24,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.policy.service import REQUEST_BYTES, PluginSettings
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
@@ -196,7 +196,7 @@ class ServedPlugin(Bench):
         self.configured: list[Configured] = []
         self.ready = 0
         self.away: list[str] = []
-        self.sizes = Sizes(lambda: self.request_bytes, self.later)
+        self.sizes = Sizes(lambda: PluginSettings(request_bytes=self.request_bytes), self.later)
         self.supervisor = Supervisor(
             self.plugin,
             lambda: self.identity,

@@ -15,7 +15,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import PluginService
 from nri_gpu.plugin.supervisor import NRI_VERSION
 from nri_gpu.plugin.transport import LIMITS, RUNTIME
-from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.policy.service import PluginSettings
 from nri_gpu.ttrpc import RUNTIME_SERVICE, Mux, RequestReceived, RequestSent
 from tests.support.plugin import Bench
 from tests.support.recorder import Message, Session, split
@@ -50,7 +50,7 @@ class Replayed:
         self.bench.node = replace(self.bench.node, driver=driver)
         self.ready = 0
         self._service = PluginService(
-            self.bench.plugin, lambda _: None, self._count, Sizes(lambda: REQUEST_BYTES, self.bench.later)
+            self.bench.plugin, lambda _: None, self._count, Sizes(PluginSettings, self.bench.later)
         )
         self._mux = Mux.for_plugin()
 

@@ -9,6 +9,7 @@ from nri_gpu.domain.decision import Code
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import PLUGIN, PluginService
+from nri_gpu.policy.service import PluginSettings
 from nri_gpu.system.counts import Failure, Outcome
 from nri_gpu.ttrpc import RequestReceived, StreamId
 from tests.support import nri_messages as nri
@@ -44,7 +45,8 @@ def answered(service: PluginService, payload: bytes, *, method: str = "CreateCon
 
 def test_each_request_that_fails_and_how_long_creations_took() -> None:
     bench = Bench()
-    service = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: 400, bench.later))
+    sizes = Sizes(lambda: PluginSettings(request_bytes=400), bench.later)
+    service = PluginService(bench.plugin, lambda _: None, lambda: None, sizes)
     of = nri.asking("1")
     payload = nri.create(of, nri.container(of))
     answered(service, payload)  # before Configure

@@ -18,7 +18,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import EnvironmentSettings, Policy
-from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.policy.service import PluginSettings
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
 from tests.support.log import Log
@@ -66,7 +66,7 @@ async def guarding(folder: Path, flavour: Flavour) -> AsyncIterator[ScriptedRunt
             guard,
             lambda: Identity("nri-gpu-guard", "90"),
             SessionFollowers(lambda _: None, lambda: None, lambda _: None),
-            Sizes(lambda: REQUEST_BYTES, lambda action: action(), counts=False),
+            Sizes(PluginSettings, lambda action: action(), counts=False),
         )
         async with running(supervisor.run(listener.path)):
             runtime = await listener.accept()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.decision_log import KEPT
 from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.policy.service import PluginSettings
 from tests.support import nri_messages as nri
 from tests.support.plugin import Bench
 
@@ -15,7 +16,7 @@ def test_each_way_to_be_refused() -> None:
     bench.refused(nri.asking("9", "greedy"))
     bench.plugin.lifecycle(nri.event(Event.START_CONTAINER, of, nri.container(of))[1])
     bench.plugin.validate(nri.validate(of, nri.container(of), {}))
-    sizes = Sizes(lambda: 10, bench.later, bench.refusals.add)
+    sizes = Sizes(lambda: PluginSettings(request_bytes=10), bench.later, bench.refusals.add)
     assert sizes.refusal(nri.create(of, nri.container(of)))
     bench.settle()
     assert [(each.number, each.what, each.code) for each in bench.refusals.last] == [

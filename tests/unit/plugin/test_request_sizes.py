@@ -14,10 +14,10 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import ENTRIES_MAX
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Step
-from nri_gpu.plugin.request_sizes import ADJUSTMENT_BYTES, SMALL_BYTES, Sizes
+from nri_gpu.plugin.request_sizes import ADJUSTMENT_BYTES, Sizes
 from nri_gpu.plugin.service import PLUGIN, PluginService
 from nri_gpu.plugin.transport import ConnectionLimits
-from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.policy.service import REQUEST_BYTES, PluginSettings
 from nri_gpu.ttrpc import RequestReceived, Status, StatusCode
 from nri_gpu.ttrpc.events import RECEIVE_MAX, StreamId
 from tests.support import hostile
@@ -71,32 +71,92 @@ async def test_pods_over_the_limit_and_starts_of_what_was_never_measured(folder:
         assert (await runtime.event(Event.START_CONTAINER, PLAIN, filled(REQUEST_BYTES))).ok
 
 
-async def fill(runtime: ScriptedRuntime, size_bytes: int, most: int) -> tuple[int, str]:
+async def fill(
+    runtime: ScriptedRuntime, size_bytes: int, most: int, of: pb.PodSandbox = PLAIN, prefix: str = "c"
+) -> tuple[int, str]:
     """Create containers of one pod until one is refused: how many there are, and the sentence."""
     for number in range(most):
-        answer = await runtime.create(PLAIN, filled(size_bytes, name=f"c{number}"))
+        answer = await runtime.create(of, filled(size_bytes, of, f"{prefix}{number}"))
         if isinstance(answer, Status):
             return number, answer.message
     return most, ""
 
 
-async def test_what_the_runtime_could_not_list_any_more_is_refused(folder: Path, log: Log) -> None:
+@pytest.mark.parametrize("size_bytes", [400_000, 57_000, 20_000, 4_000])
+async def test_a_pod_that_alone_could_not_be_listed_is_refused(folder: Path, size_bytes: int) -> None:
     async with ServedPlugin(folder) as served:
         runtime = await served.connected(NRI_0_8)
-        made, sentence = await fill(runtime, 400_000, 40)
-        assert made == (4 << 20) // 400_000
-        assert sentence.startswith("nri-gpu [list-too-large]: ")
-        assert "ml/plain/c0 (40" in sentence
+        made, sentence = await fill(runtime, size_bytes, 2_000)
+        assert (4 << 20) // (size_bytes + 4_000) <= made <= (4 << 20) // size_bytes
+        assert sentence.startswith("nri-gpu [list-too-large]: its pod comes to 4")
+        assert "share of 38127 bytes (plugin.max_pods = 110" in sentence
         # One that is gone makes room.
-        gone = filled(400_000, name="c0")
+        gone = filled(size_bytes, name="c0")
         assert (await runtime.event(Event.REMOVE_CONTAINER, PLAIN, gone)).ok
-        assert (await fill(runtime, 400_000, 1))[0]
-        # Small ones are let in; that the list cannot be sent is said once.
-        for number in range(20):
-            assert not isinstance(await runtime.create(PLAIN, filled(SMALL_BYTES - 1_000, name=f"s{number}")), Status)
+        assert (await fill(runtime, size_bytes, 1))[0]
+        # It keeps no other pod from its share.
+        others = [nri.pod(f"other-{number}") for number in range(20)]
+        assert [await fill(runtime, 16_000, 2, of) for of in others] == [(2, "")] * 20
+
+
+async def test_a_list_that_others_left_unsendable_is_told_and_kept_from_growing(folder: Path, log: Log) -> None:
+    """Two pods of one part each can be listed beside twelve others, and not beside four."""
+    large, others = [nri.pod(f"large-{n}") for n in range(2)], [nri.pod(f"other-{n}") for n in range(12)]
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(NRI_0_8)
+        assert [await fill(runtime, 20_000, 1, of) for of in others] == [(1, "")] * 12
+        assert [await fill(runtime, 57_000, 69, of) for of in large] == [(69, "")] * 2
+        assert served.sizes.fault == ""
+        for of in others[4:]:
+            assert (await runtime.event(Event.STOP_CONTAINER, of, filled(20_000, of, "c0"))).ok
+            assert (await runtime.event(Event.REMOVE_POD_SANDBOX, of)).ok
         await asyncio.sleep(0)
-        assert "could not list the node's containers" in served.sizes.fault
-        assert log.one("the list of containers is too large for the runtime").level == "ERROR"
+        said = log.one("the list of containers is too large for the runtime")
+        assert said.level == "ERROR"
+        assert "remove ml/large-" in said.fields["fault"]
+        assert served.sizes.fault.count("bytes)") == 1  # one of the two is enough
+        # Until it can be sent again, a pod above its share may have nothing more, and others their share.
+        made, sentence = await fill(runtime, 20_000, 9, others[0], "more")
+        assert made == 0
+        assert "the largest pods are ml/large-" in sentence
+        assert await fill(runtime, 10_000, 1, others[1], "more") == (1, "")
+        for number in range(69):
+            assert (await runtime.event(Event.STOP_CONTAINER, large[0], filled(57_000, large[0], f"c{number}"))).ok
+        assert (await runtime.event(Event.REMOVE_POD_SANDBOX, large[0])).ok
+        await asyncio.sleep(0)
+        assert served.sizes.fault == ""
+        assert await fill(runtime, 20_000, 2, others[0], "more") == (2, "")
+
+
+async def test_a_pod_above_its_share_is_refused_even_what_would_make_the_list_sendable(folder: Path) -> None:
+    """Of one container none is left by the runtime's count; of two, one."""
+    large = [nri.pod(f"large-{number}", annotations={"filler": "x" * 62_000}) for number in range(70)]
+    async with ServedPlugin(folder) as served:
+        runtime = await served.listener.accept()
+        await runtime.register(NRI_0_8)
+        await runtime.synchronize(large, [filled(500, large[0])], parts=2)
+        assert "rounds down to 0" in await refused(runtime, large[0], filled(500, large[0], "more"))
+        assert not isinstance(await runtime.create(PLAIN, filled(500)), Status)
+        assert not isinstance(await runtime.create(large[0], filled(500, large[0], "more")), Status)
+
+
+async def test_a_list_without_its_pods_names_them_by_their_labels(folder: Path) -> None:
+    """A lone pod is never listed: the runtime's count of pods rounds down to 0."""
+    labels = {"io.kubernetes.pod.name": "many", "io.kubernetes.pod.namespace": "ml"}
+    there = [filled(60_000, name=f"c{number}") for number in range(90)]
+    for each in there:
+        each.labels.update(labels)
+    part = pb.SynchronizeRequest(containers=there[:69], more=True).SerializeToString()
+    async with ServedPlugin(folder, limits=ConnectionLimits(cut_short_waits_s=(0.01,))) as served:
+        for _ in range(2):
+            runtime = await served.listener.accept()
+            await runtime.register(NRI_0_8)
+            assert (await runtime.call("Synchronize", part)).status.ok
+            rest = pb.SynchronizeRequest(containers=there[69:], more=True).SerializeToString()
+            assert (await runtime.call("Synchronize", rest)).status.ok
+            runtime.close()
+        await served.connected()
+        assert "environments and annotations: ml/many (5" in served.away[-1]
 
 
 async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> None:
@@ -234,7 +294,7 @@ async def test_more_entries_than_are_read(folder: Path) -> None:
 def test_a_field_as_large_as_the_limit_allows_is_answered_in_time(field: str) -> None:
     """`make bench` holds it to 50 ms; here a busy machine may take its time, and still none that a runtime notices."""
     bench = Bench()
-    table = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: REQUEST_BYTES, bench.later))
+    table = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(PluginSettings, bench.later))
     table.session.step(Step.CONFIGURE)
     payload = hostile.request(field, REQUEST_BYTES)
     began = time.perf_counter()
@@ -247,11 +307,11 @@ def test_the_size_of_an_ordinary_container_needs_no_look_at_the_policy() -> None
     """The guard reads the limit off files, and every container of the node starts through it."""
     asked: list[int] = []
 
-    def limit() -> int:
+    def settings() -> PluginSettings:
         asked.append(REQUEST_BYTES)
-        return REQUEST_BYTES
+        return PluginSettings()
 
-    sizes = Sizes(limit, lambda action: action(), counts=False)
+    sizes = Sizes(settings, lambda action: action(), counts=False)
     assert sizes.start_refusal(nri.create(PLAIN, nri.container(PLAIN))) is None
     assert asked == []
     assert sizes.start_refusal(nri.create(PLAIN, filled(REQUEST_BYTES + ADJUSTMENT_BYTES))) is not None

@@ -14,6 +14,7 @@ from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import MARGIN_NS, PLUGIN, PluginService
+from nri_gpu.policy.service import PluginSettings
 from nri_gpu.ttrpc import RequestReceived, ResponseSent, Status, StatusCode, StreamId
 from tests.support import nri_messages as nri
 from tests.support.log import Log
@@ -46,7 +47,8 @@ def answer(
 
     bench = Bench()
     bench.plugin.create_container = create_container  # type: ignore[method-assign,assignment] # a plugin with a bug
-    service = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: 0, bench.later))
+    sizes = Sizes(lambda: PluginSettings(request_bytes=0), bench.later)
+    service = PluginService(bench.plugin, lambda _: None, lambda: None, sizes)
     assert service.answer(request("Configure", nri.configure(flavour))).status.ok
     return service.answer(asked or request(), waited_ns)
 
