@@ -304,17 +304,35 @@ class Ledger(Struct, frozen=True):
             return self
         return self.with_entry(Entry(decision.grant, GrantPhase.CREATED, now))
 
-    def without_predecessors(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> Ledger:
-        """Without other containers of that pod and name that never ran.
+    def after_attempts(self, container_id: ContainerId, pod_uid: PodUid, name: str, now: float) -> Ledger:
+        """With other containers of that pod and name that never ran holding nothing.
 
         The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
         One that did run is left alone: its exit is reported.
         """
-        return self._without(
-            id_
-            for id_, entry in self.entries.items()
-            if _name(entry.grant) == (pod_uid, name) and not entry.ran and id_ != container_id
+        return self.lapsed(
+            (
+                id_
+                for id_, entry in self.entries.items()
+                if _name(entry.grant) == (pod_uid, name) and not entry.ran and id_ != container_id
+            ),
+            now,
         )
+
+    def lapsed(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
+        """With these, which never ran, holding nothing: they are known until they are removed, or their pod is."""
+        over = {id_: entry.lapsed(now) for id_ in container_ids if (entry := self.entries.get(id_)) and entry.holds}
+        return replace(self, entries={**self.entries, **over}) if over else self
+
+    def outdone(self, by: Grant) -> Mapping[ContainerId, PodId]:
+        """Containers that were created and hold nothing, of whose GPUs that grant, which is in this ledger, took some.
+
+        With their sandboxes.
+        """
+        lapsed = {id_: each.grant for id_, each in self.entries.items() if not each.holds}
+        some = {id_: grant for id_, grant in lapsed.items() if not set(by.held).isdisjoint(grant.held)}
+        usage = self.usage() if some else {}
+        return {id_: grant.pod_id for id_, grant in some.items() if taken(grant, usage)}
 
     def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
         """Earlier attempts at a container whose processes may live on."""
@@ -327,8 +345,7 @@ class Ledger(Struct, frozen=True):
         ledger = self.without_reservations(
             device for device, each in self.reservations.items() if each.until is not None and now > each.until
         )
-        over = {id_: entry.lapsed(now) for id_, entry in self.entries.items() if entry.is_over(now, grace_s)}
-        return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
+        return ledger.lapsed((id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s)), now)
 
     def started(self, container_id: ContainerId, now: float) -> Ledger | None:
         """With that container running; None when it must not start: it is lost, or lapsed and its GPUs were taken."""
@@ -350,9 +367,9 @@ class Ledger(Struct, frozen=True):
         forgetting it), so its grant lapses instead of being forgotten.
         """
         entry = self.entries.get(container_id)
-        if entry is None or entry.ran or container_id in self.processes:
+        if entry is None or entry.ran or (entry.holds and container_id in self.processes):
             return self.over((container_id,), now)
-        return self.with_entry(entry.lapsed(now))
+        return self.lapsed((container_id,), now)
 
     def over(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
         """Without these containers; but one whose processes can be looked at is lost until it has none.

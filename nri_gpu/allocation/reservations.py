@@ -53,13 +53,13 @@ def reserve(ledger: Ledger, devices: Iterable[AllocatedDevice], now: float, *, s
     return ledger
 
 
-def cleared_for(ledger: Ledger, container: Container) -> Ledger:
-    """The ledger that a new container is decided by: without what it replaces.
+def cleared_for(ledger: Ledger, container: Container, now: float) -> Ledger:
+    """The ledger that a new container is decided by: what it replaces holds nothing.
 
     That is earlier attempts at it that never ran, and the reservations that it comes for; those of another pod stay.
     Where PodResources has just told whose the devices are now, they all end: a token may be an old one.
     """
-    ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
+    ledger = ledger.after_attempts(container.id, container.pod.uid, container.name, now)
     allocation = container.kubelet
     if not isinstance(allocation, Allocated):
         return ledger

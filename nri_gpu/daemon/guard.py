@@ -13,6 +13,7 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
+from nri_gpu.daemon.journal import JOURNAL, revoked_in
 from nri_gpu.daemon.policy_file import (
     DEFAULT_PATH,
     LAST_GOOD,
@@ -64,7 +65,8 @@ def daemon_state(folder: Path, path: Path | None) -> DaemonState:
             logger.bind(fault=fault).error("policy not usable: whatever asks needs a grant")
             return Policy.broken(fault)
 
-    return DaemonState(folder, (folder / LAST_GOOD, path or DEFAULT_PATH), read)
+    files = (folder / LAST_GOOD, path or DEFAULT_PATH)
+    return DaemonState(folder, files, read, lambda: revoked_in(folder / JOURNAL))
 
 
 def _plugin_settings(policy: Policy, fallback: Policy) -> PluginSettings:

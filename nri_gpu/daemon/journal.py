@@ -4,14 +4,19 @@ A container enters the runtime's list only after CreateContainer is answered. A 
 find that grant at its next Synchronize, and would grant the GPUs again before the container starts. So each grant is
 one line, appended without waiting for a disk, on /run, which is empty after a boot. The signed grant in it is the
 proof: a line that was edited, cut or copied is ignored. Where an append fails, the grants on the containers still hold.
+
+A grant of GPUs that another container was granted, which was created and may still be started, names that one in its
+line: it must not start any more, whoever is asked. Only such a grant needs its line to be written.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Final
 
 import msgspec
@@ -48,18 +53,28 @@ class Journal:
         """Whether it is time to `compact`."""
         return self._bytes > self._compact_bytes
 
-    def granted(self, grant: Grant, signed: str, now: float) -> None:
-        """Append a grant. signed: as it is written on the container."""
-        self._append(_grant_line(grant, signed, now))
+    def granted(
+        self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId] = MappingProxyType({})
+    ) -> None:
+        """Append a grant. signed: as it is written on the container. revoked: whom it takes GPUs from."""
+        self._append(_grant_line(grant, signed, now, revoked))
 
     def settled(self, container_id: ContainerId) -> None:
         """Append that the runtime knows of a grant now, or that its container is gone."""
         self._append(_encoded(_Line(settled=container_id)))
 
+    def revoked(self) -> Mapping[ContainerId, PodId]:
+        """Containers that must not start, with their sandboxes."""
+        return revoked_in(self._path)
+
+    def removed(self, container_ids: Collection[ContainerId]) -> None:
+        """Append that these were revoked, and are gone."""
+        self._append(_encoded(_Line(removed=tuple(container_ids))))
+
     def remembered(self, since: float) -> tuple[Remembered, ...]:
         """Grants made at `since` or later and not settled, in order. A missing file is empty."""
         found: dict[ContainerId, Remembered] = {}
-        for line in self._lines():
+        for line in _lines(self._path):
             if line.settled is not None:
                 found.pop(line.settled, None)
             elif (remembered := self._understood(line)) and remembered.at >= since:
@@ -67,8 +82,10 @@ class Journal:
         return tuple(found.values())
 
     def compact(self, since: float) -> None:
-        """Write it again, with what `remembered` returns and nothing else."""
+        """Write it again, with what `remembered` returns, who is revoked, and nothing else."""
         lines = [_grant_line(each.grant, sign_grant(each.grant, self._key), each.at) for each in self.remembered(since)]
+        if revoked := revoked_in(self._path):
+            lines.append(_encoded(_Line(revoked=revoked)))
         self.close()
         write_whole(self._path, b"".join(lines))
         self._bytes = sum(map(len, lines))
@@ -83,16 +100,10 @@ class Journal:
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._bytes = os.fstat(self._fd).st_size
-        self._bytes += os.write(self._fd, line)
-
-    def _lines(self) -> Iterator[_Line]:
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return
-        for line in lines:
-            with suppress(ValueError, RecursionError):  # cut short, or edited by hand
-                yield msgspec.json.decode(line, type=_Line)
+        written = os.write(self._fd, line)
+        self._bytes += written
+        if written < len(line):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: a line was cut short")
 
     def _understood(self, line: _Line) -> Remembered | None:
         signed = verify_grant(line.mark, line.pod_uid, line.container_id, self._key)
@@ -112,9 +123,37 @@ class Journal:
         return Remembered(grant, line.at)
 
 
-class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A grant with its signature, as it is written on the container; or a container whose grant is settled."""
+def revoked_in(path: Path) -> Mapping[ContainerId, PodId]:
+    """Containers that must not start, since others were granted their GPUs, with their sandboxes.
 
+    None where there is no journal. Raises: OSError: it is there and cannot be read.
+    """
+    found: dict[ContainerId, PodId] = {}
+    for line in _lines(path):
+        found |= line.revoked
+        for each in line.removed:
+            found.pop(each, None)
+    return found
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with suppress(ValueError, RecursionError):  # cut short, or edited by hand
+            yield msgspec.json.decode(line, type=_Line)
+
+
+class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A grant with its signature, as it is written on the container; or a container whose grant is settled.
+
+    revoked: containers that must not start from then on, with their sandboxes. removed: those of them that are gone.
+    """
+
+    revoked: Mapping[ContainerId, PodId] = {}
+    removed: tuple[ContainerId, ...] = ()
     settled: ContainerId | None = None
     at: Annotated[float, Meta(ge=0, lt=AT_MAX)] | None = None
     container_id: ContainerId = ContainerId("")
@@ -131,9 +170,12 @@ def _encoded(line: _Line) -> bytes:
     return b"\n" + msgspec.json.encode(line)
 
 
-def _grant_line(grant: Grant, signed: str, now: float) -> bytes:
+def _grant_line(
+    grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId] = MappingProxyType({})
+) -> bytes:
     return _encoded(
         _Line(
+            revoked=dict(revoked),
             at=now,
             container_id=grant.container_id,
             container=grant.container_name,
@@ -153,7 +195,7 @@ class StateRecorder:
     """
 
     def __init__(
-        self, journal: Journal, audit: AuditLog | None, later: Callable[[Callable[[], None]], object], grace_s: float
+        self, journal: Journal, audit: AuditLog | None, later: Callable[[Callable[[], object]], object], grace_s: float
     ) -> None:
         self._journal = journal
         self._audit = audit
@@ -166,12 +208,22 @@ class StateRecorder:
         if self._audit:
             self._audit.decided(container, decision, node, now)
 
-    def granted(self, grant: Grant, signed: str, now: float) -> None:
+    def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
         """One append without sync, before the reply: after it, the process may be gone."""
-        self._try(lambda: self._journal.granted(grant, signed, now))
+        written = self._try(lambda: self._journal.granted(grant, signed, now, revoked))
         self._unsettled[grant.container_id] = now
         if self._journal.full:  # of grants whose containers were never made, and so never settle
             self._later(lambda: self._try(self._compact))
+        return written
+
+    def revoked(self) -> Mapping[ContainerId, PodId]:
+        """The journal's; nobody where it cannot be read."""
+        found: dict[ContainerId, PodId] = {}
+        self._try(lambda: found.update(self._journal.revoked()))
+        return found
+
+    def removed(self, container_ids: Collection[ContainerId]) -> None:
+        self._later(lambda: self._try(lambda: self._journal.removed(container_ids)))
 
     def settled(self, container_id: ContainerId) -> None:
         """Appended after the reply, and only for a grant that the journal may still have."""
@@ -199,10 +251,11 @@ class StateRecorder:
             self._unsettled = {id_: at for id_, at in self._unsettled.items() if at >= since}
             self._journal.compact(since)
 
-    def _try(self, action: Callable[[], object]) -> None:
+    def _try(self, action: Callable[[], object]) -> bool:
         try:
             action()
         except OSError as error:
             self._faults.warning("journal not written; the grants on the containers hold", str(error))
-        else:
-            self._faults.clear()
+            return False
+        self._faults.clear()
+        return True

@@ -262,13 +262,13 @@ class Replay:
             self.ledger = self.ledger.with_entry(entry)
         elif ours is not None:
             # Its phase follows the recording; what it holds follows the replay.
-            self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
+            self.ledger = self.ledger.with_entry(replace(entry, grant=ours.grant))
 
     def _decide(self, record: _DecisionRecord) -> Compared:
         container, now = container_of(record.container), record.now
         settings = self._policy if not self._policy.fault else Policy.default()
         ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
-        cleared = cleared_for(ledger, container)
+        cleared = cleared_for(ledger, container, now)
         decision = decide(container, self._node, cleared, self._policy)
         self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, now)
         self._decided.add(container.id)

@@ -21,6 +21,11 @@ NVIDIA_MAJOR: Final = 195
 NOT_GPUS: Final = frozenset({254, 255})  # minors of nvidia-modeset and nvidiactl
 NVIDIA_PATH: Final = "/dev/nvidia"
 NAME_SHOWN_MAX: Final = 120  # characters
+TAKEN: Final = Reason(
+    Code.GPU_BUSY,
+    "this container was created and not started while it held its GPUs, and another one was granted them meanwhile: "
+    "create it again.",
+)
 AGAIN: Final = "create it again once `nri-gpu run` serves this node"
 
 

@@ -6,7 +6,7 @@ policy may be replaced at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,9 +15,9 @@ from msgspec import Struct, field
 
 from nri_gpu.allocation.grant import KEY_BYTES, InvalidGrant, SignedGrant
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
-from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
-from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Reason
+from nri_gpu.decision.validate import TAKEN, grant_of, validate_adjusted, validate_start
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY
@@ -47,14 +47,24 @@ class GuardState(Protocol):
     def policy(self) -> Policy:
         """The daemon's policy."""
 
+    def revoked(self) -> Collection[ContainerId]:
+        """Containers whose GPUs another one was granted before they started. Raises: OSError: nobody can tell."""
+
 
 class DaemonState:
     """The daemon's state folder, read only.
 
-    read_policy: called again when one of the policy_files has changed.
+    read_policy: called again when one of the policy_files has changed. read_revoked: raises OSError.
     """
 
-    def __init__(self, folder: Path, policy_files: tuple[Path, ...], read_policy: Callable[[], Policy]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy_files: tuple[Path, ...],
+        read_policy: Callable[[], Policy],
+        read_revoked: Callable[[], Collection[ContainerId]] = tuple,
+    ) -> None:
+        self.revoked = read_revoked
         self._folder = folder
         self._policy_files = policy_files
         self._read_policy = read_policy
@@ -141,7 +151,22 @@ class Guard:
         if not self._asks(payload) or (event or event_of(payload)) != Event.START_CONTAINER:
             return EMPTY
         container = Lifecycle(payload, event).container
-        return self._validate_grant(container, "start refused") if container else EMPTY
+        if container is None:
+            return EMPTY
+        if isinstance(_grant(container, self._state.key()), SignedGrant) and (reason := self._revoked(container)):
+            self._log(container, reason, "start refused")
+            return status_of(reason)
+        return self._validate_grant(container, "start refused")
+
+    def _revoked(self, container: Container) -> Reason | None:
+        try:
+            return TAKEN if container.id in self._state.revoked() else None
+        except OSError as error:
+            sentence = (
+                "the journal in the state folder, which says whose GPUs went to another container, cannot be read "
+                f"({error}): mend that, and start the container again."
+            )
+            return Reason(Code.NODE_NOT_READY, sentence)
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
         """Log what was created without a grant while nobody was connected; `found` has it for whoever stops it."""

@@ -20,7 +20,7 @@ from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import validate_adjusted
 from nri_gpu.domain.container import Container, ContainerId
-from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
+from nri_gpu.domain.decision import Code, Decision, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
@@ -57,6 +57,12 @@ EVENTS: Final = (
     # From NRI 0.10. A CreateContainer that we were too late for fails with it: we are asked once more, and are gone
     # (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment).
     Event.VALIDATE_CONTAINER_ADJUSTMENT,
+)
+UNRECORDED: Final = Reason(
+    Code.NODE_NOT_READY,
+    "its GPUs were granted to a container that was created and may still be started, and the journal in the state "
+    "folder, which would keep that one from starting, cannot be written: make room there (see the log of "
+    "`nri-gpu run`) and try again.",
 )
 LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 
@@ -127,13 +133,17 @@ class Plugin:
         container = self.external.read(container, node.inventory)
         now = self._needs.clock()
         ledger = self._lapsed(now)
-        cleared = cleared_for(ledger, container)
+        cleared = cleared_for(ledger, container, now)
         decision = decide(container, node, cleared, self.policy)
         reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
+        if isinstance(decision, Inject) and not self._journalled(decision, signed, cleared, now):
+            decision = Refuse(UNRECORDED)
+            reply, signed = self._reply(container, decision)
         self._exits.told(container.id)
         self.kubelet.decided(container, decision)
-        self._record(container, decision, signed, node, now)
+        self.counts.decided(decision)
+        self._needs.recorder.decided(container, decision, node, now)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
             granted = cleared.after(decision, now)
             ledger = with_live(granted, container, node.inventory, decision.edits, self.stage_dir)
@@ -153,11 +163,16 @@ class Plugin:
                 reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(GRANT_KEY, signed)
                 return reply + LET_START if self.kubelet.required(container) else reply, signed
 
-    def _record(self, container: Container, decision: Decision, signed: str, node: Node, now: float) -> None:
-        self.counts.decided(decision)
-        self._needs.recorder.decided(container, decision, node, now)
-        if isinstance(decision, Inject) and decision.grant.uuids:
-            self._needs.recorder.granted(decision.grant, signed, now)
+    def _journalled(self, decision: Inject, signed: str, cleared: Ledger, now: float) -> bool:
+        """Whether a grant may go out: one that takes another container's GPUs only if the journal says so."""
+        grant = decision.grant
+        if not grant.uuids:
+            return True
+        revoked = cleared.after(decision, now).outdone(grant)
+        written = self._needs.recorder.granted(grant, signed, now, revoked)
+        if written:
+            self._granted.revoked = {**self._granted.revoked, **revoked}
+        return written or not revoked.keys() - self._granted.revoked.keys()
 
     def _log_later(self, container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
         later = self._needs.later
@@ -187,9 +202,9 @@ class Plugin:
         except DecodeError:  # so it was refused
             return
         if container and (id_ := container.id) in self.ledger.entries:
+            now = self._needs.clock()
             self._needs.recorder.settled(id_)
-            after = self.ledger.released(id_)
-            self.state.commit(self.kubelet.ended(self.ledger, after, self._needs.clock(), lapses=False))
+            self.state.commit(self.kubelet.ended(self.ledger, self.ledger.lapsed((id_,), now), now, lapses=False))
 
     def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
         """An event that came by its own RPC, or by StateChange."""
@@ -224,7 +239,8 @@ class Plugin:
                 )
                 before = old.entries.get(container.id)  # of an earlier daemon's ledger, too
                 since = before.since if before and before.phase is phase else now
-                entries.append(Entry(grant, phase, since, until))
+                entry = Entry(grant, phase, since, until)
+                entries.append(entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry)
             elif warn_ungranted(container, signed, self.policy) and not item.created:
                 ungranted.add(container.id)
         self.ungranted = frozenset(ungranted)
@@ -366,6 +382,7 @@ class Plugin:
     def _removed(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)
         now = self._needs.clock()
+        self._granted.is_over((change.container_id,))
         return self._ended((change.container_id,), self.ledger.over((change.container_id,), now), now)
 
     def _gone(self, container_ids: Collection[ContainerId]) -> None:
@@ -395,6 +412,7 @@ class Plugin:
         after = sandbox_gone(self.ledger.pod_gone(change.pod_id, now), change.pod_id, now)
         if after is not self.ledger:
             self._ended(self.ledger.entries.keys() - after.entries.keys(), after, now, lapses=True)
+        self._granted.is_over((), change.pod_id)
         self.kubelet.forget(self.ledger)
         return EMPTY
 

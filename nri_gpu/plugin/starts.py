@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,9 +12,9 @@ from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
 from nri_gpu.decision.mps import holds_by_mps, start_fault
-from nri_gpu.decision.validate import grant_of
+from nri_gpu.decision.validate import TAKEN, grant_of
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Code, Grant, Reason
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
@@ -27,11 +28,6 @@ from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
 
-TAKEN: Final = Reason(
-    Code.GPU_BUSY,
-    "this container was created but not started within the grace, and its GPUs went to another one meanwhile: create "
-    "it again.",
-)
 OVER: Final = Reason(
     Code.GPU_BUSY,
     "the runtime said that this container is over, and processes of it live on: end them and create it again (see "
@@ -47,13 +43,15 @@ NO_USER: Final = Reason(
 class GrantedContainers:
     """The containers that carry a signed grant, as the runtime describes them.
 
-    unseen: granted by a daemon that may have ended before its answer was sent; not yet seen with their grant.
+    unseen: granted by a daemon that may have ended before its answer was sent; not yet seen with their grant. revoked:
+    those that must not start, since others were granted their GPUs, with their sandboxes.
     """
 
     def __init__(
         self, state: NodeState, needs: PluginDependencies, key: bytes, kubelet: KubeletAllocations, counts: Counts
     ) -> None:
         self.unseen: frozenset[ContainerId] = frozenset()
+        self.revoked: Mapping[ContainerId, PodId] = needs.recorder.revoked()
         self._state = state
         self._needs = needs
         self._key = key
@@ -73,6 +71,8 @@ class GrantedContainers:
 
     def start(self, change: Lifecycle) -> Reply:
         """START_CONTAINER: nothing, or why this container must not start."""
+        if change.container_id in self.revoked and (container := change.container):
+            return self._refuse(container, TAKEN)
         if change.container_id in self.unseen:
             self._look_at_unseen(change)
         if change.container_id in self._state.ledger.entries:
@@ -136,6 +136,13 @@ class GrantedContainers:
             "runtime, so it has none: create it again.",
         )
         return self._refuse(container, reason)
+
+    def is_over(self, gone: Collection[ContainerId], pod_id: PodId | None = None) -> None:
+        """These containers are removed, or all of that sandbox: nothing of them need be refused any more."""
+        over = {id_ for id_, pod in self.revoked.items() if id_ in gone or pod == pod_id}
+        if over:
+            self.revoked = {id_: pod for id_, pod in self.revoked.items() if id_ not in over}
+            self._needs.recorder.removed(over)
 
     def _refuse(self, container: Container, reason: Reason) -> Reply:
         self._counts.refused(reason.code, Outcome.START_REFUSED)

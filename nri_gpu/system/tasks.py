@@ -102,7 +102,7 @@ async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]
             told.set()
 
 
-def later(action: Callable[[], None]) -> None:
+def later(action: Callable[[], object]) -> None:
     """Run something in the event loop's next turn: once the reply that is being made is on its way."""
     asyncio.get_running_loop().call_soon(action)
 

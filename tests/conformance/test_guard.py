@@ -120,6 +120,21 @@ def test_a_grant_is_started_although_the_daemon_died_since(site: Site, daemon: N
     assert "start refused" not in guard.log()
 
 
+@pytest.mark.short
+def test_one_whose_gpu_went_to_another_does_not_start_though_the_daemon_died_since(site: Site, launch: Launch) -> None:
+    short = launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 1\n")
+    with NriGpu(short) as daemon, NriGuard(short) as guard:
+        daemon.wait_staged()
+        guard.wait_ready()
+        late = site.create("late", ASKS)
+        spec = ContainerSpec(command=("/bin/sleep", "3600"))
+        site.node.cri.run_persistently(site.node.cri.asking(ASKS, "next"), spec, "gpu-busy")
+        daemon.kill()
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*another one was granted them meanwhile"):
+            site.node.cri.start(late)
+        assert not site.ran("late")
+
+
 @on_newest
 def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
     container = site.create("train", ASKS)

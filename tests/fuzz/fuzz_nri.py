@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import REFUSAL_MAX
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.domain.node import Inventory
@@ -90,6 +91,9 @@ def guard() -> Ends:
 
         def policy(self) -> Policy:
             return POLICY
+
+        def revoked(self) -> tuple[ContainerId, ...]:
+            return ()
 
     handlers = Guard(Known(), _now)
     return Ends(_service(handlers), handlers, lambda: None)

@@ -451,22 +451,17 @@ of_claims = st.builds(
 )
 
 
-def capacity_faults(ledger: Ledger, excused: frozenset[ContainerId] = frozenset()) -> list[str]:
-    """Pairs of grants that must not hold one GPU at a time. excused: containers that may run beside any that runs."""
+def capacity_faults(ledger: Ledger) -> list[str]:
+    """Pairs of grants that must not hold one GPU at a time."""
     holding = [each for each in ledger.entries.values() if each.holds]
     return [
         f"{one.grant.container_id} and {two.grant.container_id}"
         for at, one in enumerate(holding)
         for two in holding[at + 1 :]
-        if set(one.grant.uuids) & set(two.grant.uuids) and not (_together(one, two) or _excused(one, two, excused))
+        if set(one.grant.uuids) & set(two.grant.uuids) and not _together(one, two)
     ]
 
 
 def _together(one: Entry, two: Entry) -> bool:
     same_pod = one.grant.pod_uid == two.grant.pod_uid
     return one.grant.mode is two.grant.mode and (one.grant.mode in (Mode.SHARED, Mode.MPS) or same_pod)
-
-
-def _excused(one: Entry, two: Entry, excused: frozenset[ContainerId]) -> bool:
-    both_run = one.phase is GrantPhase.RUNNING and two.phase is GrantPhase.RUNNING
-    return both_run and not excused.isdisjoint({one.grant.container_id, two.grant.container_id})

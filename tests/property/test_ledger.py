@@ -15,14 +15,14 @@ among containers that never ran:
 
 A machine that boots again has neither key nor journal: what was created before and is started after holds no grant.
 
-One hole is known, and no plugin can close it: a container that lapsed, and is started while the plugin is away, runs
-on GPUs that may be another's by then. If that one runs too, both do; but nobody else is granted their GPUs.
+A container that lapsed, and is started while the plugin is away, may find its GPUs another's: the journal says so, and
+the guard, which reads it, refuses that start.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -109,9 +109,19 @@ class Journal(NoRecorder):
 
     def __init__(self) -> None:
         self.grants: dict[ContainerId, Remembered] = {}
+        self.known: dict[ContainerId, PodId] = {}
 
-    def granted(self, grant: Grant, signed: str, now: float) -> None:
+    def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
         self.grants[grant.container_id] = Remembered(grant, now)
+        self.known.update(revoked)
+        return True
+
+    def revoked(self) -> Mapping[ContainerId, PodId]:
+        return self.known
+
+    def removed(self, container_ids: Collection[ContainerId]) -> None:
+        for each in container_ids:
+            self.known.pop(each, None)
 
     def settled(self, container_id: ContainerId) -> None:
         self.grants.pop(container_id, None)
@@ -145,7 +155,6 @@ class Runtime(RuleBasedStateMachine):
         self.now = 0.0
         self.number = 0
         self.away = False
-        self.excused: set[ContainerId] = set()
         self.left: set[ContainerId] = set()  # ended, with a process that lives on
         self.given: dict[ContainerId, float] = {}  # when a grant was
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
@@ -306,11 +315,9 @@ class Runtime(RuleBasedStateMachine):
         if made is None:
             return
         container_id, made.listed = made.container.id, True
-        if self.away:
-            entry = self.ledger.entries.get(container_id)
-            if entry is None or not entry.holds:
-                self.excused.add(container_id)
-        if self.tell(pb.START_CONTAINER, made.container):
+        if self.away and container_id in self.journal.known:  # the guard reads it
+            made.state = "exited"
+        elif self.tell(pb.START_CONTAINER, made.container):
             made.state = "running"
         else:
             self.ends(made)
@@ -475,7 +482,7 @@ class Runtime(RuleBasedStateMachine):
         met = {name for pair in faults if lapsed.grant.container_id in pair for name in pair}
         met -= {lapsed.grant.container_id}
         before = {name: lived.entries.get(ContainerId(name)) for name in met}
-        assert [name for name, entry in before.items() if entry is None or not entry.holds or name in self.excused]
+        assert [name for name, entry in before.items() if entry is None or not entry.holds]
 
     def there(self, name: ContainerId) -> bool:
         return self.alive(name) or name in self.left
@@ -485,7 +492,7 @@ class Runtime(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_over_capacity(self) -> None:
-        assert not strategies.capacity_faults(self.ledger, frozenset(self.excused))
+        assert not strategies.capacity_faults(self.ledger)
 
     @invariant()
     def what_runs_on_gpus_is_known_to_run_and_nothing_else(self) -> None:

@@ -55,7 +55,7 @@ class Node(RuleBasedStateMachine):
         self.number, self.now = self.number + 1, self.now + 0.5
         asks: Container = make.container(claim, of=pod, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
         ledger = expired(self.ledger.lapse(self.now, CREATED_GRACE_S), self.now)
-        cleared = cleared_for(ledger, asks)
+        cleared = cleared_for(ledger, asks, self.now)
         decision = decide(asks, self.node, cleared, Policy())
         self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now)
         if isinstance(decision, Inject):

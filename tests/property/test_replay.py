@@ -80,7 +80,7 @@ class Recorder:
         self.last, policy = container, self.policies[-1]
         grace_s = (policy if not policy.fault else Policy()).ledger.created_grace_s
         ledger = expired(self.ledger.lapse(self.now, grace_s), self.now)
-        cleared = cleared_for(ledger, container)
+        cleared = cleared_for(ledger, container, self.now)
         decision = decide(container, self.node, cleared, policy)
         self.records.append(decision_record(container, decision, 1e9 + self.now, self.now))
         self._commit(ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now))

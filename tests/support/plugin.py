@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
@@ -62,7 +62,13 @@ class NoRecorder:
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         pass
 
-    def granted(self, grant: Grant, signed: str, now: float) -> None:
+    def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
+        return True
+
+    def revoked(self) -> Mapping[ContainerId, PodId]:
+        return {}
+
+    def removed(self, container_ids: Collection[ContainerId]) -> None:
         pass
 
     def settled(self, container_id: ContainerId) -> None:

@@ -86,9 +86,9 @@ PREDECESSORS = {
 
 
 @pytest.mark.parametrize(("before", "stays"), PREDECESSORS.values(), ids=PREDECESSORS)
-def test_the_next_attempt_replaces_what_never_ran(before: Entry, stays: bool) -> None:
-    after = cleared_for(make.ledger(before), AGAIN)
-    assert (before.grant.container_id in after.entries) is stays
+def test_for_the_next_attempt_what_never_ran_holds_nothing(before: Entry, stays: bool) -> None:
+    after = cleared_for(make.ledger(before), AGAIN, 1.0)
+    assert after.entries[before.grant.container_id].holds is stays
 
 
 def test_the_grace_is_over_just_after_its_last_moment() -> None:

@@ -443,7 +443,7 @@ def test_a_lost_container_and_a_cgroup_that_is_not_seen() -> None:
     page = plain(status_page(status_of(view(running, lost=(lost,))), NOW)).splitlines()
     assert [line for line in page if "over for the runtime" in line or "not seen" in line] == [
         f"ml/gone, container main: over for the runtime since {moment(NOW)}, and holds its GPUs until its processes "
-        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; one that hangs in the driver is gone "
-        "after a boot",
+        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; one that hangs in the "
+        "driver is gone after a boot",
         "the cgroups of ml/train are not seen: their GPUs are free once the runtime says that they are over",
     ]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.allocation.ledger import GrantPhase
-from nri_gpu.daemon.journal import Journal, StateRecorder
+from nri_gpu.daemon.journal import Journal, StateRecorder, revoked_in
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
@@ -173,10 +174,10 @@ class Lives:
         self.folder, self.clock = folder, Clock()
         self.now = Daemon(folder, self.clock)
 
-    def restart(self) -> Daemon:
-        """The next one, to which the runtime lists nothing."""
+    def restart(self, listed: Sequence[Listed] = ()) -> Daemon:
+        """The next one, to which the runtime lists these."""
         self.now = Daemon(self.folder, self.clock)
-        self.now.plugin.synchronized(())
+        self.now.plugin.synchronized(tuple(listed))
         return self.now
 
 
@@ -221,7 +222,7 @@ def test_an_answer_of_which_nothing_left_is_no_grant(lives: Lives) -> None:
     lives.now.plugin.create_container(payload)
     lives.now.plugin.unanswered(payload)
     lives.now.plugin.unanswered(b"\xff")
-    assert lives.now.phases() == {}
+    assert lives.now.phases() == {"one": GrantPhase.LAPSED}
     assert lives.restart().phases() == {}
     assert lives.now.create(OTHER)
 
@@ -276,3 +277,88 @@ def test_the_file_stays_small(lives: Lives, event: Event | None) -> None:
         lives.clock.now += GRACE_S / 4
     assert (lives.folder / "journal").stat().st_size < 3 * 4096
     assert len([*lives.now.recorder.remembered(0.0)]) < 20
+
+
+# --- containers whose GPUs another one was granted before they started ------------------------------------------------
+
+
+def test_who_must_not_start_any_more_stays_known_until_it_is_removed(path: Path, journal: Journal) -> None:
+    pods = {ONE.container_id: ONE.pod_id, SHARED.container_id: SHARED.pod_id}
+    journal.granted(TWO, sign_grant(TWO, KEY), 1.0, pods)
+    journal.settled(TWO.container_id)
+    journal.compact(since=50.0)
+    assert revoked_in(path) == Journal(path, KEY).revoked() == pods
+    journal.removed([SHARED.container_id])
+    path.write_bytes(path.read_bytes() + b'\n{"revoked":{"cut')
+    assert revoked_in(path) == {ONE.container_id: ONE.pod_id}
+    assert revoked_in(path.with_name("none")) == {}
+    with pytest.raises(OSError, match="directory"):
+        revoked_in(path.parent)
+
+
+def lapse(lives: Lives, made: Container) -> None:
+    lives.clock.now += GRACE_S + 1
+
+
+def stop(lives: Lives, made: Container) -> None:
+    lives.now.event(Event.STOP_CONTAINER, made)
+
+
+def make_again(lives: Lives, made: Container) -> None:
+    again = make.container("device=0", of="one", id=ContainerId("again"))
+    assert lives.now.create(again)
+    lives.now.event(Event.REMOVE_CONTAINER, again)
+
+
+def lose_the_answer(lives: Lives, made: Container) -> None:
+    lives.now.plugin.unanswered(make.create_payload(GPU_0))
+
+
+@pytest.mark.parametrize("hold_no_more", [lapse, stop, make_again, lose_the_answer])
+def test_who_gave_way_never_starts_beside_who_got_its_gpus(
+    lives: Lives, hold_no_more: Callable[[Lives, Container], None]
+) -> None:
+    """Nor after a restart that lists it, nor once that other one is gone; the guard reads the same."""
+    made = lives.now.granted(GPU_0)
+    hold_no_more(lives, made)
+    other = lives.now.granted(OTHER)
+    assert lives.now.event(Event.START_CONTAINER, other) == ""
+    assert "another one was granted them meanwhile" in lives.now.event(Event.START_CONTAINER, made)
+    assert revoked_in(lives.folder / "journal") == {made.id: made.pod.id}
+    after = lives.restart([Listed(made, created=True), Listed(other, created=False)])
+    assert after.phases() == {"one": GrantPhase.LAPSED, "other": GrantPhase.RUNNING}
+    after.event(Event.REMOVE_CONTAINER, other)
+    assert "another one was granted them meanwhile" in after.event(Event.START_CONTAINER, made)
+    after.event(Event.REMOVE_CONTAINER, made)
+    assert revoked_in(lives.folder / "journal") == {}
+
+
+def test_a_late_start_whose_gpus_nobody_took_goes_on(lives: Lives) -> None:
+    made = lives.now.granted(GPU_0)
+    lapse(lives, made)
+    lives.now.granted(make.container("device=1", of="other"))
+    assert lives.now.event(Event.START_CONTAINER, made) == ""
+
+
+def test_those_that_may_share_a_gpu_take_it_from_nobody(lives: Lives) -> None:
+    for number in range(8):
+        lives.now.granted(make.container("device=0;mode=shared", of=f"pod-{number}"))
+    for name in ("main", "side"):
+        lives.now.granted(make.container("device=1", of="pod", name=name))
+    lapse(lives, GPU_0)
+    lives.now.granted(make.container("device=0;mode=shared", of="late"))
+    assert revoked_in(lives.folder / "journal") == {}
+
+
+def test_what_the_journal_cannot_keep_takes_no_gpu_from_a_container(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lives.now.granted(GPU_0)
+    lapse(lives, made)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, line: write(fd, line[: len(line) // 2]))
+    reply = lives.now.plugin.create_container(make.create_payload(OTHER))
+    assert isinstance(reply, Status)
+    assert "make room there" in reply.message
+    assert lives.now.create(make.container("device=1", of="other"))  # of others' grants the container has the proof
+    assert lives.now.event(Event.START_CONTAINER, made) == ""

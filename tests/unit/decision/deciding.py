@@ -23,7 +23,7 @@ def played(row: Sequence[Container], policy: Policy, node: Node = NODE, ledger: 
     """Decide for each in turn, on one ledger."""
     decisions = []
     for container in row:
-        cleared = cleared_for(ledger, container)
+        cleared = cleared_for(ledger, container, 0.0)
         decisions.append(decide(container, node, cleared, policy))
         ledger = cleared.after(decisions[-1], 0.0)
     return decisions

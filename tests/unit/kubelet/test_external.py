@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import pytest
@@ -420,6 +420,7 @@ class Keyed(NamedTuple):
 
     key: Callable[[], bytes]
     policy: Callable[[], Policy]
+    revoked: Callable[[], Collection[ContainerId]] = tuple
 
 
 @pytest.fixture

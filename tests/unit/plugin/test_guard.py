@@ -11,6 +11,7 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.guard import DaemonState, Guard
@@ -38,10 +39,16 @@ class Known:
     def __init__(self, key: bytes | None = KEY, policy: Policy | None = None) -> None:
         self.now_key = key
         self.now_policy = policy or Policy.default()
+        self.now_revoked: frozenset[ContainerId] | OSError = frozenset()
         self.policies_read = 0
 
     def key(self) -> bytes | None:
         return self.now_key
+
+    def revoked(self) -> frozenset[ContainerId]:
+        if isinstance(self.now_revoked, OSError):
+            raise self.now_revoked
+        return self.now_revoked
 
     def policy(self) -> Policy:
         self.policies_read += 1
@@ -251,3 +258,16 @@ def test_the_policy_is_read_again_when_it_changed(tmp_path: Path) -> None:
         state.policy()
         state.policy()
         assert len(reads) == expected
+
+
+def test_a_container_whose_gpus_went_to_another_does_not_start(log: Log) -> None:
+    """Though its grant is valid; and nobody with a grant starts where that cannot be told."""
+    state, granted = Known(), Bench().granted()
+    guard = make_guard(state)
+    assert start(guard, *granted) == b""
+    state.now_revoked = frozenset({ContainerId(granted[1].id)})
+    assert "another one was granted them meanwhile" in str(start(guard, *granted))
+    assert start(guard, *Bench().granted(name="other")) == b""
+    state.now_revoked = PermissionError(13, "denied")
+    assert "the journal in the state folder" in str(start(guard, *granted))
+    assert len(log.said("start refused")) == 2
