@@ -18,8 +18,24 @@ from nri_gpu.allocation.ledger import (
     Reservation,
     taken,
 )
+from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+
+
+def overlaps(ledger: Ledger) -> Mapping[GpuUuid, tuple[str, ...]]:
+    """GPUs that pods were granted beside each other, one of them exclusively, and by no common claim; with the pods.
+
+    A container that started while we were away may have brought it about. Nobody else is granted such a GPU.
+    """
+    found: dict[GpuUuid, tuple[str, ...]] = {}
+    for uuid, use in ledger.usage().items():
+        pods = {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in use.grants.values()}
+        exclusive = any(each.mode is Mode.EXCLUSIVE for each in use.grants.values())
+        joined = any(pods.keys() <= each.claim.pods.keys() for each in use.claims.values())
+        if exclusive and len(pods) > 1 and not joined:
+            found[uuid] = tuple(sorted(pods.values()))
+    return found
 
 
 def rebuilt(

@@ -15,7 +15,7 @@ from msgspec import convert
 
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.render import show
-from nri_gpu.cli.status_page import faults, rejected, status_page
+from nri_gpu.cli.status_page import faults, status_page, to_mend
 from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import CommandError, Exit
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(status_page(status, time.time(), glance=sys.stdout.isatty()))
     # A pod of a daemon that grants is ready, whatever file it rejected.
-    return Exit.FINDING if faults(status) or (rejected(status) and not args.probe) else Exit.OK
+    return Exit.FINDING if faults(status) or (to_mend(status) and not args.probe) else Exit.OK
 
 
 def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:

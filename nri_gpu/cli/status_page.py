@@ -33,10 +33,15 @@ def faults(status: DaemonStatus) -> list[str]:
     return found + ([f"policy not usable: {fault}"] if fault else [])
 
 
-def rejected(status: DaemonStatus) -> list[str]:
-    """The fault of a policy file that was not taken: the daemon grants by the policy before it."""
+def to_mend(status: DaemonStatus) -> list[str]:
+    """What is wrong while the daemon grants: a policy file that was not taken, and GPUs that two pods were granted."""
     fault = status.policy.rejected
-    return [f"policy file rejected, the policy before it stays in force: {fault}"] if fault else []
+    found = [f"policy file rejected, the policy before it stays in force: {fault}"] if fault else []
+    return found + [
+        f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively: delete all of "
+        "these pods but one"
+        for each in status.overlaps
+    ]
 
 
 def _inventory_fault(node: NodeStatus) -> str:
@@ -57,7 +62,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     runtime, node = status.runtime, status.node
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
     headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
-    wrong = [*lines(faults(status) + rejected(status), Tone.BAD)]
+    wrong = [*lines(faults(status) + to_mend(status), Tone.BAD)]
     rows = tuple(row for gpu in status.gpus for row in _rows(gpu, now))
     return [
         Line(headline, Tone.HEAD),

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.page import Grid, Line, Tone, plain
 from nri_gpu.cli.render import at
-from nri_gpu.cli.status_page import faults, holder_words, refusal_words, rejected, status_page
+from nri_gpu.cli.status_page import faults, holder_words, refusal_words, status_page, to_mend
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
@@ -143,9 +143,9 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
 
 
 def _wrong(status: DaemonStatus) -> list[str]:
-    """What keeps the daemon from granting, a rejected policy, stray use. An inventory's fault is a transition."""
+    """What keeps the daemon from granting, what is to be mended, stray use. An inventory's fault is a transition."""
     stray = [f"stray use: {each.message}" for each in status.stray.findings]
-    return [*faults(replace(status, node=replace(status.node, inventory_fault=""))), *rejected(status), *stray]
+    return [*faults(replace(status, node=replace(status.node, inventory_fault=""))), *to_mend(status), *stray]
 
 
 def _happened(at_s: float, kind: str, what: str, uuid: str = "", *, worse: bool = False) -> Happened:

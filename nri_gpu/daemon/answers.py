@@ -217,6 +217,13 @@ class FaultStatus(Struct, frozen=True):
     since_s: float | UnsetType | None = UNSET
 
 
+class OverlapStatus(Struct, frozen=True):
+    """A GPU that containers of several pods were granted, one of them exclusively."""
+
+    gpu_uuid: str
+    pods: tuple[str, ...]
+
+
 class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/status/v1"):
     """The answer to `status`. gone: holders of GPUs that are gone. transitions: since the daemon began.
 
@@ -239,6 +246,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     dra: DraStatus = DraStatus()
     claims: tuple[ClaimStatus, ...] = ()
     lost: tuple[LostStatus, ...] = ()
+    overlaps: tuple[OverlapStatus, ...] = ()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

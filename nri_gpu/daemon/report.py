@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation, Usage
 from nri_gpu.allocation.messages import opener, why_not
+from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.ledger_file import holder_line
 from nri_gpu.domain.claim import Mode
@@ -96,6 +97,7 @@ def status_of(view: View) -> answers.DaemonStatus:
         dra=view.dra,
         claims=tuple(map(_claim, view.ledger.claims.values())),
         lost=tuple(_lost(each, view) for each in view.lost),
+        overlaps=tuple(answers.OverlapStatus(*each) for each in overlaps(view.ledger).items()),
     )
 
 

@@ -31,6 +31,7 @@ def daemon_findings(seen: Examined) -> Iterator[DoctorFinding]:
         yield from _registered(seen.status.runtime, seen.now_s)
         yield from _synchronize(seen.status.runtime)
         yield from _able(seen.status)
+        yield from _held(seen.status)
     yield _guard(seen)
 
 
@@ -159,6 +160,25 @@ def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
             "policy file",
             f"the daemon has rejected it, and goes on with the policy before it: {status.policy.rejected}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
+        )
+
+
+def _held(status: DaemonStatus) -> Iterator[DoctorFinding]:
+    """What is wrong with who holds GPUs."""
+    for each in status.overlaps:
+        sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
+        yield error("overlapping grants", sentence, "# delete all of these pods but one")
+    for lost in status.lost:
+        pids = ", ".join(map(str, lost.pids)) or "not to be seen from here"
+        sentence = f"{lost.pod}, container {lost.container}, is over for the runtime, and its processes hold its GPUs"
+        yield warning("lost containers", f"{sentence} ({pids})", "# end them, or thaw a paused one: docs/handover.md")
+    holders = (each for gpu in status.gpus for each in gpu.holders)
+    if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.running and each.cgroup == ""}):
+        yield warning(
+            "cgroups",
+            f"those of {', '.join(names)} are not seen: their GPUs are offered again once the runtime says that they "
+            "are over, though processes of theirs may live on",
+            "# run nri-gpu on the host, or with the chart's mounts of /proc and /sys/fs/cgroup",
         )
 
 

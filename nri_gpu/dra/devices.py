@@ -14,6 +14,7 @@ from typing import Final
 
 from nri_gpu.allocation.ledger import UNUSED, Ledger, Usage
 from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.allocation.topology import Topology, split, topology_of
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Mode
@@ -222,6 +223,8 @@ def _holder(uuid: GpuUuid, ledger: Ledger, usage: Mapping[GpuUuid, Usage], *, sh
     used = usage.get(uuid, UNUSED)
     if uuid in ledger.stuck:
         return "lost-container"
+    if uuid in overlaps(ledger):
+        return "several-pods"
     if used.claims:
         return ""
     if used.external:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.allocation.topology import Surroundings, choose, topology_of
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Strategy
@@ -29,7 +30,7 @@ SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
 TAKEN: Final = "a container holds it that got it by annotation, or from another component"
-STUCK: Final = "processes hold it whose container is over for the runtime"
+STUCK: Final = "processes hold it whose container is over for the runtime, or two pods were granted it"
 LOST: Final = "the driver no longer describes it"
 NAME_MAX: Final = 80  # characters
 WHY_SHOWN_MAX: Final = 300
@@ -127,7 +128,7 @@ class AdvertisedDevices:
     def devices(self, resource: str) -> tuple[Device, ...]:
         """All devices of a resource, in NVML's order."""
         hindrance, taken = self.hindrance(), self._plugin.taken(shared=self.shared)
-        stuck = self._node_state.ledger.stuck
+        stuck = self._node_state.ledger.stuck | overlaps(self._node_state.ledger).keys()
         found: list[Device] = []
         for unit in self._units().get(resource, ()):
             why = hindrance or why_not(unit) or (STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else "")

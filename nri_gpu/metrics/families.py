@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from nri_gpu import __version__
 from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit
@@ -109,6 +110,9 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())
     yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)
     yield _gauge("nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", len(reading.ledger.claims))
+    yield _gauge("nri_gpu_lost_containers", "Containers that are over and have processes.", len(reading.ledger.lost))
+    overlapping = len(overlaps(reading.ledger))
+    yield _gauge("nri_gpu_overlapping_grants", "GPUs granted to two pods, to one exclusively.", overlapping)
     stray = [((kind,), count) for kind, count in (reading.stray or {}).items()]
     yield _gauge("nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", stray, "kind")
 

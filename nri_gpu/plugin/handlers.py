@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.external import live, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger
-from nri_gpu.allocation.rebuild import rebuilt
+from nri_gpu.allocation.rebuild import overlaps, rebuilt
 from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
 from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
@@ -259,6 +259,9 @@ class Plugin:
         self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
         for container_id, pid in running.items():
             self._watch(container_id, pid)
+        for uuid, pods in overlaps(anew).items():
+            bound = logger.bind(gpu_uuid=uuid, fault=" and ".join(pods))
+            bound.error("GPU granted to several pods, to one exclusively")
         found = {"gpus": len(node.gpus), "grants": len(entries), "foreign": len(anew.external), "lost": len(lost)}
         logger.bind(**found).info("ledger rebuilt")
 

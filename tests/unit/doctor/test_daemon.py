@@ -11,9 +11,12 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, SynchronizeStatus
 from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps import MpsSettings
+from tests.support import builders as make
 from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode
 
 SILENCE: dict[str, tuple[OSError | ValueError, Level, str, str]] = {
@@ -39,6 +42,13 @@ def away(**fields: Any) -> RuntimeConnection:  # noqa: ANN401 - of a RuntimeConn
 
 
 LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)
+BOTH = make.ledger(make.entry(0), make.entry(0, to=make.container(of="other")))
+GONE = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), 0.0, "", (41, 42))
+UNSEEN = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
+WARNINGS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a lost container": ({"lost": (GONE,)}, "lost containers", "ml/gone, container main, is over for the runtime"),
+    "a cgroup that is not seen": ({"ledger": UNSEEN}, "cgroups", "those of ml/train are not seen"),
+}
 FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "not connected": (
         {"connection": away(ready=False, fault="registration failed")},
@@ -53,6 +63,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no inventory": ({"inventory_fault": "NVML hangs"}, "inventory", "NVML hangs"),
     "no policy": ({"policy": PolicyStatus("a.toml", "line 3")}, "policy in force", "line 3"),
+    "two pods on one GPU": ({"ledger": BOTH}, "overlapping grants", "was granted to ml/other and ml/train, to one"),
     "a rejected policy": ({"policy": PolicyStatus(BUILT_IN, "", "line 3")}, "policy file", "line 3"),
 }
 
@@ -62,6 +73,12 @@ def test_what_keeps_it_from_granting(node: DoctorNode, fields: dict[str, Any], s
     finding = node.only(status=node.status(**fields))
     assert (finding.level, finding.subject, words in finding.meaning) == (Level.ERROR, subject, True)
     assert finding.fix
+
+
+@pytest.mark.parametrize(("fields", "subject", "words"), WARNINGS.values(), ids=WARNINGS)
+def test_who_holds_gpus_though_it_is_over(node: DoctorNode, fields: dict[str, Any], subject: str, words: str) -> None:
+    finding = node.only(status=node.status(**fields))
+    assert (finding.level, finding.subject, words in finding.meaning) == (Level.WARNING, subject, True)
 
 
 def test_a_list_that_comes_through(node: DoctorNode) -> None:
