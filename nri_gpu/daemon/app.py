@@ -16,11 +16,12 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.answers import DraStatus
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import Reporter
-from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
+from nri_gpu.daemon.journal import JOURNAL, Journal
 from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
 from nri_gpu.daemon.node import NodeControllers, restart_only
 from nri_gpu.daemon.policy_file import PolicyFile, first_policy
 from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch
+from nri_gpu.daemon.recorder import StateRecorder
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -145,7 +144,7 @@ class GuardProcess:
 
     def _write_status(self) -> None:
         try:
-            write_guard_status(self._run_dir, replace(self._status, reported_s=time.monotonic()))
+            write_guard_status(self._run_dir, self._status)
         except OSError as error:
             self._faults.warning("`nri-gpu check` will not see this guard", str(error), path=str(self._run_dir))
         else:

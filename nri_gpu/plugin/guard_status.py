@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +27,7 @@ class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nr
 
     started: as of `process_started`. validates: whether the runtime lets it validate creations too (NRI 0.10).
     ungranted: containers that ran without the GPUs they asked for when it connected last. fault: why it is not
-    connected. reported_s: when it wrote this, on CLOCK_MONOTONIC; None of an earlier version.
+    connected.
     """
 
     pid: int
@@ -39,12 +38,6 @@ class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nr
     validates: bool = False
     ungranted: int = 0
     fault: str = ""
-    reported_s: float | None = None
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the guard wrote it."""
-        return 0.0 if self.reported_s is None else time.monotonic() - self.reported_s
 
 
 def write_guard_status(folder: Path, status: GuardStatus) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.allocation.ledger import GrantPhase
-from nri_gpu.daemon.journal import Journal, StateRecorder, revoked_in
+from nri_gpu.daemon.journal import Journal, revoked_in
+from nri_gpu.daemon.recorder import StateRecorder
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant

@@ -171,9 +171,9 @@ async def test_an_answer_to_a_runtime_that_is_gone(folder: Path, log: Log) -> No
         await runtime.write(runtime.request("CreateContainer", nri.create(pod, nri.container(pod))))
         runtime.close()
         await until("the grant", lambda: log.said("gpu granted"))
-        assert served.phases() == {}
+        assert set(served.phases().values()) <= {"lapsed"}
         await served.connected()
-        assert served.phases() == {}
+        assert set(served.phases().values()) <= {"lapsed"}
 
 
 async def test_a_request_that_waited_behind_another_is_too_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
