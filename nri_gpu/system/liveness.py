@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.storage import text_of
 from nri_gpu.system.tasks import LogOnce
 
@@ -44,7 +44,7 @@ class LivenessFile:
             self._guarded(lambda: self._write(ready))
 
     def _write(self, ready: bool) -> None:
-        line = b"%10d %s\n" % (time.clock_gettime(time.CLOCK_BOOTTIME), b"ready" if ready else b"waits")
+        line = b"%10d %s\n" % (since_boot_s(), b"ready" if ready else b"waits")
         if self._descriptor is None:
             self._descriptor = self._made()
         os.pwrite(self._descriptor, line, 0)
@@ -70,4 +70,4 @@ class LivenessFile:
 def alive_age_s(folder: Path) -> float | None:
     """Return the seconds since a process wrote its liveness file; None where there is none."""
     written, *_ = (text_of(folder / ALIVE, 64) or "").split() or [""]
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(written) if written.isdecimal() else None
+    return since_boot_s() - int(written) if written.isdecimal() else None

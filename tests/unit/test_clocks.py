@@ -34,6 +34,7 @@ COUNT_SUSPENDED: Final = {
     "inventory/controller.py": "the inventory's age",
     "inventory/source.py": "the inventory's age",
     "simulation/topology.py": "the inventory's age",
+    "system/liveness.py": "as in /proc/uptime, by which probes count",
 }
 
 
