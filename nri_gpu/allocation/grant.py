@@ -29,6 +29,11 @@ class SignedGrant(Struct, frozen=True):
     mode: Mode | None
     generation: str
 
+    @property
+    def of_nothing(self) -> bool:
+        """Whether it only says that somebody decided, on a request for nothing or one that policy ignores."""
+        return not self.uuids
+
 
 class InvalidGrant(Struct, frozen=True):
     """A signed grant to ignore and report. why: for the log; never holds the key or the right mac."""

@@ -42,7 +42,12 @@ def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -
         key = claim.key
     if not key and starts and _named_by_device_plugin(container, policy):
         key = VARIABLE
-    return "" if key and isinstance(select(policy, container), Ignored) else key
+    return "" if key and is_ignored(container, policy) else key
+
+
+def is_ignored(container: Container, policy: Policy) -> bool:
+    """Whether policy ignores what this container asks for."""
+    return isinstance(select(policy, container), Ignored)
 
 
 def may_ask_by_environment(policy: Policy) -> bool:

@@ -76,7 +76,8 @@ def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decis
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
         case Ignored():
-            return _passed(container, node, policy, verdict.sentence)
+            passed = _passed(container, node, policy, verdict.sentence)
+            return replace(passed, ignored=True) if isinstance(passed, Pass) else passed
     asked = check_request(claim, container, policy, verdict, node)
     if isinstance(asked, Reason):
         return Refuse(asked)

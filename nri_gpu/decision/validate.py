@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
-from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.claim import is_ignored, needs_grant
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import is_nvidia_device
@@ -54,13 +54,15 @@ def validate_adjusted(
 ) -> Reason | None:
     """Why a container must not be created as plugins adjusted it. None where it may.
 
-    ungranted: also check what other plugins added to a container without a grant.
+    ungranted: also check what other plugins added to a container without a grant, or that policy ignores.
     """
     container = adjusted.container
     signed = grant_of(container, adjusted.grant.name if adjusted.grant else None, key)
     if reason := validate_start(container, signed, policy):
         return reason
-    return _validate_added(adjusted, signed) if ungranted or isinstance(signed, SignedGrant) else None
+    if not ungranted and (not isinstance(signed, SignedGrant) or (signed.of_nothing and is_ignored(container, policy))):
+        return None
+    return _validate_added(adjusted, signed)
 
 
 def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | None) -> Reason | None:

@@ -129,12 +129,13 @@ class Refused(Struct, frozen=True, kw_only=True):
 class Pass(Struct, frozen=True):
     """No GPU is asked for. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
 
-    note: something an operator should know of this container; mostly empty.
+    note: something an operator should know of this container; mostly empty. ignored: it asked, and policy ignores that.
     """
 
     edits: Edits
     why: str = NOT_ASKED
     note: str = ""
+    ignored: bool = False
 
 
 class Inject(Struct, frozen=True):

@@ -16,11 +16,11 @@ from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger
 from nri_gpu.allocation.rebuild import overlaps, rebuilt
 from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
-from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
+from nri_gpu.decision.claim import is_ignored, may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import validate_adjusted
 from nri_gpu.domain.container import Container, ContainerId
-from nri_gpu.domain.decision import Code, Decision, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
@@ -157,11 +157,16 @@ class Plugin:
             case Refuse(reason):
                 return status_of(reason), ""
             case Pass(edits):
-                return convert.reply_to_pb(edits), ""
+                return convert.reply_to_pb(edits) + (self._proof(container) if decision.ignored else b""), ""
             case Inject(edits, grant):
                 signed = sign_grant(grant, self._key)
                 reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(GRANT_KEY, signed)
                 return reply + LET_START if self.kubelet.required(container) else reply, signed
+
+    def _proof(self, container: Container) -> bytes:
+        """That somebody decided: the guard may read another policy by the time it sees this container run."""
+        nothing = Grant.to(container, (), None, self.state.node.generation)
+        return convert.annotation_to_pb(GRANT_KEY, sign_grant(nothing, self._key))
 
     def _journalled(self, decision: Inject, signed: str, cleared: Ledger, now: float) -> bool:
         """Whether a grant may go out: one that takes another container's GPUs only if the journal says so."""
@@ -232,6 +237,8 @@ class Plugin:
             if has := live(container):
                 lives.append(has)
             signed = self._granted.signed_grant(container)
+            if isinstance(signed, SignedGrant) and signed.of_nothing and is_ignored(container, self.policy):
+                continue
             if isinstance(signed, SignedGrant):
                 grant = self._granted.grant(container, signed, item.pid)
                 phase, until = (

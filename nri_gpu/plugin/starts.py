@@ -122,6 +122,9 @@ class GrantedContainers:
     def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
         """Created while we were away: nobody decided, and it must not run without the GPUs that it asked for."""
         signed = self.signed_grant(container)
+        if isinstance(signed, SignedGrant) and signed.of_nothing:
+            self._state.commit(with_live(self._state.ledger, container, self._state.node.inventory))
+            return EMPTY
         if isinstance(signed, SignedGrant):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
             entry = Entry(self.grant(container, signed, change.pid), GrantPhase.LAPSED, self._needs.clock())

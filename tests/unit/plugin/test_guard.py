@@ -18,7 +18,7 @@ from nri_gpu.plugin.guard import DaemonState, Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import EnvironmentSettings, Policy
+from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import PluginSettings
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
@@ -271,3 +271,26 @@ def test_a_container_whose_gpus_went_to_another_does_not_start(log: Log) -> None
     state.now_revoked = PermissionError(13, "denied")
     assert "the journal in the state folder" in str(start(guard, *granted))
     assert len(log.said("start refused")) == 2
+
+
+def test_a_decision_to_ignore_a_request_outlives_the_policy_that_made_it(log: Log) -> None:
+    """Its proof is no grant: the ledger has none, and what other plugins add is the guard's business alone."""
+    ignoring = Policy(namespaces=NamespaceRules(deny=Globs(("*",)), otherwise=Otherwise.IGNORE))
+    bench, of = Bench(ignoring), nri.asking("1")
+    ours = bench.create(of)
+    made = nri.adjusted(nri.container(of), ours)
+    gpu = pb.LinuxContainerAdjustment(devices=[pb.LinuxDevice(path="/dev/nvidia3", type="c", major=195, minor=3)])
+    theirs = pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(linux=gpu))
+    verdict = bench.plugin.validate(nri.validate(of, nri.container(of), {US: ours, "20-x": theirs}))
+    assert isinstance(verdict, bytes)
+    assert not pb.ValidateContainerAdjustmentResponse.FromString(verdict).reject
+    assert not bench.phases()
+    bench.tell(Event.START_CONTAINER, of, made)
+    bench.synchronize([of], [nri.running(made)])
+    assert not bench.phases()
+    guard = make_guard(Known(policy=Policy.default()))  # the namespace may ask now
+    assert start(guard, of, made) == b""
+    guard.synchronized(listed([of], [nri.running(made)]))
+    assert not guard.found.running
+    guard.synchronized(listed([of], [nri.running(nri.container(of))]))  # one that nobody decided on
+    assert [each.id for each in guard.found.running] == [made.id]
