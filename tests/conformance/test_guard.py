@@ -122,7 +122,7 @@ def test_a_grant_is_started_although_the_daemon_died_since(site: Site, daemon: N
 
 @pytest.mark.short
 def test_one_whose_gpu_went_to_another_does_not_start_though_the_daemon_died_since(site: Site, launch: Launch) -> None:
-    short = launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 1\n")
+    short = launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 5\n")
     with NriGpu(short) as daemon, NriGuard(short) as guard:
         daemon.wait_staged()
         guard.wait_ready()

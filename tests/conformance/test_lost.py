@@ -119,6 +119,8 @@ def test_one_whose_shim_was_killed(runtime: packages.Runtime, tmp_path: Path) ->
             with Holder(node) as holder:
                 daemon.wait_held(HELD)
                 os.kill(holder.shim, signal.SIGKILL)
+                status = node.cri.status
+                wait_for("containerd to notice", lambda: status(holder.container).state == "EXITED", READY_S)
                 node.restart()
                 check_lost(node, daemon, holder)
     finally:
