@@ -36,14 +36,14 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.plugin.supervisor import SessionFacts
 from nri_gpu.stray.controller import StrayController
-from nri_gpu.system.server import Limits, Peer, Service, listen, serve
+from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
-LIMITS: Final = Limits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
+LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
 
 
-def control_service(path: Path, table: Mapping[str, Answer], limits: Limits = LIMITS) -> Service:
+def control_service(path: Path, table: Mapping[str, Answer], limits: ServerLimits = LIMITS) -> Service:
     """Return the protocol of the control socket. table: question -> answer."""
 
     async def answer(question: bytes, _: Peer) -> list[bytes]:

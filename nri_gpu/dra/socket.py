@@ -14,13 +14,13 @@ import msgspec
 from nri_gpu.domain.resource_claim import AllocatedClaim, usable_uid
 from nri_gpu.domain.text import quoted
 from nri_gpu.dra.messages import Answer, AskPrepare, AskUnprepare, AskView, ClaimFault, Question
-from nri_gpu.system.server import Limits, Peer, Service
+from nri_gpu.system.server import Peer, ServerLimits, Service
 
 # More than the pods of a node, each of which may be prepared at once; root alone connects.
-LIMITS: Final = Limits(places=256, each=256, question_bytes=1 << 20, patience_s=5.0)
+LIMITS: Final = ServerLimits(places=256, each=256, question_bytes=1 << 20, patience_s=5.0)
 
 
-def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], limits: Limits = LIMITS) -> Service:
+def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], limits: ServerLimits = LIMITS) -> Service:
     """Return the protocol of the socket. answer: is cancelled for a view that nobody waits for any more."""
 
     async def answered(line: bytes, peer: Peer) -> list[bytes]:

@@ -17,11 +17,11 @@ from loguru import logger
 
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.policy.metrics import MetricsSettings, address_of, metrics_faults
-from nri_gpu.system.server import BACKLOG, Limits, Peer, Service, listen, serve
+from nri_gpu.system.server import BACKLOG, Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.tasks import LogOnce
 
 Pages = Callable[[Reading], Iterator[bytes]]
-LIMITS: Final = Limits(places=8, each=4, question_bytes=8192, patience_s=10.0)
+LIMITS: Final = ServerLimits(places=8, each=4, question_bytes=8192, patience_s=10.0)
 RETRY_S: Final = 30.0
 WITHOUT_LIBRARY: Final = "prometheus-client is not installed: pip install 'nri-gpu[metrics]'"
 CONFINED: Final = "the systemd unit needs its drop-in metrics.conf for a port, and none for a Unix socket"
@@ -31,7 +31,7 @@ NOT_SERVED: Final = "metrics are not served"
 class MetricsController:
     """Serves while it runs. read: takes a reading."""
 
-    def __init__(self, settings: MetricsSettings, read: Callable[[], Reading], limits: Limits = LIMITS) -> None:
+    def __init__(self, settings: MetricsSettings, read: Callable[[], Reading], limits: ServerLimits = LIMITS) -> None:
         self._listen = settings.listen
         self._read = read
         self._limits = limits

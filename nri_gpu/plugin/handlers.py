@@ -240,14 +240,7 @@ class Plugin:
             if isinstance(signed, SignedGrant) and signed.of_nothing and is_ignored(container, self.policy):
                 continue
             if isinstance(signed, SignedGrant):
-                grant = self._granted.grant(container, signed, item.pid)
-                phase, until = (
-                    (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
-                )
-                before = old.entries.get(container.id)  # of an earlier daemon's ledger, too
-                since = before.since if before and before.phase is phase else now
-                entry = Entry(grant, phase, since, until)
-                entries.append(entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry)
+                entries.append(self._listed_entry(item, signed, old, now))
             elif warn_ungranted(container, signed, self.policy) and not item.created:
                 ungranted.add(container.id)
         self.ungranted = frozenset(ungranted)
@@ -256,6 +249,7 @@ class Plugin:
         reserved = self.kubelet.listed(containers, old, now)
         self.external.synchronized(containers)
         anew = seen(rebuilt(entries, (), old.releasing, lives, reserved, old.claims), node.inventory)
+        anew = anew.with_stuck(old.stuck)
         for container_id in processes.keys() & (anew.entries.keys() | anew.live.keys()):
             anew = anew.with_process(container_id, processes[container_id])
         self.state.synchronized = True
@@ -271,6 +265,14 @@ class Plugin:
             bound.error("GPU granted to several pods, to one exclusively")
         found = {"gpus": len(node.gpus), "grants": len(entries), "foreign": len(anew.external), "lost": len(lost)}
         logger.bind(**found).info("ledger rebuilt")
+
+    def _listed_entry(self, item: Listed, signed: SignedGrant, old: Ledger, now: float) -> Entry:
+        """The entry of a container that is listed with a signed grant. old: of an earlier daemon, too."""
+        grant = self._granted.grant(item.container, signed, item.pid)
+        phase, until = (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
+        before = old.entries.get(item.container.id)
+        entry = Entry(grant, phase, before.since if before and before.phase is phase else now, until)
+        return entry.lapsed(now) if item.created and item.container.id in self._granted.revoked else entry
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float, request_timeout_s: float) -> list[Entry]:
         """Grants whose answers may not have arrived; an earlier daemon may have given them.

@@ -33,7 +33,7 @@ CROWDED: Final = (
 T = TypeVar("T")
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class ServerLimits(Struct, frozen=True, kw_only=True):
     """How much of the daemon the clients of one socket may take. Root and our own user count as root."""
 
     places: int  # connections in all
@@ -49,7 +49,7 @@ class Service(Struct, frozen=True, kw_only=True):
 
     name: str  # of the socket, in the log
     path: str  # of the socket, in the log
-    limits: Limits
+    limits: ServerLimits
     answer: Callable[[bytes, Peer], Awaitable[Iterable[bytes]]]  # its parts are made one by one, as they are taken
     end: bytes = b"\n"  # of a question
     busy: bytes  # the answer where there is no place

@@ -46,7 +46,7 @@ def test_one_that_fails_to_start_frees_its_gpus_when_it_is_made_again(node: Cont
         node.cri.start(broken)
     node.cri.run(pod, ContainerSpec(attempt=1))
     daemon.wait_held({"p/main": [UUIDS[0]]})
-    assert [each["phase"] for each in daemon.ledger()["grants"]] == ["lapsed", "running"]
+    wait_for("the ledger", lambda: [each["phase"] for each in daemon.ledger()["grants"]] == ["lapsed", "running"], 5)
 
 
 @on_newest

@@ -209,7 +209,7 @@ class Runtime(RuleBasedStateMachine):
         listed = [made for made in self.made.values() if made.state != "exited" and made.listed]
         listed.sort(key=lambda made: order[made.number % len(order)])
         self.unseen = {each.grant.container_id for each in self.journal.remembered(self.now - GRACE_S)}
-        self.unseen -= {made.container.id for made in listed}
+        self.unseen -= {made.container.id for made in listed} | self.ledger.processes.keys()  # whose ends are seen
         self.plugin.synchronized(tuple(Listed(made.container, made.state == "created", PID) for made in listed))
         self.plugin.lost.look()
 
@@ -360,7 +360,7 @@ class Runtime(RuleBasedStateMachine):
     def holds(self, made: Made) -> bool:
         """Whether it has a GPU, granted or by another component."""
         signed = self.signed(made.container)
-        return bool(signed and signed.mode) or bool(made.container.devices)
+        return bool(signed and signed.mode) or made.container.id in self.ledger.live
 
     @rule(pick=picks)
     def is_listed_by_now(self, pick: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from nri_gpu.cli.client import ask
 from nri_gpu.daemon.control import LIMITS, admit, control_service
-from nri_gpu.system.server import Limits, listen
+from nri_gpu.system.server import ServerLimits, listen
 from tests.support.daemon import Launch, NriGpu
 from tests.support.log import Log
 from tests.support.serving import connected, served
@@ -29,7 +29,7 @@ def broken() -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, limits: Limits = LIMITS) -> AsyncIterator[Path]:
+async def listening(folder: Path, limits: ServerLimits = LIMITS) -> AsyncIterator[Path]:
     path = folder / "control.sock"
     async with served(listen(path), control_service(path, {"status": lambda: {"n": 1}, "broken": broken}, limits)):
         yield path

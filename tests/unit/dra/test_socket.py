@@ -29,7 +29,7 @@ from nri_gpu.dra.messages import (
     Unprepared,
 )
 from nri_gpu.dra.socket import LIMITS, dra_service
-from nri_gpu.system.server import Limits, listen
+from nri_gpu.system.server import ServerLimits, listen
 from tests.support.log import Log
 from tests.support.serving import served
 
@@ -51,7 +51,7 @@ async def known(question: Question) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, say: Say = known, limits: Limits = LIMITS) -> AsyncIterator[Path]:
+async def listening(folder: Path, say: Say = known, limits: ServerLimits = LIMITS) -> AsyncIterator[Path]:
     path = folder / DRA_SOCKET
     async with served(listen(path), dra_service(path, say, limits)):
         yield path

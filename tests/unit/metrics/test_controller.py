@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from nri_gpu.metrics.controller import LIMITS, MetricsController
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.policy.metrics import MetricsSettings
-from nri_gpu.system.server import Limits
+from nri_gpu.system.server import ServerLimits
 from tests.support.daemon import UUIDS
 from tests.support.log import Log
 from tests.support.metrics import entry, ledger, reading, scraped
@@ -39,7 +39,7 @@ class Answer(Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def serving(
-    listen: str, read: Callable[[], Reading] = lambda: READING, limits: Limits = LIMITS
+    listen: str, read: Callable[[], Reading] = lambda: READING, limits: ServerLimits = LIMITS
 ) -> AsyncIterator[None]:
     controller = MetricsController(MetricsSettings(listen=listen), read, limits)
     task = asyncio.create_task(controller.run())

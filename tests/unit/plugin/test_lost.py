@@ -112,6 +112,8 @@ def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: 
             assert not bench.plugin.ledger.stuck
             bench.clock.now += STUCK_AFTER_S
             await until("the GPU to be stuck", lambda: bool(bench.plugin.ledger.stuck))
+            bench.synchronize([bench.of], [])
+            assert bench.plugin.ledger.stuck
             bench.cgroups.left = 0
             await until("the GPU to come free", lambda: bench.free)
             assert not bench.plugin.ledger.stuck

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.system.server import Limits, Peer, Service, listen
+from nri_gpu.system.server import Peer, ServerLimits, Service, listen
 from tests.support.log import Log
 from tests.support.scripted_runtime import until
 from tests.support.serving import connected, served
 
-LIMITS = Limits(places=4, each=2, root=1, question_bytes=64, patience_s=10.0)
+LIMITS = ServerLimits(places=4, each=2, root=1, question_bytes=64, patience_s=10.0)
 ALICE, BOB, CAROL = 1001, 1002, 1003
 CROWDED = "too many connections at once"
 
@@ -42,7 +42,7 @@ class Answers:
 
 
 @asynccontextmanager
-async def serving(folder: Path, limits: Limits = LIMITS) -> AsyncIterator[tuple[Path, Answers]]:
+async def serving(folder: Path, limits: ServerLimits = LIMITS) -> AsyncIterator[tuple[Path, Answers]]:
     path, answers = folder / "s", Answers()
     async with served(_public(path), _service(str(path), answers, limits)):
         yield path, answers
@@ -55,7 +55,7 @@ def _public(path: Path) -> socket.socket:
     return listener
 
 
-def _service(path: str, answers: Answers, limits: Limits = LIMITS) -> Service:
+def _service(path: str, answers: Answers, limits: ServerLimits = LIMITS) -> Service:
     return Service(
         name="test", path=path, limits=limits, answer=answers, busy=b"busy", too_long=b"too long", bug=b"bug"
     )
