@@ -38,6 +38,7 @@ from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, first_done
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one
+IN_FLIGHT_S: Final = 0.1  # for calls that are being answered: one that is cut off costs a pod its admission
 RIVALS_AFTER: Final = 3  # short sessions in a row
 
 
@@ -138,7 +139,7 @@ class Endpoint:
                 await self._register(path)
             return await self._watch(path, kubelet, watcher)
         finally:
-            await server.stop(None)
+            await server.stop(IN_FLIGHT_S)
             path.unlink(missing_ok=True)
 
     def _fresh_path(self) -> Path:

@@ -67,13 +67,15 @@ async def granted_s(runtime: ScriptedRuntime, name: str) -> list[float]:
     return found
 
 
+# Six have one address, which has four places: who has not asked yet may have to give way.
 CLIENT: Final = """
-import socket, sys
+import contextlib, socket, sys
 while True:
-    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as one:
-        one.sendall(sys.argv[2].encode())
-        while sys.argv[2] and one.recv(1 << 20):
-            pass
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as one:
+            one.sendall(sys.argv[2].encode())
+            while sys.argv[2] and one.recv(1 << 20):
+                pass
 """
 
 
