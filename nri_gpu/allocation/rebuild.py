@@ -30,7 +30,7 @@ def overlaps(ledger: Ledger) -> Mapping[GpuUuid, tuple[str, ...]]:
     """
     found: dict[GpuUuid, tuple[str, ...]] = {}
     for uuid, use in ledger.usage().items():
-        pods = {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in use.grants.values()}
+        pods = {each.pod_uid: each.pod for each in use.grants.values()}
         exclusive = any(each.mode is Mode.EXCLUSIVE for each in use.grants.values())
         joined = any(pods.keys() <= each.claim.pods.keys() for each in use.claims.values())
         if exclusive and len(pods) > 1 and not joined:

@@ -101,7 +101,7 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
             f"{pod_of(each)}, container {each.container}: {each.restart}" for each in gpu.holders if each.restart
         )
     yield from map(_lost_line, status.lost)
-    if unseen := [each for gpu in status.gpus for each in gpu.holders if each.running and each.cgroup == ""]:
+    if unseen := [each for gpu in status.gpus for each in gpu.holders if each.unseen]:
         names = ", ".join(dict.fromkeys(map(pod_of, unseen)))
         yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime says that they are over"
     for fault in status.faults:
@@ -110,12 +110,11 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
 
 def _lost_line(lost: LostStatus) -> str:
     """What an operator can do about a container that is over for the runtime and holds its GPUs."""
-    pids = ", ".join(map(str, lost.pids)) or "not to be seen from here"
     place = f" in cgroup {lost.cgroup}" if lost.cgroup else ""
     return (
         f"{lost.pod}, container {lost.container}: over for the runtime{_since_when(lost.since_s)}, and holds its GPUs "
-        f"until its processes{place} are gone ({pids}): end them, or thaw a paused container; one that hangs in the "
-        "driver is gone after a boot"
+        f"until its processes{place} are gone ({lost.shown_pids}): end them, or thaw a paused container; one that "
+        "hangs in the driver is gone after a boot"
     )
 
 

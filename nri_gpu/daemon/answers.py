@@ -155,6 +155,11 @@ class HolderStatus(HolderLine, frozen=True, kw_only=True):
     restart: str = ""
     cgroup: str | None = None
 
+    @property
+    def unseen(self) -> bool:
+        """Whether nobody can tell when its last process ends."""
+        return self.running and self.cgroup == ""
+
 
 class LostStatus(Struct, frozen=True, kw_only=True):
     """A container that is over for the runtime and has processes, some of which `pids` are. cgroup: empty: not seen."""
@@ -166,6 +171,10 @@ class LostStatus(Struct, frozen=True, kw_only=True):
     since_s: float | None
     cgroup: str
     pids: tuple[int, ...]
+
+    @property
+    def shown_pids(self) -> str:
+        return ", ".join(map(str, self.pids)) or "not to be seen from here"
 
 
 class OpenedBy(Struct, frozen=True):

@@ -169,11 +169,12 @@ def _held(status: DaemonStatus) -> Iterator[DoctorFinding]:
         sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
         yield error("overlapping grants", sentence, "# delete all of these pods but one")
     for lost in status.lost:
-        pids = ", ".join(map(str, lost.pids)) or "not to be seen from here"
         sentence = f"{lost.pod}, container {lost.container}, is over for the runtime, and its processes hold its GPUs"
-        yield warning("lost containers", f"{sentence} ({pids})", "# end them, or thaw a paused one: docs/handover.md")
+        yield warning(
+            "lost containers", f"{sentence} ({lost.shown_pids})", "# end them, or thaw a paused one: docs/handover.md"
+        )
     holders = (each for gpu in status.gpus for each in gpu.holders)
-    if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.running and each.cgroup == ""}):
+    if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.unseen}):
         yield warning(
             "cgroups",
             f"those of {', '.join(names)} are not seen: their GPUs are offered again once the runtime says that they "

@@ -38,6 +38,11 @@ class Grant(Recorded, frozen=True, kw_only=True):
     seat: Seat | None = None
 
     @property
+    def pod(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.pod_name}"
+
+    @property
     def held(self) -> tuple[GpuUuid, ...]:
         """The GPUs that it keeps from others."""
         return self.uuids if self.mode else ()

@@ -81,6 +81,7 @@ def offer(
     hindrance: as `not_ready` says it.
     """
     inventory, usage = node.inventory, ledger.usage()
+    withheld = dict.fromkeys(overlaps(ledger), "several-pods") | dict.fromkeys(ledger.stuck, "lost-container")
     domains = _nvlink_domains(inventory)
     # Counters are for devices that one claim has: whether each of several claims consumes them is not ours to say.
     shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
@@ -93,7 +94,14 @@ def offer(
                 name: Capacity(amount, amount // settings.replicas if shared else 0)
                 for name, amount in _capacity(unit).items()
             },
-            taints=tuple(_taints(unit, policy, _holder(unit.uuid, ledger, usage, shared=shared), hindrance)),
+            taints=tuple(
+                _taints(
+                    unit,
+                    policy,
+                    withheld.get(unit.uuid) or _holder(usage.get(unit.uuid, UNUSED), shared=shared),
+                    hindrance,
+                )
+            ),
             shared=shared,
             counter_set=_counter_set(whole(unit)) if unit.uuid in counted else "",
             counters=_counters(counted[unit.uuid]) if unit.uuid in counted else {},
@@ -218,13 +226,8 @@ def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
 
 
-def _holder(uuid: GpuUuid, ledger: Ledger, usage: Mapping[GpuUuid, Usage], *, shared: bool) -> str:
+def _holder(used: Usage, *, shared: bool) -> str:
     """Who has it, if not a claim: the scheduler knows of those, and would allocate what others have."""
-    used = usage.get(uuid, UNUSED)
-    if uuid in ledger.stuck:
-        return "lost-container"
-    if uuid in overlaps(ledger):
-        return "several-pods"
     if used.claims:
         return ""
     if used.external:

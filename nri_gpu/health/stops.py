@@ -117,7 +117,7 @@ def holders_of(withheld: Mapping[str, Health], ledger: Ledger) -> Mapping[str, A
     for entry in ledger.entries.values():
         bad: dict[str, str] = {unit: withheld[unit].why for unit in entry.grant.held if unit in withheld}
         if bad and entry.holds and not entry.lost:  # no runtime can stop those
-            found[entry.grant.container_id] = AffectedContainer(f"{entry.grant.namespace}/{entry.grant.pod_name}", bad)
+            found[entry.grant.container_id] = AffectedContainer(entry.grant.pod, bad)
     return found
 
 

@@ -151,12 +151,7 @@ class Guard:
         if not self._asks(payload) or (event or event_of(payload)) != Event.START_CONTAINER:
             return EMPTY
         container = Lifecycle(payload, event).container
-        if container is None:
-            return EMPTY
-        if isinstance(_grant(container, self._state.key()), SignedGrant) and (reason := self._revoked(container)):
-            self._log(container, reason, "start refused")
-            return status_of(reason)
-        return self._validate_grant(container, "start refused")
+        return self._validate_grant(container, "start refused", starts=True) if container else EMPTY
 
     def _revoked(self, container: Container) -> Reason | None:
         try:
@@ -190,11 +185,12 @@ class Guard:
     def _asks(self, payload: bytes) -> bool:
         return convert.may_ask(payload, lambda: may_ask_by_environment(self._state.policy()))
 
-    def _validate_grant(self, container: Container, phrase: str) -> Reply:
+    def _validate_grant(self, container: Container, phrase: str, *, starts: bool = False) -> Reply:
         grant = _grant(container, self._state.key())
         if isinstance(grant, SignedGrant):  # the policy is read for the others only
-            return EMPTY
-        reason = validate_start(container, grant, self._state.policy())
+            reason = self._revoked(container) if starts else None
+        else:
+            reason = validate_start(container, grant, self._state.policy())
         if reason is None:
             return EMPTY
         self._log(container, reason, phrase)

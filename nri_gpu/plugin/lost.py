@@ -78,8 +78,7 @@ class LostContainers:
         path = process.cgroup.path if process.cgroup else ""
         pids = self._cgroups.pids(process, PIDS_SHOWN)
         if entry and entry.lost:
-            grant = entry.grant
-            pod, name, uuids = f"{grant.namespace}/{grant.pod_name}", grant.container_name, grant.held
+            pod, name, uuids = entry.grant.pod, entry.grant.container_name, entry.grant.held
         else:
             live, opened = ledger.live[container_id], ledger.external.get(container_id)
             pod, name, uuids = live.pod, live.container, tuple(opened.uuids) if opened else ()

@@ -120,8 +120,9 @@ class ContainerCgroups:
 
     def events_file(self, process: FirstProcess) -> Path:
         """The file of a container's cgroup that changes with its last process, where it `tells`."""
-        assert process.cgroup
-        return self._places[UNIFIED] / process.cgroup.path.lstrip("/") / EVENTS
+        folder = self._folder(process)
+        assert folder
+        return folder / EVENTS
 
     def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
         """PIDs of a container's processes, so far as they have one here."""
