@@ -147,8 +147,11 @@ class ChaosRun:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             working = [pool.submit(self._one, fate) for fate in fates]
             # Here, because what a thread starts ends with that thread (PR_SET_PDEATHSIG).
-            while not all(each.done() for each in working):
-                disturb(sum(each.done() for each in working) / creates)
+            try:
+                while not all(each.done() for each in working):
+                    disturb(sum(each.done() for each in working) / creates)
+            finally:  # after a fault of its own, what is not begun yet would wait for what never comes
+                pool.shutdown(wait=False, cancel_futures=True)
         for each in working:
             each.result()
         mend()
@@ -184,7 +187,7 @@ class ChaosRun:
 
     def _one(self, fate: Fate) -> None:
         self._served.wait()
-        slot = self._slots.get()
+        slot = self._slots.get(timeout=SETTLED_S)  # unless all are lost
         try:
             self._end_last(slot)
             self._begin(slot, fate)
@@ -307,8 +310,10 @@ class ChaosRun:
     def restart_runtime(self, *, kill: bool) -> None:
         with self.guard_away():
             self._served.clear()
-            self.node.restart(kill=kill)
-            self._served.set()
+            try:
+                self.node.restart(kill=kill)
+            finally:
+                self._served.set()
         self.tally.happened["containerd killed" if kill else "containerd restarted"] += 1
 
     @contextmanager
