@@ -134,7 +134,7 @@ class Daemon:
         self._state.subscribe(self._plugin.observe, Changed.NODE)
         self._state.subscribe(self._reporter.policy_changed, Changed.POLICY)
         if self._audit:
-            self._state.subscribe(self._note_policy, Changed.POLICY)
+            self._state.subscribe_inline(self._note_policy, Changed.POLICY)
             self._audit.follow(self._state)
             self._note_policy()
 

@@ -101,7 +101,7 @@ class AuditLog:
         self._note(policy)
 
     def follow(self, state: NodeState) -> None:
-        state.subscribe(lambda: self._note(state.ledger), Changed.LEDGER)
+        state.subscribe_inline(lambda: self._note(state.ledger), Changed.LEDGER)
 
     def synchronized(self, ledger: Ledger) -> None:
         """The ledger was rebuilt from the runtime's list."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from loguru import logger
+
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.audit import AuditLog
 from nri_gpu.daemon.journal import Journal
@@ -11,11 +13,11 @@ from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.dependencies import Remembered
-from nri_gpu.system.tasks import LogOnce
+from nri_gpu.system.tasks import LogOnce, tell
 
 
 class StateRecorder:
-    """Records in the state folder. A failure stops nothing: it is logged once for each new reason.
+    """Records in the state folder. Nothing that fails here raises; a full disk is logged once for each new reason.
 
     later: run something once the reply is on its way. audit: None where policy wants none.
     """
@@ -32,7 +34,7 @@ class StateRecorder:
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         if self._audit:
-            self._audit.decided(container, decision, node, now)
+            tell([self._audit.decided], container, decision, node, now)
 
     def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
         """One append without sync, before the reply: after it, the process may be gone."""
@@ -58,7 +60,7 @@ class StateRecorder:
 
     def synchronized(self, ledger: Ledger) -> None:
         if self._audit:
-            self._audit.synchronized(ledger)
+            tell([self._audit.synchronized], ledger)
 
     def remembered(self, since: float) -> Iterable[Remembered]:
         """The journal's; nothing where it cannot be read, so that only the grants on the containers count."""
@@ -82,6 +84,9 @@ class StateRecorder:
             action()
         except OSError as error:
             self._faults.warning("journal not written; the grants on the containers hold", str(error))
+            return False
+        except Exception as error:
+            logger.opt(exception=error).error("bug in the journal; the grants on the containers hold")
             return False
         self._faults.clear()
         return True

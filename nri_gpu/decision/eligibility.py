@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.claims import unprepare
 from nri_gpu.allocation.ledger import UNUSED, Ledger, Reservation
 from nri_gpu.allocation.messages import by_the_kernel, called, fitting_gpus
-from nri_gpu.decision.mps import seat_fault, single_gpu_fault
+from nri_gpu.decision.mps import folder_fault, seat_fault, single_gpu_fault
 from nri_gpu.domain.claim import Claim, Count, Everything, MigProfiles, Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
@@ -38,6 +38,7 @@ class Eligible(Struct, frozen=True):
     """A request that policy allows, with policy's defaults filled in.
 
     capabilities: closed. rule: what allowed the request. seat: its share of an MPS daemon; None in other modes.
+    unmade: see `MpsFolders`.
     """
 
     claim: Claim
@@ -47,6 +48,7 @@ class Eligible(Struct, frozen=True):
     extras: Extras
     rule: str
     seat: Seat | None = None
+    unmade: Mapping[str, str] = {}
 
 
 def check_request(
@@ -69,7 +71,7 @@ def check_request(
     seat = _mps_seat(claim, container, node, terms) if mode is Mode.MPS else None
     if isinstance(seat, Reason):
         return seat
-    return Eligible(claim, terms, mode, capabilities, extras, allowed.rule, seat)
+    return Eligible(claim, terms, mode, capabilities, extras, allowed.rule, seat, node.mps.unmade)
 
 
 def _denied_source(claim: Claim, container: Container, policy: Policy) -> str:
@@ -252,12 +254,18 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
 def _seat_faults(
     asked: Eligible, container: Container, ledger: Ledger, units: Iterable[Unit]
 ) -> Mapping[GpuUuid, Reason]:
-    """The GPUs among these whose MPS daemon has no room for the request, each with why."""
+    """The GPUs among these whose MPS daemon cannot serve the request, each with why."""
     if asked.seat is None:
         return {}
     usage = _before(container, ledger).usage()
     most = asked.terms.policy.mps.containers_per_gpu
-    faults = ((unit.uuid, seat_fault(unit, usage.get(unit.uuid, UNUSED), asked.seat, most)) for unit in units)
+    faults = (
+        (
+            unit.uuid,
+            folder_fault(unit, asked.unmade) or seat_fault(unit, usage.get(unit.uuid, UNUSED), asked.seat, most),
+        )
+        for unit in units
+    )
     return {uuid: fault for uuid, fault in faults if fault}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger, Usage
@@ -30,6 +30,17 @@ def single_gpu_fault(claim: Claim) -> Reason | None:
         "mode=mps gives a container one GPU, since each GPU has its own MPS daemon and a program reaches one: "
         "ask for 1 or device=, or in another mode.",
     )
+
+
+def folder_fault(unit: Unit, unmade: Mapping[str, str]) -> Reason | None:
+    """Why no container can meet this GPU's next daemon. unmade: see `MpsFolders`."""
+    if why := unmade.get(unit.uuid):
+        return Reason(
+            Code.NODE_NOT_READY,
+            f"{called(unit)} has no folder for its next MPS daemon ({why}): make room where containers in mode=mps "
+            "write (docs/mps.md), or ask with mode=shared.",
+        )
+    return None
 
 
 def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None:

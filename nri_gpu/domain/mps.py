@@ -71,13 +71,15 @@ class MpsFolders(Recorded, frozen=True):
     """Where a node's MPS daemons meet their clients: each start of each daemon has its own folder.
 
     base: the file system for all of them. first: what a folder's name ends in for GPUs that had no daemon yet, later:
-    for those that had one, by UUID. fault: why there can be no daemon; empty where there can.
+    for those that had one, by UUID. fault: why there can be no daemon; empty where there can. unmade: why the folder of
+    a GPU's next daemon is not there, by UUID.
     """
 
     base: str = DEFAULT_MPS_DIR
     first: str = "0"
     later: Mapping[str, str] = field(default_factory=dict)
     fault: str = ""
+    unmade: Mapping[str, str] = field(default_factory=dict)
 
     def generation(self, uuid: str) -> str:
         """The start of that GPU's daemon that new containers connect to."""

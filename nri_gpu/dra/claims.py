@@ -14,6 +14,7 @@ from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid
 from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.domain.text import shown
 from nri_gpu.dra.markers import read_marker
+from nri_gpu.system.tasks import tell
 
 _NAME_SHOWN_MAX: Final = 80  # characters
 NOT_OURS: Final = (
@@ -63,8 +64,7 @@ class ClaimAllocations:
     def _put(self, reread: frozenset[ClaimUid]) -> None:
         if reread != self.reread:
             self.reread = reread
-            for follower in self._followers:
-                follower()
+            tell(self._followers)
 
     def _allocation(self, container: Container, ledger: Ledger) -> KubeletAllocation:
         first = shown(next(iter(container.markers)), _NAME_SHOWN_MAX)

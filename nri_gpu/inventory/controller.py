@@ -17,7 +17,7 @@ from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
 from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done, tell
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5
@@ -109,8 +109,7 @@ class InventoryCache:
             self._failed(error)
         else:
             self._succeeded(inventory)
-            for follower in self._followers:
-                follower(inventory, began)
+            tell(self._followers, inventory, began)
         self._ready.set()
 
     def _succeeded(self, inventory: Inventory) -> None:
@@ -191,9 +190,7 @@ class InventoryController:
                 _log(each)
         self._note(noted)
         kinds = ALL if first else frozenset(each.kind for each in found)
-        for look, relevant in self._followers:
-            if kinds & relevant:
-                look()
+        tell(look for look, relevant in self._followers if kinds & relevant)
 
     def not_refreshed(self, sentence: str) -> None:
         """The source did not answer."""

@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, first_done
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0  # a daemon that was up for so long is restarted without a pause
-MOUNT_S: Final = 5.0  # between two looks for a missing mount
+LOOK_S: Final = 5.0  # between two looks for a missing mount or folder
 _FAULT_SHOWN_MAX: Final = 300  # characters
 
 
@@ -212,15 +211,21 @@ class MpsController:
 
     def prepare(self) -> None:
         """Make the folders of each GPU's next daemon. Follows node and policy, so that no decision comes in between."""
+        unmade: dict[str, str] = {}
         if self._folders.fault:
             self._prepared.clear()  # of a file system that has gone
         elif self._node_state.settings.mps.enabled:
             for gpu in self._node_state.node.inventory.gpus:
                 folder = DaemonFolder(self._state, gpu.uuid, self._folders.generation(gpu.uuid))
                 if self._prepared.get(gpu.uuid) != folder:
-                    with suppress(OSError):  # the start of the daemon tries again, and says why
+                    try:
                         folder.make()
+                    except OSError as error:
+                        unmade[gpu.uuid] = error.strerror or str(error)
+                    else:
                         self._prepared[gpu.uuid] = folder
+        if unmade != self._folders.unmade:
+            self._put(replace(self._folders, unmade=unmade))
 
     def follow_ledger(self) -> None:
         """The ledger changed, as it does several times for each container with a GPU: most nodes have no MPS."""
@@ -254,9 +259,11 @@ class MpsController:
         try:
             while True:
                 enabled = self._node_state.settings.mps.enabled
-                await first_done(self.woken.wait(), timeout_s=MOUNT_S if enabled and self._folders.fault else None)
+                lacking = enabled and (self._folders.fault or self._folders.unmade)
+                await first_done(self.woken.wait(), timeout_s=LOOK_S if lacking else None)
                 self.woken.clear()
                 self._look_for_mount()
+                self.prepare()
                 ledger = self._node_state.synchronized_ledger
                 if ledger is None:
                     continue

@@ -94,7 +94,7 @@ class Plugin:
         }
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
-        self.lost = LostContainers(state, needs.cgroups, self._gone, needs.later, needs.clock)
+        self.lost = LostContainers(state, needs.cgroups, self._gone, needs.clock)
         self._exits = UntoldExits(self.exited)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
 

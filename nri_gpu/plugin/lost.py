@@ -45,7 +45,7 @@ class Lost(Struct, frozen=True):
 class LostContainers:
     """Looks for the processes of lost containers: at once, then when their cgroups change.
 
-    gone: called with those that have none. later: run something in the event loop's next turn. clock: the ledger's.
+    gone: called with those that have none. clock: the ledger's.
     """
 
     def __init__(
@@ -53,13 +53,11 @@ class LostContainers:
         state: NodeState,
         cgroups: ContainerCgroups,
         gone: Callable[[Collection[ContainerId]], None],
-        later: Callable[[Callable[[], None]], object],
         clock: Callable[[], float],
     ) -> None:
         self._state = state
         self._cgroups = cgroups
         self._gone = gone
-        self._later = later
         self._clock = clock
         self._known: frozenset[ContainerId] = frozenset()
         self._warned: frozenset[ContainerId] = frozenset()
@@ -88,7 +86,7 @@ class LostContainers:
         lost = frozenset(self._state.ledger.lost)
         new, self._known = lost - self._known, lost
         if new:
-            self._later(self._begin)
+            self._begin()
 
     def _begin(self) -> None:
         """Watch the cgroups that tell of their last process, and look at all once."""

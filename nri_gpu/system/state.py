@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from msgspec.structs import replace
@@ -12,12 +12,16 @@ from nri_gpu.domain.edits import Profiles
 from nri_gpu.domain.mps import MpsFolders
 from nri_gpu.domain.node import CompatPackage, DriverFiles, Inventory, Node
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.tasks import later, tell
 
 
 class Changed(Enum):
     NODE = auto()
     POLICY = auto()
     LEDGER = auto()
+
+
+Follower = tuple[Callable[[], None], frozenset[Changed]]
 
 
 class NodeState:
@@ -34,14 +38,21 @@ class NodeState:
         policy: Policy | None = None,
         *,
         fallback: Policy | None = None,
+        later: Callable[[Callable[[], None]], object] = later,
     ) -> None:
-        """fallback: the settings that hold while the policy is broken; by default the built-in ones."""
+        """fallback: the settings that hold while the policy is broken; by default the built-in ones.
+
+        later: run something once the reply is on its way.
+        """
         self.node = Node(number=1, inventory=inventory, driver_fault=driver_fault)
         self.policy: Policy = policy or Policy.default()
         self.ledger = Ledger()
         self.synchronized = False
         self._fallback = fallback or Policy.default()
-        self._followers: list[tuple[Callable[[], None], frozenset[Changed]]] = []
+        self._later = later
+        self._inline: list[Follower] = []
+        self._followers: list[Follower] = []
+        self._untold: frozenset[Changed] = frozenset()  # of these changes the followers were not told yet
 
     @property
     def settings(self) -> Policy:
@@ -53,8 +64,15 @@ class NodeState:
         """The ledger; None before the runtime has listed its containers."""
         return self.ledger if self.synchronized else None
 
+    def subscribe_inline(self, follower: Callable[[], None], *changes: Changed) -> None:
+        """Call it within each change of these, for what the next decision, or the order of a record, depends on."""
+        self._inline.append((follower, frozenset(changes)))
+
     def subscribe(self, follower: Callable[[], None], *changes: Changed) -> None:
-        """Call it after each change of these. Followers are called in the order in which they subscribed."""
+        """Call it once the reply is on its way, once for all changes of these until then.
+
+        Followers are called in the order in which they subscribed. What one raises ends nothing: see `tell`.
+        """
         self._followers.append((follower, frozenset(changes)))
 
     def use(self, policy: Policy) -> None:
@@ -95,6 +113,16 @@ class NodeState:
         self._tell(Changed.NODE)
 
     def _tell(self, change: Changed) -> None:
-        for follower, changes in self._followers:
-            if change in changes:
-                follower()
+        tell(_concerned(self._inline, frozenset((change,))))
+        if self._followers:
+            untold, self._untold = self._untold, self._untold | {change}
+            if not untold:
+                self._later(self._tell_followers)
+
+    def _tell_followers(self) -> None:
+        changes, self._untold = self._untold, frozenset()
+        tell(_concerned(self._followers, changes))
+
+
+def _concerned(followers: list[Follower], changes: frozenset[Changed]) -> Iterator[Callable[[], None]]:
+    return (follower for follower, of in followers if of & changes)

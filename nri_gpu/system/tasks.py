@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, ParamSpec
 
 from loguru import logger
 
@@ -15,6 +15,8 @@ from nri_gpu.domain.errors import Exit, RestartNeededError
 from nri_gpu.domain.fixes import FIXES
 
 STUCK_S: Final = 300.0
+
+P = ParamSpec("P")
 
 
 class Backoff:
@@ -105,6 +107,16 @@ async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]
 def later(action: Callable[[], object]) -> None:
     """Run something in the event loop's next turn: once the reply that is being made is on its way."""
     asyncio.get_running_loop().call_soon(action)
+
+
+def tell(followers: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call each of them, in order. What one raises is a bug of its own: it is logged by its name, and ends nothing."""
+    for follower in followers:
+        try:
+            follower(*args, **kwargs)
+        except Exception as error:
+            name = getattr(follower, "__qualname__", repr(follower))
+            logger.bind(follower=name).opt(exception=error).error("bug: a change was not followed; all else goes on")
 
 
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:

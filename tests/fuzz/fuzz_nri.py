@@ -75,7 +75,7 @@ class Ends(Struct, frozen=True):
 
 def plugin() -> Ends:
     """The daemon's, on a node with four GPUs."""
-    state = NodeState(Inventory(taken_at=0), policy=Policy.default())
+    state = NodeState(Inventory(taken_at=0), policy=Policy.default(), later=_now)
     state.node = NODE
     clock = Clock()
     handlers = Plugin(state, PluginDependencies(clock, _now, NoRecorder(), lambda: 0.0, stage_dir="/staged"), KEY)

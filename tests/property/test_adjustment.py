@@ -39,7 +39,7 @@ READ_ONLY: Final = {"ro", "nosuid", "nodev"}
 
 def reply_to(container: Container, node: Node, ledger: Ledger, policy: Policy) -> pb.CreateContainerResponse:
     """What goes to the runtime; empty for a refusal, which is no message."""
-    state = NodeState(node.inventory, policy=policy)
+    state = NodeState(node.inventory, policy=policy, later=lambda _: None)
     state.node, state.ledger = node, ledger.released(container.id)
     plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None, NoRecorder()), KEY)
     reply = plugin.create_container(make.create_payload(container))

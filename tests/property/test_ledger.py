@@ -159,7 +159,7 @@ class Runtime(RuleBasedStateMachine):
         self.given: dict[ContainerId, float] = {}  # when a grant was
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
         self.journal, self.key, self.boots = Journal(), KEY, 0
-        self.state = NodeState(make.inventory(GPUS, simulated=True), policy=Policy(mps=MPS))
+        self.state = NodeState(make.inventory(GPUS, simulated=True), policy=Policy(mps=MPS), later=lambda _: None)
         self.state.put_driver(make.driver())
         self.start_daemon()
 

@@ -45,7 +45,8 @@ class PluginNode:
         self.clock = Clock()
         self.age_s = 0.0
         self.annotations: dict[str, dict[str, str]] = {}
-        self.node_state = NodeState(builders.inventory(simulated=True))  # nobody looks for processes on it
+        # Nobody looks for processes on it.
+        self.node_state = NodeState(builders.inventory(simulated=True), later=lambda action: action())
         self.node_state.put_driver(builders.driver())
         self.policy = policy or Policy.default()
         self.settings = settings or self.policy.kubelet

@@ -102,11 +102,12 @@ class Bench:
         cgroups: ContainerCgroups | None = None,
     ) -> None:
         self.clock = Clock()
-        self.state = NodeState(Inventory(taken_at=0), policy=policy)
+        self._later: list[Callable[[], None]] = []
+        self.state = NodeState(Inventory(taken_at=0), policy=policy, later=self.later)
         self.node = node(topology)
         self.ledgers: list[Ledger] = []
         self.inventory_age_s: float | None = 0.0
-        self.state.subscribe(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
+        self.state.subscribe_inline(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
         self.refusals = Refusals(lambda: self.clock())
         needs = PluginDependencies(
             self.clock,
@@ -118,7 +119,6 @@ class Bench:
             cgroups=cgroups or ContainerCgroups(),
         )
         self.plugin = Plugin(self.state, needs, KEY)
-        self._later: list[Callable[[], None]] = []
 
     @property
     def node(self) -> Node:

@@ -146,7 +146,7 @@ class Daemon:
     def __init__(self, folder: Path, clock: Clock) -> None:
         journal = Journal(folder / "journal", KEY, compact_bytes=4096)
         self.recorder = StateRecorder(journal, None, lambda action: action(), GRACE_S)
-        state = NodeState(Inventory(taken_at=0))
+        state = NodeState(Inventory(taken_at=0), later=lambda _: None)
         state.node = node()
         self.plugin = Plugin(state, PluginDependencies(clock, lambda _: None, recorder=self.recorder), KEY)
 

@@ -62,6 +62,10 @@ def test_each_start_of_a_daemon_has_its_own_folder() -> None:
         assert decision.edits.mounts["/dev/shm"].source == f"{folder}/shm"
 
 
+def test_a_gpu_without_its_folder_is_left_for_another_one() -> None:
+    assert injected(asks("1;mode=mps"), UNMADE, policy=policy()).grant.uuids == (make.uuid(1),)
+
+
 MPS = "device=0;mode=mps"
 
 
@@ -77,6 +81,7 @@ class Refused(NamedTuple):
 
 SHM = asks(MPS, mounts=frozenset({"/dev/shm"}))
 UNBOUND = replace(NODE, mps=MpsFolders(fault=mount_fault(Path("/run/nri-gpu/mps/clients"))))
+UNMADE = replace(NODE, mps=MpsFolders(unmade={make.uuid(0): "No space left on device"}))
 BOUND = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
 USERS = [asks(MPS, uid=1000), asks("1;mode=mps", "b", uid=1001)]
 MEMORY = [asks("1;mode=mps;sharing=memory:30Gi"), asks("1;mode=mps;sharing=memory:11Gi", "b")]
@@ -87,6 +92,12 @@ REFUSED = {
         Code.NODE_NOT_READY,
         "no file system of its own is mounted at /run/nri-gpu/mps/clients, where containers in mode=mps write",
         node=UNBOUND,
+    ),
+    "no folder to meet it in": Refused(
+        [asks(MPS)],
+        Code.NODE_NOT_READY,
+        "has no folder for its next MPS daemon (No space left on device): make room",
+        node=UNMADE,
     ),
     "two gpus": Refused([asks("2;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU", node=NODE),
     "mig": Refused(

@@ -61,7 +61,7 @@ TREES: Final = {some: tree(some) for some in closed_sets() if some != {Capabilit
 
 def reply(inventory: Inventory, claim: str) -> pb.CreateContainerResponse | Status:
     """What the runtime is answered, by a plugin that has granted nothing yet."""
-    state = NodeState(inventory)
+    state = NodeState(inventory, later=lambda _: None)
     state.put_driver(DriverFiles("580.95.05", "580.95.05-0a1b2c3d", TREES, {}))
     plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None, NoRecorder()), bytes(32))
     answer = plugin.create_container(make.create_payload(make.container(claim)))

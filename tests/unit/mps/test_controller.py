@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.claim import Mode
+from nri_gpu.mps import controller as controller_module
 from nri_gpu.mps.controller import Demand, GpuMpsController, MpsController
 from nri_gpu.mps.folders import DaemonFolder, clients
 from nri_gpu.policy.model import Policy
@@ -33,6 +35,7 @@ async def looked_once(state: Path, node_state: NodeState) -> MpsController:
     task = asyncio.create_task(controller.run())
     node_state.synchronized = True
     node_state.commit(make.ledger())
+    await asyncio.sleep(0)
     assert controller.woken.is_set()  # whatever policy says: an earlier daemon may have left something
     for _ in range(TURNS):
         await asyncio.sleep(0)
@@ -48,6 +51,7 @@ def wakes(ledger: Ledger, state: Path) -> bool:
         node_state = NodeState(make.inventory())
         controller = await looked_once(state, node_state)
         node_state.commit(ledger)
+        await asyncio.sleep(0)
         return controller.woken.is_set()
 
     return asyncio.run(run())
@@ -70,7 +74,7 @@ def state() -> Iterator[Path]:
 def following(state: Path, node_state: NodeState) -> MpsController:
     """As on a node."""
     controller = MpsController(state, node_state)
-    node_state.subscribe(controller.prepare, Changed.NODE, Changed.POLICY)
+    node_state.subscribe_inline(controller.prepare, Changed.NODE, Changed.POLICY)
     node_state.subscribe(controller.follow_ledger, Changed.LEDGER)
     return controller
 
@@ -85,7 +89,7 @@ def prepared(node_state: NodeState) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-def test_folders_are_there_as_soon_as_a_container_can_be_created_with_them(state: Path) -> None:
+async def test_folders_are_there_as_soon_as_a_container_can_be_created_with_them(state: Path) -> None:
     node_state = NodeState(make.inventory())
     following(state, node_state)
     node_state.put_inventory(make.inventory())
@@ -97,12 +101,31 @@ def test_folders_are_there_as_soon_as_a_container_can_be_created_with_them(state
     assert len(given(node_state)) == 8
 
 
-def test_no_folder_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
+async def test_no_folder_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
     clients(tmp_path).mkdir(parents=True)
     node_state = NodeState(make.inventory())
     following(tmp_path, node_state)
     node_state.use(WITH_MPS)
     assert list(clients(tmp_path).iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_a_folder_is_published_only_once_it_is_there(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: DaemonFolder) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(controller_module, "LOOK_S", 0.01)
+    node_state = NodeState(make.inventory(), policy=WITH_MPS)
+    with monkeypatch.context() as patched:
+        patched.setattr(DaemonFolder, "make", full)
+        task = asyncio.create_task(following(state, node_state).run())
+        node_state.put_inventory(make.inventory())
+        assert node_state.node.mps.unmade == dict.fromkeys(
+            (gpu.uuid for gpu in node_state.node.gpus), "No space left on device"
+        )
+    await aside(wait_for, "room", lambda: not node_state.node.mps.unmade, 10)
+    assert prepared(node_state)
+    await cancelled([task])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

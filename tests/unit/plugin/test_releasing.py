@@ -17,10 +17,10 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.releasing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
-from nri_gpu.system.state import Changed
+from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
-from tests.support.plugin import Bench
+from tests.support.plugin import Bench, Clock
 
 GRACE_S: Final = 60
 
@@ -38,7 +38,7 @@ class HandoverBench(Bench):
         super().__init__(policy)
         self.left = 0
         self._known: set[tuple[object, float]] = set()
-        self.state.subscribe(self._count, Changed.LEDGER)
+        self.state.subscribe_inline(self._count, Changed.LEDGER)
         inventory_now = inventory(self, known, simulated=simulated)
         self.node = replace(self.node, inventory=inventory_now)
         self.simulated = simulated
@@ -152,22 +152,23 @@ async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_i
     pauses: list[float] = []
     looks: list[float] = []
     ended = asyncio.Event()
-    bench = Bench()
+    clock, state = Clock(), NodeState(Inventory(taken_at=0))
 
     def at_once(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         pauses.append(delay)
-        bench.clock.now += delay
+        clock.now += delay
         return call_later(0, callback)
 
     def committed() -> None:
-        if not bench.state.ledger.releasing:
+        if not state.ledger.releasing:
             ended.set()
 
     monkeypatch.setattr(loop, "call_later", at_once)  # no waiting here
-    Rechecks(bench.state, lambda: looks.append(bench.clock.now), bench.clock)
-    bench.state.subscribe(committed, Changed.LEDGER)
-    released = Releasing(PodUid("uid"), "ns/pod", bench.clock.now, 10.0)
-    bench.state.commit(bench.state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
+    Rechecks(state, lambda: looks.append(clock.now), clock)
+    state.subscribe(committed, Changed.LEDGER)
+    released = Releasing(PodUid("uid"), "ns/pod", clock.now, 10.0)
+    state.commit(state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
+    await asyncio.sleep(0)
     assert len(looks) == 1
     await ended.wait()
     assert pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(looks))]

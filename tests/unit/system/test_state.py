@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
@@ -28,17 +30,22 @@ def test_every_change_is_a_new_snapshot() -> None:
     assert (first.number, last.number) == (1, 6)
 
 
-def test_followers_are_called_after_the_changes_they_subscribed_to() -> None:
-    state = NodeState(Inventory(taken_at=0))
+def test_followers_are_told_after_the_reply_once_of_all_changes_that_they_subscribed_to() -> None:
+    put_off: list[Callable[[], None]] = []
+    state = NodeState(Inventory(taken_at=0), later=put_off.append)
     calls: list[str] = []
     state.subscribe(lambda: calls.append(f"all {state.node.number}"), *Changed)
     state.subscribe(lambda: calls.append("ledger"), Changed.LEDGER)
+    state.subscribe_inline(lambda: calls.append("inline"), Changed.NODE)
     state.put_inventory(Inventory(taken_at=1))
     state.use(Policy.default())
     state.commit(state.ledger)
-    assert calls == ["all 2", "all 2"]
+    assert calls == ["inline"]
+    put_off.pop()()
+    assert calls == ["inline", "all 2"]
     state.commit(Ledger())
-    assert calls[2:] == ["all 2", "ledger"]
+    put_off.pop()()
+    assert (calls[2:], put_off) == (["all 2", "ledger"], [])
 
 
 def test_a_broken_policy_leaves_the_fallbacks_settings() -> None:
