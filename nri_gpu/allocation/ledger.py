@@ -335,6 +335,14 @@ class Ledger(Struct, frozen=True):
         return {id_: grant.pod_id for id_, grant in some.items() if taken(grant, usage)}
 
     def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
+    def running_before(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> tuple[ContainerId, ...]:
+        """Other containers of that pod and name that run, as far as is known."""
+        return tuple(
+            id_
+            for id_, entry in self.entries.items()
+            if entry.phase is GrantPhase.RUNNING and _name(entry.grant) == (pod_uid, name) and id_ != container_id
+        )
+
         """Earlier attempts at a container whose processes may live on."""
         return {
             id_: entry for id_, entry in self.entries.items() if entry.lost and _name(entry.grant) == (pod_uid, name)

@@ -232,6 +232,7 @@ class Daemon:
             )
 
     def _configured(self, configured: Configured) -> None:
+        self._plugin.runtime = configured.runtime
         self._reporter.configured(configured)
         self._kubelet.configured(configured)
         self._dra.configured(configured)

@@ -64,6 +64,8 @@ UNRECORDED: Final = Reason(
     "folder, which would keep that one from starting, cannot be written: make room there (see the log of "
     "`nri-gpu run`) and try again.",
 )
+# Runtimes that tell of each container's end; CRI-O tells only of those that CRI asked for (server/container_stop.go).
+TELL_EXITS: Final = frozenset({"", "containerd"})
 LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 
 
@@ -71,11 +73,13 @@ class Plugin:
     """Decides for one runtime. Lives as long as the daemon, across connections.
 
     ungranted: containers that ran without what they asked for when the runtime last listed them, and still run.
+    runtime: the one that is served, by its own name; empty before it has configured us.
     """
 
     def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes) -> None:
         self.state = state
         self.ungranted: frozenset[ContainerId] = frozenset()
+        self.runtime = ""
         self.counts = Counts()
         self.kubelet = KubeletAllocations()
         self.external = ExternalAllocations(state, self.kubelet)
@@ -132,6 +136,8 @@ class Plugin:
         container = self.claims.read(container, self.ledger)
         container = self.external.read(container, node.inventory)
         now = self._needs.clock()
+        if self.runtime not in TELL_EXITS:
+            self._earlier_attempts_are_over(container, now)
         ledger = self._lapsed(now)
         cleared = cleared_for(ledger, container, now)
         decision = decide(container, node, cleared, self.policy)
@@ -150,6 +156,12 @@ class Plugin:
         self.state.commit(ledger)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply
+
+    def _earlier_attempts_are_over(self, container: Container, now: float) -> None:
+        """The kubelet makes the next attempt only after the last one is dead, of which such a runtime tells nobody."""
+        over = self.ledger.running_before(container.id, container.pod.uid, container.name)
+        if over:
+            self._ended(over, self.ledger.over(over, now), now)
 
     def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:
         """The answer, and the signed grant in it; empty where there is none."""
