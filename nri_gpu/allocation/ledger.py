@@ -25,7 +25,7 @@ class Releasing(Recorded, frozen=True):
 
     pod: that pod's `namespace/name`. since: seconds on the monotonic clock when its container ended. grace_s: seconds
     after which other pods get the GPU whatever NVML shows. processes: how many NVML has shown on it since; None while
-    it could not tell.
+    it could not tell. first_started: its container's first process, in clock ticks since boot; None: not known.
     """
 
     pod_uid: PodUid
@@ -33,6 +33,7 @@ class Releasing(Recorded, frozen=True):
     since: float
     grace_s: float
     processes: int | None = None
+    first_started: int | None = None
 
     def blocks(self, pod_uid: PodUid) -> bool:
         """Whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
@@ -334,7 +335,6 @@ class Ledger(Struct, frozen=True):
         usage = self.usage() if some else {}
         return {id_: grant.pod_id for id_, grant in some.items() if taken(grant, usage)}
 
-    def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
     def running_before(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> tuple[ContainerId, ...]:
         """Other containers of that pod and name that run, as far as is known."""
         return tuple(
@@ -343,6 +343,7 @@ class Ledger(Struct, frozen=True):
             if entry.phase is GrantPhase.RUNNING and _name(entry.grant) == (pod_uid, name) and id_ != container_id
         )
 
+    def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
         """Earlier attempts at a container whose processes may live on."""
         return {
             id_: entry for id_, entry in self.entries.items() if entry.lost and _name(entry.grant) == (pod_uid, name)

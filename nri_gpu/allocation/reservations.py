@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import UNNAMED_POD, Entry, Lapse, Ledger, Releasing, Reservation
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
+from nri_gpu.domain.container import Container, ContainerId, FirstProcess, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
@@ -248,33 +248,42 @@ def vacated(
 
     reserved: devices whose reservation ended; one without an end was for a pod whose container had run.
     """
-    ended: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = []
+    ended: list[tuple[Grant | Reservation, tuple[GpuUuid, ...], FirstProcess | None]] = []
     for container_id in among:
         entry, now = before.entries.get(container_id), after.entries.get(container_id)
         if entry is not None and _used_exclusively(entry) and not (now is not None and now.holds):
-            ended.append((entry.grant, entry.grant.uuids))
+            ended.append((entry.grant, entry.grant.uuids, before.processes.get(container_id)))
     for device in reserved:
         each = before.reservations.get(device)
         if each is not None and each.until is None and each.mode is Mode.EXCLUSIVE and device not in after.reservations:
-            ended.append((each, (device.uuid,)))
+            ended.append((each, (device.uuid,), None))
     left = {
-        uuid: Releasing(holder.pod_uid, f"{holder.namespace}/{holder.pod_name}", wait.now, wait.grace_s)
-        for holder, uuids in ended
+        uuid: Releasing(
+            holder.pod_uid,
+            f"{holder.namespace}/{holder.pod_name}",
+            wait.now,
+            wait.grace_s,
+            first_started=first.started if first else None,
+        )
+        for holder, uuids, first in ended
         for uuid in uuids
         if wait.awaited(uuid)
     }
     return after.with_releasing({**after.releasing, **left})
 
 
-def looked(ledger: Ledger, processes: Mapping[GpuUuid, int | None], began: float, *, unknown_waits: bool) -> Ledger:
+def looked(
+    ledger: Ledger, processes: Callable[[GpuUuid, Releasing], int | None], began: float, *, unknown_waits: bool
+) -> Ledger:
     """The ledger after NVML was asked for the GPUs' processes.
 
-    began: when it was asked, monotonic seconds; the answer says nothing about GPUs released later. unknown_waits:
-    whether a GPU whose processes NVML cannot tell waits for its grace.
+    processes: how many on one may be of the container that left it. began: when it was asked, monotonic seconds; the
+    answer says nothing about GPUs released later. unknown_waits: whether a GPU whose processes NVML cannot tell waits
+    for its grace.
     """
     releasing: dict[GpuUuid, Releasing] = {}
     for uuid, left in ledger.releasing.items():
-        count = processes.get(uuid)
+        count = processes(uuid, left)
         if began <= left.since:
             releasing[uuid] = left
         elif count or (count is None and unknown_waits):

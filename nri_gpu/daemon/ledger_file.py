@@ -67,13 +67,14 @@ class ExternalLine(Struct, frozen=True, kw_only=True):
 
 
 class ReleasingLine(Struct, frozen=True, kw_only=True):
-    """A GPU that was just released. since_s: seconds on the boot's monotonic clock."""
+    """A GPU that was just released. since_s: seconds on the boot's monotonic clock. first_started: see `Releasing`."""
 
     gpu_uuid: GpuUuid
     pod: str
     pod_uid: PodUid
     since_s: float
     grace_s: Annotated[float, Meta(ge=0, le=GRACE_MAX_S)]
+    first_started: int | None = None
 
 
 class LedgerDocument(Struct, frozen=True, kw_only=True):
@@ -101,7 +102,14 @@ def write_ledger(file: Path, ledger: Ledger) -> None:
         for each in ledger.external.values()
     )
     leaving = (
-        ReleasingLine(gpu_uuid=uuid, pod=each.pod, pod_uid=each.pod_uid, since_s=each.since, grace_s=each.grace_s)
+        ReleasingLine(
+            gpu_uuid=uuid,
+            pod=each.pod,
+            pod_uid=each.pod_uid,
+            since_s=each.since,
+            grace_s=each.grace_s,
+            first_started=each.first_started,
+        )
         for uuid, each in ledger.releasing.items()
     )
     opened = (each for id_, each in ledger.live.items() if id_ in ledger.processes)
@@ -152,7 +160,9 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
             entries[line.container_id] = Entry(_grant(line), phase, since, pod_gone=line.pod_gone)
     # A time in the future would put off the end of the grace.
     releasing = {
-        each.gpu_uuid: Releasing(each.pod_uid, each.pod, min(each.since_s, now), each.grace_s)
+        each.gpu_uuid: Releasing(
+            each.pod_uid, each.pod, min(each.since_s, now), each.grace_s, first_started=each.first_started
+        )
         for each in document.leaving
     }
     live = {each.container_id: each for each in document.opened}

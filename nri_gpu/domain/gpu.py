@@ -140,10 +140,10 @@ class MigDevice(Value, frozen=True, kw_only=True):
     memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
     gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
     unavailable: why it cannot be granted; empty when it can.
-    processes: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
+    processes, started: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
     """
 
-    aside: ClassVar = ("processes",)
+    aside: ClassVar = ("processes", "started")
 
     index: int
     uuid: GpuUuid
@@ -155,6 +155,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     compute_instance_minor: int | None = None
     unavailable: str = ""
     processes: int | None = None
+    started: tuple[int, ...] = ()
     health: Health = WELL
     engines: MigEngines = MigEngines()
 
@@ -173,7 +174,8 @@ class Gpu(Value, frozen=True, kw_only=True):
     unavailable: why it cannot be granted; empty when it can.
     drm: its card and render nodes; empty where nvidia-drm is not loaded.
     processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
-    NVML cannot tell. It changes all the time, so it does not count when inventories are compared.
+    NVML cannot tell. started: when those of them started that can be seen by NVML's PIDs, in clock ticks since boot.
+    Both change all the time, so they do not count when inventories are compared.
     signs: what else the query showed, for `health/` and for people. health: what follows from signs and events.
     architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
     addressing: `hmm`, `ats` or `none`. pcie_root: of its PCI tree, `pci0000:c9`. These are
@@ -182,7 +184,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     prohibits all programs is `unavailable`.
     """
 
-    aside: ClassVar = ("processes", "compute_mode")
+    aside: ClassVar = ("processes", "started", "compute_mode")
 
     index: int
     minor_number: int
@@ -198,6 +200,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     mig: tuple[MigDevice, ...] = ()
     drm: tuple[DrmNode, ...] = ()
     processes: int | None = None
+    started: tuple[int, ...] = ()
     signs: tuple[Sign, ...] = ()
     health: Health = WELL
     architecture: str = ""
@@ -245,6 +248,10 @@ class MigPart(Struct, frozen=True):
     @property
     def processes(self) -> int | None:
         return self.device.processes
+
+    @property
+    def started(self) -> tuple[int, ...]:
+        return self.device.started
 
     @property
     def place(self) -> str:

@@ -15,6 +15,7 @@ from nri_gpu.inventory.formats import (
     FABRIC_STATES,
     MIG_UUID,
     PCIE_ROOT,
+    STARTED_MAX,
     UNKNOWN_PROFILE,
     profile_in,
 )
@@ -28,6 +29,7 @@ from nri_gpu.inventory.nvml_client import (
     NvmlCallError,
     NvmlClient,
 )
+from nri_gpu.system.proc import PROC, has_hosts_pids, parse_stat
 from nri_gpu.system.storage import text_of
 
 # Numbers of nvml.h.
@@ -167,8 +169,8 @@ def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
     return int(nvml.optional("nvmlDeviceGetCurrentClocksThrottleReasons", handle, default=0, gpu=index))
 
 
-def process_count(nvml: NvmlClient, device: object, index: int) -> int | None:
-    """The number of processes with a compute or graphics context; None where NVML cannot tell.
+def process_facts(nvml: NvmlClient, device: object, index: int) -> Mapping[str, object]:
+    """The number of processes with a compute or graphics context, and when they started.
 
     device: the handle of a GPU or a MIG device. index: the GPU's.
     """
@@ -176,8 +178,15 @@ def process_count(nvml: NvmlClient, device: object, index: int) -> int | None:
         compute = nvml.if_supported(_COMPUTE, device, gpu=index)
         graphics = nvml.if_supported(_GRAPHICS, device, default=(), gpu=index)
     except NvmlCallError:
-        return None
-    return None if compute is None else len({process.pid for process in (*compute, *graphics)})
+        return {}
+    pids = {process.pid for process in (*compute, *graphics)} if compute is not None else set[int]()
+    return {"processes": None if compute is None else len(pids), "started": _started(pids)}
+
+
+def _started(pids: Iterable[int]) -> list[int]:
+    """When the processes that can be seen started; NVML names them by the PIDs of its own namespace, or the host's."""
+    texts = [text_of(PROC / str(pid) / "stat") for pid in pids] if has_hosts_pids() else []
+    return [parse_stat(text).started for text in texts if text][:STARTED_MAX]
 
 
 def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, object]]:
@@ -255,4 +264,4 @@ def _mig_descriptions(nvml: NvmlClient, handle: object, gpu: int, total_bytes: i
     named = profile_in(nvml.call("nvmlDeviceGetName", handle, gpu=gpu))
     if named or total_bytes:
         yield {"profile": named or profile_name(attributes, total_bytes)}
-    yield {"processes": process_count(nvml, handle, gpu)}
+    yield process_facts(nvml, handle, gpu)

@@ -16,7 +16,7 @@ from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.facts import (
     health_signs,
     mig_devices,
-    process_count,
+    process_facts,
     setup_facts,
     sign_of,
 )
@@ -150,7 +150,7 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
         raise NvmlCallError("nvmlDeviceGetMigMode", "MIG mode is changing: it takes effect with the GPU's next reset")
     if current == MIG_ENABLED:
         yield {"mig": mig_devices(nvml, handle, index)}
-    yield {"processes": process_count(nvml, handle, index)}
+    yield process_facts(nvml, handle, index)
 
 
 def _numa_node(nvml: NvmlClient, device: _Device, folder: Path) -> int | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.ledger import Ledger, Releasing
 from nri_gpu.allocation.reservations import Wait, expired, looked, vacated
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.gpu import GpuUuid, Unit
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import Unknown
@@ -25,7 +25,7 @@ class ReleasedGpus:
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._processes: dict[GpuUuid, int | None] = {}
+        self._units: Mapping[GpuUuid, Unit] = {}
 
     def vacated(
         self, after: Ledger, among: Iterable[ContainerId], now: float, reserved: Iterable[AllocatedDevice] = ()
@@ -34,22 +34,29 @@ class ReleasedGpus:
 
         reserved: devices whose reservation ended.
         """
-        before, settings, processes = self._state.ledger, self._state.settings.handover, self._processes
+        before, settings = self._state.ledger, self._state.settings.handover
         if after is before or not settings.wait:
             return after
         unknown_waits = self._unknown_waits(self._state.node.inventory)
-        awaited = (lambda _: True) if unknown_waits else (lambda uuid: processes.get(uuid) is not None)
+        awaited = (lambda _: True) if unknown_waits else (lambda uuid: self._processes(uuid) is not None)
         return vacated(before, after, among, Wait(now, settings.grace_s, awaited), reserved)
 
     def looked(self, inventory: Inventory, began: float) -> Ledger:
         """The ledger after a look that began then."""
         ledger = self._state.ledger
-        self._processes = {unit.uuid: unit.processes for unit in inventory.units}
+        self._units = {unit.uuid: unit for unit in inventory.units}
         if not ledger.releasing:
             return ledger
         if not self._state.settings.handover.wait:  # since a reload
             return ledger.with_releasing({})
         return looked(ledger, self._processes, began, unknown_waits=self._unknown_waits(inventory))
+
+    def _processes(self, uuid: GpuUuid, left: Releasing | None = None) -> int | None:
+        """How many the newest look found; without those that were there before the first of whoever left the GPU."""
+        unit = self._units.get(uuid)
+        if unit is None or unit.processes is None or left is None or left.first_started is None:
+            return unit.processes if unit else None
+        return unit.processes - sum(started < left.first_started for started in unit.started)
 
     def _unknown_waits(self, inventory: Inventory) -> bool:
         """Whether to wait where NVML does not tell: a simulated node's file never will."""

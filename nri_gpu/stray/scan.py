@@ -25,8 +25,8 @@ from typing import Final
 import msgspec
 
 from nri_gpu.stray.uses import DeviceNumber, Extent, Use
+from nri_gpu.system.proc import Stat, has_hosts_pids, parse_stat
 
-_INITIAL_PIDS: Final = 0xEFFFFFFC  # inode of the host's own pid namespace (Linux: include/linux/proc_ns.h)
 # statx(2), linux/stat.h, linux/fcntl.h. Not os.stat, which waits for a file server that does not answer.
 _AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
 _MODE_AT, _RDEV_AT = 28, 128
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         if any(named[each] < HOLDERS_MAX for each in holds):
             named.update(holds)
             write(encode(use) + b"\n")
-    whole = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PIDS and 1 in pids  # noqa: PTH116
+    whole = has_hosts_pids() and 1 in pids
     write(encode(Extent(len(pids), closed, whole, _cgroups(os.getpid()))) + b"\n")
     return 0
 
@@ -70,9 +70,9 @@ def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
         return None
     before = _stat(pid)
     program, cgroups = _program(pid), _cgroups(pid)
-    if _stat(pid)[1] != before[1]:  # another process has the pid by now
+    if _stat(pid).started != before.started:  # another process has the pid by now
         raise ProcessLookupError(pid)
-    return Use(pid, before[1], program, cgroups, numbers)
+    return Use(pid, before.started, program, cgroups, numbers)
 
 
 def _tables(pid: int) -> Iterator[int]:
@@ -110,17 +110,11 @@ def _ancestors(pid: int) -> Iterator[int]:
     with suppress(OSError):
         while pid > 0:
             yield pid
-            pid = _stat(pid)[0]
+            pid = _stat(pid).parent
 
 
-def _stat(pid: int) -> tuple[int, int]:
+def _stat(pid: int) -> Stat:
     return parse_stat(_text(f"/proc/{pid}/stat"))
-
-
-def parse_stat(text: str) -> tuple[int, int]:
-    """A process's parent, and when it started. Source: proc(5), fields 4 and 22 of stat."""
-    fields = text.rpartition(")")[2].split()  # its name may hold blanks and parentheses
-    return int(fields[1]), int(fields[19])
 
 
 def _program(pid: int) -> str:

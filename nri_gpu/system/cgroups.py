@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.errors import UnseenError
-from nri_gpu.system.process import PROC, Process, process_of
+from nri_gpu.system.proc import PROC
+from nri_gpu.system.process import Process, process_of
 from nri_gpu.system.storage import text_of
 
 T = TypeVar("T")

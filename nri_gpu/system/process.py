@@ -15,9 +15,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.system.proc import PROC, parse_stat
 from nri_gpu.system.storage import text_of
 
-PROC: Final = Path("/proc")
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -29,15 +29,10 @@ class Process(Struct, frozen=True):
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
-    """The process with that PID; None where there is none, or a zombie. Source: proc(5), stat.
-
-    A program names itself in any bytes: prctl(2), PR_SET_NAME.
-    """
+    """The process with that PID; None where there is none, or a zombie."""
     text = text_of(proc / str(pid) / "stat")
-    if not text:
-        return None
-    state, *fields = text.rpartition(")")[2].split()  # the program's name may hold blanks and parentheses
-    return None if state in ("Z", "X") else Process(pid, int(fields[18]))
+    stat = parse_stat(text) if text else None
+    return Process(pid, stat.started) if stat and stat.state not in ("Z", "X") else None
 
 
 def user_of(pid: int, proc: Path = PROC) -> int | None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.system.cgroups import DEVICES, UNIFIED, Mounted, cgroups_of, hierarchies, mounts_of, parsed
-from nri_gpu.system.process import PROC
+from nri_gpu.system.proc import PROC
 from nri_gpu.verify import bpf
 from nri_gpu.verify.program import READ, WRITE, Program, lets_through, parse_program
 

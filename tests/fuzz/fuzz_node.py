@@ -24,7 +24,8 @@ from nri_gpu.host.facts import look
 from nri_gpu.host.plan import MakeNode, make_plan
 from nri_gpu.host.wanted import MAX_GPU_MINOR
 from nri_gpu.kubelet.labels import VALUE_MAX, machine_name, value_of
-from nri_gpu.stray.scan import parse_cgroups, parse_stat
+from nri_gpu.stray.scan import parse_cgroups
+from nri_gpu.system.proc import Stat, parse_stat
 from nri_gpu.system.process import Process, process_of, user_of
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.unit.doctor.node import DoctorNode
@@ -95,7 +96,7 @@ def name(data: bytes) -> bool:
     (proc / "900/status").write_bytes(b"Name:\t" + escaped + b"\nUid:\t1000\t1001\t1002\t1003\nNSpid:\t900\t1\n")
     assert process_of(900, proc) == Process(900, 4242)
     assert user_of(900, proc) == 1001
-    assert parse_stat((proc / "900/stat").read_text(errors="replace")) == (700, 4242)
+    assert parse_stat((proc / "900/stat").read_text(errors="replace")) == Stat("S", 700, 4242)
     assert not list(running(proc, {comm.decode(errors="replace").strip()} - {"containerd", "kthreadd"}))
     return bool(comm.strip())
 

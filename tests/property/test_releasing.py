@@ -115,7 +115,7 @@ class Node(RuleBasedStateMachine):
         began = self.now - 0.5 if late else self.now + 0.25
         self.now += 0.5
         counts = {uuid: len(there) for uuid, there in self.processes.items()}
-        self.ledger = looked(self.ledger, counts, began, unknown_waits=True)
+        self.ledger = looked(self.ledger, lambda uuid, _: counts.get(uuid), began, unknown_waits=True)
         for uuid, (_, since) in list(self.dirty.items()):
             if began > since and not counts[uuid]:
                 del self.dirty[uuid]

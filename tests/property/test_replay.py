@@ -90,7 +90,7 @@ class Recorder:
             self.now += 1000
         elif event == "look":
             processes = {uuid: number % 3 for number, uuid in enumerate(self.ledger.releasing)}
-            self._commit(looked(self.ledger, processes, self.now, unknown_waits=True))
+            self._commit(looked(self.ledger, lambda uuid, _: processes.get(uuid), self.now, unknown_waits=True))
         elif self.last:
             of, now = self.last, self.now
             happened: dict[str, Callable[[], Ledger | None]] = {

@@ -81,7 +81,8 @@ class FakeGpu(Struct, frozen=True, kw_only=True):
 
     minor: None for the index. numa: -1 where the host does not tell. mig: current and pending mode, (-1, -1) where
     the GPU has none. brand: nvmlBrandType_t, -1 where the driver does not tell. nvlinks: what is at the far end of its
-    links, by index, or SWITCH. running: as a MIG device's. facts, fabric: None where the driver tells nothing of them.
+    links, by index, or SWITCH. running: as a MIG device's. first_pid: of them; 0: one that no machine has. facts,
+    fabric: None where the driver tells nothing of them.
     """
 
     minor: int | None = None
@@ -97,6 +98,7 @@ class FakeGpu(Struct, frozen=True, kw_only=True):
     nvlinks: tuple[int, ...] = ()
     parts: tuple[FakeMig, ...] = ()
     running: tuple[int, int] = (0, 0)
+    first_pid: int = 0
     health: FakeHealth | None = None
     facts: FakeFacts | None = None
     fabric: FakeFabric | None = None
@@ -171,6 +173,7 @@ def configure(
         lines += [_mig_line(index, gpu, part) for part in gpu.parts]
         running = {-1: gpu.running, **{part.place: part.running for part in gpu.parts}}
         lines += [f"running {index} {place} {both[0]} {both[1]}" for place, both in running.items() if any(both)]
+        lines += [f"pids {gpu.first_pid}"] if gpu.first_pid else []
         lines += [_health_line(index, gpu.health)] if gpu.health else []
         lines += [_facts_line(index, gpu.facts)] if gpu.facts else []
         lines += [_fabric_line(index, gpu.fabric)] if gpu.fabric else []

@@ -6,6 +6,7 @@
  *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
  *   mig GPU INDEX GI CI SLICES COMPUTE_SLICES MIB UUID NAME...   (a MIG device; INDEX may leave holes)
  *   running GPU INDEX COMPUTE GRAPHICS    (processes on a MIG device; INDEX -1: on the GPU itself; -1: not supported)
+ *   pids FIRST                            (of these processes; by default no machine has it)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
  *   ancestor A B LEVEL
  *   health GPU REMAP_PENDING REMAP_FAILED CLOCK_REASONS RECOVERY_ACTION FABRIC_STATE
@@ -92,6 +93,7 @@ typedef struct gpu {
 
 static struct gpu gpus[GPUS], migs[MIGS];
 static int gpu_count, mig_count, ancestors[GPUS][GPUS], cuda, sessions;
+static unsigned int first_pid;
 static char driver[80];
 static struct {
     char function[64], deed[16];
@@ -179,6 +181,8 @@ static void read_line(const char *line) {
         read_mig(line);
     else if (strncmp(line, "running ", 8) == 0)
         read_running(line);
+    else if (sscanf(line, "pids %u", &first_pid) == 1)
+        return;
     else if (strncmp(line, "facts ", 6) == 0)
         read_facts(line);
     else if (strncmp(line, "fabric ", 7) == 0)
@@ -200,6 +204,7 @@ static void read_line(const char *line) {
 static void read_conf(void) {
     char line[512];
     gpu_count = mig_count = act_count = cuda = 0;
+    first_pid = 1u << 23; /* above PID_MAX_LIMIT */
     memset(ancestors, -1, sizeof ancestors);
     FILE *conf = fopen(beside("fake-nvml.conf"), "re");
     while (conf && fgets(line, sizeof line, conf))
@@ -517,7 +522,7 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t;
 
-static int processes(int running, unsigned int first_pid, unsigned int *room, nvmlProcessInfo_t *infos) {
+static int processes(int running, unsigned int *room, nvmlProcessInfo_t *infos) {
     if (running < 0)
         return NOT_SUPPORTED;
     unsigned int had = *room;
@@ -531,23 +536,23 @@ static int processes(int running, unsigned int first_pid, unsigned int *room, nv
 
 int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
     PLAY_ON(device);
-    return processes(device->compute, 1000, room, infos);
+    return processes(device->compute, room, infos);
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
     PLAY_ON(device);
-    return processes(device->compute, 1000, room, infos);
+    return processes(device->compute, room, infos);
 }
 
 /* The first of them computes as well. */
 int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
     PLAY_ON(device);
-    return processes(device->graphics, 1000, room, infos);
+    return processes(device->graphics, room, infos);
 }
 
 int nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
     PLAY_ON(device);
-    return processes(device->graphics, 1000, room, infos);
+    return processes(device->graphics, room, infos);
 }
 
 /* Before MIG. */
@@ -556,7 +561,7 @@ typedef struct {
     unsigned long long usedGpuMemory;
 } nvmlProcessInfo_v1_t;
 
-static int processes_v1(int running, unsigned int first_pid, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
+static int processes_v1(int running, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
     if (running < 0)
         return NOT_SUPPORTED;
     unsigned int had = *room;
@@ -570,12 +575,12 @@ static int processes_v1(int running, unsigned int first_pid, unsigned int *room,
 
 int nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
     PLAY_ON(device);
-    return processes_v1(device->compute, 1000, room, infos);
+    return processes_v1(device->compute, room, infos);
 }
 
 int nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
     PLAY_ON(device);
-    return processes_v1(device->graphics, 1000, room, infos);
+    return processes_v1(device->graphics, room, infos);
 }
 
 int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {

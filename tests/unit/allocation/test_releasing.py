@@ -105,7 +105,7 @@ LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {
 @pytest.mark.parametrize(("count", "began", "waits", "expected"), LOOKS.values(), ids=LOOKS)
 def test_a_look(count: int | None, began: float, waits: bool, expected: Releasing | None) -> None:
     ledger = Ledger(releasing={ON_0: RELEASING})
-    after = looked(ledger, {ON_0: count}, began, unknown_waits=waits)
+    after = looked(ledger, lambda _uuid, _left: count, began, unknown_waits=waits)
     assert after.releasing == ({} if expected is None else {ON_0: expected})
     assert (after is ledger) == (expected == RELEASING)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.inventory.formats import profile_in
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from nri_gpu.simulation.topology import load_topology
+from nri_gpu.system.proc import has_hosts_pids
+from nri_gpu.system.process import process_of
 from tests.support.nvml import SWITCH, Act, FakeFabric, FakeFacts, FakeGpu, FakeHealth, FakeMig, gpus_of
 from tests.unit.inventory.machine import Machine
 
@@ -273,6 +276,14 @@ def test_processes_of_mig_devices(machine: Machine) -> None:
     busy, idle = replace(PARTS[0], running=(1, 0)), replace(PARTS[1], running=(0, 0))
     cut = machine.look([replace(PARTITIONED, parts=(busy, idle))])
     assert [unit.processes for unit in cut.units] == [0, 1, 0]
+
+
+def test_when_processes_started_where_their_pids_are_this_machines(machine: Machine) -> None:
+    us = process_of(os.getpid())
+    seen, unseen = (machine.look([FakeGpu(running=(1, 0), first_pid=pid)]).gpus[0] for pid in (os.getpid(), 0))
+    assert us
+    assert (seen.processes, seen.started) == (1, (us.started,) if has_hosts_pids() else ())
+    assert (unseen.processes, unseen.started) == (1, ())
 
 
 def test_while_mig_mode_is_changing_there_are_no_mig_devices(machine: Machine) -> None:

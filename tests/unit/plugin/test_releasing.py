@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Releasing
-from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.container import ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
@@ -25,9 +25,11 @@ from tests.support.plugin import Bench, Clock
 GRACE_S: Final = 60
 
 
-def inventory(bench: Bench, processes: int | None, *, simulated: bool = False) -> Inventory:
-    """The bench's node as a look finds it, with so many processes on every GPU."""
-    gpus = tuple(replace(gpu, processes=processes) for gpu in bench.node.gpus)
+def inventory(
+    bench: Bench, processes: int | None, *, simulated: bool = False, started: tuple[int, ...] = ()
+) -> Inventory:
+    """The bench's node as a look finds it, with so many processes on every GPU. started: see `Gpu`."""
+    gpus = tuple(replace(gpu, processes=processes, started=started) for gpu in bench.node.gpus)
     return replace(bench.node.inventory, gpus=gpus, simulated=simulated)
 
 
@@ -48,9 +50,9 @@ class HandoverBench(Bench):
         known, self._known = self._known, {(uuid, each.since) for uuid, each in self.state.ledger.releasing.items()}
         self.left += bool(self._known - known)
 
-    def look(self, processes: int | None, began: float | None = None) -> None:
+    def look(self, processes: int | None, began: float | None = None, *, started: tuple[int, ...] = ()) -> None:
         """A look at the node. began: now, where not said."""
-        found = inventory(self, processes, simulated=self.simulated)
+        found = inventory(self, processes, simulated=self.simulated, started=started)
         self.plugin.looked(found, self.clock.now if began is None else began)
 
     def run(
@@ -106,6 +108,21 @@ def test_the_pods_own_containers_do_not_wait() -> None:
     bench.tell(Event.STOP_CONTAINER, of, made)
     assert bench.left == 2
     assert "just released by ml/first" in bench.withheld
+
+
+def test_who_was_there_before_the_container_is_not_waited_for() -> None:
+    """A display server holds a context on each GPU of a workstation."""
+    bench = HandoverBench()
+    _, made = bench.run()
+    bench.state.commit(bench.state.ledger.with_process(ContainerId(made.id), FirstProcess(900, started=500)))
+    bench.plugin._gone([ContainerId(made.id)])
+    bench.clock.now += 1
+    bench.look(2, started=(100, 500))
+    assert "1 process still holds it" in bench.withheld
+    bench.look(2)  # nobody can see when they started
+    assert "2 processes still hold it" in bench.withheld
+    bench.look(1, started=(100,))
+    assert bench.withheld == ""
 
 
 USUAL: Final = HandoverSettings()

@@ -1,0 +1,31 @@
+"""What /proc says of a process: for our children, too, which bring no event loop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+PROC: Final = Path("/proc")
+_INITIAL_PIDS: Final = 0xEFFFFFFC  # inode of the host's own PID namespace (Linux: include/linux/proc_ns.h)
+
+
+class Stat(Struct, frozen=True):
+    """Some of a process's stat. started: clock ticks since boot, by which it is told from a later one of its PID."""
+
+    state: str
+    parent: int
+    started: int
+
+
+def parse_stat(text: str) -> Stat:
+    """Source: proc(5), stat. A program names itself in any bytes: prctl(2), PR_SET_NAME."""
+    fields = text.rpartition(")")[2].split()  # the name may hold blanks and parentheses
+    return Stat(fields[0], int(fields[1]), int(fields[19]))
+
+
+def has_hosts_pids() -> bool:
+    """Whether this process's PID namespace is the host's own."""
+    return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PIDS  # noqa: PTH116 - costs a third of pathlib's
