@@ -82,7 +82,6 @@ class Daemon:
         self._audit = _audit_log(fixed, folder.path)
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._refusals = Refusals()
-        self._cgroups = ContainerCgroups(mounts_of("self"))
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._dra = DraController(folder.path, state, self._plugin, fixed)
@@ -122,7 +121,7 @@ class Daemon:
             start_hindrance=self._node.mps.start_hindrance,
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
             refusals=self._refusals,
-            cgroups=self._cgroups,
+            cgroups=ContainerCgroups(mounts_of("self")),
         )
         return Plugin(self._state, needs, key)
 
@@ -146,9 +145,7 @@ class Daemon:
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; which GPUs were just released is not known")
-        ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
-        processes = {**self._cgroups.named(ran - ledger.processes.keys()), **ledger.processes}
-        self._state.ledger = replace(ledger, claims=self._dra.recalled(), processes=processes)
+        self._state.ledger = replace(ledger, claims=self._dra.recalled())
 
     def watch_policy(self, file: Path) -> None:
         """Reload the policy whenever that file changes, too."""

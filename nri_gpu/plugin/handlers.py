@@ -234,7 +234,8 @@ class Plugin:
         known = self.ledger.lost  # one that is listed without a PID is lost still: its shim does not answer
         listed = tuple(item for item in listed if item.pid or item.container.id not in known)
         ids = frozenset(item.container.id for item in listed)
-        old = self.ledger.over(self.ledger.processes.keys() - ids, now)  # not to be listed is not to have ended
+        recalled = self._with_cgroups(frozenset(item.container.id for item in listed if item.pid))
+        old = recalled.over(recalled.processes.keys() - ids, now)  # not to be listed is not to have ended
         lost = old.lost.keys() - ids
         entries = [each for id_, each in old.entries.items() if id_ in lost]
         lives = [each for id_, each in old.live.items() if id_ in lost]
@@ -277,6 +278,17 @@ class Plugin:
             bound.error("GPU granted to several pods, to one exclusively")
         found = {"gpus": len(node.gpus), "grants": len(entries), "foreign": len(anew.external), "lost": len(lost)}
         logger.bind(**found).info("ledger rebuilt")
+
+    def _with_cgroups(self, seen: frozenset[ContainerId]) -> Ledger:
+        """The ledger with the cgroups of containers that ran, whose processes neither it nor the runtime names.
+
+        Daemons before this one wrote no processes. seen: containers whose processes the runtime names. Only in a
+        connection is it known whether its PIDs are ours, and with that which hierarchies tell.
+        """
+        ledger = self.ledger
+        ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
+        found = self._needs.cgroups.named(ran - ledger.processes.keys() - seen)
+        return replace(ledger, processes={**ledger.processes, **found})
 
     def _listed_entry(self, item: Listed, signed: SignedGrant, old: Ledger, now: float) -> Entry:
         """The entry of a container that is listed with a signed grant. old: of an earlier daemon, too."""

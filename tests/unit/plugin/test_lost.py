@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
-from nri_gpu.system.cgroups import ContainerCgroups
+from nri_gpu.system.cgroups import DEVICES, EVENTS, ContainerCgroups, Mounted
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import Bench
@@ -42,9 +43,9 @@ class Cgroups(ContainerCgroups):
 class LostBench(Bench):
     """A plugin with a container that ran, and to which something happens in an event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, cgroups: ContainerCgroups | None = None) -> None:
         self.cgroups = Cgroups()
-        super().__init__(cgroups=self.cgroups)
+        super().__init__(cgroups=cgroups or self.cgroups)
         self.of = nri.asking("device=0", "first")
         made = nri.container(self.of)
         self.made = nri.running(nri.adjusted(made, self.create(self.of, made)))
@@ -95,6 +96,29 @@ def test_one_that_the_runtime_does_not_list_is_lost_and_may_come_back(bench: Los
         bench.synchronize([bench.of], [bench.made])
         assert bench.phases() == {ID: "running"}
         assert not bench.plugin.lost.described()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "populated", "empty"),
+    [("cgroup", "cgroup.procs", "100\n", ""), ("cgroup2", EVENTS, "populated 1\n", "populated 0\n")],
+)
+def test_one_that_the_version_before_knew_is_looked_for_by_its_name(
+    tmp_path: Path, kind: str, file: str, populated: str, empty: str
+) -> None:
+    """Its ledger.json names no processes. That v1's hierarchies tell is known once the runtime has connected."""
+    (tmp_path / ID).mkdir()
+    (tmp_path / ID / file).write_text(populated)
+    bench = LostBench(ContainerCgroups([Mounted("0:1", "/", str(tmp_path), kind, frozenset({DEVICES}))]))
+    assert not bench.plugin.ledger.processes
+
+    async def run() -> None:
+        bench.plugin.same_pids = True
+        bench.synchronize([bench.of], [])
+        assert bench.phases() == {ID: "lost"}
+        (tmp_path / ID / file).write_text(empty)
+        await until("the GPU to come free", lambda: bench.free)
 
     asyncio.run(run())
 
