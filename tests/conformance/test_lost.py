@@ -50,7 +50,8 @@ class Holder:
 
     def end(self) -> None:
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its shim kills the others
+                os.kill(pid, signal.SIGKILL)
         for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             if (self._frozen / file).exists():
                 (self._frozen / file).write_text(thawed)

@@ -28,12 +28,22 @@ UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4
 READY_S: Final = 20.0
 # The package beside these tests, whatever else is installed.
 ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.parents[1])}
+# What is read without --policy is not to be the file of the machine that tests run on.
+DEFAULT_POLICY: Final = """
+import sys
+from pathlib import Path
+from nri_gpu.daemon import policy_file
+policy_file.DEFAULT_PATH = Path(sys.argv.pop(1))
+from nri_gpu.cli.main import main
+sys.exit(main())
+"""
 
 
 class Launch(Struct, frozen=True):
     """How a daemon is started. base: folder for state, log and notify socket, made when missing.
 
-    stage_dir: where drivers are staged, `drivers` in the base by default.
+    stage_dir: where drivers are staged, `drivers` in the base by default. default_policy: in place of the file that is
+    read where no policy is named.
     """
 
     base: Path
@@ -41,6 +51,7 @@ class Launch(Struct, frozen=True):
     topology: Path | None = FOUR_GPUS
     driver_root: Path | None = None
     policy: Path | None = None
+    default_policy: Path | None = None
     stage_dir: Path | None = None
     run_dir: Path | None = None
     index: str | None = None
@@ -129,6 +140,8 @@ class NriGpu:
 
     def words(self) -> list[str]:
         """What is run, up to its verb."""
+        if self.launch.default_policy:
+            return [sys.executable, "-c", DEFAULT_POLICY, str(self.launch.default_policy)]
         return [sys.executable, "-m", "nri_gpu"]
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:

@@ -1,7 +1,6 @@
 """`nri-gpu guard` as a process of its own, beside a daemon or without one."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ class NriGuard(NriGpu):
             "--log-level": self.launch.log_level,
         }
         options = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
-        return [sys.executable, "-m", "nri_gpu", "guard", *options]
+        return [*self.words(), "guard", *options]
 
     def seen(self) -> Mapping[str, Any]:
         """What it says of itself, for `nri-gpu check`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,15 +29,6 @@ IGNORE: Final = f'{PROD}otherwise = "ignore"\n'
 DENIED: Final = 'namespace "ml" may not ask for GPUs'
 KEPT, RELOADED = "policy not reloaded, the old one stays", "policy reloaded"
 GONE: Final = "is missing, and a policy was in force: put it back, or run `nri-gpu check --forget` and reload nri-gpu"
-# What is read without --policy is not to be the file of the machine that tests run on.
-PROGRAM: Final = """
-import sys
-from pathlib import Path
-from nri_gpu.daemon import policy_file
-policy_file.DEFAULT_PATH = Path({policy!r})
-from nri_gpu.cli.main import main
-sys.exit(main())
-"""
 
 
 class Node:
@@ -47,11 +37,14 @@ class Node:
     def __init__(self, folder: Path, *, unit: bool = True) -> None:
         self.policy, self.lib = folder / "policy.toml", folder / "lib"
         self.lib.mkdir()
-        self.words = [sys.executable, "-c", PROGRAM.format(policy=str(self.policy))]
         self.unit = {"STATE_DIRECTORY": f"{self.lib}:{self.lib}/drivers"}
         root = make_driver_root(folder / "driver")
-        self.launch = Launch(folder / "d", folder / "nri.sock", driver_root=root, environment=self.unit if unit else {})
-        self.daemon = Unit(self.launch, self.words)
+        environment = self.unit if unit else {}
+        socket = folder / "nri.sock"
+        self.launch = Launch(
+            folder / "d", socket, default_policy=self.policy, driver_root=root, environment=environment
+        )
+        self.daemon = NriGpu(self.launch)
 
     @asynccontextmanager
     async def serving(self, config: str = "") -> AsyncIterator[ScriptedRuntime]:
@@ -82,30 +75,8 @@ class Node:
         shutil.rmtree(self.launch.state)
 
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [*self.words, *words, "--state-dir", str(self.launch.state)]
+        command = [*self.daemon.words(), *words, "--state-dir", str(self.launch.state)]
         return subprocess.run(command, env=ENVIRONMENT | self.unit, capture_output=True, text=True, check=False)
-
-
-class Unit(NriGpu):
-    """The daemon of that machine."""
-
-    def __init__(self, launch: Launch, words: list[str]) -> None:
-        super().__init__(launch)
-        self._words = words
-
-    def words(self) -> list[str]:
-        return self._words
-
-
-class GuardUnit(NriGuard):
-    """The guard of that machine."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(node.launch)
-        self._words = node.words
-
-    def program(self) -> list[str]:
-        return [*self._words, *super().program()[3:]]
 
 
 @pytest.fixture
@@ -227,8 +198,7 @@ async def test_the_guard_excuses_whom_the_last_policy_ignores(node: Node) -> Non
         node.policy.unlink()
         await node.reload(KEPT)
     async with Listener(node.launch.socket) as listener:
-        guard = GuardUnit(node)
-        with guard:
+        with NriGuard(node.launch) as guard:
             runtime = await listener.accept(PATIENCE_S)
             await runtime.handshake()
             of = nri.asking("1")
