@@ -340,7 +340,9 @@ class Ledger(Struct, frozen=True):
         return tuple(
             id_
             for id_, entry in self.entries.items()
-            if entry.phase is GrantPhase.RUNNING and _name(entry.grant) == (pod_uid, name) and id_ != container_id
+            if (entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and id_ in self.processes))
+            and _name(entry.grant) == (pod_uid, name)
+            and id_ != container_id
         )
 
     def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
@@ -354,7 +356,11 @@ class Ledger(Struct, frozen=True):
         ledger = self.without_reservations(
             device for device, each in self.reservations.items() if each.until is not None and now > each.until
         )
-        return ledger.lapsed((id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s)), now)
+        return ledger.lapsed(self.overdue(now, grace_s), now)
+
+    def overdue(self, now: float, grace_s: float) -> frozenset[ContainerId]:
+        """Containers that were created and should have started by now. grace_s: the policy's `created_grace_s`."""
+        return frozenset(id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s))
 
     def started(self, container_id: ContainerId, now: float) -> Ledger | None:
         """With that container running; None when it must not start: it is lost, or lapsed and its GPUs were taken."""

@@ -41,6 +41,9 @@ _NEWER_SINCE: Final = (0, 10)
 # Runtimes with NRI 0.10 that do not tell: NRI sends its version from 0.12 on. By the go.mod of each release, since
 # containerd 2.2.0 has 0.10.0, CRI-O 1.34.0 too, and Docker has NRI since 29.2.0, with 0.11.0.
 _NEWER_RUNTIMES: Final = {"containerd": (2, 2), "cri-o": (1, 34), "docker": (29, 2)}
+# Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on, and sends no start of a container
+# that it restores from a checkpoint (server/container_start.go); Docker sends none at all.
+HEED_STARTS: Final = frozenset({"containerd"})
 _CANDIDATE: Final = re.compile(r"[-~+.](?:alpha|beta|rc)", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+~-]|$)")
 

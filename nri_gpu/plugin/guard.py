@@ -21,7 +21,7 @@ from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.events import Event, Lifecycle
+from nri_gpu.nri.events import HEED_STARTS, Event, Lifecycle
 from nri_gpu.nri.list_size import event_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
@@ -32,10 +32,6 @@ from nri_gpu.system.storage import Signature, read_private, signature
 from nri_gpu.system.tasks import LogOnce
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
-# Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
-# sends none: there creations are validated too, because a plugin behind the injector sees the grant. It costs a
-# round trip for every container, so not where it would only refuse what will not start anyway.
-HEED_STARTS: Final = frozenset({"containerd"})
 
 
 class GuardState(Protocol):
@@ -124,7 +120,11 @@ class Guard:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events to subscribe to."""
+        """The events to subscribe to.
+
+        Where starts cannot be refused, creations are validated too, because a plugin behind the injector sees the
+        grant. It costs a round trip for every container, so not where it would only refuse what will not start anyway.
+        """
         return EVENTS if self.runtime in HEED_STARTS else (*EVENTS, Event.CREATE_CONTAINER)
 
     def unanswered(self, payload: bytes) -> None:

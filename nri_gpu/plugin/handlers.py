@@ -5,6 +5,7 @@ No handler awaits, so nobody sees half a step and no lock is needed; log lines a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
@@ -30,7 +31,7 @@ from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, DecodeError
-from nri_gpu.nri.events import Event, Lifecycle
+from nri_gpu.nri.events import HEED_STARTS, Event, Lifecycle
 from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
@@ -41,6 +42,7 @@ from nri_gpu.plugin.lost import LostContainers
 from nri_gpu.plugin.releasing import ReleasedGpus
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.starts import GrantedContainers
+from nri_gpu.plugin.unstarted import UnstartedContainers
 from nri_gpu.policy.model import Policy, Stale
 from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.state import NodeState
@@ -99,6 +101,7 @@ class Plugin:
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
         self.lost = LostContainers(state, needs.cgroups, self._gone, needs.clock)
+        self.unstarted = UnstartedContainers(state, needs.cgroups, self._never_started, self._lapses, needs.clock)
         self._exits = UntoldExits(self.exited)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
 
@@ -421,6 +424,11 @@ class Plugin:
         self._granted.is_over((change.container_id,))
         return self._ended((change.container_id,), self.ledger.over((change.container_id,), now), now)
 
+    def _never_started(self, container_ids: Collection[ContainerId]) -> None:
+        """These were created, should have started by now, and have no process."""
+        now = self._needs.clock()
+        self.state.commit(self.kubelet.ended(self.ledger, self.ledger.lapsed(container_ids, now), now, lapses=True))
+
     def _gone(self, container_ids: Collection[ContainerId]) -> None:
         """No process of these lost containers is left."""
         self._ended(container_ids, self.ledger.released(*container_ids), self._needs.clock())
@@ -452,6 +460,11 @@ class Plugin:
         self.kubelet.forget(self.ledger)
         return EMPTY
 
+    def _lapses(self) -> bool:
+        """Whether a grant that was never started lapses without a look: the runtime heeds it if we refuse the start."""
+        return not self.runtime or self.runtime in HEED_STARTS
+
     def _lapsed(self, now: float) -> Ledger:
-        lapsed = self.ledger.lapse(now, self.state.settings.ledger.created_grace_s)
+        grace_s = self.state.settings.ledger.created_grace_s if self._lapses() else math.inf
+        lapsed = self.ledger.lapse(now, grace_s)
         return expired(self.kubelet.ended(self.ledger, lapsed, now, lapses=True), now)

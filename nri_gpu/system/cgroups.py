@@ -93,6 +93,11 @@ class ContainerCgroups:
         cgroup = next(filter(None, own), None)
         return FirstProcess(pid, process.started, cgroup) if cgroup or self.same_pids else None
 
+    @property
+    def seen(self) -> bool:
+        """Whether cgroups can be seen at all."""
+        return bool(self._visible())
+
     def named(self, container_ids: Iterable[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
         """The containers that a cgroup is named after, whose processes nobody knows. Walk all cgroups of the host."""
         wanted, found = set(container_ids), dict[ContainerId, FirstProcess]()
@@ -172,9 +177,14 @@ def _own_cgroup(controller: str, path: str, container_id: ContainerId) -> Cgroup
     """
     parts = path.split("/")
     names = (part.removesuffix(".scope") for part in parts)
-    ends = (at for at, name in enumerate(names, 1) if name == container_id or name.endswith(f"-{container_id}"))
+    ends = (at for at, name in enumerate(names, 1) if name == container_id or _ends_with(name, container_id))
     end = None if ".." in parts else next(ends, None)
     return Cgroup(controller, "/".join(parts[:end])) if end else None
+
+
+def _ends_with(name: str, container_id: ContainerId) -> bool:
+    """Whether a cgroup's name is some word and the container's id; but `crio-conmon-ID` has CRI-O's monitor of it."""
+    return name.endswith(f"-{container_id}") and not name.endswith(f"-conmon-{container_id}")
 
 
 def _pids(folder: Path) -> Iterator[int]:

@@ -19,12 +19,14 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.stage import LOCK_FILE
 from nri_gpu.nri.events import Event
+from nri_gpu.system.cgroups import DEVICES, UNIFIED
 from nri_gpu.system.storage import open_lock, try_lock
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
+from tests.support.cgroup import Cgroup, OccupiedCgroup, host_cgroup
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.nri_messages import REQUEST_TIMEOUT_NS
+from tests.support.nri_messages import CRI_O, NRI_0_8, REQUEST_TIMEOUT_NS, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until
 from tests.support.waiting import aside, in_a_loop
 
@@ -36,10 +38,10 @@ def launch(folder: Path) -> Launch:
     return Launch(folder, socket=folder / "nri.sock", driver_root=folder / "driver")
 
 
-async def serving(daemon: NriGpu, listener: Listener) -> ScriptedRuntime:
+async def serving(daemon: NriGpu, listener: Listener, flavour: Flavour = NRI_0_8) -> ScriptedRuntime:
     """A runtime through its handshake, with a plugin that knows its node."""
     runtime = await listener.accept(20)
-    await runtime.handshake()
+    await runtime.handshake(flavour)
     await aside(lambda: daemon.wait_logged("inventory changed"))
     return runtime
 
@@ -82,6 +84,27 @@ async def test_a_daemon_that_stood_still_in_synchronize_connects_again(launch: L
             await granted(await serving(daemon, listener))
             assert "nri-gpu stood still for " in daemon.log()
             assert daemon.log().count("connection ended, reconnecting") == 1
+
+
+@in_a_loop
+async def test_on_cri_o_a_container_that_was_never_started_holds_its_gpu_while_a_process_is_in_its_cgroup(
+    launch: Launch, request: pytest.FixtureRequest
+) -> None:
+    """As one that it restored from a checkpoint."""
+    async with Listener(launch.socket) as listener:
+        with NriGpu(launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 5\n")) as daemon:
+            runtime = await serving(daemon, listener, CRI_O)
+            _, made = await granted(runtime, "device=0")
+            cgroup = OccupiedCgroup(DEVICES if host_cgroup() is Cgroup.V1 else UNIFIED, f"crio-{made.id}.scope")
+            request.addfinalizer(cgroup.remove)
+            await asyncio.sleep(7)
+            next_one = nri.asking("device=0", "next")
+            reply = await runtime.create(next_one, nri.container(next_one))
+            assert isinstance(reply, Status)
+            assert "[gpu-busy]" in reply.message
+            cgroup.end()
+            await aside(lambda: daemon.wait_held({}))
+            await granted(runtime, "device=0", "next")
 
 
 @in_a_loop

@@ -1,10 +1,12 @@
 """Which devices a container's cgroup lets it open, on cgroup v1 (readable rules) and v2 (an eBPF program)."""
 
 import json
+import os
 import subprocess
 from enum import StrEnum
 from pathlib import Path
 
+from nri_gpu.system.cgroups import hierarchies, mounts_of
 from nri_gpu.verify.kernel import DeviceRule
 from tests.support import packages
 
@@ -14,6 +16,31 @@ class Cgroup(StrEnum):
 
     V1 = "v1"
     V2 = "v2"
+
+
+class OccupiedCgroup:
+    """A cgroup of a name that a runtime would give it, and a process in one below it.
+
+    Raises: KeyError: the controller's hierarchy is not here; OSError: it cannot be made.
+    """
+
+    def __init__(self, controller: str, name: str) -> None:
+        self.top = hierarchies(mounts_of("self"))[controller] / f"nri-gpu-test-{os.getpid()}"
+        self.own = self.top / name
+        (self.own / "inner").mkdir(parents=True)
+        self.process = subprocess.Popen(["sleep", "600"])
+        (self.own / "inner" / "cgroup.procs").write_text(str(self.process.pid))
+
+    def end(self) -> None:
+        """End the process; the cgroup stays."""
+        self.process.kill()
+        self.process.wait()
+
+    def remove(self) -> None:
+        self.end()
+        for each in (self.own / "inner", self.own, self.top):
+            if each.exists():
+                each.rmdir()
 
 
 def host_cgroup() -> Cgroup:

@@ -12,6 +12,7 @@ import pytest
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.system.cgroups import DEVICES, UNIFIED, ContainerCgroups, Mounted, hierarchies, mounts_of
 from nri_gpu.system.process import process_of
+from tests.support.cgroup import OccupiedCgroup
 from tests.support.waiting import wait_for
 
 ID = ContainerId("c0ffee")
@@ -19,37 +20,16 @@ SCOPE = f"cri-containerd-{ID}.scope"
 MOUNTS = mounts_of("self")
 
 
-class Tree:
-    """A container's cgroup, named as the systemd driver does, and a process in one below it."""
-
-    def __init__(self, controller: str) -> None:
-        self.top = hierarchies(MOUNTS)[controller] / f"nri-gpu-test-{os.getpid()}"
-        self.own = self.top / SCOPE
-        (self.own / "inner").mkdir(parents=True)
-        self.process = subprocess.Popen(["sleep", "600"])
-        (self.own / "inner" / "cgroup.procs").write_text(str(self.process.pid))
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def remove(self) -> None:
-        self.end()
-        for each in (self.own / "inner", self.own, self.top):
-            if each.exists():
-                each.rmdir()
-
-
 @pytest.fixture(params=[DEVICES, UNIFIED], ids=["v1", "v2"])
-def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[OccupiedCgroup]:
     if request.param not in hierarchies(MOUNTS) or os.geteuid():
         pytest.skip("this machine does not let us make cgroups of that generation")
-    made = Tree(request.param)
+    made = OccupiedCgroup(request.param, SCOPE)
     yield made
     made.remove()
 
 
-def test_a_container_lives_as_long_as_a_process_is_in_its_cgroup_or_below(tree: Tree) -> None:
+def test_a_container_lives_as_long_as_a_process_is_in_its_cgroup_or_below(tree: OccupiedCgroup) -> None:
     cgroups = ContainerCgroups(MOUNTS, same_pids=True)
     first = cgroups.first_process(tree.process.pid, ID)
     assert first
@@ -84,6 +64,7 @@ def test_where_its_cgroup_is_not_seen_its_first_process_counts() -> None:
         (f"0::/../../kubepods/{ID}", None),  # above what is mounted here
         (f"0::/kubepods/{ID}0", None),
         (f"0::/kubepods/x{ID}", None),
+        (f"0::/kubepods.slice/crio-conmon-{ID}.scope", None),  # of its monitor
         (f"5:devices:/{ID}", None),  # whose list of PIDs would be empty for us
     ],
 )

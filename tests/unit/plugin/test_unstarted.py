@@ -1,0 +1,125 @@
+"""Where a refused start is not heeded, as on CRI-O, a grant that was never started holds as its cgroup says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
+from nri_gpu.nri.events import Event
+from nri_gpu.policy.model import LedgerSettings, Policy
+from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
+from tests.support import nri_messages as nri
+from tests.support.log import Log
+from tests.support.plugin import Bench
+from tests.support.scripted_runtime import until
+
+ID = "container-first-main"
+GRACE_S = 1
+UNSEEN = "container never started and its cgroup is not seen: it keeps its GPUs until it is removed"
+
+
+class Cgroups(ContainerCgroups):
+    """One for each container. left: how many processes are in it."""
+
+    visible = True
+    left = 1
+
+    @property
+    def seen(self) -> bool:
+        return self.visible
+
+    def named(self, container_ids: Iterable[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
+        return {each: FirstProcess(0, 0, Cgroup(UNIFIED, f"/crio-{each}.scope")) for each in container_ids}
+
+    def lives(self, process: FirstProcess) -> bool:
+        return self.left > 0
+
+    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
+        return (100,) * self.left
+
+
+class UnstartedBench(Bench):
+    """A plugin with a container that was granted GPU 0 and never started, and whose grace is over."""
+
+    def __init__(self, runtime: str = "cri-o") -> None:
+        self.cgroups = Cgroups()
+        super().__init__(Policy(ledger=LedgerSettings(created_grace_s=GRACE_S)), cgroups=self.cgroups)
+        self.plugin.runtime = runtime
+        self.of = nri.asking("device=0", "first")
+        self.create(self.of)
+        self.clock.now += GRACE_S + 0.1
+
+    def ask_again(self) -> str:
+        """How another pod is refused that GPU; empty where it is not."""
+        reply = self.ask(nri.asking("device=0", "second"))
+        return getattr(reply, "message", "")
+
+
+def test_it_holds_its_gpu_while_its_cgroup_has_processes_and_no_longer() -> None:
+    async def run() -> None:
+        bench = UnstartedBench()
+        assert "gpu-busy" in bench.ask_again()  # nobody has looked yet
+        bench.plugin.unstarted.look()
+        assert "gpu-busy" in bench.ask_again()
+        assert bench.phases() == {ID: "created"}
+        bench.cgroups.left = 0
+        await until("its grant to lapse", lambda: bench.phases() == {ID: "lapsed"})
+        assert bench.ask_again() == ""
+
+    asyncio.run(run())
+
+
+def test_a_look_comes_by_itself_and_finds_its_cgroup_before_its_grace_is_over() -> None:
+    async def run() -> None:
+        bench = UnstartedBench()
+        bench.clock.now -= GRACE_S
+        await until("its cgroup to be known", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
+        bench.cgroups.left = 0
+        bench.plugin.unstarted.look()
+        assert bench.phases() == {ID: "created"}
+
+    asyncio.run(run())
+
+
+def test_one_that_is_removed_holds_it_until_its_cgroup_is_empty() -> None:
+    async def run() -> None:
+        bench = UnstartedBench()
+        bench.plugin.unstarted.look()
+        bench.tell(Event.REMOVE_CONTAINER, bench.of, nri.container(bench.of))
+        assert bench.phases() == {ID: "lost"}
+        bench.cgroups.left = 0
+        await until("the GPU to come free", lambda: not bench.plugin.ledger.usage())
+
+    asyncio.run(run())
+
+
+def test_one_whose_next_attempt_is_made_holds_it_until_its_cgroup_is_empty() -> None:
+    async def run() -> None:
+        bench = UnstartedBench()
+        bench.plugin.unstarted.look()
+        anew = nri.container(bench.of)
+        anew.id = "again"
+        bench.create(bench.of, anew)
+        assert bench.phases() == {ID: "lost", "again": "created"}
+
+    asyncio.run(run())
+
+
+def test_where_no_cgroup_is_seen_it_holds_it_until_it_is_removed() -> None:
+    async def run() -> None:
+        bench = UnstartedBench()
+        bench.cgroups.visible = False
+        with Log() as log:
+            for _ in range(2):
+                bench.plugin.unstarted.look()
+            assert "gpu-busy" in bench.ask_again()
+            assert log.one(UNSEEN).fields["pod_name"] == "first"
+        bench.tell(Event.REMOVE_CONTAINER, bench.of, nri.container(bench.of))
+        assert bench.ask_again() == ""
+
+    asyncio.run(run())
+
+
+def test_where_a_refused_start_is_heeded_it_lapses_as_its_grace_is_over() -> None:
+    assert UnstartedBench("containerd").ask_again() == ""
