@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, ok, unseen, warning
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
-from nri_gpu.doctor.runtime import NRI_BY_DEFAULT, ContainerRuntime, same_socket
+from nri_gpu.doctor.runtime import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
 from nri_gpu.doctor.runtime_settings import NRI, seconds
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.text import listed
@@ -18,6 +18,13 @@ from nri_gpu.domain.text import listed
 SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
 _NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}
 _VALIDATES: Final = {"containerd": (2, 2), "crio": (1, 34)}
+# The lines of containerd that restored checkpoints, each with its first release that does only where
+# `enable_experimental_restore_via_create` is set (internal/cri/config/config.go).
+_RESTORES_BEFORE: Final[Mapping[tuple[int, ...], tuple[int, ...]]] = {
+    (2, 1): (2, 1, 10),
+    (2, 2): (2, 2, 7),
+    (2, 3): (2, 3, 4),
+}
 _CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
 _CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections = false")
 _REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"')
@@ -38,6 +45,7 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     connected = seen.status is not None and seen.status.runtime.ready
     yield from (_later(each) if connected else each for each in _nri(seen, runtime))
     yield from _timeouts(runtime)
+    yield from _checkpoints(seen, runtime)
     yield from _validator(seen, runtime)
 
 
@@ -155,6 +163,29 @@ def _timeouts(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
         )
     else:
         yield ok(subject, f"{request} for a request, {registration} for a registration")
+
+
+def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """Whether it restores every image that calls itself a checkpoint, and tells NRI of no start of it."""
+    subject, release, process = "checkpoints", runtime.release or (), runtime.process
+    opt_in = _RESTORES_BEFORE.get(release[:2])
+    if runtime.containerd is None or opt_in is None or process is None:
+        return
+    if release >= opt_in and not runtime.containerd.cri.enable_experimental_restore_via_create:
+        return
+    shown, criu = f"containerd {runtime.version}", in_path(seen, process, "criu")
+    if criu is None:
+        yield unseen(subject, f"whether {shown} finds criu can be seen by root only", "sudo nri-gpu doctor")
+    elif not criu:
+        yield ok(subject, f"{shown} finds no criu, so it restores none")
+    else:
+        yield warning(
+            subject,
+            f"{shown} finds {criu}, so it restores every image that calls itself a checkpoint, and tells no plugin of "
+            "the start: the GPU of such a container goes to another while it runs",
+            "# upgrade containerd: 2.2.7, 2.3.4, 2.4 and newer restore none unless told to",
+            f"# or keep {criu} out of its PATH",
+        )
 
 
 def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:

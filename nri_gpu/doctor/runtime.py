@@ -21,7 +21,7 @@ from nri_gpu.doctor.runtime_settings import (
     containerd_settings,
     crio_settings,
 )
-from nri_gpu.system.storage import why_untrusted
+from nri_gpu.system.storage import text_of, why_untrusted
 
 VERSION_LIMIT_S: Final = 0.5
 _VERSION: Final = re.compile(r"\bv?([0-9]+)\.([0-9]+)\.([0-9]+)")
@@ -123,6 +123,16 @@ def _version(seen: Examined, name: str, process: RunningProgram | None) -> str:
         return ""
     match = _VERSION.search(done.stdout)
     return match[0].removeprefix("v") if match else ""
+
+
+def in_path(seen: Examined, process: RunningProgram, program: str) -> str | None:
+    """Where a process finds a program by its PATH; empty where it finds none, None where its PATH cannot be read."""
+    text = text_of(seen.at(f"/proc/{process.pid}/environ"), encoding="utf-8")
+    if text is None:
+        return None
+    path = next((each.removeprefix("PATH=") for each in text.split("\0") if each.startswith("PATH=")), "")
+    places = (f"{folder}/{program}" for folder in path.split(":") if folder.startswith("/"))
+    return next((place for place in places if is_there(seen.at(place))), "")
 
 
 def same_socket(seen: Examined, path: str) -> bool:

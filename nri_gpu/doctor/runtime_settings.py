@@ -84,6 +84,7 @@ class CriSettings(Struct, frozen=True):
 
     containerd: _Handlers = _Handlers()
     enable_selinux: bool = False
+    enable_experimental_restore_via_create: bool = False
 
     @property
     def systemd_cgroup(self) -> bool:

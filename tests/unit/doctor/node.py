@@ -56,6 +56,7 @@ class DoctorNode:
         self._driver()
         self.process(2, "kthreadd")
         self.process(700, "containerd", "/usr/bin/containerd")
+        self.write("proc/700/environ", "LANG=C\0PATH=/usr/local/sbin:/usr/sbin:/usr/bin\0")
         self.program("2.1.9")
         self.write("etc/containerd/config.toml", CONFIG)
         self.listen("run/nri/nri.sock")

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.doctor.finding import Examined, Level
+from nri_gpu.doctor.finding import Examined, Level, unseen
 from nri_gpu.doctor.runtime import container_runtime
 from nri_gpu.doctor.runtime_settings import FileFault, containerd_settings, crio_settings, seconds
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 Break = Callable[[DoctorNode], object]
 TOML = "etc/containerd/config.toml"
+SUDO = "sudo nri-gpu doctor"
 VALIDATOR = '\n[plugins."io.containerd.nri.v1.nri".default_validator]\n'
 
 
@@ -122,6 +123,26 @@ def test_what_a_connected_daemon_will_meet_later_is_a_warning(node: DoctorNode) 
     finding = node.only()
     assert (finding.level, finding.subject) == (Level.WARNING, "NRI")
     assert finding.meaning.startswith("nri-gpu is connected, but after the runtime's next start: NRI is off")
+
+
+@pytest.mark.parametrize(
+    ("version", "warns"),
+    [("2.0.5", False), ("2.1.9", True), ("2.2.6", True), ("2.2.7", False), ("2.3.3", True), ("2.3.4", False)],
+)
+def test_a_containerd_that_restores_any_checkpoint(node: DoctorNode, version: str, warns: bool) -> None:
+    node.program(version)
+    assert "checkpoints" not in node.found(status=None)
+    node.write("usr/sbin/criu", "")
+    found = node.found(status=None).get("checkpoints")
+    assert bool(found) is warns
+    assert not found or f"containerd {version} finds /usr/sbin/criu, so it restores" in found.meaning
+    config(CONFIG + '[plugins."io.containerd.cri.v1.runtime"]\nenable_experimental_restore_via_create = true\n')(node)
+    assert ("checkpoints" in node.found(status=None)) is (warns or version != "2.0.5")
+
+
+def test_a_path_that_only_root_may_read(node: DoctorNode) -> None:
+    node.remove("proc/700/environ")
+    assert node.only() == unseen("checkpoints", "whether containerd 2.1.9 finds criu can be seen by root only", SUDO)
 
 
 def test_k3s_makes_its_file_from_a_template(node: DoctorNode) -> None:
