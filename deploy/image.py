@@ -83,13 +83,23 @@ def build(output: Path, mmdebstrap: Sequence[str] = ("mmdebstrap",), mirror: str
         return write(output / FILE, layer.read_bytes(), CONFIG, NAME)
 
 
-def write(archive: Path, layer: bytes, config: Mapping[str, object], name: str) -> Path:
-    """An OCI image layout in a tar, which Docker loads too. layer: a tar; config: how it runs, as OCI spells it."""
+def write(
+    archive: Path,
+    layer: bytes,
+    config: Mapping[str, object],
+    name: str,
+    annotations: Mapping[str, str] | None = None,
+) -> Path:
+    """An OCI image layout in a tar, which Docker loads too.
+
+    layer: a tar. config: how it runs, as OCI spells it. annotations: of the manifest.
+    """
     system = {"architecture": ARCHITECTURES[platform.machine()], "os": "linux"}
     rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
     whole = _json({**system, "config": config, "rootfs": rootfs})
     parts = {"config": _descriptor(IMAGE, whole), "layers": [_descriptor(LAYER, layer)]}
-    manifest = _json({"schemaVersion": 2, "mediaType": MANIFEST, **parts})
+    more = {"annotations": annotations} if annotations else {}
+    manifest = _json({"schemaVersion": 2, "mediaType": MANIFEST, **parts, **more})
     named = {"platform": system, "annotations": {"io.containerd.image.name": name}}
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_descriptor(MANIFEST, manifest) | named]}
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}

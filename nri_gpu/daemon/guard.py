@@ -112,7 +112,7 @@ class GuardProcess:
         return code
 
     def _configured(self, configured: Configured) -> None:
-        self._guard.runtime = configured.runtime
+        self._guard.runtime, self._guard.version = configured.runtime, configured.version
         self._status = replace(self._status, runtime=configured.runtime, runtime_version=configured.version)
 
     def _ready(self) -> None:

@@ -15,7 +15,7 @@ from nri_gpu.domain.kubelet import Allocated, KubeletAllocation, gpu_groups
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
-from nri_gpu.request.parse import kubelet_key, parse_claim, select_annotation
+from nri_gpu.request.parse import kubelet_key, our_keys, parse_claim, select_annotation
 
 MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with admin access gets of the driver
 
@@ -43,6 +43,16 @@ def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -
     if not key and starts and _named_by_device_plugin(container, policy):
         key = VARIABLE
     return "" if key and is_ignored(container, policy) else key
+
+
+def asks_in_pod(container: Container, policy: Policy) -> str:
+    """The key or variable by which this container or another of its pod asks for GPUs, or for none; empty without."""
+    keys = [*our_keys(container.pod.annotations), *container.markers, kubelet_key(container.annotations)]
+    if container.kubelet:
+        keys.append(container.kubelet.key)
+    if container.env.get(VARIABLE) and policy.environment.may_ask.match(container.pod.namespace):
+        keys.append(VARIABLE)
+    return next(filter(None, keys), "")
 
 
 def is_ignored(container: Container, policy: Policy) -> bool:

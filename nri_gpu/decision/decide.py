@@ -23,6 +23,7 @@ from nri_gpu.decision.plan import (
     plan_for,
     unreached_note,
 )
+from nri_gpu.decision.validate import validate_restored
 from nri_gpu.domain.claim import Claim, Count, MigProfiles, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
@@ -58,6 +59,8 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
 
 def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decision:
     """The request if it is eligible for GPUs; else the decision, which then does not depend on the ledger."""
+    if reason := validate_restored(container, policy):
+        return Refuse(reason)
     if isinstance(container.kubelet, AllocationPending):
         return _refuse(Code.NODE_NOT_READY, as_sentence(f"{container.kubelet.key}: {container.kubelet.fault}"))
     try:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
-from nri_gpu.decision.claim import is_ignored, needs_grant
+from nri_gpu.decision.claim import asks_in_pod, is_ignored, needs_grant
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.policy.model import Policy
+from nri_gpu.request.values import shown_key
 
 # /dev/nvidiaN, nvidiactl and nvidia-modeset: assigned to NVIDIA (Linux: Documentation/admin-guide/devices.txt).
 NVIDIA_MAJOR: Final = 195
@@ -38,6 +39,22 @@ def grant_of(container: Container, text: str | None, key: bytes | None) -> Signe
     return verify_grant(text, container.pod.uid, container.id, key)
 
 
+def validate_restored(container: Container, policy: Policy) -> Reason | None:
+    """Why a container must not be created from a checkpoint: its pod asks for GPUs. None where it may be.
+
+    containerd tells no plugin of its start, so its GPUs would go to others while it runs, and calls it by a name that
+    does not tell which request is its own.
+    """
+    key = asks_in_pod(container, policy) if container.restored else ""
+    if not key:
+        return None
+    return Reason(
+        Code.RESTORED,
+        f"its pod asks for GPUs by {shown_key(key)}, and its image is a checkpoint, which the runtime restores without "
+        "telling nri-gpu of the start: run it from an image that is no checkpoint, or ask for no GPU in its pod.",
+    )
+
+
 def validate_start(container: Container, signed: SignedGrant | InvalidGrant | None, policy: Policy) -> Reason | None:
     """Why a container must not start: it asks for GPUs and has no valid grant. None where it may start."""
     if isinstance(signed, SignedGrant) or not (key := needs_grant(container, policy, starts=True)):
@@ -57,6 +74,8 @@ def validate_adjusted(
     ungranted: also check what other plugins added to a container without a grant, or that policy ignores.
     """
     container = adjusted.container
+    if reason := validate_restored(container, policy):
+        return reason
     signed = grant_of(container, adjusted.grant.name if adjusted.grant else None, key)
     if reason := validate_start(container, signed, policy):
         return reason

@@ -182,7 +182,7 @@ def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFi
         yield warning(
             subject,
             f"{shown} finds {criu}, so it restores every image that calls itself a checkpoint, and tells no plugin of "
-            "the start: the GPU of such a container goes to another while it runs",
+            "the start: nri-gpu and its guard refuse that in pods that ask for GPUs, but not while both are away",
             "# upgrade containerd: 2.2.7, 2.3.4, 2.4 and newer restore none unless told to",
             f"# or keep {criu} out of its PATH",
         )

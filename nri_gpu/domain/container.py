@@ -109,6 +109,7 @@ class Container(Recorded, frozen=True, kw_only=True):
     mps_folder: the host folder of the MPS daemon whose pipes it mounts; empty where it mounts none.
     markers: variables that name devices of ResourceClaims, untrusted; MARKERS_MAX of them and one more at most. They
     are taken out once they are read: `kubelet` then has the devices.
+    restored: containerd makes it from a checkpoint. Its name and its annotations are then not those of its pod.
     """
 
     id: ContainerId
@@ -132,6 +133,7 @@ class Container(Recorded, frozen=True, kw_only=True):
     uid: int | None = None
     mps_folder: str = ""
     markers: Mapping[str, str] = field(default_factory=dict)
+    restored: bool = False
 
 
 class Added(Struct, frozen=True):

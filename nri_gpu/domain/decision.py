@@ -90,6 +90,7 @@ class Code(StrEnum):
     BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept
     HELD_BY_OTHERS = "held-by-others"  # the container already has GPU nodes of another component
     VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts a volume where a GPU's node goes
+    RESTORED = "restored"  # its pod asks, and the runtime restores it from a checkpoint, of whose start it tells nobody
     NOT_GRANTED = "not-granted"  # it asks, but was created without us: it must not start
     REQUEST_TOO_LARGE = "request-too-large"  # larger than plugin.request_bytes, or with too many entries
     LIST_TOO_LARGE = "list-too-large"  # with it, the runtime could not list this node's containers to us any more

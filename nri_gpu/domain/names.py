@@ -13,6 +13,11 @@ CONTAINER_PREFIX: Final = f"{KEY_PREFIX}container."  # and the container's name
 GRANT_KEY: Final = f"{KEY_PREFIX}grant"  # the signed grant
 KUBELET_KEY: Final = f"{KEY_PREFIX}kubelet"  # what the kubelet allocated; `.` and the resource follow
 
+# Annotations that containerd sets on a container which it restores from a checkpoint, over those of the checkpoint
+# (internal/cri/server/container_checkpoint_linux.go).
+RESTORED_KEY: Final = "restored"
+CHECKPOINTED_KEY: Final = "checkpointedAt"
+
 # Of the variables by which a container shows which devices of a ResourceClaim it has; the claim's UID follows.
 MARKER_PREFIX: Final = "NRI_GPU_CLAIM_"
 

@@ -17,7 +17,7 @@ from nri_gpu.domain.container import MARKERS_MAX, Container, ContainerId, Device
 from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
-from nri_gpu.domain.names import MARKER_PREFIX, NVIDIA_HOOKS
+from nri_gpu.domain.names import CHECKPOINTED_KEY, MARKER_PREFIX, NVIDIA_HOOKS, RESTORED_KEY
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
@@ -180,6 +180,7 @@ def container_from_pb(
         uid=_uid(container) if container.HasField("user") else None,
         mps_folder=_mps_folder(container.mounts) if PIPE_VARIABLE in env else "",
         markers=read_markers(given),
+        restored=CHECKPOINTED_KEY in container.annotations and container.annotations.get(RESTORED_KEY) == "true",
     )
 
 

@@ -6,6 +6,7 @@ policy may be replaced at any moment.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 
 from nri_gpu.allocation.grant import KEY_BYTES, InvalidGrant, SignedGrant
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
-from nri_gpu.decision.validate import TAKEN, grant_of, validate_adjusted, validate_start
+from nri_gpu.decision.validate import TAKEN, grant_of, validate_adjusted, validate_restored, validate_start
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import GRANT_KEY
@@ -32,6 +33,8 @@ from nri_gpu.system.storage import Signature, read_private, signature
 from nri_gpu.system.tasks import LogOnce
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
+# A containerd of this line restores checkpoints, of whose start it tells nobody, and does not ask for validation yet.
+_RESTORES: Final = re.compile(r"v?2\.1\b")
 
 
 class GuardState(Protocol):
@@ -104,7 +107,7 @@ class Found(Struct):
 class Guard:
     """Validates for one runtime. found: by the last Synchronize. later: run something once the reply is on its way.
 
-    runtime: its name, set before it asks for `events`.
+    runtime, version: as it calls itself, set before it asks for `events`.
     """
 
     stage_dir = ""  # what containers have mounted does not matter here
@@ -114,7 +117,7 @@ class Guard:
     def __init__(self, state: GuardState, later: Callable[[Callable[[], None]], object]) -> None:
         self.found = Found()
         self.counts = Counts()
-        self.runtime = ""
+        self.runtime = self.version = ""
         self._state = state
         self._later = later
 
@@ -125,7 +128,9 @@ class Guard:
         Where starts cannot be refused, creations are validated too, because a plugin behind the injector sees the
         grant. It costs a round trip for every container, so not where it would only refuse what will not start anyway.
         """
-        return EVENTS if self.runtime in HEED_STARTS else (*EVENTS, Event.CREATE_CONTAINER)
+        if self.runtime in HEED_STARTS and not _RESTORES.match(self.version):
+            return EVENTS
+        return (*EVENTS, Event.CREATE_CONTAINER)
 
     def unanswered(self, payload: bytes) -> None:
         """Nothing was granted."""
@@ -134,7 +139,11 @@ class Guard:
         """CreateContainer, as the plugins before this one left it."""
         if not self._asks(payload):
             return EMPTY
-        return self._validate_grant(convert.request_from_pb(payload), "container refused")
+        container = convert.request_from_pb(payload)
+        if reason := validate_restored(container, self._state.policy()):
+            self._log(container, reason, "container refused")
+            return status_of(reason)
+        return EMPTY if self.runtime in HEED_STARTS else self._validate_grant(container, "container refused")
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""

@@ -258,12 +258,13 @@ def kubelet_key(annotations: Iterable[str]) -> str:
     return next((key for key in annotations if key == KUBELET_KEY or key.startswith(f"{KUBELET_KEY}.")), "")
 
 
-def _ours(annotations: Mapping[str, str]) -> list[str]:
+def our_keys(annotations: Iterable[str]) -> list[str]:
+    """The keys that are requests, or would be if they were spelt right."""
     return sorted(key for key in annotations if key == BASE_KEY or key.startswith(KEY_PREFIX))
 
 
 def _check_pod_keys(annotations: Mapping[str, str]) -> None:
-    for key in _ours(annotations):
+    for key in our_keys(annotations):
         if key == CONTAINER_PREFIX:
             raise RequestError(shown_key(key), f"the container's name is missing: write {CONTAINER_PREFIX}<name>")
         if key not in (BASE_KEY, POD_KEY) and not key.startswith(CONTAINER_PREFIX):
@@ -271,7 +272,7 @@ def _check_pod_keys(annotations: Mapping[str, str]) -> None:
 
 
 def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) -> None:
-    for key in _ours(container):
+    for key in our_keys(container):
         if key == GRANT_KEY:
             raise RequestError(key, "only nri-gpu writes this annotation; remove it from the container")
         # Runtimes can be configured to copy annotations of the pod to its containers; such a copy is no request.

@@ -26,6 +26,7 @@ KEYRINGS: Final = (  # where Debian's own archive keys lie; the second is the na
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
     Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
 )
+DOWNLOAD_ONLY: Final = ("install", "--yes", "--download-only", "--no-install-recommends", "-o")  # and a folder for them
 INSTALLED: Final = Path("/var/lib/dpkg/status")
 # What a system whose /bin leads to /usr/bin has as links; packages of Debian 12 still have files in them.
 MERGED: Final = ("bin", "sbin", "lib", "lib64")
@@ -62,11 +63,18 @@ def archives() -> tuple[Archive, ...]:
 
 
 def download(
-    packages: Sequence[str], suite: str | None, into: Path, components: str = "main", architecture: str = ""
+    packages: Sequence[str],
+    suite: str | None,
+    into: Path,
+    components: str = "main",
+    architecture: str = "",
+    *,
+    whole: bool = False,
 ) -> None:
     """Download packages of `suite` (None: the machine's own release), verified, as .deb files into a folder.
 
     components: of the archive, separated by blanks. architecture: Debian's name of it; this machine's when empty.
+    whole: with all that they depend on, down to the C library.
     Raises: UnavailableError: no mirror could give them.
     """
     faults = []
@@ -77,8 +85,9 @@ def download(
         source = f"deb {signed_by}{archive.site} {chosen} {components}"
         lists = "-".join((chosen, *components.split(), architecture or "own"))
         try:
-            into.mkdir(parents=True, exist_ok=True)
-            _Apt(lists, source, architecture).run("download", *packages, cwd=into)
+            (into / "partial" if whole else into).mkdir(parents=True, exist_ok=True)
+            words = (*DOWNLOAD_ONLY, f"Dir::Cache::archives={into}") if whole else ("download",)
+            _Apt(lists, source, architecture).run(*words, *packages, cwd=into)
         except HarnessError as fault:
             faults.append(str(fault))
         else:
@@ -89,10 +98,10 @@ def download(
     )
 
 
-def unpack(package: str, suite: str | None, into: Path, architecture: str = "") -> None:
+def unpack(package: str, suite: str | None, into: Path, architecture: str = "", *, whole: bool = False) -> None:
     """Download a package, and unpack it to `into`. Arguments and errors as above."""
     with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as work:
-        download([package], suite, Path(work), architecture=architecture)
+        download([package], suite, Path(work), architecture=architecture, whole=whole)
         _unpack_all(Path(work), into)
 
 
@@ -101,9 +110,8 @@ def unpack_missing(packages: Sequence[str], into: Path) -> None:
     archives()
     with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as work:
         (Path(work) / "partial").mkdir()
-        options = ("--yes", "--download-only", "--no-install-recommends", "-o", f"Dir::Cache::archives={work}")
         try:
-            _of_this_machine().run("install", *options, *packages)
+            _of_this_machine().run(*DOWNLOAD_ONLY, f"Dir::Cache::archives={work}", *packages)
         except HarnessError as fault:
             raise UnavailableError(
                 f"cannot fetch Debian's {', '.join(packages)}; is the network there? {fault}"

@@ -159,10 +159,13 @@ class Containerd:
         if self._images.get(spec.name) == spec:
             return
         with tempfile.NamedTemporaryFile(dir=self.base, suffix=".tar") as file:
-            tar = image.build(Path(file.name), packages.busybox(), spec)
-            self.ctr("images", "import", str(tar))
-        wait_for(f"image {spec.name}", lambda: self.cri.has_image(spec.name), STOP_TIMEOUT_S)
+            self.import_tar(image.build(Path(file.name), packages.busybox(), spec), spec.name)
         self._images[spec.name] = spec
+
+    def import_tar(self, tar: Path, name: str) -> None:
+        """Import an OCI layout tar; the image can be run when this returns."""
+        self.ctr("images", "import", str(tar))
+        wait_for(f"image {name}", lambda: self.cri.has_image(name), STOP_TIMEOUT_S)
 
     def ctr(self, *arguments: str) -> str:
         """Run containerd's own client in CRI's namespace. Raises: HarnessError with what it said."""

@@ -229,6 +229,11 @@ class Cri:
         reply = self._call("ExecSync", request, pb.ExecSyncResponse)
         return Executed(reply.exit_code, reply.stdout.decode(errors="replace"), reply.stderr.decode(errors="replace"))
 
+    def checkpoint(self, container: ContainerId, archive: Path) -> None:
+        """Write a checkpoint of a running container, which runs on, to an archive."""
+        request = pb.CheckpointContainerRequest(container_id=container, location=str(archive))
+        self._call("CheckpointContainer", request, pb.CheckpointContainerResponse)
+
     def remove_all(self) -> None:
         """Stop and remove every pod, and with them every container.
 

@@ -143,6 +143,16 @@ def created(made: pb.Container) -> pb.Container:
     return _in_state(made, pb.CONTAINER_CREATED)
 
 
+def restored(of: pb.PodSandbox, **annotations: str) -> pb.Container:
+    """A container that containerd makes from a checkpoint, with a name of its own and the checkpoint's annotations."""
+    marks = {
+        "restored": "true",
+        "checkpointedAt": "2026-11-26T07:00:00.1Z",
+        "checkpointImage": "localhost/checkpoint:1",
+    }
+    return container(of, "containerd", annotations={**annotations, **marks})
+
+
 def running(made: pb.Container, pid: int | None = None) -> pb.Container:
     """The same container, listed as running. pid: of its process; the container's own, or ours."""
     listed = _in_state(made, pb.CONTAINER_RUNNING)

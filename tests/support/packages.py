@@ -142,13 +142,24 @@ def later_runc(folder: Path) -> Path:
     """The runc of a later Debian, made in this folder, which finds its C library in the cache."""
     suite, libraries = SUITES[Version.V2_1], f"usr/lib/{platform.machine()}-linux-gnu"
     libc, seccomp = (_cached(package, suite) / libraries for package in ("libc6", "libseccomp2"))
+    return _rebound(_cached("runc", suite) / "usr/bin/runc", folder, libc, seccomp)
+
+
+def _rebound(program: Path, folder: Path, libc: Path, *others: Path) -> Path:
+    """A copy of a program in a folder, that loads its libraries from these, and so do they."""
     [loader] = libc.glob("ld-linux-*.so.*")
-    made = Path(shutil.copy(_cached("runc", suite) / "usr/bin/runc", folder / "runc"))
-    patchelf = _program("patchelf", "patchelf")
-    subprocess.run(
-        [patchelf, "--set-interpreter", loader, "--set-rpath", f"{libc}:{seccomp}", made], check=True, timeout=60
-    )
+    made = Path(shutil.copy(program, folder / program.name))
+    patchelf, path = _program("patchelf", "patchelf"), ":".join(map(str, (libc, *others)))
+    options = ("--set-interpreter", loader, "--force-rpath", "--set-rpath", path)
+    subprocess.run([patchelf, *options, made], check=True, timeout=60)
     return made
+
+
+def criu(folder: Path) -> Path:
+    """CRIU, which Debian has in sid alone, made in this folder; it finds its C library and all else in the cache."""
+    suite, libraries = SUITES[Version.V2_1], f"usr/lib/{platform.machine()}-linux-gnu"
+    tree = kept(cache_folder() / suite / "criu-whole", lambda into: apt.unpack("criu", suite, into, whole=True))
+    return _rebound(tree / "usr/sbin/criu", folder, tree / libraries)
 
 
 def _maps_ids(program: Path) -> bool:

@@ -405,6 +405,20 @@ class ContainerStatusResponse(_message.Message):
     info: _containers.ScalarMap[str, str]
     def __init__(self, status: _Optional[_Union[ContainerStatus, _Mapping]] = ..., info: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class CheckpointContainerRequest(_message.Message):
+    __slots__ = ("container_id", "location", "timeout")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    container_id: str
+    location: str
+    timeout: int
+    def __init__(self, container_id: _Optional[str] = ..., location: _Optional[str] = ..., timeout: _Optional[int] = ...) -> None: ...
+
+class CheckpointContainerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ExecSyncRequest(_message.Message):
     __slots__ = ("container_id", "cmd", "timeout")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]

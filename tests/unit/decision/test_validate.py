@@ -8,11 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import sign_grant
-from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decision.decide import decide
+from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_restored, validate_start
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
-from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason, Refuse
+from nri_gpu.domain.kubelet import Allocated
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from tests.support import builders as make
 
 KEY: Final = bytes(range(32))
@@ -77,6 +80,37 @@ def test_starts(container: Container, text: str | None, key: bytes | None, polic
         assert reason.code is Code.NOT_GRANTED
         assert words in reason.sentence
         assert "create it again once `nri-gpu run` serves this node." in reason.sentence
+
+
+TOKEN: Final = {"gpu.nri.io/kubelet.nvidia.com_gpu": "v1;mac=x"}
+BY_ENVIRONMENT: Final = Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",))))
+VISIBLE: Final = {"NVIDIA_VISIBLE_DEVICES": "all"}
+RESTORED: dict[str, tuple[Container, Policy, str]] = {
+    "it asks": (ASKING, POLICY, "gpu.nri.io"),
+    "it asks for none": (OPTED_OUT, POLICY, "gpu.nri.io"),
+    "its request would be ignored": (ASKING, IGNORING, "gpu.nri.io"),
+    "another of its pod asks": (
+        make.container(pod=make.pod(annotations={"gpu.nri.io/container.x": "1"})),
+        POLICY,
+        "gpu.nri.io/container.x",
+    ),
+    "it has a claim's variable": (OF_CLAIM, POLICY, "NRI_GPU_CLAIM_X_0"),
+    "it has the kubelet's token": (make.container(annotations=TOKEN), POLICY, "gpu.nri.io/kubelet.nvidia.com_gpu"),
+    "the kubelet allocated to it": (make.container(kubelet=Allocated(key="claim ml/train")), POLICY, "claim ml/train"),
+    "its environment asks": (make.container(env=VISIBLE), BY_ENVIRONMENT, "NVIDIA_VISIBLE_DEVICES"),
+    "its environment may not ask": (make.container(env=VISIBLE), POLICY, ""),
+    "nobody asks": (QUIET, POLICY, ""),
+}
+
+
+@pytest.mark.parametrize(("container", "policy", "key"), RESTORED.values(), ids=RESTORED)
+def test_no_checkpoint_is_restored_in_a_pod_that_asks(container: Container, policy: Policy, key: str) -> None:
+    assert validate_restored(container, policy) is None
+    restored = replace(container, restored=True)
+    decision = decide(restored, make.node(), Ledger(), policy)
+    reason = validate_adjusted(Adjusted(container=restored, grant=Added(signed(0, to=restored), US)), KEY, policy)
+    assert validate_restored(restored, policy) == (decision.reason if isinstance(decision, Refuse) else None) == reason
+    assert (str(reason).startswith(f"nri-gpu [restored]: its pod asks for GPUs by {key}, and")) is bool(key)
 
 
 def strangers(*nodes: AddedNode, **fields: Any) -> Adjusted:  # noqa: ANN401 - any other field of Adjusted

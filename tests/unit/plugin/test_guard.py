@@ -23,7 +23,7 @@ from nri_gpu.policy.service import PluginSettings
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
 from tests.support.log import Log
-from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
+from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_8, NRI_0_10, NRI_0_12, Flavour
 from tests.support.plugin import KEY, Bench, ServedPlugin, listed
 from tests.support.running import running
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
@@ -68,7 +68,7 @@ async def guarding(folder: Path, flavour: Flavour) -> AsyncIterator[ScriptedRunt
     """A runtime with the guard registered."""
     async with Listener(folder / "nri.sock") as listener:
         guard = make_guard()
-        guard.runtime = flavour.configure["runtime_name"]
+        guard.runtime, guard.version = flavour.configure["runtime_name"], flavour.configure["runtime_version"]
         supervisor = Supervisor(
             guard,
             lambda: Identity("nri-gpu-guard", "90"),
@@ -102,11 +102,41 @@ async def test_what_asked_and_holds_nothing_does_not_start(folder: Path, log: Lo
 
 
 @pytest.mark.parametrize("flavour", [*FLAVOURS.values(), CRI_O], ids=[*FLAVOURS, "CRI-O"])
-def test_creations_are_subscribed_to_only_where_starts_cannot_be_refused(flavour: Flavour) -> None:
+def test_creations_are_subscribed_to_only_where_neither_start_nor_validation_will_do(flavour: Flavour) -> None:
     guard = make_guard()
     assert Event.CREATE_CONTAINER in guard.events  # as long as the runtime is not known
-    guard.runtime = flavour.configure["runtime_name"]
-    assert (Event.CREATE_CONTAINER in guard.events) is (flavour is CRI_O)
+    guard.runtime, guard.version = flavour.configure["runtime_name"], flavour.configure["runtime_version"]
+    assert (Event.CREATE_CONTAINER in guard.events) is (flavour in (CRI_O, NRI_0_8))
+
+
+@pytest.mark.parametrize("flavour", [NRI_0_8, NRI_0_10, NRI_0_12, CRI_O])
+async def test_a_checkpoint_is_not_restored_in_a_pod_that_asks(folder: Path, log: Log, flavour: Flavour) -> None:
+    """Also where nobody else will say so, and whatever the pod's container is called."""
+    quiet, asking = nri.pod("quiet"), nri.pod("asks", annotations={"gpu.nri.io/container.main": "1"})
+    async with guarding(folder, flavour) as runtime:
+        if flavour in (NRI_0_8, CRI_O):
+            refused = await runtime.create(asking, nri.restored(asking))
+            assert isinstance(refused, Status)
+            sentence = refused.message
+            assert await runtime.create(quiet, nri.restored(quiet)) == pb.CreateContainerResponse()
+            assert await runtime.create(asking, nri.container(asking, "side")) == pb.CreateContainerResponse()
+        else:
+            sentence = await runtime.validate(asking, nri.restored(asking), {})
+            assert await runtime.validate(quiet, nri.restored(quiet), {}) == ""
+    assert sentence.startswith(
+        "nri-gpu [restored]: its pod asks for GPUs by gpu.nri.io/container.main, and its image is"
+    )
+    assert (
+        log.one("container refused" if flavour in (NRI_0_8, CRI_O) else "container rejected").fields["code"]
+        == "restored"
+    )
+
+
+async def test_on_containerd_a_creation_is_refused_for_a_checkpoint_alone(folder: Path) -> None:
+    """Whatever else is wrong is refused at the start, as on older ones."""
+    late = nri.asking("1", "late")
+    async with guarding(folder, NRI_0_8) as runtime:
+        assert await runtime.create(late, nri.container(late)) == pb.CreateContainerResponse()
 
 
 async def test_a_runtime_that_heeds_no_start_has_its_creations_validated(folder: Path, log: Log) -> None:
