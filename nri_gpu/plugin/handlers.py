@@ -66,8 +66,6 @@ UNRECORDED: Final = Reason(
     "folder, which would keep that one from starting, cannot be written: make room there (see the log of "
     "`nri-gpu run`) and try again.",
 )
-# Runtimes that tell of each container's end; CRI-O tells only of those that CRI asked for (server/container_stop.go).
-TELL_EXITS: Final = frozenset({"", "containerd"})
 LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 
 
@@ -101,7 +99,7 @@ class Plugin:
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
         self.lost = LostContainers(state, needs.cgroups, self._gone, needs.clock)
-        self.unstarted = UnstartedContainers(state, needs.cgroups, self._never_started, self._lapses, needs.clock)
+        self.unstarted = UnstartedContainers(state, needs.cgroups, self._never_started, self._tells, needs.clock)
         self._exits = UntoldExits(self.exited)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
 
@@ -139,7 +137,7 @@ class Plugin:
         container = self.claims.read(container, self.ledger)
         container = self.external.read(container, node.inventory)
         now = self._needs.clock()
-        if self.runtime not in TELL_EXITS:
+        if not self._tells():
             self._earlier_attempts_are_over(container, now)
         ledger = self._lapsed(now)
         cleared = cleared_for(ledger, container, now)
@@ -161,7 +159,7 @@ class Plugin:
         return reply
 
     def _earlier_attempts_are_over(self, container: Container, now: float) -> None:
-        """The kubelet makes the next attempt only after the last one is dead, of which such a runtime tells nobody."""
+        """The kubelet makes the next attempt only after the last one is dead, of which this runtime tells nobody."""
         over = self.ledger.running_before(container.id, container.pod.uid, container.name)
         if over:
             self._ended(over, self.ledger.over(over, now), now)
@@ -460,11 +458,14 @@ class Plugin:
         self.kubelet.forget(self.ledger)
         return EMPTY
 
-    def _lapses(self) -> bool:
-        """Whether a grant that was never started lapses without a look: the runtime heeds it if we refuse the start."""
+    def _tells(self) -> bool:
+        """Whether the runtime tells of each start, heeds one that we refuse, and tells of each end.
+
+        CRI-O tells only of the ends that CRI asked for (server/container_stop.go).
+        """
         return not self.runtime or self.runtime in HEED_STARTS
 
     def _lapsed(self, now: float) -> Ledger:
-        grace_s = self.state.settings.ledger.created_grace_s if self._lapses() else math.inf
+        grace_s = self.state.settings.ledger.created_grace_s if self._tells() else math.inf
         lapsed = self.ledger.lapse(now, grace_s)
         return expired(self.kubelet.ended(self.ledger, lapsed, now, lapses=True), now)
