@@ -89,7 +89,7 @@ class Daemon:
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
         self._sizes = Sizes(lambda: state.settings.plugin, later, self._refusals.add)
         self._stray = StrayController(state, self._sizes.containers)
-        followers = SessionFollowers(self._configured, self._ready, self._away)
+        followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
         self._supervisor = Supervisor(self._plugin, self._identity, followers, self._sizes)
         self._reporter = Reporter(
             folder.path / CONTROL_SOCKET,
@@ -265,6 +265,10 @@ class Daemon:
         self._serving = ""
         self._kubelet.connected(False)
         self._dra.connected(False)
+        self._waits(why)
+
+    def _waits(self, why: str) -> None:
+        """Say so alone: the kubelet may go on with a successor, for nothing is created without it."""
         self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
 

@@ -84,9 +84,8 @@ class GuardProcess:
         identity = Identity(settings.guard.name, settings.guard.index)
         # The daemon's limit, also while it is away.
         sizes = Sizes(lambda: _plugin_settings(state.policy(), settings), later, counts=False)
-        self._supervisor = Supervisor(
-            self._guard, lambda: identity, SessionFollowers(self._configured, self._ready, self._away), sizes
-        )
+        followers = SessionFollowers(self._configured, self._ready, self._away, self._away)
+        self._supervisor = Supervisor(self._guard, lambda: identity, followers, sizes)
         self._stop = asyncio.Event()
         self._stopping: set[asyncio.Task[None]] = set()
         state.policy()  # parsed now, and not while the runtime waits

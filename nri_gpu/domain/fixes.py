@@ -15,6 +15,9 @@ FIXES: Final[Mapping[str, str]] = {
     "connection ended, reconnecting": (
         "Find out in the runtime's own log (journalctl -u containerd) why it drops the plugin or restarts."
     ),
+    "runtime does not list its containers yet": (
+        "Let the pod with the long grace end, or kill its process; if none is ending, restart containerd."
+    ),
     "key not read: no signed grant is valid": (
         "Run the guard as root with the daemon's --state-dir, and restart the daemon if others could read the key."
     ),

@@ -238,6 +238,11 @@ class PluginService:
         self._ready()
         return convert.synchronize_to_pb(more=False)
 
+    @property
+    def waits_for_list(self) -> bool:
+        """Whether the runtime took us, and has not begun to list its containers."""
+        return self.session.phase is Phase.CONFIGURED
+
     def synchronize_facts(self) -> SynchronizeFacts | None:
         """Its Synchronize so far; None before the first part."""
         if not self._began:

@@ -34,6 +34,10 @@ STOOD_STILL: Final = 0.8  # of the runtime's timeout: the request may have come 
 LISTED_ANEW: Final = "a container that holds a GPU is listed as running without a PID: the list is asked for anew"
 LEAVE_S: Final = 2.0
 LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
+UNLISTED: Final = (
+    "registered, but the runtime has not listed its containers yet: containerd waits for the container that it is "
+    "stopping, for as long as the pod's grace is, and creates and starts none meanwhile"
+)
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
     "take nri-gpu out of the runtime's plugin folder and run it as a service"
@@ -56,11 +60,15 @@ class SessionFacts(Struct, frozen=True):
 
 
 class SessionFollowers(Struct, frozen=True):
-    """Whom to call. configured: with the runtime's introduction, before any other request. away: with the reason."""
+    """Whom to call. configured: with the runtime's introduction, before any other request. away: with the reason.
+
+    waits: with the reason, where the runtime took us and keeps every creation back until it has listed its containers.
+    """
 
     configured: Callable[[Configured], None]
     ready: Callable[[], None]
     away: Callable[[str], None]
+    waits: Callable[[str], None]
 
 
 class Supervisor:
@@ -150,7 +158,14 @@ class Supervisor:
         self._plugin.same_pids = has_our_pids(io.get_extra_info("socket"))
         try:
             await self._register(transport)
-            still_s = await _first_of({ready, transport.closed}, service.configured_at, self._limits.synchronize_s)
+            both, limit_s = {ready, transport.closed}, self._limits.synchronize_s
+            still_s = await _first_of(both, service.configured_at, limit_s)
+            # A new connection would wait behind this one, and what waits for its end would run without us first.
+            while service.waits_for_list and not (self._inherited or transport.closed.done()):
+                if self._faults.fault != UNLISTED:
+                    self._followers.waits(UNLISTED)
+                self._faults.warning("runtime does not list its containers yet", UNLISTED)
+                still_s = await _first_of(both, 0.0, limit_s)
             # The connection that we were started with is the only one: without Synchronize it still serves.
             if not (self._inherited or transport.closed.done()):
                 if fault := self._never_called(ready.done(), still_s, service.request_timeout_s):
@@ -184,7 +199,7 @@ class Supervisor:
         list nor closes the connection (seen on containerd 1.7.24), and our late answer looks to us like any other.
         """
         if not synchronized:
-            return f"no Synchronize within {self._limits.synchronize_s:.0f} s"
+            return f"no whole Synchronize within {self._limits.synchronize_s:.0f} s"
         # Never twice on a mere suspicion: where Synchronize always takes so long, no connection would be kept.
         most_s = timeout_s if self._stood_still else timeout_s * STOOD_STILL
         self._stood_still = still_s > most_s

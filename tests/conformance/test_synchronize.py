@@ -1,11 +1,14 @@
 """A node so full that it takes more than one message to tell: the ledger comes back whole all the same."""
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support import packages
 from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, Cri
 from tests.support.daemon import NriGpu
 from tests.support.pods import ContainerSpec, PodSpec
 
@@ -17,6 +20,8 @@ MESSAGE_MAX = 4 << 20  # bytes: what one ttrpc message may hold
 PODS = 24
 FILLER = {f"filler.example/{n}": "x" * 25_000 for n in range(10)}  # 250 kB a pod, 6 MB in all
 GPUS = 4
+GRACE_S = 18  # longer than the time after which a daemon says that it waits
+DEAF = ("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
 
 
 def fill(node: Containerd, number: int) -> str:
@@ -51,6 +56,34 @@ def test_a_node_that_takes_more_than_one_message(node: Containerd, daemon: NriGp
     assert by_id(daemon.ledger()) == by_id(before)
     assert {grant["phase"] for grant in before["grants"]} == {"created", "running"}
     assert "[gpu-busy]" in node.cri.refused("1", "late").details
+
+
+@pytest.mark.containerd(packages.Version.V2_1, packages.Version.V2_4)  # 1.7.24 lets a plugin in meanwhile
+def test_a_daemon_that_comes_back_while_a_container_is_stopped_for_long_misses_nothing(
+    node: Containerd, daemon: NriGpu
+) -> None:
+    """The runtime keeps it waiting, and all creations with it (containerd#14083): it hangs up on nobody."""
+
+    def stop() -> None:
+        with Cri(node.cri_socket) as another:
+            another.stop(held, GRACE_S)
+
+    def create(number: int) -> ContainerId:
+        with Cri(node.cri_socket, cgroup_parent=f"/{node.base.name}") as another:
+            return another.run_asking("1", f"late{number}")
+
+    held = node.cri.run_asking("1", "slow", command=DEAF)
+    with ThreadPoolExecutor(GPUS) as pool:
+        stopping = pool.submit(stop)
+        time.sleep(1)
+        daemon.terminate()
+        daemon.start()
+        time.sleep(1)
+        late = list(pool.map(create, range(GPUS - 1)))
+        stopping.result()
+    assert all(len(node.cri.status(each).device_paths) for each in late)
+    assert "runtime does not list its containers yet" in daemon.log()
+    assert "connection ended" not in daemon.log()
 
 
 def synchronized(daemon: NriGpu) -> tuple[int, int]:

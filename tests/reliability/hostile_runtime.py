@@ -128,7 +128,7 @@ async def byte_by_byte(victim: Victim, often: int, dice: random.Random) -> str:
 
 
 async def silent(victim: Victim, often: int, dice: random.Random) -> str:
-    """At each step: RegisterPlugin not answered, no Configure, no Synchronize, no end of Synchronize, half a frame."""
+    """At each step: RegisterPlugin not answered, no Configure, no end of Synchronize, half a frame."""
     for step in range(often):
         runtime = await victim.listener.accept(CONNECTS_S)
         request, _ = await runtime.registration()
@@ -136,9 +136,8 @@ async def silent(victim: Victim, often: int, dice: random.Random) -> str:
             await runtime.answer(request)
         if step > 1:
             await runtime.configure()
-        if step > 2:
             await runtime.ask("Synchronize", pb.SynchronizeRequest(more=True).SerializeToString())
-        if step > 3:
+        if step > 2:
             await runtime.write(asking(runtime)[:20])
         await runtime.ended(CONNECTS_S)
         runtime.close()
@@ -335,7 +334,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "uncalled": Attack("answers that nobody asked for", uncalled, 10_000, 50, "answers"),
     "hung-up": Attack("connections closed when they are made", hung_up, 200, 5, "connections", ENDED),
     "unread": Attack("requests whose answers nobody reads", unread, 10_000, 0, "requests", ENDED),
-    "silent": Attack("silence at each step of a session", silent, 5, 0, "steps", ENDED),
+    "silent": Attack("silence at each step of a session", silent, 4, 0, "steps", ENDED),
     "endless": Attack("Synchronize in parts without end", endless, 1, 0, "sessions", ENDED),
 }
 

@@ -206,7 +206,7 @@ class ServedPlugin(Bench):
         self.supervisor = Supervisor(
             self.plugin,
             lambda: self.identity,
-            SessionFollowers(self.configured.append, self._count_ready, self.away.append),
+            SessionFollowers(self.configured.append, self._count_ready, self.away.append, self.away.append),
             self.sizes,
             limits,
         )

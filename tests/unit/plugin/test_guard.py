@@ -72,7 +72,7 @@ async def guarding(folder: Path, flavour: Flavour) -> AsyncIterator[ScriptedRunt
         supervisor = Supervisor(
             guard,
             lambda: Identity("nri-gpu-guard", "90"),
-            SessionFollowers(lambda _: None, lambda: None, lambda _: None),
+            SessionFollowers(lambda _: None, lambda: None, lambda _: None, lambda _: None),
             Sizes(PluginSettings, lambda action: action(), counts=False),
         )
         async with running(supervisor.run(listener.path)):

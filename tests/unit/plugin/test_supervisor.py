@@ -19,7 +19,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.handlers import EVENTS
-from nri_gpu.plugin.supervisor import Identity, SessionFacts, explain
+from nri_gpu.plugin.supervisor import UNLISTED, Identity, SessionFacts, explain
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.system import inotify as watch
 from nri_gpu.ttrpc import OK
@@ -250,6 +250,19 @@ async def test_a_runtime_that_hangs_up_after_configure_is_asked_for_less(folder:
             runtime.close()
     validate = 1 << (Event.VALIDATE_CONTAINER_ADJUSTMENT - 1)
     assert [bool(mask & validate) for mask in masks] == [True, False, True]
+
+
+async def test_a_runtime_that_lists_nothing_for_long_is_waited_for(folder: Path, log: Log) -> None:
+    """As containerd while it stops a container: a new connection would wait longer, and be asked for less."""
+    async with ServedPlugin(folder, limits=ConnectionLimits(synchronize_s=0.05)) as served:
+        runtime = await served.listener.accept()
+        await runtime.register(NRI_0_10)
+        await asyncio.sleep(0.3)
+        assert log.one("runtime does not list its containers yet").fields["fault"] == UNLISTED
+        assert served.away == [UNLISTED]
+        await runtime.synchronize()
+        assert await runtime.event(Event.RUN_POD_SANDBOX, nri.pod()) == OK
+        assert (served.ready, served.away) == (1, [UNLISTED])
 
 
 async def test_stopping_answers_what_is_in_flight(folder: Path, log: Log) -> None:
