@@ -32,8 +32,19 @@ _DRA: Final = (
 _RESTART: Final = "systemctl restart kubelet    # pods go on running"
 
 
+class _CheckpointEntry(Struct, frozen=True):
+    resource: str = field(default="", name="ResourceName")
+
+
 class _CheckpointData(Struct, frozen=True):
+    """entries: what pods were allocated, the gone ones too until the kubelet allocates from a device plugin again."""
+
     registered: dict[str, tuple[str, ...] | None] | None = field(default=None, name="RegisteredDevices")
+    entries: tuple[_CheckpointEntry, ...] | None = field(default=None, name="PodDeviceEntries")
+
+    @property
+    def resources(self) -> set[str]:
+        return {*(self.registered or ()), *(each.resource for each in self.entries or ())}
 
 
 class _Checkpoint(Struct, frozen=True):
@@ -60,7 +71,7 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
             "# set kubelet.registry_dir in /etc/nri-gpu/policy.toml to the plugins_registry folder of its --root-dir",
         )
     yield from _resources(seen, enabled=enabled)
-    yield from _checkpoint(seen)
+    yield from _checkpoint(seen, enabled=enabled)
     yield from _cgroup_driver(seen, runtime)
     yield from _allocatable(seen)
 
@@ -122,7 +133,7 @@ def _dra(seen: Examined) -> Iterator[DoctorFinding]:
         yield warning(subject, sentence, "kubectl get --raw /metrics | grep kubernetes_feature_enabled")
 
 
-def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:
+def _checkpoint(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
     subject, shown = "kubelet checkpoint", f"{seen.policy.kubelet.dir}/{CHECKPOINT}"
     path = seen.at(shown)
     try:
@@ -139,8 +150,25 @@ def _checkpoint(seen: Examined) -> Iterator[DoctorFinding]:
             f"mv {shown} {shown}.broken && systemctl restart kubelet    # then delete the pods that have GPUs",
         )
     else:
+        prefix = f"{seen.policy.kubelet.resource.partition('/')[0]}/"
+        ours = sorted(each for each in found.data.resources if each.startswith(prefix))
+        if ours and not enabled and _serves_claims(seen):
+            yield warning(
+                subject,
+                f"{shown} has {listed(ours)} of a device plugin, and claims allocate here: a pod that gets such a "
+                "resource by a claim (dra.extendedResource) stays in CreateContainerConfigError",
+                "# drain the node, so that no pod has a device of a plugin, then:",
+                "systemctl stop kubelet",
+                f"rm {shown}",
+                "systemctl start kubelet",
+            )
+            return
         counts = {name: len(ids or ()) for name, ids in (found.data.registered or {}).items()}
         yield ok(subject, listed(f"{count} of {name}" for name, count in sorted(counts.items())) or "no devices in it")
+
+
+def _serves_claims(seen: Examined) -> bool:
+    return seen.policy.dra.enabled or bool(seen.status and seen.status.dra.enabled)
 
 
 def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:

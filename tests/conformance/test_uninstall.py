@@ -22,10 +22,10 @@ from nri_gpu.policy.model import Policy
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.support.kubelet import Kubelet
+from tests.support.pages import commands
 from tests.support.waiting import wait_for
 
 ROOT: Final = Path(__file__).parents[2]
-NOT_HERE: Final = ("helm", "kubectl", "systemctl", "podman")
 GPU: Final = "nvidia.com/gpu"
 STARTS_S: Final = 30.0
 # What is there before us: the distribution's, the kubelet's, Node Feature Discovery's.
@@ -43,16 +43,6 @@ def root(folder: Path) -> Path:
     for name in BEFORE:
         (folder / name).mkdir(parents=True)
     return folder
-
-
-def commands(page: str, section: str) -> list[str]:
-    """The lines of a section's shell blocks that can run here."""
-    text = (ROOT / "docs" / page).read_text()
-    part = re.split(r"^## ", text.partition(f"## {section}\n")[2], flags=re.MULTILINE)[0]
-    blocks = re.findall(r"```sh\n(.*?)```", part, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    # A command line of theirs may go on over several lines; what goes on begins with blanks.
-    return [line for line in lines if line and not line.startswith((*NOT_HERE, " ", "#"))]
 
 
 def run(lines: Sequence[str], root: Path) -> None:

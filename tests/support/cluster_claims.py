@@ -82,9 +82,12 @@ class DraCluster:
     def run(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         """Daemon and driver process, as systemd's units run them: the driver with the kubelet's own credentials."""
         self.run_daemon(topology, policy, *options)
+        self.run_driver()
+        self.wait_devices("offered", lambda found: bool(found) and not any(each.get("taints") for each in found))
+
+    def run_driver(self) -> None:
         credentials = self.cluster.root / "pki" / "kubelet.conf"
         self.cluster.spawn(DRA, "dra", "--node-name", "node1", "--kubeconfig", str(credentials), "--log-level", "DEBUG")
-        self.wait_devices("offered", lambda found: bool(found) and not any(each.get("taints") for each in found))
 
     def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
         self.cluster.run_daemon(topology, policy, "--no-kubelet", "--dra", *options)

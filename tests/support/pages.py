@@ -19,7 +19,9 @@ from msgspec import Struct
 
 from tests.support.errors import HarnessError
 
-FOLDER: Final = Path(__file__).parents[2] / "docs" / "quickstart"
+DOCS: Final = Path(__file__).parents[2] / "docs"
+FOLDER: Final = DOCS / "quickstart"
+ELSEWHERE: Final = ("helm", "kubectl", "systemctl", "podman")  # run where a cluster or a service manager is
 ENDS: Final = re.compile(r"(.*?)@@(\d+)\n", re.DOTALL)  # of what one block prints, and the code of what failed in it
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n$")
@@ -86,6 +88,15 @@ def follow(page: Path, shell: Callable[[str], str], *, compare: bool = True, sys
         assert int(code) == (block.exit_code if compare else 0), where
         assert not compare or block.shown is None or prints(block.shown, printed), where
     assert len(ran) == len(found), f"the shell ended early:\n{said}"
+
+
+def commands(page: str, section: str) -> list[str]:
+    """The lines of a section's blocks of commands that are run on the node itself."""
+    part = re.split(r"^## ", (DOCS / page).read_text().partition(f"## {section}\n")[2], flags=re.MULTILINE)[0]
+    shell = [fence[2] for fence in FENCE.finditer(part) if fence[1] == "sh"]
+    lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
+    # A command line of theirs may go on over several lines; what goes on begins with blanks.
+    return [line for line in lines if line and not line.startswith((*ELSEWHERE, " ", "#"))]
 
 
 def _pattern(line: str) -> str:

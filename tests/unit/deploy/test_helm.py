@@ -52,6 +52,13 @@ def test_install_without_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> 
     assert "kubectl label node NODE nvidia.com/gpu.present=true" in notes
 
 
+def test_notes_on_claims_for_old_manifests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    claims = "--set=kubelet.enabled=false,dra.enabled=true,dra.extendedResource=nvidia.com/gpu"
+    helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
+    made = helm("install", *RELEASE, *OPTIONS, claims, "--dry-run=client")
+    assert 'docs/dra.md, "From the device plugin"' in made.partition("NOTES:")[2]
+
+
 def test_what_is_wrong_is_said(helm: Helm) -> None:
     for option, said in {
         "--set=paths.nri=/run/../etc": "/paths/nri",

@@ -12,6 +12,7 @@ from nri_gpu.doctor.finding import Level
 from nri_gpu.doctor.kubelet import kubelet_findings
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.dra.messages import DriverReport
+from nri_gpu.policy.dra import DraSettings
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.policy.model import Policy
 from tests.support.builders import uuid
@@ -88,6 +89,38 @@ def test_a_checkpoint_that_is_damaged(served: DoctorNode, text: str) -> None:
     finding = served.only()
     assert (finding.level, finding.subject) == (Level.ERROR, "kubelet checkpoint")
     assert f"mv /{CHECKPOINT} /{CHECKPOINT}.broken" in finding.fix[0]
+
+
+REGISTERED = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"nvidia.com/gpu": null}}, "Checksum": 1}'
+ALLOCATED = (
+    '{"Data": {"PodDeviceEntries": [{"PodUID": "gone", "ContainerName": "main", "ResourceName": "nvidia.com/gpu", '
+    '"DeviceIDs": {"0": ["GPU-1"]}, "AllocResp": ""}], "RegisteredDevices": {}}, "Checksum": 1}'
+)
+OTHERS = ALLOCATED.replace("nvidia.com/gpu", "example.com/nic")
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "said"),
+    [
+        (REGISTERED, {}, True),
+        (ALLOCATED, {}, True),
+        (OTHERS, {}, False),
+        (ALLOCATED, {"kubelet": KubeletSettings(enabled=True, podresources="")}, False),
+        (ALLOCATED, {"dra": DraSettings()}, False),
+    ],
+    ids=["registered", "allocated", "of others", "beside our device plugin", "no claims"],
+)
+def test_a_checkpoint_that_remembers_a_device_plugin_where_claims_allocate(
+    served: DoctorNode, text: str, changes: dict[str, Any], said: bool
+) -> None:
+    served.write(CHECKPOINT, text)
+    policy = replace(HEALTHY_POLICY, kubelet=KubeletSettings(podresources=""), dra=DraSettings(enabled=True))
+    found = served.found(policy=replace(policy, **changes), status=served.status())
+    assert found.keys() == ({"kubelet checkpoint"} if said else set())
+    if said:
+        finding = found["kubelet checkpoint"]
+        assert (finding.level, "nvidia.com/gpu" in finding.meaning) == (Level.WARNING, True)
+        assert f"rm /{CHECKPOINT}" in finding.fix
 
 
 @pytest.mark.parametrize("ours", [True, False])
