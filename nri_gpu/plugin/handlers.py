@@ -461,7 +461,7 @@ class Plugin:
     def _tells(self) -> bool:
         """Whether the runtime tells of each start, heeds one that we refuse, and tells of each end.
 
-        CRI-O tells only of the ends that CRI asked for (server/container_stop.go).
+        CRI-O before 1.33.10, 1.34.5 and 1.35.0 tells only of the ends that CRI asked for (server/container_stop.go).
         """
         return not self.runtime or self.runtime in HEED_STARTS
 
