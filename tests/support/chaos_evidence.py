@@ -192,14 +192,16 @@ class Evidence:
     def check_traces(self) -> None:
         """What ran found what its request means, the guard being there; and nobody else had it meanwhile."""
         for trace in self.traces.iterdir():
-            nodes = [node for node in trace.read_text().split() if node != NONE_FOUND]
+            if not (text := trace.read_text()):  # its program has opened it, and not written yet
+                continue
+            nodes = [node for node in text.split() if node != NONE_FOUND]
             wanted, when = self.asked[trace.name], trace.stat().st_mtime
             self.tally.checked["programs that ran"] += 1
             self.tally.checked["programs that ran with a GPU"] += bool(nodes)
             if len(nodes) != wanted.gpus and any(begun <= when <= end for begun, end in self.tally.away):
                 self.tally.checked["programs that ran without while the guard was away"] += 1
             elif len(nodes) != wanted.gpus:
-                raise AssertionError(f"{trace.name} asked for {wanted.gpus} GPUs and ran with {len(nodes)}")
+                raise AssertionError(f"{trace.name} asked for {wanted.gpus} GPUs and found {text!r}")
             for node in nodes:
                 had = Had(trace.name, wanted, when, float("inf"))
                 self._had.setdefault(int(node.removeprefix("/dev/nvidia")), []).append(had)
