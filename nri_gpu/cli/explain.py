@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -13,22 +14,25 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.topology import links_among
-from nri_gpu.cli.manifest import read_pods
+from nri_gpu.cli.documents import BYTES_MAX, too_large
+from nri_gpu.cli.manifest import Listed, Manifest, Name, read_pods
 from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import show_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import UNLIMITED, Edits, Mount, Rlimit
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
-from nri_gpu.domain.gpu import closed_sets
+from nri_gpu.domain.gpu import GpuUuid, closed_sets
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat import scan_compat
 from nri_gpu.driver.profiles import planned_profiles
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.trees import planned, tree_name
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.simulation.source import ask_once, source_of
 
 TONES: Final = {"  REFUSED": Tone.BAD, "  granted": Tone.GOOD, "  note": Tone.WARN, "  ": Tone.PLAIN, "": Tone.HEAD}
@@ -40,6 +44,7 @@ class Explained(Struct, frozen=True):
     container: Container
     decision: Decision
     links: Mapping[str, int]
+    notes: tuple[str, ...]
 
 
 class DeviceLine(Struct, frozen=True):
@@ -68,6 +73,7 @@ class ContainerLine(Struct, frozen=True, kw_only=True):
 
     Of inject: rule of the policy, gpu_uuids, mode (`none` without GPUs), compat, edits, and links: pairs of its GPUs by
     their connection, the best first. Of refuse: code, reason. Of pass: reason, edits.
+    notes: what else to know, as on what a manifest does not show.
     """
 
     namespace: str
@@ -82,40 +88,92 @@ class ContainerLine(Struct, frozen=True, kw_only=True):
     code: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     edits: EditsLine | UnsetType = UNSET
+    notes: tuple[str, ...]
 
 
 class ExplainDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/explain/v1"):
-    """What each container would get, in the order of the decisions."""
+    """What each container would get, in the order of the decisions. notes: on documents without a pod."""
 
     containers: tuple[ContainerLine, ...]
+    notes: tuple[str, ...]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what each container would get. Returns 1 when one would be refused."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
-        pods = tuple(read_pods(_text(args.file), args.file))
+        manifest = read_pods(_text(args.file), args.file, args.namespace or "default")
     except OSError as error:
         raise CommandError(Exit.USAGE, error) from None
     node = node_snapshot(args.gpus, policy)
-    explained = decide_all(pods, node, policy)
+    explained = decide_all(manifest, node, policy)
     if args.output == "json":
-        print(json_text(ExplainDocument(tuple(map(_container_line, explained)))))
+        print(json_text(ExplainDocument(tuple(map(_container_line, explained)), manifest.notes)))
     else:
-        show_text(to_text(explained, node), TONES)
+        show_text(to_text(explained, node, args.file, manifest.notes), TONES)
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
 
 
-def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Policy) -> tuple[Explained, ...]:
-    """Decide about all containers in order, with one ledger."""
+def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explained, ...]:
+    """Decide about all containers in order, with one ledger. An init container that has ended holds nothing in it."""
     ledger, explained = Ledger(), []
-    for container in (container for pod in pods for container in pod):
+    released: dict[GpuUuid, Pod] = {}  # by an init container that held it exclusively
+    for listed in (listed for pod in manifest.pods for listed in pod):
+        container = listed.container
         decision = decide(container, node, ledger, policy)
-        ledger = ledger.after(decision, 0.0)
         uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
         units = [unit for unit in node.inventory.units if unit.uuid in uuids]
-        explained.append(Explained(container, decision, links_among(units, node.inventory)))
+        waits = policy.handover.wait and any(released.get(uuid, container.pod) != container.pod for uuid in uuids)
+        notes = tuple(_notes(listed, decision, policy, waits=waits))
+        explained.append(Explained(container, decision, links_among(units, node.inventory), notes))
+        if not listed.ends:
+            ledger = ledger.after(decision, 0.0)
+        elif isinstance(decision, Inject) and decision.grant.mode is Mode.EXCLUSIVE:
+            released |= dict.fromkeys(uuids, container.pod)
     return tuple(explained)
+
+
+def _notes(listed: Listed, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:
+    """What to know beside a decision: above all what the real container may have and a manifest does not show."""
+    if not isinstance(decision, Refuse) and decision.note:
+        yield decision.note
+    yield from listed.notes
+    if allocated := [key for key in listed.resources if _is_of_gpus(key, policy)]:
+        yield f"a manifest does not show which GPUs the kubelet allocates to it ({', '.join(allocated)})"
+    granted = isinstance(decision, Inject) and bool(decision.grant.uuids)
+    environment = policy.environment
+    if granted or environment.disarm is Disarm.ALL or environment.may_ask.match(listed.container.pod.namespace):
+        yield "a manifest does not show the variables of its image, such as NVIDIA_REQUIRE_CUDA: they count, too"
+    asked = granted or isinstance(decision, Refuse) or (isinstance(decision, Pass) and decision.ignored)
+    if asked and (rule := _guessed_rule(listed.container, listed.name, policy)):
+        yield f"{rule} depends on a part of the pod's name that is made up here, so it may decide otherwise"
+    if waits:
+        yield "an init container of another pod had that GPU: until its processes are gone, this one has to wait"
+
+
+def _is_of_gpus(resource: str, policy: Policy) -> bool:
+    kubelet = policy.kubelet
+    known = ("nvidia.com", kubelet.resource.partition("/")[0])
+    return resource.partition("/")[0] in known or kubelet.inject_for.match(resource)
+
+
+def _guessed_rule(container: Container, name: Name, policy: Policy) -> str:
+    """The first rule, of those that are asked, which depends on what the pod's real name will be; mostly none."""
+    for index, rule in enumerate(policy.rule.rules):
+        if rule.pod and replace(rule, pod=None).matches(container) and _is_guess(rule.pod, name):
+            return policy.rule.called(index)
+        if rule.matches(container):
+            break
+    return ""
+
+
+def _is_guess(patterns: Globs, name: Name) -> bool:
+    """Whether some names with these known characters match, and others do not."""
+    known, rest = name.text[: name.known], name.text[name.known :]
+    if not rest or all(map(patterns.match, (f"{known}\0", known + "\0" * len(rest)))):
+        return False
+    starts = (pattern[:end] for pattern in patterns.patterns for end in range(len(pattern) + 1))
+    return any(fnmatchcase(known, start) for start in starts)
 
 
 def node_snapshot(topology: str | None, policy: Policy) -> Node:
@@ -159,14 +217,22 @@ def _imagined(policy: Policy, version: str) -> DriverFiles:
 def _text(file: str) -> str:
     """Raises: CommandError, OSError."""
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        if file == "-":
+            return sys.stdin.read(BYTES_MAX + 1)
+        with Path(file).open("rb") as opened:
+            content = opened.read(BYTES_MAX + 1)
+        if len(content) > BYTES_MAX:
+            raise too_large(file)
+        return content.decode()
     except UnicodeDecodeError as error:
         raise CommandError(Exit.USAGE, f"{file} is not UTF-8: {error.reason}") from None
 
 
 def _container_line(each: Explained) -> ContainerLine:
     pod = each.container.pod
-    line = ContainerLine(namespace=pod.namespace, pod=pod.name, container=each.container.name, decision="pass")
+    line = ContainerLine(
+        namespace=pod.namespace, pod=pod.name, container=each.container.name, decision="pass", notes=each.notes
+    )
     match each.decision:
         case Pass(edits, why):
             return replace(line, reason=why, edits=_edits_line(edits))
@@ -196,21 +262,21 @@ def _edits_line(edits: Edits) -> EditsLine:
     )
 
 
-def to_text(explained: tuple[Explained, ...], node: Node) -> str:
-    """One paragraph a container."""
-    return "\n\n".join("\n".join(_lines(each, node)) for each in explained)
+def to_text(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> str:
+    """One paragraph a container, and one for notes on the whole file."""
+    of_file = [(file, *map(_note, notes))] if notes else []
+    return "\n\n".join("\n".join(lines) for lines in (*(_lines(each, node) for each in explained), *of_file))
 
 
 def _lines(each: Explained, node: Node) -> Iterator[str]:
     pod = each.container.pod
     yield f"{pod.namespace}/{pod.name} container {each.container.name}"
     match each.decision:
-        case Pass(edits, why, note):
+        case Pass(edits, why):
             yield f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}"
-            yield from _note(note)
         case Refuse(reason):
             yield f"  REFUSED {reason}"
-        case Inject(edits, grant, rule, note, compat):
+        case Inject(edits, grant, rule, _, compat):
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
             places = ", ".join(unit.place for unit in units)
             what = f"GPU {places}, {grant.mode}" if grant.mode else "no GPU, as it asked"
@@ -228,9 +294,8 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
                 if value:
                     yield f"  cpuset  {name} {value}"
-            yield from _note(note)
+    yield from map(_note, each.notes)
 
 
-def _note(note: str) -> Iterator[str]:
-    if note:
-        yield f"  note    {note}"
+def _note(note: str) -> str:
+    return f"  note    {note}"

@@ -253,11 +253,12 @@ VERBS: Final = (
         "explain",
         "nri_gpu.cli.explain",
         "show what each container of a pod would get, and why, without a runtime",
-        "Decides about the pod's containers in order, on an otherwise empty node, exactly as `run` would. With --gpus\n"
+        "Decides about the pods' containers in order, on an otherwise empty node, exactly as `run` would. With --gpus\n"
         "it needs no GPU either. Exits 1 when a container would be refused. Example:\n"
         "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
         (
-            _option("file", help="a pod, or anything with a pod template; -: standard input", metavar="POD.yaml"),
+            _option("file", help="pods, or anything with pod templates; -: standard input", metavar="POD.yaml"),
+            _option("-n", "--namespace", help="namespace of what names none (default: default)", metavar="NAMESPACE"),
             POLICY,
             GPUS,
             DRIVER_ROOT,

@@ -156,7 +156,7 @@ def container_from_pb(
     given: Sequence[str] = container.env
     if exists:
         given = [each for each in given if each.startswith(_KEPT_ENV_STARTS)] if armed else ()
-    env, env_twice, required = _read_env(given)
+    env, env_twice, required = read_env(given)
     linux, resources = container.linux, container.linux.resources
     privileged, wildcard, opened = _rules(rules) if (rules := resources.devices) else _NO_RULES
     return Container(
@@ -245,7 +245,7 @@ def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 
 
-def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
+def read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
     """The variables we read, the names that come twice, and the characters of all requirements.
 
     The last of a name wins, as in the program. Requirements past what is checked are counted and not read.

@@ -86,7 +86,7 @@ def _stands(scenario: Scenario, at_s: float) -> None:
 
 def manifest(data: bytes) -> bool:
     try:
-        pods = list(read_pods(data.decode(errors="surrogateescape"), "document"))
+        pods = read_pods(data.decode(errors="surrogateescape"), "document").pods
     except CommandError as error:
         assert str(error)
         return False

@@ -99,6 +99,7 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l watch -d 'keep runni
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l log-level -x -a 'TRACE DEBUG INFO WARNING ERROR' -d 'lowest level to log (default INFO)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -F
+complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -s n -l namespace -x -d 'namespace of what names none (default: default)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l gpus -r -F -d 'simulate the node in this topology file instead of asking NVML'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -l driver-root -x -a '(__fish_complete_directories)' -d 'root folder of the host\'s NVIDIA driver (default /)'

@@ -11,6 +11,7 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.cli.main import main
+from tests.support.daemon import FOUR_GPUS
 from tests.support.schemas import conforming
 
 
@@ -42,3 +43,22 @@ def nri_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         return Done(code, *capsys.readouterr())
 
     return call
+
+
+Explain = Callable[..., Done]
+
+
+@pytest.fixture
+def explain(tmp_path: Path, nri_gpu: NriGpuCall) -> Explain:
+    def run(manifest: str, *options: object, policy: str = "") -> Done:
+        (tmp_path / "policy.toml").write_text(policy)
+        (tmp_path / "pod.yaml").write_text(manifest)
+        always = ("--gpus", FOUR_GPUS, "--policy", tmp_path / "policy.toml", "--driver-root", tmp_path)
+        return nri_gpu("explain", tmp_path / "pod.yaml", *always, *options)
+
+    return run
+
+
+def containers(explain: Explain, manifest: str, *options: object, policy: str = "") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = explain(manifest, "-o", "json", *options, policy=policy).document["containers"]
+    return found

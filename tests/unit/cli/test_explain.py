@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from tests.support import compat
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
-from tests.unit.cli.conftest import Done, NriGpuCall
+from tests.unit.cli.conftest import Done, Explain, NriGpuCall, containers
 
 POD = """
 apiVersion: v1
@@ -47,36 +45,9 @@ kind: Deployment
 metadata: {name: outer}
 spec:
   template:
-    metadata: {annotations: {gpu.nri.io: "1"}, generateName: inner-}
+    metadata: {annotations: {gpu.nri.io: "1"}}
     spec: {containers: [{name: main}]}
 """
-CRONJOB = """
-kind: CronJob
-metadata: {name: nightly}
-spec:
-  jobTemplate:
-    spec:
-      template:
-        metadata: {annotations: {gpu.nri.io: "4"}}
-        spec: {containers: [{name: main}]}
-"""
-Explain = Callable[..., Done]
-
-
-@pytest.fixture
-def explain(tmp_path: Path, nri_gpu: NriGpuCall) -> Explain:
-    def run(manifest: str, *options: object, policy: str = "") -> Done:
-        (tmp_path / "policy.toml").write_text(policy)
-        (tmp_path / "pod.yaml").write_text(manifest)
-        always = ("--gpus", FOUR_GPUS, "--policy", tmp_path / "policy.toml", "--driver-root", tmp_path)
-        return nri_gpu("explain", tmp_path / "pod.yaml", *always, *options)
-
-    return run
-
-
-def containers(explain: Explain, manifest: str, *options: object, policy: str = "") -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = explain(manifest, "-o", "json", *options, policy=policy).document["containers"]
-    return found
 
 
 def test_a_pod_as_text(explain: Explain) -> None:
@@ -141,12 +112,6 @@ def test_one_ledger_for_all_pods_and_the_policy_of_the_file(explain: Explain) ->
     assert (done.code, "[not-allowed]" in done.out) == (Exit.FINDING, True)
 
 
-@pytest.mark.parametrize(("manifest", "pod"), [(DEPLOYMENT, "inner-"), (CRONJOB, "pod-1")])
-def test_templates(explain: Explain, manifest: str, pod: str) -> None:
-    (only,) = containers(explain, manifest)
-    assert (only["pod"], only["decision"]) == (pod, "inject")
-
-
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
@@ -155,7 +120,7 @@ def test_templates(explain: Explain, manifest: str, pod: str) -> None:
         ("a: [", "is not YAML"),
         ("- 1\n- 2\n", "document 1 holds no pod"),
         ("just text", "document 1 holds no pod"),
-        (PLAIN + "---\nkind: Service\nspec: {ports: []}\n", "document 2 holds no pod"),
+        ("kind: Service\n---\nkind: List\nitems: []\n", "documents 1 to 2 hold no pod"),
         ("spec: {containers: [], template: 5}", ""),
         ("metadata: text\nspec: {containers: [{name: a}]}", "metadata"),
         ("metadata: {annotations: [a]}\nspec: {containers: [{name: a}]}", "annotations"),
@@ -294,6 +259,12 @@ CLASSES = {
     "limits and requests": ("{limits: {cpu: 1, memory: 1Gi}, requests: {cpu: 1}}", "guaranteed"),
     "lower requests": ("{limits: {cpu: 2, memory: 1Gi}, requests: {cpu: 1}}", "burstable"),
     "zero": ("{requests: {cpu: 0}}", "besteffort"),
+    "zero of a limit": ("{limits: {cpu: 1, memory: 1Gi}, requests: {cpu: 0m}}", "burstable"),
+    "written otherwise": (
+        "{limits: {cpu: 1, memory: 1Gi}, requests: {cpu: 1000m, memory: '1.073741824e9'}}",
+        "guaranteed",
+    ),
+    "a tenth": ("{limits: {cpu: 0.1, memory: 1e3}, requests: {cpu: 100m, memory: 1k}}", "guaranteed"),
     "nonsense": ("[1]", "besteffort"),
 }
 
@@ -302,3 +273,21 @@ CLASSES = {
 def test_the_qos_class_is_the_kubelets(explain: Explain, resources: str, qos: str) -> None:
     policy = f'[namespaces]\nallow = []\n[[rule]]\nqos = "{qos}"\nallow = true\n'
     assert explain(LABELLED.replace("{requests: {cpu: 1}}", resources), policy=policy).code == Exit.OK
+
+
+OF_PODS = {
+    "instead of containers'": ("{limits: {cpu: 1, memory: 1Gi}}", "{}", "guaranteed"),
+    "empty": ("{}", "{requests: {cpu: 1}}", "besteffort"),
+    "half": ("{limits: {cpu: 1}}", "{limits: {cpu: 1, memory: 1Gi}}", "burstable"),
+    "containers request less": ("{limits: {cpu: 2, memory: 1Gi}}", "{requests: {cpu: 1}}", "burstable"),
+    "containers request as much": ("{limits: {cpu: 2, memory: 1Gi}}", "{requests: {cpu: 2000m}}", "guaranteed"),
+    "requests alone": ("{requests: {cpu: 1}}", "{}", "burstable"),
+    "none": ("null", "{limits: {cpu: 1, memory: 1Gi}}", "guaranteed"),
+}
+
+
+@pytest.mark.parametrize(("of_pod", "of_container", "qos"), OF_PODS.values(), ids=OF_PODS)
+def test_resources_of_a_pod_decide_its_qos_class(explain: Explain, of_pod: str, of_container: str, qos: str) -> None:
+    policy = f'[namespaces]\nallow = []\n[[rule]]\nqos = "{qos}"\nallow = true\n'
+    manifest = LABELLED.replace("{requests: {cpu: 1}}", of_container) + f"  resources: {of_pod}\n"
+    assert explain(manifest, policy=policy).code == Exit.OK
