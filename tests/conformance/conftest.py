@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import packages
+from tests.support import cleanup, packages
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.containerd import Containerd
 from tests.support.daemon import Launch, NriGpu
@@ -159,3 +159,14 @@ def shared_daemon(node: Containerd, module_daemon: NriGpu) -> NriGpu:
     assert node.nri_socket == module_daemon.launch.socket
     module_daemon.wait_held({})
     return module_daemon
+
+
+@pytest.fixture
+def kubepods(node: Containerd) -> Iterator[str]:
+    """The cgroup that a kubelet would make for all pods; taken away with what is in it, as a kubelet does."""
+    yield f"/{node.base.name}/kubepods"
+    node.cri.remove_all()
+    root = Path(f"/proc/{node.supervisor_pid}/root{cleanup.CGROUPS}")
+    for cgroup in cleanup.cgroups_named(node.base.name, root):
+        if "kubepods" in cgroup.parts:
+            cgroup.rmdir()

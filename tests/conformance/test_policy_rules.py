@@ -3,12 +3,8 @@
 On one containerd: all of it is decided before the runtime's version matters.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.support import cleanup
 from tests.support.containerd import Containerd
 from tests.support.cri import Cri, CriError
 from tests.support.daemon import UUIDS, Launch, NriGpu
@@ -94,17 +90,6 @@ def test_granted(node: Containerd, shared_daemon: NriGpu, pod: PodSpec, spec: Co
     node.cri.run(node.cri.run_pod(PodSpec(name="other", namespace="modern")), variable("1"))  # which means nothing
     node.cri.run(node.cri.run_pod(pod), spec)
     shared_daemon.wait_held({"pod/main": [UUIDS[gpu]]})
-
-
-@pytest.fixture
-def kubepods(node: Containerd) -> Iterator[str]:
-    """The cgroup that a kubelet would make for all pods; taken away with what is in it, as a kubelet does."""
-    yield f"/{node.base.name}/kubepods"
-    node.cri.remove_all()
-    root = Path(f"/proc/{node.supervisor_pid}/root{cleanup.CGROUPS}")
-    for cgroup in cleanup.cgroups_named(node.base.name, root):
-        if "kubepods" in cgroup.parts:
-            cgroup.rmdir()
 
 
 @pytest.mark.parametrize(("folder", "granted"), [("besteffort/pod1", False), ("burstable/pod1", True), ("pod1", True)])

@@ -10,6 +10,7 @@ import pytest
 from nri_gpu.domain.errors import Exit
 from tests.unit.cli.conftest import Explain, NriGpuCall, containers
 
+MANIFESTS = Path(__file__).parents[2] / "fixtures/manifests"
 TEMPLATE = '{metadata: {annotations: {gpu.nri.io: "1"}}, spec: {containers: [{name: main}]}}'
 NAMED = "{name: web, namespace: ml}"
 
@@ -133,6 +134,22 @@ def test_what_has_no_pod_is_passed_over(explain: Explain) -> None:
     assert explain(manifest).out.endswith(f"pod.yaml\n  note    {said}\n")
     in_a_list = "kind: List\nitems:\n- {kind: Service}\n- {kind: Pod, spec: {containers: [{}]}}\n"
     assert explain(in_a_list, "-o", "json").document["notes"] == ["1 document without a pod is passed over: 1 Service"]
+
+
+FORMS = {
+    "helm": ["inference/serving-xxxxxxxxxx-xxxxx"] * 3
+    + ["inference/cache-0", "default/exporter-xxxxx", "inference/serving-smoke"],
+    "jobset": ["ml/pretrain-xxxxx"] * 4,
+    "kubectl": ["ml/prepared"] * 4 + ["ml/evaluate"] * 3 + ["ml/wrong", "default/plain"],
+    "kubeflow": ["vision/finetune-xxxxx"] * 2 + ["default/torch-distributed-xxxxx", "vision/lab-xxxxx"],
+    "kueue": ["ml/sample-xxxxx-xxxxx", "batch/nightly-xxxxx"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_manifests_in_the_form_of_others(explain: Explain, form: str) -> None:
+    """Decisions: tests/conformance/test_explain.py."""
+    assert pods(explain, (MANIFESTS / f"{form}.yaml").read_text()) == FORMS[form]
 
 
 def test_an_annotation_around_a_template_is_noted(explain: Explain) -> None:

@@ -1,0 +1,113 @@
+"""`nri-gpu explain` says of a manifest's pods what the daemon then does with them, one after the other.
+
+The manifests are in the form of what Helm, kubectl, Kueue, JobSet and Kubeflow print. On one containerd: all of it is
+decided before the runtime's version matters.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nri_gpu.cli.manifest import Listed, read_pods
+from nri_gpu.domain.names import GRANT_KEY
+from tests.support.containerd import Containerd
+from tests.support.cri import Cri, CriError, Pod
+from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
+from tests.support.marks import on_newest
+from tests.support.pods import ContainerSpec, PodSpec
+
+pytestmark = on_newest
+
+MANIFESTS = sorted(Path(__file__).parents[1].glob("fixtures/manifests/*.yaml"))
+POLICY = """
+[namespaces]
+deny = ["batch"]
+[environment]
+may_ask = ["vision"]
+[limits]
+gpus_per_pod = 2
+[[rule]]
+name = "guaranteed"
+qos = "guaranteed"
+allow = true
+default_mode = "shared"
+[[rule]]
+name = "no-labs"
+namespace = "vision"
+pod = "lab-*"
+allow = false
+"""
+
+
+class Outcome(NamedTuple):
+    """Of one container. mode: `none` without GPUs, empty where it is not granted."""
+
+    decision: str
+    code: str = ""
+    mode: str = ""
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch) -> Launch:
+    return module_launch.with_policy(POLICY)
+
+
+def explained(launch: Launch, manifest: Path) -> list[Outcome]:
+    options = ("--gpus", launch.topology, "--policy", launch.policy, "--driver-root", launch.driver_root, "-o", "json")
+    command = [sys.executable, "-m", "nri_gpu", "explain", str(manifest), *map(str, options)]
+    said = subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=False, cwd="/").stdout
+    lines = json.loads(said)["containers"]
+    return [
+        Outcome(line["decision"], line.get("code", ""), line.get("mode", ""), tuple(line.get("gpu_uuids", ())))
+        for line in lines
+    ]
+
+
+def created(kubelet: Cri, pod: Pod, listed: Listed, volume: Path) -> Outcome:
+    """What the daemon does with the container. One that ends is gone afterwards."""
+    container = listed.container
+    mounts = {place: str(volume) for place in container.mounts}
+    spec = ContainerSpec(name=container.name, env=container.env, mounts=mounts, privileged=container.privileged)
+    try:
+        running = kubelet.run(pod, spec)
+    except CriError as error:
+        code = re.search(r"nri-gpu \[([a-z-]+)\]", error.details)
+        assert code, error
+        return Outcome("refuse", code[1])
+    grant = kubelet.status(running).oci.get("annotations", {}).get(GRANT_KEY)
+    if listed.ends:
+        kubelet.stop(running)
+        kubelet.remove(running)
+    if grant is None:
+        return Outcome("pass")
+    fields = dict(field.partition("=")[::2] for field in grant.split(";"))
+    uuids = fields["uuid"].split(",") if fields["uuid"] else ()
+    return Outcome("inject", mode=fields["mode"], gpu_uuids=tuple(uuids))
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_the_same_answer(
+    node: Containerd, shared_daemon: NriGpu, kubepods: str, tmp_path: Path, manifest: Path
+) -> None:
+    done = []
+    for number, listed in enumerate(read_pods(manifest.read_text(), manifest.name).pods):
+        of = listed[0].container.pod
+        parent = kubepods.removesuffix("/kubepods") + of.cgroup_parent + str(number)
+        with Cri(node.cri_socket, cgroup_parent=parent) as kubelet:
+            privileged = any(each.container.privileged for each in listed)
+            spec = PodSpec(
+                name=of.name,
+                namespace=of.namespace,
+                labels=of.labels,
+                annotations=of.annotations,
+                privileged=privileged,
+            )
+            pod = kubelet.run_pod(spec)
+            done += [created(kubelet, pod, each, tmp_path) for each in listed]
+    assert explained(shared_daemon.launch, manifest) == done
