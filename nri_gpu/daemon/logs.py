@@ -37,7 +37,7 @@ FIELDS: Final = (
     "socket", "path", "attempt", "gpus", "grants", "foreign", "ungranted", "waiting", "driver_version",
     "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
     "dropped", "lasting_s", "fix", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
-    "lost", "cgroup", "pids", "namespaces", "peer", "follower",
+    "lost", "cgroup", "pids", "namespaces", "peer", "follower", "replaced",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

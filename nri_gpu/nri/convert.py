@@ -184,12 +184,18 @@ def container_from_pb(
     )
 
 
-def reply_to_pb(edits: Edits) -> bytes:
-    """CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them."""
+def reply_to_pb(edits: Edits, present: Iterable[str] = ()) -> bytes:
+    """CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them.
+
+    present: variables that the container has, perhaps of another plugin. Of two plugins that set one, the runtime
+    refuses the container, unless the second removes it first (containerd/nri: pkg/adaptation/result.go, adjustEnv).
+    """
     reply = pb.CreateContainerResponse()
     adjust = reply.adjust
     for destination, mount in edits.mounts.items():
         adjust.mounts.add(destination=destination, type="bind", source=mount.source, options=mount.options)
+    for key in sorted(edits.env.keys() & frozenset(present)):
+        adjust.env.add(key=f"-{key}")
     for key, value in edits.env.items():
         adjust.env.add(key=key, value=value)
     for path, node in edits.devices.items():

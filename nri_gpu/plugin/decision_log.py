@@ -89,13 +89,14 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     """One INFO line for a decision; nothing for a plain pass."""
     facts = {**container_fields(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
-        case Inject(_, grant, rule, note, compat, completes):
+        case Inject(edits, grant, rule, note, compat, completes):
             uuids = ",".join(completes or grant.uuids) or "-"
             held = {
                 "gpu_uuid": uuids,
                 "mode": grant.mode or ("admin" if grant.uuids else "none"),
                 "rule": rule,
                 "reason": compat,
+                "replaced": ",".join(sorted(edits.env.keys() & container.env.keys())),
             }
             phrase = "container completed for GPUs that others gave it" if completes else "gpu granted"
             facts |= {name: fact for name, fact in held.items() if fact}

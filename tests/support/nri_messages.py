@@ -166,7 +166,7 @@ def adjusted(made: pb.Container, reply: pb.CreateContainerResponse) -> pb.Contai
     after.CopyFrom(made)
     for key, value in reply.adjust.annotations.items():
         after.annotations[key] = value
-    after.env.extend(f"{pair.key}={pair.value}" for pair in reply.adjust.env)
+    after.env.extend(f"{pair.key}={pair.value}" for pair in reply.adjust.env if not pair.key.startswith("-"))
     after.mounts.extend(reply.adjust.mounts)
     after.linux.devices.extend(reply.adjust.linux.devices)
     return after
