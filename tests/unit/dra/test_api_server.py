@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,6 +245,24 @@ async def test_a_certificate_of_another_authority_is_not_trusted(server: StandIn
     named = ApiServer(replace(server.access(), server_name="localhost"), times=QUICK)
     await named.discover()
     named.close()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_an_authority_need_not_be_strict_with_rfc_5280(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+    default = ssl.create_default_context
+
+    def as_from_3_13_on(**given: str | None) -> ssl.SSLContext:
+        context = default(**given)  # type: ignore[arg-type] # as it is called
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_from_3_13_on)
+    with StandInApiServer(signed_by=certificates("cluster", strict=strict)) as server:
+        api = ApiServer(server.access(), times=QUICK)
+        assert await api.discover() == "v1"
+        api.close()
+        with pytest.raises(UnavailableError, match="its certificate must be of the authority"):
+            await ApiServer(replace(server.access(), server_name="elsewhere"), times=QUICK).discover()
 
 
 async def test_an_authority_that_changed_on_disk_is_read_again(server: StandInApiServer, tmp_path: Path) -> None:
