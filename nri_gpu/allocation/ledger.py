@@ -150,7 +150,8 @@ class ExternalAllocation(Recorded, frozen=True):
     """A container that can open GPUs and MIG devices which no signed grant on it names.
 
     container: its name, where it was granted other GPUs and its device numbers became these GPUs'; empty where another
-    component assigned them.
+    component assigned them. name: its name, whoever assigned them. watched: those of uuids that it opens and does not
+    hold, since its pod is a monitor. regained: those that it holds again, since its pod was one.
     """
 
     container_id: ContainerId
@@ -158,6 +159,14 @@ class ExternalAllocation(Recorded, frozen=True):
     pod: str
     uuids: frozenset[GpuUuid]
     container: str = ""
+    name: str = ""
+    watched: frozenset[GpuUuid] = frozenset()
+    regained: frozenset[GpuUuid] = frozenset()
+
+    @property
+    def held(self) -> frozenset[GpuUuid]:
+        """Those that it keeps from others."""
+        return self.uuids - self.watched
 
 
 class Usage(Struct, frozen=True):
@@ -245,8 +254,9 @@ UNUSED: Final = Usage()
 class Ledger(Struct, frozen=True):
     """All grants, by container, and all reservations, by device.
 
-    external: GPUs that containers can open and were not granted. releasing: GPUs that other pods wait for. live: the
-    devices that containers have; which GPUs these are changes with the node, and `external` with it (`external.py`).
+    external: GPUs that containers can open and were not granted, held or watched. releasing: GPUs that other pods wait
+    for. live: the devices that containers have; which GPUs these are changes with the node, and `external` with it
+    (`external.py`).
     claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods. processes: of containers
     that were started and have devices. stuck: GPUs that no pod should be sent to, since lost containers hold them for
     long.
@@ -273,7 +283,7 @@ class Ledger(Struct, frozen=True):
         for device, each in self.reservations.items():
             reservations[device.uuid][device] = each
         for id_, other in self.external.items():
-            for uuid in other.uuids:
+            for uuid in other.held:
                 external[uuid][id_] = other
         for uid, claim in self.claims.items():
             for uuid, mode in claim.holds.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt
 from typing import Final, assert_never
@@ -84,6 +84,7 @@ def _fits(unit: Unit, selector: Selector) -> bool:
 NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
 HOLDER_SHOWN_MAX: Final = 120  # characters
 OPENING_POD_SHOWN_MAX, OPENING_CONTAINER_SHOWN_MAX = 42, 34  # characters: the words between them end what is shown
+EXTERNAL_CONTAINER_SHOWN_MAX: Final = 22  # characters
 WHY_SHOWN_MAX: Final = 200  # characters
 HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
@@ -177,11 +178,19 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
 
 
 def opener(other: ExternalAllocation) -> str:
-    """A container that can open a GPU which it was not granted, and why."""
+    """A container that can open a GPU which it was not granted, why, and how many it keeps from others."""
+    pod = clipped(other.pod, OPENING_POD_SHOWN_MAX)
     if not other.container:
-        return f"{other.pod} (not through nri-gpu)"
-    pod, name = clipped(other.pod, OPENING_POD_SHOWN_MAX), clipped(other.container, OPENING_CONTAINER_SHOWN_MAX)
+        name = f", whose container {clipped(other.name, EXTERNAL_CONTAINER_SHOWN_MAX)}" if other.name else ", which"
+        return f"{pod} (not through nri-gpu){name} opens {number_of(other.held)}"
+    name = clipped(other.container, OPENING_CONTAINER_SHOWN_MAX)
     return f"{pod} (container {name} still opens its device number)"
+
+
+def number_of(uuids: Collection[str]) -> str:
+    """`4 GPUs`; the MIG devices of a GPU count only where it is not among them."""
+    gpus = [uuid for uuid in uuids if not uuid.startswith("MIG-")]
+    return counted(len(gpus), "GPU") if gpus else counted(len(uuids), "MIG device")
 
 
 def _shown(releasing: Releasing) -> str:

@@ -7,9 +7,18 @@ from typing import Final
 
 from msgspec import UnsetType
 
+from nri_gpu.allocation.messages import number_of
 from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
-from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, LostStatus, NodeStatus, StrayStatus, UnitStatus
+from nri_gpu.daemon.answers import (
+    DaemonStatus,
+    ExternalStatus,
+    HolderStatus,
+    LostStatus,
+    NodeStatus,
+    StrayStatus,
+    UnitStatus,
+)
 from nri_gpu.domain.decision import Refused
 from nri_gpu.dra.advice import gate_advice, silence
 
@@ -63,7 +72,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
     name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
     headline = f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"
     wrong = [*lines(faults(status) + to_mend(status), Tone.BAD)]
-    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, now))
+    rows = tuple(row for gpu in status.gpus for row in _rows(gpu, status.external, now))
     return [
         Line(headline, Tone.HEAD),
         *([Line(counted(status)), *wrong] if glance else []),
@@ -141,13 +150,17 @@ def _since_when(seconds: float | UnsetType | None) -> str:
     return f" since {at(seconds)}" if isinstance(seconds, float) else ""
 
 
-def _rows(gpu: UnitStatus, now: float) -> Iterator[tuple[str, ...]]:
-    """One row for each holder; the first has the GPU too."""
+def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> Iterator[tuple[str, ...]]:
+    """One row for each holder, and each that opens it; the first has the GPU too."""
     first = (f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", gpu.model, gpu.mode or "-")
     holders = [(pod_of(each), each.container, _since(each, now)) for each in gpu.holders]
-    holders += [(pod, "-", "-") for pod in gpu.foreign]
+    shifted = {(each.pod, each.container) for each in gpu.opened_by}
+    opening = [each for each in external if gpu.uuid in each.gpu_uuids and (each.pod, each.container) not in shifted]
+    rows = [(each.pod, each.container, f"opens {number_of(each.gpu_uuids)}") for each in opening]
+    holders += rows or [(pod, "-", "-") for pod in gpu.foreign]  # an older daemon names pods alone
     holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
     why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
+    holders += [(each.pod, each.container, "watches") for each in external if gpu.uuid in each.watched]
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")

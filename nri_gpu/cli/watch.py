@@ -137,6 +137,7 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
     for gpu in status.gpus:
         who = [f"{holder_words(each)} ({each.mode})" for each in gpu.holders]
         who += [f"held by {pod} (not through nri-gpu)" for pod in gpu.foreign]
+        who += [f"watched by {pod}" for pod in gpu.monitors]
         who += [f"open by its number to {each.pod}, container {each.container}" for each in gpu.opened_by]
         held |= {(gpu.uuid, gpu.place, each): None for each in who}
     return held

@@ -184,6 +184,19 @@ class OpenedBy(Struct, frozen=True):
     container: str
 
 
+class ExternalStatus(Struct, frozen=True, kw_only=True):
+    """A container that opens GPUs and MIG devices which nri-gpu did not grant it.
+
+    gpu_uuids: those that it keeps from others. watched: those that it keeps from nobody, since it is a monitor.
+    """
+
+    pod: str
+    container: str
+    container_id: str
+    gpu_uuids: tuple[str, ...]
+    watched: tuple[str, ...]
+
+
 class ReleasingStatus(Struct, frozen=True):
     """Who has just released a GPU. offered_s: when it is granted again at the latest."""
 
@@ -199,6 +212,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
 
     place: NVML's index, `1`, of a MIG device `1:0`. unavailable: why a container of another pod could not have it
     exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods of other components.
+    monitors: pods that open it and do not hold it.
     """
 
     place: str
@@ -213,6 +227,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     holders: tuple[HolderStatus, ...]
     foreign: tuple[str, ...]
     opened_by: tuple[OpenedBy, ...] = ()
+    monitors: tuple[str, ...] = ()
     left_by: ReleasingStatus | None = None
 
 
@@ -238,6 +253,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
 
     options: of the daemon's command line, by their key in the policy, and `topology`, the simulated node's file.
     refusals: the last, in their order. lost: containers that are over for the runtime and have processes.
+    external: containers that open GPUs which nri-gpu did not grant them.
     """
 
     runtime: RuntimeConnection
@@ -256,6 +272,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     claims: tuple[ClaimStatus, ...] = ()
     lost: tuple[LostStatus, ...] = ()
     overlaps: tuple[OverlapStatus, ...] = ()
+    external: tuple[ExternalStatus, ...] = ()
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

@@ -130,7 +130,7 @@ class Daemon:
 
     def _follow(self) -> None:
         self._node.cache.subscribe(self._plugin.looked)
-        self._state.subscribe(self._plugin.observe, Changed.NODE)
+        self._state.subscribe(self._plugin.observe, Changed.NODE, Changed.POLICY)
         self._state.subscribe(self._reporter.policy_changed, Changed.POLICY)
         if self._audit:
             self._state.subscribe_inline(self._note_policy, Changed.POLICY)
@@ -167,7 +167,10 @@ class Daemon:
         if self._audit:
             last.append(asyncio.create_task(self._audit.run()))
         parts = (self._reporter.run(), self._metrics.run(), self._stray.run(), self._policy.run(), self._dra.run())
-        rest = [asyncio.create_task(each) for each in (*self._node.runs(), *parts)]
+        rest = [
+            asyncio.create_task(each)
+            for each in (*self._node.runs(), *parts, self._plugin.monitors.run(self._plugin.observe))
+        ]
         if self._policy_watch:
             rest.append(asyncio.create_task(self._policy_watch.run()))
         stopping, telling = asyncio.create_task(self._stop.wait()), asyncio.create_task(self._tell_when_known())

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, Releasing, Reservation
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Live, Releasing, Reservation
 from nri_gpu.allocation.reservations import reservation_id, reserved_device
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, FirstProcess, PodId, PodUid
@@ -58,12 +58,18 @@ class GrantLine(HolderLine, frozen=True, kw_only=True):
 
 
 class ExternalLine(Struct, frozen=True, kw_only=True):
-    """An external allocation. container: its name, where its device numbers became those of other GPUs; else empty."""
+    """An external allocation. container: its name, where its device numbers became those of other GPUs; else empty.
+
+    watched: those of its GPUs that it opens as a monitor, and does not hold. regained: those that it holds again since
+    it was one.
+    """
 
     container_id: ContainerId
     pod: str
     container: str
     gpu_uuids: tuple[GpuUuid, ...]
+    watched: tuple[GpuUuid, ...] = ()
+    regained: tuple[GpuUuid, ...] = ()
 
 
 class ReleasingLine(Struct, frozen=True, kw_only=True):
@@ -97,7 +103,12 @@ def write_ledger(file: Path, ledger: Ledger) -> None:
     grants = map(_grant_line, holders)
     foreign = (
         ExternalLine(
-            container_id=each.container_id, pod=each.pod, container=each.container, gpu_uuids=tuple(sorted(each.uuids))
+            container_id=each.container_id,
+            pod=each.pod,
+            container=each.container,
+            gpu_uuids=tuple(sorted(each.uuids)),
+            watched=tuple(sorted(each.watched)),
+            regained=tuple(sorted(each.regained)),
         )
         for each in ledger.external.values()
     )
@@ -166,7 +177,22 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
         for each in document.leaving
     }
     live = {each.container_id: each for each in document.opened}
-    return Ledger(entries, {}, releasing, live, reservations, processes=document.processes)
+    # What each opens its numbers tell; that its pod was a monitor, nothing else does.
+    external = {
+        each.container_id: ExternalAllocation(
+            each.container_id,
+            live[each.container_id].pod_id,
+            each.pod,
+            frozenset(each.gpu_uuids),
+            each.container,
+            live[each.container_id].container,
+            frozenset(each.watched),
+            frozenset(each.regained),
+        )
+        for each in document.foreign
+        if each.container_id in live and (each.watched or each.regained)
+    }
+    return Ledger(entries, external, releasing, live, reservations, processes=document.processes)
 
 
 class LedgerFile:

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation, Usage
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation, Usage
 from nri_gpu.allocation.messages import opener, why_not
 from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.daemon import answers
@@ -98,6 +98,17 @@ def status_of(view: View) -> answers.DaemonStatus:
         claims=tuple(map(_claim, view.ledger.claims.values())),
         lost=tuple(_lost(each, view) for each in view.lost),
         overlaps=tuple(answers.OverlapStatus(*each) for each in overlaps(view.ledger).items()),
+        external=tuple(map(_external, view.ledger.external.values())),
+    )
+
+
+def _external(container: ExternalAllocation) -> answers.ExternalStatus:
+    return answers.ExternalStatus(
+        pod=container.pod,
+        container=container.name,
+        container_id=container.container_id,
+        gpu_uuids=tuple(sorted(container.held)),
+        watched=tuple(sorted(container.watched)),
     )
 
 
@@ -143,6 +154,7 @@ def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
         holders=_holders(view, lambda uuids: unit.uuid in uuids),
         foreign=tuple(each.pod for each in others if not each.container),
         opened_by=tuple(answers.OpenedBy(each.pod, each.container) for each in others if each.container),
+        monitors=tuple(each.pod for each in view.ledger.external.values() if unit.uuid in each.watched),
         left_by=_left_by(usage.releasing, view) if usage and usage.releasing else None,
     )
 

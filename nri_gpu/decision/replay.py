@@ -243,10 +243,23 @@ class Replay:
             if device := reserved_device(id_):
                 self._take_reservation(device, reservation)
         self.ledger = replace(self.ledger, claims=_updated(self.ledger.claims, record.claims))
-        self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, record.foreign))
+        self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, self._watched(record.foreign)))
         if self._instead is None or (not self._instead.fault and self._instead.handover.wait):
             # When a GPU was released, and when it was found unused, follows the recording, whichever pod held it.
             self.ledger = self.ledger.with_releasing(_updated(self.ledger.releasing, record.leaving))
+
+    def _watched(
+        self, found: Mapping[ContainerId, ExternalAllocation | None]
+    ) -> Mapping[ContainerId, ExternalAllocation | None]:
+        """What containers of monitors by another policy open; what the kubelet allocated to them was not recorded."""
+        if self._instead is None:
+            return found
+        monitors = self._instead.foreign.monitors
+        return {
+            id_: each
+            and replace(each, watched=(each.watched or each.uuids) if monitors.match(each.pod) else frozenset())
+            for id_, each in found.items()
+        }
 
     def _take_reservation(self, device: AllocatedDevice, reservation: Reservation | None) -> None:
         if reservation is None:

@@ -59,6 +59,9 @@ FIXES: Final[Mapping[str, str]] = {
         "Start the kubelet, or set dra.dir and kubelet.registry_dir to its folders."
     ),
     "device plugin not started yet": "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
+    "what the kubelet allocated to monitors is not known": (
+        "Start the kubelet, set kubelet.podresources to its socket, or install grpcio if the line says so."
+    ),
     "PodResources not answered, trying again": "Start the kubelet, or set kubelet.podresources to its socket.",
     "required CDI device not written, containers can start without nri-gpu": (
         "Let nri-gpu write kubelet.cdi_dir, or run the guard."

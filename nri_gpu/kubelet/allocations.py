@@ -151,7 +151,7 @@ class KubeletAllocations:
                 for uuid, mode in claim.holds.items()
                 if not (shared and mode is Mode.SHARED)
             ),
-            *(external.uuids for external in ledger.external.values()),
+            *(external.held for external in ledger.external.values()),
             (device.uuid for device in settings.injected(ledger.reservations)),
         )
 

@@ -113,6 +113,8 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     yield _gauge("nri_gpu_lost_containers", "Containers that are over and have processes.", len(reading.ledger.lost))
     overlapping = len(overlaps(reading.ledger))
     yield _gauge("nri_gpu_overlapping_grants", "GPUs granted to two pods, to one exclusively.", overlapping)
+    monitors = sum(bool(each.watched) for each in reading.ledger.external.values())
+    yield _gauge("nri_gpu_monitors", "Containers that open GPUs and hold none of these.", monitors)
     stray = [((kind,), count) for kind, count in (reading.stray or {}).items()]
     yield _gauge("nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", stray, "kind")
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import is_not
 from typing import Final
 
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import live, seen, with_live
+from nri_gpu.allocation.external import Monitors, live, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger
 from nri_gpu.allocation.rebuild import overlaps, rebuilt
@@ -39,6 +40,7 @@ from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decisio
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers
+from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.plugin.releasing import ReleasedGpus
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.starts import GrantedContainers
@@ -87,7 +89,8 @@ class Plugin:
         self.stage_dir = needs.stage_dir
         self._needs = needs
         self._key = key
-        self._granted = GrantedContainers(state, needs, key, self.kubelet, self.counts)
+        self.monitors = MonitorPods(state)
+        self._granted = GrantedContainers(state, needs, key, self.kubelet, self.counts, self.monitors)
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
             Event.RUN_POD_SANDBOX: self._pod_came,
             Event.START_CONTAINER: self._started,
@@ -101,7 +104,7 @@ class Plugin:
         self.lost = LostContainers(state, needs.cgroups, self._gone, needs.clock)
         self.unstarted = UnstartedContainers(state, needs.cgroups, self._never_started, self._tells, needs.clock)
         self._exits = UntoldExits(self.exited)
-        self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
+        self._observed: tuple[Inventory, Monitors] | None = None  # by which the ledger knows who holds what by number
 
     @property
     def same_pids(self) -> bool:
@@ -153,7 +156,8 @@ class Plugin:
         self._needs.recorder.decided(container, decision, node, now)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
             granted = cleared.after(decision, now)
-            ledger = with_live(granted, container, node.inventory, decision.edits, self.stage_dir)
+            monitors = self.monitors.now
+            ledger = with_live(granted, container, node.inventory, monitors, decision.edits, self.stage_dir)
         self.state.commit(ledger)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply
@@ -244,7 +248,7 @@ class Plugin:
         lives = [each for id_, each in old.live.items() if id_ in lost]
         processes = {id_: old.processes[id_] for id_ in lost}
         ungranted: set[ContainerId] = set()
-        self._observed = node.inventory
+        self._observed = node.inventory, self.monitors.now
         for item in listed:
             container = item.container
             if process := self._needs.cgroups.first_process(item.pid, container.id) or old.processes.get(container.id):
@@ -264,7 +268,8 @@ class Plugin:
         entries += self._not_listed(ids | lost, now, request_timeout_s)
         reserved = self.kubelet.listed(containers, old, now)
         self.external.synchronized(containers)
-        anew = seen(rebuilt(entries, (), old.releasing, lives, reserved, old.claims), node.inventory)
+        anew = rebuilt(entries, old.external.values(), old.releasing, lives, reserved, old.claims)
+        anew = seen(anew, *self._observed)
         anew = anew.with_stuck(old.stuck)
         for container_id in processes.keys() & (anew.entries.keys() | anew.live.keys()):
             anew = anew.with_process(container_id, processes[container_id])
@@ -276,9 +281,7 @@ class Plugin:
         self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
         for container_id, pid in running.items():
             self._watch(container_id, pid)
-        for uuid, pods in overlaps(anew).items():
-            bound = logger.bind(gpu_uuid=uuid, fault=" and ".join(pods))
-            bound.error("GPU granted to several pods, to one exclusively")
+        self._complain(overlaps(anew))
         found = {"gpus": len(node.gpus), "grants": len(entries), "foreign": len(anew.external), "lost": len(lost)}
         logger.bind(**found).info("ledger rebuilt")
 
@@ -332,11 +335,21 @@ class Plugin:
         return any(map(self._holds, self._exits.unsure))
 
     def observe(self) -> None:
-        """Read containers' device numbers by the newest inventory: they may be those of other GPUs now."""
-        inventory = self.state.node.inventory
-        if inventory is not self._observed:
-            self._observed = inventory
-            self.state.commit(seen(self.ledger, inventory))
+        """Read containers' device numbers by the newest inventory, and by who is a monitor now.
+
+        They may be those of other GPUs, and a pod may be a monitor by the policy that is none any more, or none before.
+        """
+        observed = self.state.node.inventory, self.monitors.now
+        if self._observed is None or any(map(is_not, observed, self._observed)):
+            before, self._observed = overlaps(self.ledger), observed
+            self.state.commit(seen(self.ledger, *observed))
+            after = overlaps(self.ledger)
+            self._complain({uuid: pods for uuid, pods in after.items() if before.get(uuid) != pods})
+
+    def _complain(self, overlapping: Mapping[GpuUuid, tuple[str, ...]]) -> None:
+        for uuid, pods in overlapping.items():
+            bound = logger.bind(gpu_uuid=uuid, fault=" and ".join(pods))
+            bound.error("GPU granted to several pods, to one exclusively")
 
     def looked(self, inventory: Inventory, began: float) -> None:
         """The inventory's source has answered; it was asked at that moment of our clock."""

@@ -69,7 +69,10 @@ class LostContainers:
     def described(self) -> tuple[Lost, ...]:
         """Those that are lost now, with the processes that they have."""
         ledger = self._state.ledger
-        return tuple(self._describe(ledger, each, since) for each, since in ledger.lost.items())
+        lost = (self._describe(ledger, each, since) for each, since in ledger.lost.items())
+        return tuple(
+            each for each in lost if each.uuids or each.container_id not in ledger.external
+        )  # monitors hold none
 
     def _describe(self, ledger: Ledger, container_id: ContainerId, since: float) -> Lost:
         process, entry = ledger.processes[container_id], ledger.entries.get(container_id)
@@ -79,7 +82,7 @@ class LostContainers:
             pod, name, uuids = entry.grant.pod, entry.grant.container_name, entry.grant.held
         else:
             live, opened = ledger.live[container_id], ledger.external.get(container_id)
-            pod, name, uuids = live.pod, live.container, tuple(opened.uuids) if opened else ()
+            pod, name, uuids = live.pod, live.container, tuple(opened.held) if opened else ()
         return Lost(container_id, pod, name, uuids, since, path, pids)
 
     def _ledger_changed(self) -> None:

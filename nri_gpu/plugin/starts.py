@@ -24,6 +24,7 @@ from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields
 from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
@@ -48,7 +49,13 @@ class GrantedContainers:
     """
 
     def __init__(
-        self, state: NodeState, needs: PluginDependencies, key: bytes, kubelet: KubeletAllocations, counts: Counts
+        self,
+        state: NodeState,
+        needs: PluginDependencies,
+        key: bytes,
+        kubelet: KubeletAllocations,
+        counts: Counts,
+        monitors: MonitorPods,
     ) -> None:
         self.unseen: frozenset[ContainerId] = frozenset()
         self.revoked: Mapping[ContainerId, PodId] = needs.recorder.revoked()
@@ -57,6 +64,7 @@ class GrantedContainers:
         self._key = key
         self._kubelet = kubelet
         self._counts = counts
+        self._monitors = monitors
 
     def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
         """The grant that is written on a container; None where there is none."""
@@ -68,6 +76,9 @@ class GrantedContainers:
         if signed.mode is Mode.MPS:
             seat = Seat.read(container.env, user_of(pid), container.mps_folder)
         return Grant.to(container, signed.uuids, signed.mode, signed.generation, seat)
+
+    def _with_live(self, ledger: Ledger, container: Container) -> Ledger:
+        return with_live(ledger, container, self._state.node.inventory, self._monitors.now)
 
     def start(self, change: Lifecycle) -> Reply:
         """START_CONTAINER: nothing, or why this container must not start."""
@@ -85,7 +96,7 @@ class GrantedContainers:
         """Check that a container got its grant: a daemon may have ended between its journal and its answer."""
         container = change.container
         if container is not None and isinstance(self.signed_grant(container), SignedGrant):
-            self._state.commit(with_live(self._state.ledger, container, self._state.node.inventory))
+            self._state.commit(self._with_live(self._state.ledger, container))
         elif container is not None:
             self._needs.recorder.settled(change.container_id)
             self._state.commit(self._state.ledger.released(change.container_id))
@@ -123,13 +134,13 @@ class GrantedContainers:
         """Created while we were away: nobody decided, and it must not run without the GPUs that it asked for."""
         signed = self.signed_grant(container)
         if isinstance(signed, SignedGrant) and signed.of_nothing:
-            self._state.commit(with_live(self._state.ledger, container, self._state.node.inventory))
+            self._state.commit(self._with_live(self._state.ledger, container))
             return EMPTY
         if isinstance(signed, SignedGrant):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
             entry = Entry(self.grant(container, signed, change.pid), GrantPhase.LAPSED, self._needs.clock())
             ledger = self._state.ledger.with_entry(entry)
-            return self._run(change, with_live(ledger, container, self._state.node.inventory))
+            return self._run(change, self._with_live(ledger, container))
         key = needs_grant(container, self._state.policy, starts=True)
         if not key:
             return EMPTY

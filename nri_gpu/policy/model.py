@@ -23,6 +23,7 @@ from nri_gpu.policy.forms import (
     ROOT_OR_NONE,
     Globs,
     about,
+    patterns,
     text,
     unique,
 )
@@ -36,6 +37,9 @@ from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings
 from nri_gpu.policy.stray import StraySettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
+_MONITORS: Final = patterns(
+    text(r"[a-z0-9-]+/[!-.0-~]+", "namespace/pod, with no wildcard in the namespace, such as gpu-operator/dcgm-*", 317)
+)
 _Brand = Annotated[str, text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32)]
 
 
@@ -257,6 +261,15 @@ class ForeignSettings(Struct, frozen=True, kw_only=True):
             "also those that do not ask."
         ),
     ] = Complete.NONE
+    monitors: Annotated[
+        Globs,
+        _MONITORS,
+        about(
+            "Pods that open GPUs and hold none of them, such as exporters of metrics, as namespace/pod; shell-style "
+            "patterns of the pod's name. They keep nobody from a GPU: what they were granted, or the kubelet allocated "
+            "to them, they hold all the same (docs/foreign.md)."
+        ),
+    ] = NOTHING
 
 
 class PlacementSettings(Struct, frozen=True, kw_only=True):

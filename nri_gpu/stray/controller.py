@@ -185,7 +185,8 @@ class StrayController:
     async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
         """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
         settings = self._node_state.settings
-        exceptions = Globs((*settings.stray.exceptions.patterns, self._programs))
+        monitors = settings.foreign.monitors.patterns  # no path of a program or a cgroup looks like one
+        exceptions = Globs((*settings.stray.exceptions.patterns, *monitors, self._programs))
         found = await asyncio.to_thread(judge, uses, known, exceptions)  # some milliseconds on a full node
         if not any(each.pod for each in found):
             return found, ""

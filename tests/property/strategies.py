@@ -286,7 +286,11 @@ _plain_policies = st.builds(
         otherwise=st.sampled_from(model.Otherwise),
     ),
     compat=st.builds(model.CompatSettings, dir=st.sampled_from(["", "/packages"]), across_minor=st.booleans()),
-    foreign=st.builds(model.ForeignSettings, complete=st.sampled_from(model.Complete)),
+    foreign=st.builds(
+        model.ForeignSettings,
+        complete=st.sampled_from(model.Complete),
+        monitors=st.sampled_from([Globs(()), Globs(()), Globs(("ml/*",))]),
+    ),
     requirements=st.builds(model.RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
     environment=st.builds(
         model.EnvironmentSettings,
@@ -399,13 +403,20 @@ def entries(draw: st.DrawFn) -> Entry:
 
 
 externals = st.builds(
-    lambda pod, uuids, said, name: ExternalAllocation(
-        ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(uuids), name
+    lambda pod, uuids, said, name, watched: ExternalAllocation(
+        ContainerId(f"{pod}.dp"),
+        PodId(f"sandbox-{pod}"),
+        f"{said}/{pod}",
+        frozenset(uuids),
+        name,
+        name or "m" * 63,
+        watched & uuids,
     ),
     st.sampled_from(POD_NAMES),
     st.sets(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), min_size=1, max_size=2),
     texts,
     st.sampled_from(["", "main", "x" * 63]),
+    st.frozensets(st.integers(0, 5).map(make.uuid), max_size=3),
 )
 # Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.
 released = st.builds(

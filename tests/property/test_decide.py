@@ -80,7 +80,7 @@ def a_grant_overlaps_with_nobody_it_must_not_meet(
     new = strategies.capacity_faults(ledger.after(decision, 0.0))
     assert not [fault for fault in new if container.id in fault.split(" and ")]
     if decision.grant.mode is Mode.EXCLUSIVE:
-        abroad = {uuid for other in ledger.external.values() for uuid in other.uuids}
+        abroad = {uuid for other in ledger.external.values() for uuid in other.held}
         assert abroad.isdisjoint(decision.grant.uuids)
 
 

@@ -1,6 +1,8 @@
 """Law: no reachable Ledger is over capacity; release undoes a grant; the ledger rebuilt by Synchronize lived before.
 
-Nor is a GPU granted exclusively whose number a live container opens, whatever that one was granted.
+Nor is a GPU granted exclusively whose number a live container opens, whatever that one was granted. But a monitor keeps
+nobody from a GPU, unless the kubelet allocated it to its pod; one that is none any more holds it again, beside whoever
+came meanwhile, and nobody else gets it.
 
 A runtime is played here with all its silences (containerd, seen on 1.7 and 2.1): a failed start sends no event, a
 created container may be stopped and start all the same, and nothing is told that happens while the plugin is away.
@@ -36,6 +38,7 @@ from nri_gpu.allocation.external import opened_uuids, seen
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId
@@ -47,7 +50,8 @@ from nri_gpu.domain.node import Node
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
 from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.policy.model import ClaimDefaults, Policy
+from nri_gpu.policy.forms import NOTHING, Globs
+from nri_gpu.policy.model import ClaimDefaults, ForeignSettings, Policy
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from nri_gpu.system.state import NodeState
@@ -157,6 +161,8 @@ class Runtime(RuleBasedStateMachine):
         self.away = False
         self.left: set[ContainerId] = set()  # ended, with a process that lives on
         self.given: dict[ContainerId, float] = {}  # when a grant was
+        self.monitors = NOTHING
+        self.allocated: dict[PodId, frozenset[GpuUuid]] = {}  # that the kubelet has told
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
         self.journal, self.key, self.boots = Journal(), KEY, 0
         self.state = NodeState(make.inventory(GPUS, simulated=True), policy=Policy(mps=MPS), later=lambda _: None)
@@ -168,9 +174,11 @@ class Runtime(RuleBasedStateMachine):
         last = self.state.ledger
         ran = {name: entry for name, entry in last.entries.items() if entry.ran}
         live = {name: each for name, each in last.live.items() if name in last.processes}
-        self.state.ledger = Ledger(ran, live=live, processes=last.processes)
+        kept = {name: each for name, each in last.external.items() if name in live and (each.watched or each.regained)}
+        self.state.ledger = Ledger(ran, kept, live=live, processes=last.processes)
         needs = PluginDependencies(lambda: self.now, lambda _: None, self.journal, cgroups=Cgroups(self.lives))
         self.plugin = Plugin(self.state, needs, self.key)
+        self.allocated = {}
 
     def lives(self, name: ContainerId) -> bool:
         return name in self.left or (name in self.made and self.made[name].state == "running")
@@ -285,6 +293,7 @@ class Runtime(RuleBasedStateMachine):
         for place in () if self.away else places:
             asking = make.container(f"device={place};mode=exclusive", of="stranger")
             decision = decide(asking, self.node, self.ledger, self.state.policy)
+            assert decide(asking, self.node, self.unwatched(), self.state.policy) == decision
             if isinstance(decision, Inject):
                 self.check_new(decision.grant)
 
@@ -294,7 +303,18 @@ class Runtime(RuleBasedStateMachine):
             return frozenset()
         numbers = {(each.major, each.minor) for each in made.container.devices}
         signed = self.signed(made.container)
-        return opened_uuids(numbers, self.node.inventory) - frozenset(signed.uuids if signed else ())
+        opened = opened_uuids(numbers, self.node.inventory) - frozenset(signed.uuids if signed else ())
+        return opened & self.allocated.get(made.container.pod.id, frozenset()) if self.monitors_it(made) else opened
+
+    def monitors_it(self, made: Made) -> bool:
+        return self.monitors.match(f"{made.container.pod.namespace}/{made.container.pod.name}")
+
+    def unwatched(self) -> Ledger:
+        """The ledger without what monitors only open."""
+        kept = {name: replace(other, uuids=other.held) for name, other in self.ledger.external.items() if other.held}
+        return self.ledger.with_all_external(
+            {name: replace(other, watched=frozenset()) for name, other in kept.items()}
+        )
 
     @rule(pod=pods, index=st.integers(0, 2), caps=st.booleans())
     def create_with_another_injectors_node(self, pod: str, index: int, caps: bool) -> None:
@@ -420,7 +440,31 @@ class Runtime(RuleBasedStateMachine):
 
     @rule(mode=strategies.modes)
     def the_policys_default_changes(self, mode: Mode) -> None:
-        self.state.use(Policy(defaults=ClaimDefaults(mode=mode), mps=MPS))
+        self.state.use(replace(self.state.policy, defaults=ClaimDefaults(mode=mode)))
+
+    @rule(listed=st.sets(pods, max_size=2))
+    def the_policy_lists_monitors(self, listed: set[str]) -> None:
+        before, opened = self.ledger, {name: self.opened(made) for name, made in self.made.items()}
+        self.monitors = Globs(tuple(f"ml/{pod}" for pod in sorted(listed)))
+        self.state.use(replace(self.state.policy, foreign=ForeignSettings(monitors=self.monitors)))
+        if self.away:
+            return
+        self.plugin.observe()
+        assert self.ledger == before.with_all_external(self.ledger.external)  # whoever has a GPU goes on
+        for name, other in self.ledger.external.items():
+            if name in self.made:
+                assert other.regained >= other.uuids & self.opened(self.made[name]) - opened[name]
+        self.check_stranger()
+
+    @precondition(lambda self: not self.away and self.ledger.external)
+    @rule(pick=picks, index=st.integers(0, 2))
+    def the_kubelet_tells_what_it_allocated(self, pick: int, index: int) -> None:
+        opening = sorted(self.ledger.external.values(), key=lambda other: other.container_id)
+        pod_id = opening[pick % len(opening)].pod_id
+        self.allocated[pod_id] = frozenset({self.gpus[index].uuid})
+        self.plugin.monitors.told({pod_id: self.allocated[pod_id]})
+        self.plugin.observe()
+        self.check_stranger()
 
     @precondition(lambda self: not self.away)
     @rule()
@@ -505,7 +549,27 @@ class Runtime(RuleBasedStateMachine):
         with_devices = {name for name in running if self.made[name].container.devices and name in ran}
         assert with_devices <= set(self.ledger.live)
         assert self.left == {name for name in self.ledger.lost if not self.alive(name)}
-        assert self.ledger == seen(self.ledger, self.node.inventory)
+        assert self.ledger == seen(self.ledger, self.node.inventory, self.plugin.monitors.now)
+
+    @invariant()
+    def a_monitor_keeps_nobody_from_a_gpu_and_one_that_was_is_reported(self) -> None:
+        if self.away:
+            return
+        usage, reported = self.ledger.usage(), overlaps(self.ledger)
+        without = self.unwatched().usage()
+        assert {uuid: (use.load, use.external.keys()) for uuid, use in usage.items()} == {
+            uuid: (use.load, use.external.keys()) for uuid, use in without.items()
+        }
+        for name, other in self.ledger.external.items():
+            if name in self.made:
+                assert not other.watched or self.monitors_it(self.made[name])
+                assert other.held <= self.allocated.get(other.pod_id, other.uuids) or not other.watched
+            for uuid in other.regained:
+                grants = usage[uuid].grants.values()
+                beside = any(each.mode is Mode.EXCLUSIVE for each in grants) and other.pod not in {
+                    g.pod for g in grants
+                }
+                assert (uuid in reported) >= beside
 
     @invariant()
     def what_is_no_more_holds_for_the_grace_at_most(self) -> None:

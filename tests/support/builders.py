@@ -187,7 +187,7 @@ def entry_of(*uuids: GpuUuid, phase: GrantPhase = GrantPhase.RUNNING, **fields: 
 def foreign(*indices: int, of: str = "plugin", name: str = "main") -> ExternalAllocation:
     """A holder whose nodes are not from us."""
     return ExternalAllocation(
-        ContainerId(f"{of}.{name}"), PodId(f"sandbox-{of}"), f"ml/{of}", frozenset(map(uuid, indices))
+        ContainerId(f"{of}.{name}"), PodId(f"sandbox-{of}"), f"ml/{of}", frozenset(map(uuid, indices)), name=name
     )
 
 

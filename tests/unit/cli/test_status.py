@@ -212,7 +212,14 @@ def test_holders_one_line_each() -> None:
     first, second, _, foreign, *_ = lines(ledger=ledger)[2:]
     assert first.split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
     assert second.split() == ["ml/other", "main", "5s", "(created)"]
-    assert foreign.split()[-3:] == ["ml/plugin", "-", "-"]
+    assert foreign.split()[-5:] == ["ml/plugin", "main", "opens", "1", "GPU"]
+
+
+def test_a_monitor_has_a_line_and_the_gpu_stays_free() -> None:
+    exporter = replace(make.foreign(1), watched=frozenset({make.uuid(1)}))
+    line = lines(ledger=make.ledger(others=[exporter]))[3]
+    assert line.split()[-3:] == ["ml/plugin", "main", "watches"]
+    assert "held" not in line
 
 
 def test_a_reservation_says_since_when() -> None:

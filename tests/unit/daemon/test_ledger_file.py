@@ -106,12 +106,28 @@ def test_the_published_ledger(tmp_path: Path) -> None:
             }
         ],
         "foreign": [
-            {"container_id": theirs.container_id, "pod": "ml/plugin", "container": "", "gpu_uuids": [make.uuid(3)]}
+            {
+                "container_id": theirs.container_id,
+                "pod": "ml/plugin",
+                "container": "",
+                "gpu_uuids": [make.uuid(3)],
+                "watched": [],
+                "regained": [],
+            }
         ],
         "leaving": [],
         "opened": [],
         "processes": {},
     }
+
+
+def test_that_it_was_a_monitor_is_remembered(tmp_path: Path) -> None:
+    """By the next daemon, whose policy may have another list; of a container whose numbers are in the file."""
+    one, two = make.foreign(0, 1), make.foreign(2, name="other")
+    held = replace(one, watched=frozenset({make.uuid(0)}), regained=frozenset({make.uuid(1)}))
+    live = {one.container_id: Live(one.container_id, "main", one.pod_id, one.pod, frozenset({(195, 7)}))}
+    ledger = replace(make.ledger(others=[held, two]), live=live, processes={one.container_id: FirstProcess(40, 1)})
+    assert read_ledger(kept(tmp_path, ledger), 0.0).external == {one.container_id: held}
 
 
 def test_what_holds_no_gpu_is_published_and_not_read(tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def status_json(seen: View) -> Any:  # noqa: ANN401 - JSON values
     return sent
 
 
+def said(ledger: Ledger) -> dict[str, Any]:
+    found: dict[str, Any] = status_json(view(ledger))
+    return found
+
+
 def gpu(index: int, ledger: Ledger | None = None, node: Node | None = None) -> dict[str, Any]:
     """What is said of one GPU."""
     found: dict[str, Any] = status_json(view(ledger, node))["gpus"][index]
@@ -99,7 +104,10 @@ RELEASING = Releasing(TRAIN.pod.uid, "ml/train", CLOCK - 2, 60.0, 2)
 SHARED = make.ledger(*(make.entry(1, to=each, mode=Mode.SHARED) for each in (TRAIN, OTHER)))
 UNAVAILABLE = {
     "shared by two": (SHARED, "held in shared mode by ml/other, ml/train"),
-    "a foreign holder": (make.ledger(others=[make.foreign(1)]), "held by ml/plugin (not through nri-gpu)"),
+    "a foreign holder": (
+        make.ledger(others=[make.foreign(1)]),
+        "held by ml/plugin (not through nri-gpu), whose container main opens 1 GPU",
+    ),
     "its number was another GPU's": (
         make.ledger(others=[replace(make.foreign(1), container="main")]),
         "held by ml/plugin (container main still opens its device number)",
@@ -126,12 +134,32 @@ UNAVAILABLE = {
 
 @pytest.mark.parametrize(("ledger", "sentence"), UNAVAILABLE.values(), ids=UNAVAILABLE)
 def test_why_a_gpu_is_unavailable(ledger: Ledger, sentence: str) -> None:
-    said = gpu(1, ledger)
-    assert said["unavailable"] == sentence
+    found = gpu(1, ledger)
+    assert found["unavailable"] == sentence
     others = list(ledger.external.values())
-    assert said["foreign"] == [each.pod for each in others if not each.container]
-    assert said["opened_by"] == [{"pod": each.pod, "container": "main"} for each in others if each.container]
-    assert len(said["holders"]) == len(ledger.entries)
+    assert found["foreign"] == [each.pod for each in others if not each.container]
+    assert found["opened_by"] == [{"pod": each.pod, "container": "main"} for each in others if each.container]
+    assert len(found["holders"]) == len(ledger.entries)
+
+
+def test_a_monitor_is_shown_and_holds_nothing() -> None:
+    """But what the kubelet allocated to it; and what it holds again beside a grant is an overlap."""
+    exporter = replace(make.foreign(0, 1), watched=frozenset({make.uuid(1)}), regained=frozenset({make.uuid(0)}))
+    ledger = make.ledger(make.entry(0, to=TRAIN), others=[exporter])
+    watched, held = gpu(1, ledger), gpu(0, ledger)
+    assert (watched["monitors"], watched["foreign"], watched["unavailable"]) == (["ml/plugin"], [], "")
+    assert (held["monitors"], held["foreign"]) == ([], ["ml/plugin"])
+    assert said(ledger)["external"] == [
+        {
+            "pod": "ml/plugin",
+            "container": "main",
+            "container_id": "plugin.main",
+            "gpu_uuids": [make.uuid(0)],
+            "watched": [make.uuid(1)],
+        }
+    ]
+    (overlap,) = said(ledger)["overlaps"]
+    assert (overlap["gpu_uuid"], len(overlap["pods"])) == (make.uuid(0), 2)
 
 
 def test_who_monitors_a_gpu_is_shown_and_holds_none() -> None:

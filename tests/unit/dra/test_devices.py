@@ -191,6 +191,7 @@ HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
     "shared, where claims do not": (SHARED, 1, [held("container")]),
     "shared, where claims do": (SHARED, 4, []),
     "by another component": (make.ledger(others=[make.foreign(0)]), 4, [held("other-component")]),
+    "watched by a monitor": (make.ledger(others=[replace(make.foreign(0), watched=frozenset({make.uuid(0)}))]), 1, []),
     "by the device plugin": (RESERVED, 1, [held("device-plugin")]),
     "by a claim": (OURS, 1, []),
     "by a claim's container": (replace(OURS, entries=GRANTED.entries), 1, []),

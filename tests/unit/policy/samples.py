@@ -26,6 +26,7 @@ GOOD: Final[dict[str, Raw]] = {
     "strays": {
         "stray": {"enabled": True, "action": "stop", "namespaces": ["a-*"], "exceptions": ["/usr/bin/dcgm*", "a/*"]}
     },
+    "monitors": {"foreign": {"monitors": ["gpu-operator/nvidia-dcgm-exporter-*", "gpu-operator/*", "a/b[0-9]?"]}},
     "limits": {"limits": {"gpus_per_container": 0, "containers_per_gpu": 1, "gpus_per_node": 100_000}},
     "requests by environment": {"environment": {"may_ask": ["legacy-*"], "may_ask_all": True}},
     "stale": {"inventory": {"stale": "refuse", "stale_after_s": 86400}},
@@ -91,6 +92,20 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "unknown extra": ({"extras": {"allowed": ["imex:0"]}}, "extras.allowed[0]", 'cannot be "imex:0"'),
     "unknown mode": ({"defaults": {"mode": "share"}}, "defaults.mode", 'did you mean "shared"?'),
     "no capabilities": ({"defaults": {"capabilities": []}}, "defaults.capabilities", "must not be empty"),
+    "monitors of any namespace": (
+        {"foreign": {"monitors": ["*/*"]}},
+        "foreign.monitors[0]",
+        "no wildcard in the namespace",
+    ),
+    "monitors of namespaces by a range": (
+        {"foreign": {"monitors": ["a/*", "gpu-[a-z]/exporter"]}},
+        "foreign.monitors[1]",
+        "no wildcard in the namespace",
+    ),
+    "monitors of some namespace": ({"foreign": {"monitors": ["gpu-?/x"]}}, "foreign.monitors[0]", "no wildcard"),
+    "a monitor without its namespace": ({"foreign": {"monitors": ["dcgm-*"]}}, "foreign.monitors[0]", "namespace/pod"),
+    "a monitor of no namespace": ({"foreign": {"monitors": ["/dcgm"]}}, "foreign.monitors[0]", "namespace/pod"),
+    "a monitor by its program": ({"foreign": {"monitors": ["/usr/bin/dcgm*"]}}, "foreign.monitors[0]", "namespace/pod"),
     "a pod without its namespace": (
         {"stray": {"exceptions": ["dcgm-exporter"]}},
         "stray.exceptions[0]",

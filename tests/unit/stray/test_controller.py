@@ -13,7 +13,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Majors
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import EVERYTHING, Globs
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import ForeignSettings, Policy
 from nri_gpu.policy.stray import OnStray, StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError
 from nri_gpu.stray.controller import Look, LookError, StrayController
@@ -242,6 +242,13 @@ async def test_on_the_host_whoever_shares_our_cgroup_is_no_part_of_us() -> None:
     audited.extent = replace(WHOLE, cgroups=HOST.cgroups)
     await audited.look(HOST)
     assert audited.found == [str(HOST.pid)]
+
+
+async def test_a_monitor_is_left_alone() -> None:
+    audited = Audited()
+    audited.state.use(replace(audited.state.policy, foreign=ForeignSettings(monitors=Globs(("ml/tr*",)))))
+    await audited.look()
+    assert (audited.looks, audited.found) == (1, [])
 
 
 UNSEEN = {
