@@ -15,7 +15,7 @@ from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason, Refuse
 from nri_gpu.domain.kubelet import Allocated
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import EnvironmentSettings, ForeignSettings, NamespaceRules, Otherwise, Policy
 from tests.support import builders as make
 
 KEY: Final = bytes(range(32))
@@ -200,6 +200,17 @@ def test_strangers_matter_to_the_guard_alone() -> None:
     assert validate_adjusted(theirs, KEY, POLICY, ungranted=False) is None
     both = replace(granted(0), nodes=(node(7), node(6, OTHER)))
     assert validate_adjusted(both, KEY, POLICY, ungranted=False)
+
+
+def test_what_is_added_to_a_monitor_is_let_pass() -> None:
+    """Granted or not; but one that asks needs its own grant all the same."""
+    policy = replace(POLICY, foreign=ForeignSettings(monitors=Globs(("ml/*",))))
+    for adjusted in (strangers(node(0, OTHER)), replace(granted(0), nodes=(node(7), node(6, OTHER)))):
+        assert validate_adjusted(adjusted, KEY, POLICY)
+        assert validate_adjusted(adjusted, KEY, policy) is None
+    reason = validate_adjusted(replace(strangers(node(0, OTHER)), container=ASKING), KEY, policy)
+    assert reason
+    assert reason.code is NOT_GRANTED
 
 
 def test_sentences_keep_their_length_whatever_a_plugin_is_called() -> None:
