@@ -140,10 +140,10 @@ class MigDevice(Value, frozen=True, kw_only=True):
     memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
     gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
     unavailable: why it cannot be granted; empty when it can.
-    processes, started: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
+    processes, started, pids: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
     """
 
-    aside: ClassVar = ("processes", "started")
+    aside: ClassVar = ("processes", "started", "pids")
 
     index: int
     uuid: GpuUuid
@@ -156,6 +156,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     unavailable: str = ""
     processes: int | None = None
     started: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
     health: Health = WELL
     engines: MigEngines = MigEngines()
 
@@ -175,7 +176,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     drm: its card and render nodes; empty where nvidia-drm is not loaded.
     processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
     NVML cannot tell. started: when those of them started that can be seen by NVML's PIDs, in clock ticks since boot.
-    Both change all the time, so they do not count when inventories are compared.
+    pids: theirs, in the same order. These change all the time, so they do not count when inventories are compared.
     signs: what else the query showed, for `health/` and for people. health: what follows from signs and events.
     architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
     addressing: `hmm`, `ats` or `none`. pcie_root: of its PCI tree, `pci0000:c9`. These are
@@ -184,7 +185,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     prohibits all programs is `unavailable`.
     """
 
-    aside: ClassVar = ("processes", "started", "compute_mode")
+    aside: ClassVar = ("processes", "started", "pids", "compute_mode")
 
     index: int
     minor_number: int
@@ -201,6 +202,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     drm: tuple[DrmNode, ...] = ()
     processes: int | None = None
     started: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
     signs: tuple[Sign, ...] = ()
     health: Health = WELL
     architecture: str = ""
@@ -252,6 +254,10 @@ class MigPart(Struct, frozen=True):
     @property
     def started(self) -> tuple[int, ...]:
         return self.device.started
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self.device.pids
 
     @property
     def place(self) -> str:

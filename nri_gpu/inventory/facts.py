@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -170,7 +171,7 @@ def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
 
 
 def process_facts(nvml: NvmlClient, device: object, index: int) -> Mapping[str, object]:
-    """The number of processes with a compute or graphics context, and when they started.
+    """The number of processes with a compute or graphics context; which they are and when they started.
 
     device: the handle of a GPU or a MIG device. index: the GPU's.
     """
@@ -180,13 +181,21 @@ def process_facts(nvml: NvmlClient, device: object, index: int) -> Mapping[str, 
     except NvmlCallError:
         return {}
     pids = {process.pid for process in (*compute, *graphics)} if compute is not None else set[int]()
-    return {"processes": None if compute is None else len(pids), "started": _started(pids)}
+    started = _started(pids)
+    return {
+        "processes": None if compute is None else len(pids),
+        "started": list(started.values()),
+        "pids": list(started),
+    }
 
 
-def _started(pids: Iterable[int]) -> list[int]:
-    """When the processes that can be seen started; NVML names them by the PIDs of its own namespace, or the host's."""
-    texts = [text_of(PROC / str(pid) / "stat") for pid in pids] if has_hosts_pids() else []
-    return [parse_stat(text).started for text in texts if text][:STARTED_MAX]
+def _started(pids: Iterable[int]) -> Mapping[int, int]:
+    """The processes that can be seen, and when they started.
+
+    NVML names them by the PIDs of its own namespace, or the host's.
+    """
+    texts = ((pid, text_of(PROC / str(pid) / "stat")) for pid in pids) if has_hosts_pids() else ()
+    return dict(islice(((pid, parse_stat(text).started) for pid, text in texts if text), STARTED_MAX))
 
 
 def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, object]]:

@@ -96,6 +96,7 @@ DeviceMinor = Annotated[int, Meta(ge=0, le=2**20 - 1)]  # 20 bits (linux/kdev_t.
 NumaNumber = Annotated[int, Meta(ge=0, le=1023)]  # MAX_NUMNODES
 NvmlCode = Annotated[int, Meta(ge=0, le=999)]  # NVML_ERROR_UNKNOWN
 Started = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # clock ticks since boot
+Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 STARTED_MAX: Final = 1024
 ProcessCount = Annotated[int, Meta(ge=0, le=2**22)]  # of a whole machine (Linux: PID_MAX_LIMIT)
 Uint = Annotated[int, Meta(ge=0, le=2**32 - 1)]

@@ -23,6 +23,7 @@ SHOWN_MAX: Final = 400  # characters of an error
 MigIndex = Annotated[int, Meta(ge=0, le=1023)]  # far more than a GPU has instances
 ArchNumber = Annotated[int, Meta(ge=0, le=99)]
 _Started = Annotated[tuple[formats.Started, ...], Meta(max_length=formats.STARTED_MAX)]
+_Pids = Annotated[tuple[formats.Pid, ...], Meta(max_length=formats.STARTED_MAX)]
 Text = Annotated[str, Meta(max_length=400)]
 Version = Annotated[str, formats.VERSION.meta("")]
 Symbol = Annotated[str, Meta(pattern=r"\Anvml[A-Za-z0-9_]{1,80}\Z")]
@@ -69,6 +70,7 @@ class _Mig(Struct):
     unavailable: Text
     processes: formats.ProcessCount | None
     started: _Started = ()
+    pids: _Pids = ()
     engines: _Engines = _Engines()
 
 
@@ -93,6 +95,7 @@ class _Gpu(Struct):
     compute_mode: ComputeMode | None = None
     persistence: bool | None = None
     started: _Started = ()
+    pids: _Pids = ()
     ecc: _Ecc | None = None
     addressing: Annotated[str, formats.one_of(("", *formats.ADDRESSING))] = ""
     fabric: _Fabric | None = None

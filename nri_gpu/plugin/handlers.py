@@ -100,7 +100,7 @@ class Plugin:
             Event.REMOVE_POD_SANDBOX: self._pod_gone,
         }
         self._hooks = HooksSeen()
-        self._released = ReleasedGpus(state)
+        self._released = ReleasedGpus(state, needs.cgroups)
         self.lost = LostContainers(state, needs.cgroups, self._gone, needs.clock)
         self.unstarted = UnstartedContainers(state, needs.cgroups, self._never_started, self._tells, needs.clock)
         self._exits = UntoldExits(self.exited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, repeat
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger, Releasing
@@ -13,18 +14,21 @@ from nri_gpu.domain.gpu import GpuUuid, Unit
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import Unknown
+from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import Backoff
 
 FIRST_PAUSE_S: Final = 0.1
+PIDS_MAX: Final = 4096  # of a monitor's container
 LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes GPUs that sleep
 
 
 class ReleasedGpus:
     """The processes that the newest look found on each GPU, and what that means for the ledger under the policy."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, cgroups: ContainerCgroups) -> None:
         self._state = state
+        self._cgroups = cgroups
         self._units: Mapping[GpuUuid, Unit] = {}
 
     def vacated(
@@ -52,11 +56,24 @@ class ReleasedGpus:
         return looked(ledger, self._processes, began, unknown_waits=self._unknown_waits(inventory))
 
     def _processes(self, uuid: GpuUuid, left: Releasing | None = None) -> int | None:
-        """How many the newest look found; without those that were there before the first of whoever left the GPU."""
+        """How many the newest look found; without those that were there before the first of whoever left the GPU.
+
+        Nor those of monitors, as far as NVML tells them by our PIDs.
+        """
         unit = self._units.get(uuid)
-        if unit is None or unit.processes is None or left is None or left.first_started is None:
+        if unit is None or unit.processes is None or left is None:
             return unit.processes if unit else None
-        return unit.processes - sum(started < left.first_started for started in unit.started)
+        first = 0 if left.first_started is None else left.first_started
+        monitors = self._monitors_pids(uuid)
+        told = zip(unit.started, chain(unit.pids, repeat(0)), strict=False)
+        return unit.processes - sum(started < first or pid in monitors for started, pid in told)
+
+    def _monitors_pids(self, uuid: GpuUuid) -> frozenset[int]:
+        """PIDs in the cgroups of containers that open a GPU and do not hold it."""
+        ledger = self._state.ledger
+        watching = (id_ for id_, each in ledger.external.items() if uuid in each.watched)
+        processes = (process for id_ in watching if (process := ledger.processes.get(id_)) and process.cgroup)
+        return frozenset(chain.from_iterable(self._cgroups.pids(each, PIDS_MAX) for each in processes))
 
     def _unknown_waits(self, inventory: Inventory) -> bool:
         """Whether to wait where NVML does not tell: a simulated node's file never will."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +20,7 @@ from tests.support.kernel import NriGpuOnNvidia
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml, configure
 from tests.support.nvml.build import DRIVER
+from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -68,6 +72,30 @@ def test_the_next_pod_waits_for_the_last_process(node: Containerd, machine: Mach
     wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
     node.cri.run_asking("device=0", "third")
     assert "held exclusively by default/third" in machine.unavailable()
+
+
+def test_a_monitors_process_is_not_waited_for(node: Containerd, tmp_path: Path) -> None:
+    """One that came after the container, as another process that is waited for did."""
+    root = build_fake_nvml(make_driver_root(tmp_path / "driver", DRIVER), [FakeGpu()])
+    launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
+    os.mknod(tmp_path / "nvidia0", stat.S_IFCHR | 0o666, os.makedev(195, 0))
+    with NriGpuOnNvidia(launch.with_policy('[foreign]\nmonitors = ["default/exporter"]\n'), DRIVER) as daemon:
+        daemon.wait_staged()
+        daemon.wait_logged("inventory changed gpus=1")
+        machine = Machine(daemon, root)
+        first = node.cri.run_asking("device=0", "first")
+        spec = ContainerSpec(devices={"/dev/nvidia0": str(tmp_path / "nvidia0")})
+        exporter = node.cri.run(node.cri.run_pod(PodSpec(name="exporter")), spec)
+        assert daemon.status()["gpus"][0]["monitors"] == ["default/exporter"]
+        with subprocess.Popen(["sleep", "60"]) as other:
+            configure(root, [FakeGpu(running=(1, 0), first_pid=other.pid)])
+            node.cri.stop(first)
+            said = "just released by default/first: 1 process still holds it"
+            wait_for("the look", lambda: machine.unavailable() == said, PATIENCE_S, machine.status)
+            other.kill()
+        configure(root, [FakeGpu(running=(1, 0), first_pid=node.cri.status(exporter).pid)])
+        wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
+        node.cri.run_asking("device=0", "second")
 
 
 def test_a_clean_end_is_seen_at_once(node: Containerd, machine: Machine) -> None:

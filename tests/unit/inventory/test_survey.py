@@ -283,7 +283,8 @@ def test_when_processes_started_where_their_pids_are_this_machines(machine: Mach
     seen, unseen = (machine.look([FakeGpu(running=(1, 0), first_pid=pid)]).gpus[0] for pid in (os.getpid(), 0))
     assert us
     assert (seen.processes, seen.started) == (1, (us.started,) if has_hosts_pids() else ())
-    assert (unseen.processes, unseen.started) == (1, ())
+    assert seen.pids == ((os.getpid(),) if has_hosts_pids() else ())
+    assert (unseen.processes, unseen.started, unseen.pids) == (1, (), ())
 
 
 def test_while_mig_mode_is_changing_there_are_no_mig_devices(machine: Machine) -> None:

@@ -11,12 +11,14 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Releasing
-from nri_gpu.domain.container import ContainerId, FirstProcess, PodUid
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.releasing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
-from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.model import ForeignSettings, HandoverSettings, Policy, Unknown
+from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
@@ -26,18 +28,30 @@ GRACE_S: Final = 60
 
 
 def inventory(
-    bench: Bench, processes: int | None, *, simulated: bool = False, started: tuple[int, ...] = ()
+    bench: Bench,
+    processes: int | None,
+    *,
+    simulated: bool = False,
+    started: tuple[int, ...] = (),
+    pids: tuple[int, ...] = (),
 ) -> Inventory:
-    """The bench's node as a look finds it, with so many processes on every GPU. started: see `Gpu`."""
-    gpus = tuple(replace(gpu, processes=processes, started=started) for gpu in bench.node.gpus)
+    """The bench's node as a look finds it, with so many processes on every GPU. started, pids: see `Gpu`."""
+    gpus = tuple(replace(gpu, processes=processes, started=started, pids=pids) for gpu in bench.node.gpus)
     return replace(bench.node.inventory, gpus=gpus, simulated=simulated)
 
 
 class HandoverBench(Bench):
     """A plugin whose owner counts how often it is told of a GPU that was left. known: before anything is left."""
 
-    def __init__(self, known: int | None = 1, *, simulated: bool = False, policy: Policy | None = None) -> None:
-        super().__init__(policy)
+    def __init__(
+        self,
+        known: int | None = 1,
+        *,
+        simulated: bool = False,
+        policy: Policy | None = None,
+        cgroups: ContainerCgroups | None = None,
+    ) -> None:
+        super().__init__(policy, cgroups=cgroups)
         self.left = 0
         self._known: set[tuple[object, float]] = set()
         self.state.subscribe_inline(self._count, Changed.LEDGER)
@@ -50,9 +64,16 @@ class HandoverBench(Bench):
         known, self._known = self._known, {(uuid, each.since) for uuid, each in self.state.ledger.releasing.items()}
         self.left += bool(self._known - known)
 
-    def look(self, processes: int | None, began: float | None = None, *, started: tuple[int, ...] = ()) -> None:
+    def look(
+        self,
+        processes: int | None,
+        began: float | None = None,
+        *,
+        started: tuple[int, ...] = (),
+        pids: tuple[int, ...] = (),
+    ) -> None:
         """A look at the node. began: now, where not said."""
-        found = inventory(self, processes, simulated=self.simulated, started=started)
+        found = inventory(self, processes, simulated=self.simulated, started=started, pids=pids)
         self.plugin.looked(found, self.clock.now if began is None else began)
 
     def run(
@@ -98,6 +119,38 @@ def test_the_next_pod_waits_for_a_look_that_finds_nobody(kind: Event) -> None:
     assert "2 processes still hold it" in bench.withheld
     bench.look(0)
     assert bench.withheld == ""
+
+
+class Cgroups(ContainerCgroups):
+    """Each container's process is in a cgroup of its own, and another one with it."""
+
+    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
+        return FirstProcess(pid, 1, Cgroup(UNIFIED, container_id)) if pid else None
+
+    def lives(self, process: FirstProcess) -> bool:
+        return False
+
+    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
+        return process.pid, process.pid + 1
+
+
+def test_processes_of_a_monitor_are_not_waited_for() -> None:
+    policy = Policy(foreign=ForeignSettings(monitors=Globs(("ml/exporter",))))
+    bench = HandoverBench(policy=policy, cgroups=Cgroups())
+    of = nri.pod("exporter")
+    made = nri.container(of)
+    made.pid = 40
+    made.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    bench.create(of, made)
+    bench.tell(Event.START_CONTAINER, of, made)
+    bench.run_and_end()
+    bench.look(3, started=(900, 901, 902), pids=(39, 40, 41))
+    assert "1 process still holds it" in bench.withheld
+    bench.look(2, started=(901, 902), pids=(40, 41))
+    assert bench.withheld == ""
+    bench.run_and_end()
+    bench.look(1)  # in a pod without the host's PIDs, all count
+    assert "1 process still holds it" in bench.withheld
 
 
 def test_the_pods_own_containers_do_not_wait() -> None:
