@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Final, Self
 
 from msgspec import Struct
 
 from nri_gpu.doctor.daemon import daemon_findings
 from nri_gpu.doctor.driver import driver_findings
+from nri_gpu.doctor.external import external_findings
 from nri_gpu.doctor.files import files_findings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
 from nri_gpu.doctor.host import host_findings
@@ -54,7 +56,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("container runtime", runtime_findings),
     ("nri-gpu", lambda seen, _: daemon_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
-    ("other components", other_findings),
+    ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),
     ("kubelet", kubelet_findings),
 )
 
