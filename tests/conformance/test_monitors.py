@@ -1,0 +1,241 @@
+"""A container that watches takes no GPU out of service: on a real containerd, with a kubelet and the device plugin.
+
+The exporter gets every GPU's node as in a cluster with the GPU Operator: by CRI's CDI field, or by another NRI plugin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from msgspec import Struct
+
+from nri_gpu._pb import nri_pb2 as pb
+from tests.conformance.conftest import launch_on
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import UUIDS, NriGpu
+from tests.support.guard import NriGuard
+from tests.support.kubelet import AdmissionError, Kubelet
+from tests.support.marks import on_newest
+from tests.support.other_plugin import OtherPlugin
+from tests.support.packages import Version, available
+from tests.support.podresources import PodResourcesThread
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import nvidia_nodes
+from tests.support.waiting import aside, in_a_loop, wait_for
+
+pytestmark = pytest.mark.containerd(Version.V2_1, available()[-1])
+
+GPU: Final = "nvidia.com/gpu"
+EXPORTER: Final = "nvidia-dcgm-exporter-x2k9v"
+MONITOR: Final = f"gpu-operator/{EXPORTER}"
+LISTED: Final = '["gpu-operator/nvidia-dcgm-exporter-*"]'
+MANAGEMENT: Final = "management.nvidia.com/gpu=all"
+ALL: Final = {(195, minor) for minor in (0, 1, 2, 3, 255)}
+PATIENCE_S: Final = 10.0
+
+
+class Site(Struct, frozen=True):
+    """A node with a device plugin. folder: the kubelet's."""
+
+    node: Containerd
+    daemon: NriGpu
+    folder: Path
+
+    def exporter(self, *cdi: str, **fields: Any) -> ContainerId:  # noqa: ANN401 - any field of its spec
+        pod = self.node.cri.run_pod(PodSpec(name=EXPORTER, namespace="gpu-operator"))
+        return self.node.cri.run(pod, ContainerSpec(name="exporter", cdi_devices=cdi, **fields))
+
+    def run(self, name: str, annotations: dict[str, str], claim: str = "") -> ContainerId:
+        pod = self.node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim} if claim else {}))
+        return self.node.cri.run(pod, ContainerSpec(annotations=annotations))
+
+    def monitors(self, text: str) -> None:
+        """The policy has these from now on."""
+        policy = self.daemon.launch.policy
+        assert policy
+        said = self.daemon.log().count("policy reloaded")
+        policy.write_text(text_of(self.node, self.folder, text))
+        self.daemon.hang_up()
+        wait_for("the reload", lambda: self.daemon.log().count("policy reloaded") > said, PATIENCE_S, self.daemon.log)
+
+    def wait_status(self, key: str, expected: object) -> None:
+        """Until `status` says that of every GPU."""
+        wait_for(key, lambda: self.per_gpu(key) == [expected] * 4, PATIENCE_S, lambda: str(self.per_gpu(key)))
+
+    def per_gpu(self, key: str) -> list[Any]:
+        return [each[key] for each in self.daemon.status()["gpus"]]
+
+
+def text_of(node: Containerd, folder: Path, monitors: str) -> str:
+    kubelet = f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{node.layout.cdi}"\n'
+    socket = f'podresources = "{folder}/pod-resources/kubelet.sock"\n'
+    return f'{kubelet}{socket}[stray]\nexceptions = ["gpu-operator/*"]\n[foreign]\nmonitors = {monitors}\n'
+
+
+@pytest.fixture
+def management(node: Containerd, tmp_path: Path) -> Iterator[str]:
+    """The CDI device that opens every GPU."""
+    nodes = []
+    for minor in (0, 1, 2, 3, 255):
+        name = "nvidiactl" if minor == 255 else f"nvidia{minor}"
+        os.mknod(tmp_path / name, stat.S_IFCHR | 0o666, os.makedev(195, minor))
+        (tmp_path / name).chmod(0o666)
+        nodes.append(
+            {"path": f"/dev/{name}", "hostPath": f"{tmp_path / name}", "type": "c", "major": 195, "minor": minor}
+        )
+    device = {"name": "all", "containerEdits": {"deviceNodes": nodes}}
+    file = node.layout.cdi / "management.nvidia.com-gpu.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "management.nvidia.com/gpu", "devices": [device]}))
+    yield MANAGEMENT
+    file.unlink()
+
+
+@pytest.fixture
+def site(node: Containerd, tmp_path: Path, folder: Path, management: str) -> Iterator[Site]:
+    with NriGpu(launch_on(node, tmp_path).with_policy(text_of(node, folder, LISTED))) as daemon:
+        daemon.wait_staged()
+        yield Site(node, daemon, folder)
+
+
+@in_a_loop
+async def test_the_exporter_comes_first(site: Site) -> None:
+    """It keeps nobody from a GPU; taken out of the list it holds them again, beside those who have some by then."""
+    async with Kubelet(site.folder) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        exporter = await aside(site.exporter, MANAGEMENT)
+        assert {*(await aside(nvidia_nodes, site.node.cri, exporter)).values()} == ALL
+        (first, *_) = site.per_gpu("monitors")
+        assert first == [MONITOR]
+        assert site.per_gpu("foreign") == [[]] * 4
+        assert site.per_gpu("unavailable") == [""] * 4
+        assert "watches" in site.daemon.verb("status").stdout
+        assert len(kubelet.healthy(GPU)) == 4
+
+        annotations = await kubelet.admit("train", "main", {GPU: 1})
+        trains = await aside(site.run, "train", annotations)
+        annotated = await aside(site.run, "local", {}, "1")
+        assert len(kubelet.healthy(GPU)) == 3
+        held = {each["uuid"] for each in site.daemon.status()["gpus"] if each["mode"] == "exclusive"}
+        assert held > set(kubelet.in_use(GPU))
+
+        # No monitor any more: these two go on, the overlap is reported, and nobody else gets a GPU.
+        await aside(site.monitors, "[]")
+        await aside(site.wait_status, "foreign", [MONITOR])
+        said = site.daemon.status()
+        assert {each["gpu_uuid"] for each in said["overlaps"]} == held
+        assert "GPU granted to several pods, to one exclusively" in site.daemon.log()
+        (external,) = said["external"]
+        assert (external["pod"], external["container"], external["watched"]) == (MONITOR, "exporter", [])
+        assert external["gpu_uuids"] == UUIDS
+        with pytest.raises(
+            CriError, match=rf"\[gpu-busy\].*{MONITOR} \(not through nri-gpu\), whose container exporter "
+        ):
+            await aside(site.run, "thief", {}, "1")
+        await kubelet.wait_healthy(GPU, 0)
+        assert [site.node.cri.status(each).state for each in (trains, annotated, exporter)] == ["RUNNING"] * 3
+
+        # A monitor again: its GPUs are free at once.
+        await aside(site.monitors, LISTED)
+        await aside(site.wait_status, "monitors", [MONITOR])
+        assert site.daemon.status()["overlaps"] == []
+        await kubelet.wait_healthy(GPU, 3)
+        await aside(site.run, "next", await kubelet.admit("next", "main", {GPU: 1}))
+
+
+@in_a_loop
+async def test_the_exporter_starts_where_exclusive_holders_run(site: Site) -> None:
+    async with Kubelet(site.folder) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        trains = await aside(site.run, "train", await kubelet.admit("train", "main", {GPU: 2}))
+        await aside(site.run, "local", {}, "1")
+        await kubelet.wait_healthy(GPU, 3)
+        exporter = await aside(site.exporter, MANAGEMENT)
+        assert site.per_gpu("monitors") == [[MONITOR]] * 4
+        assert len(kubelet.healthy(GPU)) == 3
+
+        await aside(site.daemon.restart)
+        await aside(site.wait_status, "monitors", [MONITOR])
+        await kubelet.wait_healthy(GPU, 3)
+        await aside(site.run, "last", await kubelet.admit("last", "main", {GPU: 1}))
+        assert site.daemon.status()["overlaps"] == []
+
+        await aside(site.node.cri.stop, exporter)
+        await aside(site.wait_status, "monitors", [])
+        assert site.node.cri.status(trains).state == "RUNNING"
+
+
+@in_a_loop
+async def test_without_an_entry_it_takes_the_node_out_of_service(site: Site) -> None:
+    """As before, whatever stray.exceptions says; but it is said who does that, and how to end it."""
+    await aside(site.monitors, "[]")
+    async with Kubelet(site.folder) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        await aside(site.exporter, MANAGEMENT)
+        await kubelet.wait_healthy(GPU, 0)
+        with pytest.raises(AdmissionError):
+            await kubelet.admit("train", "main", {GPU: 1})
+        with pytest.raises(CriError, match=r"whose container exporter opens 4 GPUs"):
+            await aside(site.run, "thief", {}, "1")
+        assert "opens 4 GPUs" in site.daemon.verb("status").stdout
+        policy = site.daemon.launch.policy
+        said = site.daemon.verb("doctor", "--policy", str(policy)).stdout
+        assert '\n            monitors = ["gpu-operator/nvidia-dcgm-exporter-*"]\n' in said
+
+
+@in_a_loop
+async def test_what_the_kubelet_allocated_to_it_it_holds(site: Site) -> None:
+    """By another device plugin, as PodResources tells."""
+    with PodResourcesThread(site.folder) as told:
+        told.pods["gpu-operator", EXPORTER] = {"exporter": {"nvidia.com/gpu-of-others": [UUIDS[2]]}}
+        await aside(site.exporter, MANAGEMENT)
+        await aside(
+            wait_for, "the answer", lambda: site.per_gpu("foreign")[2] == [MONITOR], PATIENCE_S, site.daemon.log
+        )
+        assert site.per_gpu("monitors") == [[MONITOR], [MONITOR], [], [MONITOR]]
+        await aside(site.run, "local", {}, "3")
+        with pytest.raises(CriError, match=r"whose container exporter opens 1 GPU"):
+            await aside(site.run, "thief", {}, "1")
+
+
+@on_newest
+@pytest.mark.parametrize("by", ["CDI", "nodes"])
+def test_another_plugin_may_add_to_a_monitor_alone(site: Site, by: str) -> None:
+    """With daemon and guard, to runtimes that validate. They are called before the plugin, and after it."""
+    gpus = [pb.LinuxDevice(path=f"/dev/nvidia{minor}", type="c", major=195, minor=minor) for minor in range(4)]
+    adjust = pb.ContainerAdjustment(
+        CDI_devices=[pb.CDIDevice(name=MANAGEMENT)] if by == "CDI" else [],
+        linux=pb.LinuxContainerAdjustment(devices=gpus if by == "nodes" else []),
+    )
+    node = site.node
+    with ExitStack() as stack:
+        guard = stack.enter_context(NriGuard(site.daemon.launch))
+        guard.wait_ready()
+        stack.enter_context(
+            OtherPlugin(node.nri_socket, lambda pod: adjust if "quiet" in pod or pod == EXPORTER else None)
+        )
+        holder = site.run("first", {}, "2")
+        with pytest.raises(CriError, match=r"\[ungranted-nodes\].*05-other"):
+            site.run("quiet", {})
+        exporter = site.exporter()
+        opened = {*nvidia_nodes(node.cri, exporter).values()}
+        assert {(195, minor) for minor in range(4)} <= opened
+        second = site.run("second", {}, "1")
+        site.daemon.restart()
+        site.wait_status("monitors", [MONITOR])
+        third = site.run("third", {}, "1")
+        assert [node.cri.status(each).state for each in (holder, exporter, second, third)] == ["RUNNING"] * 4
+
+        site.monitors("[]")
+        node.cri.stop(exporter)
+        with pytest.raises(CriError, match=r"\[ungranted-nodes\]"):
+            pod = node.cri.run_pod(PodSpec(name=EXPORTER, namespace="gpu-operator", attempt=1))
+            node.cri.run(pod, ContainerSpec(name="exporter"))
