@@ -70,9 +70,8 @@ class LostContainers:
         """Those that are lost now, with the processes that they have."""
         ledger = self._state.ledger
         lost = (self._describe(ledger, each, since) for each, since in ledger.lost.items())
-        return tuple(
-            each for each in lost if each.uuids or each.container_id not in ledger.external
-        )  # monitors hold none
+        # A monitor's container holds none.
+        return tuple(each for each in lost if each.uuids or each.container_id not in ledger.external)
 
     def _describe(self, ledger: Ledger, container_id: ContainerId, since: float) -> Lost:
         process, entry = ledger.processes[container_id], ledger.entries.get(container_id)
