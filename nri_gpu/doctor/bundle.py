@@ -60,7 +60,7 @@ def _documents(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[tup
     if guard := read_guard_status(seen.at(seen.guard_dir)):
         yield "guard.json", _json(guard)
     if runtime:
-        yield "runtime.json", _json(msgspec.structs.replace(runtime, process=None))
+        yield "runtime.json", _json(msgspec.structs.replace(runtime, process=None, beside=()))
     yield "modules.json", _json(module_versions(seen.at("/sys")))
     yield "components.json", _json(tuple(components(seen.root, seen.policy.kubelet.dir)))
     facts = look(HostPaths(seen.at("/dev"), seen.at("/proc"), seen.at("/sys")))

@@ -26,6 +26,10 @@ _RESTORES_BEFORE: Final[Mapping[tuple[int, ...], tuple[int, ...]]] = {
     (2, 3): (2, 3, 4),
 }
 _CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
+_APART: Final = (
+    "# give the NRI socket to the runtime that has your pods: in the other one's NRI settings write `disable = true`,",
+    "# restart that one first, and then the one with your pods",
+)
 _CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections = false")
 _REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"')
 
@@ -36,6 +40,9 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
         yield from _no_runtime(seen)
         return
     yield _which(runtime)
+    yield from _beside(seen, runtime)
+    if not runtime.certain:
+        return
     for fault in runtime.faults:
         shows = "config dump" if runtime.containerd else "config"
         if fault.denied:
@@ -75,23 +82,39 @@ def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
 
 def _which(runtime: ContainerRuntime) -> DoctorFinding:
     subject = "container runtime"
-    name = "CRI-O" if runtime.name == "crio" else runtime.name
-    shown = f"{name} {runtime.version or '(version not known)'}"
     if runtime.process is None:
-        service = runtime.name
-        return error(subject, f"{shown} is configured and does not run", f"systemctl enable --now {service}")
+        return error(
+            subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.name}"
+        )
     if runtime.release and runtime.release < _NRI_AT_ALL[runtime.name]:
         least = ".".join(map(str, _NRI_AT_ALL[runtime.name]))
-        return error(subject, f"{shown} has no NRI: nri-gpu needs {least} or newer", f"apt install {runtime.name}")
-    files = listed(runtime.files) or f"no file at {runtime.config}: built-in defaults"
-    return ok(subject, f"{shown}, pid {runtime.process.pid}, configured by {files}")
+        return error(
+            subject, f"{runtime.title} has no NRI: nri-gpu needs {least} or newer", f"apt install {runtime.name}"
+        )
+    return ok(subject, f"{runtime}")
+
+
+def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """The node's other runtimes. None is told to restart, or to switch anything on: it would take the NRI socket."""
+    subject, socket = "second runtime", seen.policy.plugin.socket
+    for other in runtime.beside:
+        if not runtime.certain:
+            what = f"{other}, listens at {socket} as well as the one above, and whose file lies there is not seen"
+            yield error(subject, f"{what}: the other one's containers start without GPUs", *_APART)
+        elif other.listens:
+            what = f"{other}, listened at {socket} until the one above took it"
+            yield error(subject, f"{what}: its containers start without GPUs", *_APART)
+        elif other.opens_nri and same_socket(seen, other.nri.socket_path):
+            yield warning(subject, f"{other}, takes {socket} from the one above when it starts again", *_APART)
+        else:
+            yield ok(subject, f"{other}, does not use {socket}: nri-gpu serves the one above alone")
 
 
 def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
     """Whether NRI is on, open to connections, and listens where we connect."""
     subject, socket = "NRI", seen.policy.plugin.socket
     disabled = runtime.containerd.disabled_plugins if runtime.containerd else ()
-    if _CRI.intersection(disabled):
+    if not runtime.cri_enabled:
         yield error(
             "CRI",
             f"{runtime.config} disables containerd's CRI plugin (disabled_plugins, as Docker's package does): there is "

@@ -15,12 +15,16 @@ from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
+    CRI_PLUGINS,
+    NRI,
     ContainerdSettings,
     FileFault,
     NriSettings,
     containerd_settings,
     crio_settings,
 )
+from nri_gpu.doctor.sockets import file_at, file_of, listening
+from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import text_of, why_untrusted
 
 VERSION_LIMIT_S: Final = 0.5
@@ -33,7 +37,8 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     """The runtime that this node has. name: `containerd` or `crio`. version: empty where unknown.
 
     process: None where none is seen to run. config: its main file. default_handler: the OCI runtime of pods that ask
-    for none. containerd: its own settings.
+    for none. containerd: its own settings. listens: the inode of its socket where nri-gpu connects; 0 for none.
+    beside: the node's other runtimes. certain: False where two listen there, and whose file it is cannot be seen.
     """
 
     name: str
@@ -45,10 +50,25 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     faults: tuple[FileFault, ...] = ()
     containerd: ContainerdSettings | None = None
     default_handler: str = ""
+    listens: int = 0
+    beside: tuple[ContainerRuntime, ...] = ()
+    certain: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"{'CRI-O' if self.name == 'crio' else self.name} {self.version or '(version not known)'}"
+
+    def __str__(self) -> str:
+        files = listed(self.files) or f"no file at {self.config}: built-in defaults"
+        return f"{self.title}, pid {self.process.pid}, configured by {files}" if self.process else self.title
 
     @property
     def release(self) -> tuple[int, ...] | None:
         return release_of(self.version)
+
+    @property
+    def kind(self) -> tuple[str, tuple[int, ...] | None]:
+        return self.name, self.release
 
     @property
     def nri_enabled(self) -> bool | None:
@@ -59,6 +79,16 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
             return self.release >= NRI_BY_DEFAULT[self.name]
         return True if self.containerd and self.containerd.version > 2 else None
 
+    @property
+    def cri_enabled(self) -> bool:
+        return not (self.containerd and set(CRI_PLUGINS).intersection(self.containerd.disabled_plugins))
+
+    @property
+    def opens_nri(self) -> bool:
+        """Whether it makes an NRI socket when it starts, and removes whatever lies in its place."""
+        off = self.nri.disable_connections or (self.containerd and NRI in self.containerd.disabled_plugins)
+        return self.cri_enabled and self.nri_enabled is True and not off
+
 
 def release_of(version: str) -> tuple[int, ...] | None:
     """(2, 1, 9) of `2.1.9`, `v2.1.9~ds1` and so on."""
@@ -67,16 +97,26 @@ def release_of(version: str) -> tuple[int, ...] | None:
 
 
 def container_runtime(seen: Examined) -> ContainerRuntime | None:
-    """The runtime whose NRI socket is ours, else the first that runs, else one that has a configuration."""
+    """Return the runtime with the NRI socket, else the one whose version the daemon names, else one with CRI and NRI.
+
+    A containerd that starts removes whatever NRI socket lies there; a second one, whose it was, goes on listening.
+    """
     found = [_described(seen, process.name, process) for process in running(seen.at("/proc"), {"containerd", "crio"})]
     if not found:
         found = [_described(seen, name, None) for name, path in CONFIGS.items() if is_there(seen.at(path))]
-    ours = (each for each in found if same_socket(seen, each.nri.socket_path))
-    chosen = next(ours, found[0] if found else None)
+    bound = [each for each in found if each.listens]
+    file = file_at(seen.at(seen.policy.plugin.socket))
+    owners = [each for each in bound if len(bound) == 1 or (file and file_of(each.listens) == file)]
     told = seen.status.runtime if seen.status else None
-    if chosen and told and not chosen.version and told.name.replace("-", "") == chosen.name:
-        return _described(seen, chosen.name, chosen.process, told.version)
-    return chosen
+    named = [each for each in found if told and (told.name.replace("-", ""), release_of(told.version)) == each.kind]
+    if not found:
+        return None
+    likely = max(found, key=lambda each: (each.cri_enabled, same_socket(seen, each.nri.socket_path), each.opens_nri))
+    chosen = (owners or bound or (named if len(named) == 1 else [likely]))[0]
+    beside = tuple(each for each in found if each is not chosen)
+    if told and not chosen.version and (owners or not beside) and told.name.replace("-", "") == chosen.name:
+        chosen = _described(seen, chosen.name, chosen.process, told.version)
+    return replace(chosen, beside=beside, certain=bool(owners) or len(bound) < 2)
 
 
 def _described(seen: Examined, name: str, process: RunningProgram | None, told: str = "") -> ContainerRuntime:
@@ -92,6 +132,7 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
         handler = settings.cri.containerd.default_runtime_name
         if process and (folder := process.option("--root")):
             settings = replace(settings, root=folder)
+    sockets = listening(seen.at(f"/proc/{process.pid}")) if process else ()
     return ContainerRuntime(
         name=name,
         process=process,
@@ -102,6 +143,7 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
         faults=tuple(faults),
         containerd=settings,
         default_handler=handler,
+        listens=next((inode for path, inode in sockets if same_socket(seen, path)), 0),
     )
 
 

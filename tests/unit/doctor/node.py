@@ -59,7 +59,7 @@ class DoctorNode:
         self.write("proc/700/environ", "LANG=C\0PATH=/usr/local/sbin:/usr/sbin:/usr/bin\0")
         self.program("2.1.9")
         self.write("etc/containerd/config.toml", CONFIG)
-        self.listen("run/nri/nri.sock")
+        self.opens(700, self.listen("run/nri/nri.sock"))
         self.guard(HEALTHY_GUARD)
         for name in ("nri-gpu", "nri-gpu-guard"):
             self.write(f"etc/systemd/system/{name}.service", "")
@@ -127,6 +127,15 @@ class DoctorNode:
         listener.bind(str(target))
         listener.listen()
         return listener
+
+    def opens(self, pid: int, listener: socket.socket, path: str = "/var/run/nri/nri.sock") -> None:
+        """The process listens with this socket, and has a pipe and a connection to somebody who left."""
+        inode = os.fstat(listener.fileno()).st_ino
+        lines = (f"0: 2 0 00010000 0001 01 {inode} {path}\n", f"0: 3 0 00000000 0001 03 {inode + 1} {path}\n", "0: 2\n")
+        self.write(f"proc/{pid}/net/unix", f"Num RefCount Protocol Flags Type St Inode Path\n{''.join(lines)}")
+        (self.root / f"proc/{pid}/fd").mkdir(parents=True, exist_ok=True)
+        for number, target in enumerate(("pipe:[1]", f"socket:[{inode + 1}]", f"socket:[{inode}]")):
+            (self.root / f"proc/{pid}/fd/{number}").symlink_to(target)
 
     def dead_socket(self, path: str) -> None:
         """The file that a process leaves behind."""

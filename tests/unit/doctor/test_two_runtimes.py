@@ -1,0 +1,126 @@
+"""Two container runtimes on one node: the one with the NRI socket counts, and the other is never told to take it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+
+from msgspec.structs import replace
+
+from nri_gpu.doctor.finding import DoctorFinding, Level
+from nri_gpu.doctor.runtime import ContainerRuntime, container_runtime
+from nri_gpu.doctor.sockets import file_at, file_of, listening
+from tests.unit.doctor.node import CONFIG, DoctorNode
+from tests.unit.doctor.test_daemon import away
+
+K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+DOCKERS = 'disabled_plugins = ["cri"]\n'
+
+
+def k3s(node: DoctorNode, text: str = CONFIG) -> None:
+    """k3s's containerd beside the node's own, which Docker's package brought."""
+    node.write("etc/containerd/config.toml", DOCKERS)
+    node.process(900, "containerd", "containerd", "-c", f"/{K3S}")
+    node.write(K3S, text)
+
+
+def replaced(node: DoctorNode) -> socket.socket:
+    """The NRI socket after somebody has removed it and listens in its place."""
+    node.remove("run/nri/nri.sock")
+    return node.listen("run/nri/nri.sock")
+
+
+def chosen(node: DoctorNode) -> ContainerRuntime:
+    runtime = container_runtime(node.seen)
+    assert runtime
+    return runtime
+
+
+def pid(node: DoctorNode) -> int:
+    process = chosen(node).process
+    return process.pid if process else 0
+
+
+def second(node: DoctorNode) -> DoctorFinding:
+    return next(each for each in node.examine().findings if each.subject == "second runtime")
+
+
+def test_beside_dockers_the_one_with_the_socket(node: DoctorNode) -> None:
+    k3s(node)
+    shutil.rmtree(node.root / "proc/700/fd")
+    node.opens(900, replaced(node))
+    assert pid(node) == 900
+    assert node.found(status=None) == {}
+    assert second(node).level is Level.OK
+    assert "pid 700, configured by /etc/containerd/config.toml, does not use /var/run/nri" in second(node).meaning
+
+
+def test_of_two_that_listen_the_one_whose_file_is_there(node: DoctorNode) -> None:
+    k3s(node)
+    node.write("etc/containerd/config.toml", CONFIG)
+    node.opens(900, replaced(node))
+    assert (pid(node), chosen(node).certain) == (900, True)
+    assert (second(node).level, "until the one above took it" in second(node).meaning) == (Level.ERROR, True)
+    assert not any("systemctl" in line for line in second(node).fix)
+
+
+def test_without_an_answer_of_the_kernel_both_are_named(node: DoctorNode) -> None:
+    k3s(node)
+    node.opens(900, replaced(node))
+    node.remove("run/nri/nri.sock")
+    node.write("run/nri/nri.sock", "")
+    assert not chosen(node).certain
+    found = {each.subject: each for each in node.examine(status=None).findings}
+    told = found["container runtime"].meaning + found["second runtime"].meaning
+    assert ("pid 700" in told, "pid 900" in told, "is not seen" in told) == (True, True, True)
+    assert found["second runtime"].level is Level.ERROR
+    assert "NRI" not in found
+
+
+def test_where_no_socket_is_seen_the_version_that_the_daemon_names(node: DoctorNode) -> None:
+    """As a user who may not look into /proc/PID/fd."""
+    k3s(node)
+    shutil.rmtree(node.root / "proc/700/fd")
+    (node.root / "opt/bin").mkdir(parents=True)
+    node.write("opt/bin/containerd", "#!/bin/sh\necho v2.2.1-k3s1\n").chmod(0o755)
+    (node.root / "proc/900/exe").symlink_to("/opt/bin/containerd")
+    for version, expected in (("2.2.1-k3s1", 900), ("2.1.9", 700), ("2.0.0", 900)):
+        node.seen = replace(node.seen, status=node.status(connection=away(version=version)))
+        assert pid(node) == expected, version
+
+
+def test_else_the_one_with_cri_and_nri(node: DoctorNode) -> None:
+    k3s(node)
+    shutil.rmtree(node.root / "proc/700/fd")
+    node.remove("run/nri/nri.sock")
+    node.seen = replace(node.seen, status=None)
+    assert pid(node) == 900
+    assert node.found()["NRI"].fix == ("systemctl restart k3s    # containers go on running",)
+
+
+def test_one_that_would_take_the_socket_is_a_warning(node: DoctorNode) -> None:
+    k3s(node)
+    node.write("etc/containerd/config.toml", CONFIG)
+    shutil.rmtree(node.root / "proc/700/fd")
+    node.opens(900, replaced(node))
+    finding = node.only()
+    assert (finding.level, "when it starts again" in finding.meaning) == (Level.WARNING, True)
+
+
+def test_a_process_that_ends_while_it_is_read(node: DoctorNode) -> None:
+    (node.root / "proc/700/fd/3").mkdir()  # readlink fails, as on a descriptor that was closed
+    assert [path for path, _ in listening(node.root / "proc/700")] == ["/var/run/nri/nri.sock"]
+    shutil.rmtree(node.root / "proc/700")
+    assert list(listening(node.root / "proc/700")) == []
+
+
+def test_whose_file_a_socket_is(node: DoctorNode) -> None:
+    first = node.listen("run/a.sock")
+    path = node.root / "run/a.sock"
+    assert file_of(os.fstat(first.fileno()).st_ino) == file_at(path)
+    path.unlink()
+    assert file_at(path) is None
+    assert file_of(os.fstat(node.listen("run/a.sock").fileno()).st_ino) == file_at(path)
+    assert file_of(os.fstat(first.fileno()).st_ino) != file_at(path)
+    assert file_of(1 << 40) is file_of(3) is None
