@@ -21,7 +21,7 @@ from nri_gpu.doctor.finding import Examined, Level, below, is_there
 from nri_gpu.doctor.runtime import container_runtime
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
-from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import write_whole
 
@@ -97,6 +97,7 @@ def _examined(args: argparse.Namespace) -> Examined:
         silence=silence,
         state_dir=state_dir,
         guard_dir=Path(args.run_dir or DEFAULT_RUN_DIR),
+        in_pod=in_pod() and root == Path("/"),
         now_s=time.time(),
     )
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
-from nri_gpu.doctor.files import UNIT_FOLDERS
+from nri_gpu.doctor.cdi import is_installed
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.processes import running
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.mps.folders import mps_advice
-from nri_gpu.plugin.guard_status import guard_advice, in_pod, read_guard_status
+from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.model import BUILT_IN
 from nri_gpu.system.storage import signature
@@ -68,7 +67,7 @@ def _advice(seen: Examined) -> Iterator[str]:
 
 def _start(seen: Examined, unit: str) -> tuple[str, ...]:
     """How to start it, where its unit is installed, and else where to look."""
-    if any(seen.at(f"{folder}/{unit}.service").exists() for folder in UNIT_FOLDERS):
+    if is_installed(seen, f"{unit}.service"):
         return f"systemctl enable --now {unit}", f"journalctl -u {unit} -e    # if it does not stay up"
     return (
         f"# no {unit}.service is installed here: see docs/install.md, and in a cluster the chart's pods:",
@@ -148,7 +147,7 @@ def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
     """What else keeps a connected daemon from granting."""
     for subject, fault in (("inventory", status.node.inventory_fault), ("driver in use", status.node.driver_fault)):
         if fault:
-            yield error(subject, f"{fault}: requests are refused", *_RESTART)
+            yield error(subject, f"{fault}: requests are refused", *_described(status, fault))
     if status.policy.fault:
         yield error(
             "policy in force",
@@ -161,6 +160,17 @@ def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
             f"the daemon has rejected it, and goes on with the policy before it: {status.policy.rejected}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
         )
+
+
+def _described(status: DaemonStatus, fault: str) -> tuple[str, ...]:
+    """What to do about a node that is not known: its own, or that of a topology file (--gpus)."""
+    topology = status.options.get("topology")
+    if not topology or str(topology) not in fault:
+        return _RESTART
+    return (
+        f"ls -l {topology}    # put a topology file there, as --gpus names it: nri-gpu reads it again by itself",
+        "# or start nri-gpu without --gpus, to serve this machine's own GPUs",
+    )
 
 
 def _held(status: DaemonStatus) -> Iterator[DoctorFinding]:
@@ -195,7 +205,7 @@ def _guard(seen: Examined) -> DoctorFinding:
     status = read_guard_status(seen.at(seen.guard_dir))
     if status is None:
         hidden = ""
-        if in_pod() and seen.root == Path("/"):
+        if seen.in_pod:
             hidden = "its status is not shown in this pod: the readiness of its own pod"
         elif pid := _contained_guard(seen):
             hidden = f"one runs in a container (pid {pid}): the readiness of its pod"

@@ -46,8 +46,11 @@ def driver_findings(seen: Examined) -> Iterator[DoctorFinding]:
     yield from _bound_elsewhere(gpus)
     yield from _modules(seen, gpus, module=module)
     yield from _versions(seen)
-    if module:
+    if module and seen.in_pod and not any(seen.at("/dev").glob("nvidia*")):
+        yield unseen("device nodes", "the node's /dev is not mounted in this pod", ON_THE_HOST)
+    elif module:
         yield from _nodes(seen)
+    if module:
         yield _persistence(seen)
     yield from _fabric_manager(seen)
 
@@ -129,6 +132,9 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
     subject, settings = "driver versions", seen.policy.driver
     root, where = seen.at(settings.root), settings.root
     if settings.host_root and not root.is_dir():
+        if seen.in_pod:
+            yield unseen(subject, f"{where} is mounted in the daemon's pod alone", ON_THE_HOST)
+            return
         root = seen.at(settings.host_root)  # the other is a mount in the daemon's pod
     kernel = module_version(seen.at("/sys"), seen.at(PROC))
     try:

@@ -8,7 +8,9 @@ from itertools import chain
 from typing import Final, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from nri_gpu.doctor.cdi import cdi_findings, serves_by_cdi, serves_by_cdi_alone
 from nri_gpu.doctor.daemon import daemon_findings
 from nri_gpu.doctor.driver import driver_findings
 from nri_gpu.doctor.external import external_findings
@@ -18,11 +20,13 @@ from nri_gpu.doctor.host import host_findings
 from nri_gpu.doctor.kubelet import kubelet_findings
 from nri_gpu.doctor.nri import runtime_findings
 from nri_gpu.doctor.others import other_findings
+from nri_gpu.doctor.processes import ON_THE_HOST
 from nri_gpu.doctor.runtime import ContainerRuntime
 
 WIDTH_MIN: Final = 40
 _INDENT: Final = " " * 10
 _COMMENT: Final = f"  {_INDENT}# "
+_IN_POD: Final = ("kubectl ", "ls ", "crictl ", "#")  # what else is advised is for the node
 _SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARNING", Level.ERROR: "ERROR", Level.UNSEEN: "not seen"}
 
 
@@ -55,6 +59,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("host", host_findings),
     ("container runtime", runtime_findings),
     ("nri-gpu", lambda seen, _: daemon_findings(seen)),
+    ("CDI", lambda seen, _: cdi_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),
     ("kubelet", kubelet_findings),
@@ -63,7 +68,11 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
     """Looks at everything once. A part that fails is a finding, and the others are there all the same."""
-    return DoctorDocument.of(*(_section(name, part, seen, runtime) for name, part in PARTS))
+    passed_over = set() if serves_by_cdi(seen) else {"CDI"}
+    if serves_by_cdi_alone(seen):
+        passed_over = {"container runtime", "nri-gpu"}
+    parts = ((name, part) for name, part in PARTS if name not in passed_over)
+    return DoctorDocument.of(*(_section(name, part, seen, runtime) for name, part in parts))
 
 
 def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | None) -> Section:
@@ -72,7 +81,14 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
         findings.extend(part(seen, runtime))
     except OSError as error:
         findings.append(unseen(name, f"the rest of this part cannot be looked at: {error}", "sudo nri-gpu doctor"))
-    return Section(name, tuple(findings))
+    return Section(name, tuple(_for_pod(each) if seen.in_pod else each for each in findings))
+
+
+def _for_pod(finding: DoctorFinding) -> DoctorFinding:
+    """The same with a word above lines that a pod cannot carry out."""
+    if all(line.startswith(_IN_POD) or line == ON_THE_HOST for line in finding.fix):
+        return finding
+    return replace(finding, fix=("# on the node, not in this pod:", *finding.fix))
 
 
 def paragraphs(found: DoctorDocument, width: int) -> Iterator[tuple[str, Level | None]]:

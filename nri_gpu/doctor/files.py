@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import nri_gpu
+from nri_gpu.doctor.cdi import UNIT_FOLDERS
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.text import listed
@@ -18,7 +19,6 @@ from nri_gpu.system.storage import why_untrusted
 _SUBJECT: Final = "our files"
 _SHARED: Final = ("mps",)  # in the state folder
 _UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.service", "nri-gpu-cdi.service")
-UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system")
 
 
 def files_findings(seen: Examined) -> Iterator[DoctorFinding]:
@@ -47,7 +47,8 @@ def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
     ours = [policy, policy.parent] if seen.policy.source != BUILT_IN else []
     ours += [Path(nri_gpu.__file__).parent] if seen.root == Path("/") else []
     for shown, path in [*((str(each), each) for each in ours), *((each, seen.at(each)) for each in below)]:
-        yield from _untrusted(path, shown)
+        if not _mounted_so(seen, path):
+            yield from _untrusted(path, shown)
 
 
 def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
@@ -84,6 +85,12 @@ def _logged(seen: Examined) -> Iterator[tuple[str, str]]:
     for path in _entries(seen.at(folder)) if folder else ():
         if path.name.startswith("audit") and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077:
             yield f"{folder}/{path.name}", f"mode {mode:04o}: others can read it"
+
+
+def _mounted_so(seen: Examined, path: Path) -> bool:
+    """Whether a pod has it from the kubelet, open to all: the folder of a ConfigMap (0777), or an emptyDir (1777)."""
+    ours = (path / "..data").is_symlink() or path == seen.at(seen.guard_dir)
+    return seen.in_pod and ours and path.is_mount()
 
 
 def _untrusted(path: Path, shown: str) -> Iterator[tuple[str, str]]:

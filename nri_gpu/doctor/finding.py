@@ -62,8 +62,8 @@ class Examined(Struct, frozen=True, kw_only=True):
     """The node. root: the folder that is its `/`; all paths of policy and state are below it.
 
     policy: in force, or the defaults where it has faults (policy_error). status: of the running daemon; None where it
-    could not be asked, and silence says why (an OSError, or a ValueError for an answer that is none). now_s: since the
-    epoch. clock, statvfs: the kernel's answers.
+    could not be asked, and silence says why (an OSError, or a ValueError for an answer that is none). in_pod: it is
+    what a pod shows. now_s: since the epoch. clock, statvfs: the kernel's answers.
     """
 
     root: Path = Path("/")
@@ -73,6 +73,7 @@ class Examined(Struct, frozen=True, kw_only=True):
     silence: OSError | ValueError | None = None
     state_dir: Path = DEFAULT_STATE
     guard_dir: Path = DEFAULT_RUN_DIR
+    in_pod: bool = False
     now_s: float = 0.0
     clock: Callable[[], int] = clock_state
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from nri_gpu.doctor.cdi import KUBELETS
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
-from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.processes import ON_THE_HOST, running
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.text import listed
@@ -56,12 +57,15 @@ class _Checkpoint(Struct, frozen=True):
 def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
     """Nothing but a word on a machine without one."""
     settings = seen.policy.kubelet
-    process = next(running(seen.at("/proc"), {"kubelet", "k3s-server", "k3s-agent", "rke2"}), None)
+    process = next(running(seen.at("/proc"), KUBELETS), None)
     state = socket_state(seen.at(settings.dir) / "kubelet.sock")
     enabled = settings.enabled or bool(seen.status and seen.status.kubelet.enabled)
     yield from _dra(seen)
     if process is None and state is SocketState.MISSING and not enabled:
         yield ok("kubelet", "none here; annotations allocate")
+        return
+    if seen.in_pod and not seen.at(settings.dir).is_dir():
+        yield unseen("kubelet", f"{settings.dir} is not mounted in this pod", ON_THE_HOST)
         return
     yield from _socket(settings.dir, state, enabled=enabled)
     if enabled and settings.registration is Registration.WATCHER and not seen.at(settings.registry_dir).is_dir():
@@ -174,7 +178,7 @@ def _serves_claims(seen: Examined) -> bool:
 def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
     """The kubelet's own file, where it has one; a kubelet of 1.34 asks the runtime instead."""
     subject = "cgroup driver"
-    if runtime is None or runtime.containerd is None:
+    if runtime is None or runtime.containerd is None or runtime.dockers:
         return
     lines = (text_of(seen.at(_CONFIG), CONFIG_MAX, "utf-8") or "").splitlines()
     said = next((line.partition(":")[2].strip(" \"'") for line in lines if line.startswith("cgroupDriver:")), "")

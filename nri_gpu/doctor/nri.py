@@ -43,6 +43,14 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     yield from _beside(seen, runtime)
     if not runtime.certain:
         return
+    if runtime.dockers:
+        yield error(
+            "CRI",
+            "Docker started this containerd for itself, without CRI: no NRI plugin serves its containers",
+            "# give them GPUs by a CDI specification (docs/quickstart/docker.md):",
+            "systemctl enable --now nri-gpu-cdi.path nri-gpu-cdi.service",
+        )
+        return
     for fault in runtime.faults:
         shows = "config dump" if runtime.containerd else "config"
         if fault.denied:

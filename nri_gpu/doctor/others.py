@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
+from nri_gpu.doctor.cdi import DOCKER, docker_settings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.domain.text import listed
 from nri_gpu.host.advice import ComponentKind, components, node_advice
 from nri_gpu.policy.model import Disarm
-from nri_gpu.system.storage import text_of
 
 BLOBS: Final = "io.containerd.content.v1.content/blobs/sha256"
 CONFIG_MAX: Final = 256 << 10  # bytes; an image's configuration is mostly below 20 kB
-DOCKER: Final = "/etc/docker/daemon.json"
 LOOK_S: Final = 0.3
 _VARIABLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 _NOBODY: Final = ("", "void", "none")
@@ -38,10 +37,6 @@ class _ImageConfig(Struct, frozen=True):
     def visible_devices(self) -> str:
         variables = (each.partition("=") for each in (self.config and self.config.Env) or ())
         return next((value for name, _, value in variables if name == _VARIABLE.decode()), "")
-
-
-class _DockerSettings(Struct, frozen=True):
-    default_runtime: str = field(default="runc", name="default-runtime")
 
 
 def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
@@ -75,11 +70,8 @@ def _runc(runtime: ContainerRuntime) -> tuple[str, str]:
 
 def _docker(seen: Examined) -> Iterator[DoctorFinding]:
     """Docker's containers never come to NRI: NVIDIA's runtime is theirs alone to use or not."""
-    try:
-        settings = msgspec.json.decode(text_of(seen.at(DOCKER), CONFIG_MAX, "utf-8") or "", type=_DockerSettings)
-    except (ValueError, RecursionError):
-        return
-    if "nvidia" in settings.default_runtime:
+    settings = docker_settings(seen)
+    if settings and "nvidia" in settings.default_runtime:
         yield warning(
             "Docker",
             f"{DOCKER} makes {settings.default_runtime} Docker's default runtime: any image that sets "

@@ -55,11 +55,16 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     certain: bool = True
 
     @property
+    def dockers(self) -> bool:
+        """Whether Docker made its configuration and started it: without CRI, and for its own containers alone."""
+        return "/run/docker/" in self.config
+
+    @property
     def title(self) -> str:
         return f"{'CRI-O' if self.name == 'crio' else self.name} {self.version or '(version not known)'}"
 
     def __str__(self) -> str:
-        files = listed(self.files) or f"no file at {self.config}: built-in defaults"
+        files = "Docker" if self.dockers else listed(self.files) or f"no file at {self.config}: built-in defaults"
         return f"{self.title}, pid {self.process.pid}, configured by {files}" if self.process else self.title
 
     @property
@@ -121,7 +126,7 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
 
 def _described(seen: Examined, name: str, process: RunningProgram | None, told: str = "") -> ContainerRuntime:
     """told: its version, where its program does not say."""
-    version = told or _version(seen, name, process)
+    version = told or program_version(seen, name, process)
     config = (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
     settings, faults = None, list[FileFault]()
     if name == "crio":
@@ -147,8 +152,8 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
     )
 
 
-def _version(seen: Examined, name: str, process: RunningProgram | None) -> str:
-    """What its program says; empty where it may not be run.
+def program_version(seen: Examined, name: str, process: RunningProgram | None) -> str:
+    """Return the version that a program prints, or empty where it may not be run.
 
     Anybody can call a process `containerd`, and in a container give it any file. So only a file of the node is run, of
     that name, in a folder of programs, that root alone can change.
