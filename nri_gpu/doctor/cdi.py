@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from nri_gpu.cdi.file import READ_MAX, STANDARD, spec_files
 from nri_gpu.cdi.specification import KIND
+from nri_gpu.doctor.distributions import UNIT_FOLDERS
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, warning
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime import program_version, release_of
@@ -21,7 +22,6 @@ from nri_gpu.system.storage import stat_of, text_of
 
 DOCKER: Final = "/etc/docker/daemon.json"
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2", "kubelite"})
-UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system")
 _WRITE: Final = ("systemctl start nri-gpu-cdi", "journalctl -u nri-gpu-cdi -e    # if there is none then: says why")
 _RESTART: Final = "systemctl restart docker    # and with it its containers"
 _SETTINGS_MAX: Final = 256 << 10  # bytes

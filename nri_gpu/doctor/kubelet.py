@@ -188,9 +188,12 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
             subject,
             f"the kubelet uses {said} and containerd {theirs}: under load the two undo each other's limits and device "
             "rules",
-            f"# in {runtime.config}, in the options table of the default runtime:",
-            f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
-            f"systemctl restart {runtime.name} kubelet",
+            *runtime.edit(
+                f"cri.containerd.runtimes.{runtime.default_handler}.options",
+                "in the options table of the default runtime",
+                f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
+            ),
+            *((_RESTART,) if runtime.distribution is None else ()),
         )
     elif said:
         yield ok(subject, f"{said}, for kubelet and containerd")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, ok, unseen, warning
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
 from nri_gpu.doctor.runtime import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
-from nri_gpu.doctor.runtime_settings import NRI, seconds
+from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, seconds
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.text import listed
 
@@ -92,13 +91,11 @@ def _which(runtime: ContainerRuntime) -> DoctorFinding:
     subject = "container runtime"
     if runtime.process is None:
         return error(
-            subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.name}"
+            subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.service}"
         )
     if runtime.release and runtime.release < _NRI_AT_ALL[runtime.name]:
         least = ".".join(map(str, _NRI_AT_ALL[runtime.name]))
-        return error(
-            subject, f"{runtime.title} has no NRI: nri-gpu needs {least} or newer", f"apt install {runtime.name}"
-        )
+        return error(subject, f"{runtime.title} has no NRI: nri-gpu needs {least} or newer", runtime.upgrade)
     return ok(subject, f"{runtime}")
 
 
@@ -125,9 +122,9 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
     if not runtime.cri_enabled:
         yield error(
             "CRI",
-            f"{runtime.config} disables containerd's CRI plugin (disabled_plugins, as Docker's package does): there is "
-            "no NRI without it, and no kubelet can use this containerd",
-            *_edit(runtime, "", 'disabled_plugins = []    # without "cri"'),
+            "containerd's CRI plugin is disabled (disabled_plugins, as Docker's package does): there is no NRI without "
+            "it, and no kubelet can use this containerd",
+            *runtime.enable(CRI_PLUGINS),
         )
     if NRI in disabled or runtime.nri_enabled is False:
         since = ".".join(map(str, NRI_BY_DEFAULT[runtime.name]))
@@ -136,7 +133,11 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
         yield error(
             subject,
             f"NRI is {why}: nri-gpu cannot connect, and containers start without GPUs",
-            *_edit(runtime, "nri", "disable = false", "enable_nri = true"),
+            *(
+                runtime.enable([NRI])
+                if NRI in disabled
+                else _edit(runtime, "nri", "disable = false", "enable_nri = true")
+            ),
         )
         return
     if runtime.nri.disable_connections:
@@ -170,7 +171,7 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
             subject,
             f"{socket} is {state}, although {runtime.name} runs: it was not restarted since NRI was switched on, or "
             "another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
-            f"systemctl restart {_service(runtime)}    # containers go on running",
+            *runtime.restart,
         )
 
 
@@ -254,25 +255,8 @@ def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFind
         yield ok(subject, f"no container is created without {listed(required)}")
 
 
-def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str = "") -> tuple[str, ...]:
-    """What to write into the runtime's file, and the restart that it takes."""
-    service = _service(runtime)
-    line = crio_line or line if runtime.name == "crio" else line
-    name = f"[crio.{table}]" if runtime.name == "crio" else f'[plugins."{NRI}"{table.removeprefix("nri")}]'
-    where = f"# in {_file(runtime)}, below {name}:" if table else f"# in {_file(runtime)}:"
-    new = (f"containerd config default > {runtime.config}",) if runtime.containerd and not runtime.files else ()
-    return (*new, where, line, f"systemctl restart {service}    # containers go on running")
-
-
-def _service(runtime: ContainerRuntime) -> str:
-    """The unit that runs it: k3s and RKE2 bring their own containerd."""
-    return next((name for name in ("k3s", "rke2") if f"/{name}/" in runtime.config), runtime.name)
-
-
-def _file(runtime: ContainerRuntime) -> str:
-    """The file to edit; k3s and RKE2 make theirs from a template."""
-    if _service(runtime) == runtime.name:
-        return runtime.config
-    newest = runtime.containerd is not None and runtime.containerd.version > 2
-    name = f"{'config-v3' if newest else 'config'}.toml.tmpl"
-    return f'{Path(runtime.config).with_name(name)}, behind {{{{ template "base" . }}}}'
+def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str) -> tuple[str, ...]:
+    """What to write into the runtime's NRI settings, and the restart that it takes."""
+    if runtime.name == "crio":
+        return runtime.edit(table, f"below [crio.{table}]", crio_line)
+    return runtime.edit(table, f'below [plugins."{NRI}"{table.removeprefix("nri")}]', line)

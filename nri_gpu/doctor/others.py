@@ -52,7 +52,6 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
             f"{default} is the default runtime of {runtime.name}: any image that sets NVIDIA_VISIBLE_DEVICES gets "
             "GPUs, past nri-gpu and its policy",
             *_runc(runtime),
-            f"systemctl restart {runtime.name}    # containers go on running",
         )
     yield from _docker(seen)
     found = tuple(components(seen.root, seen.policy.kubelet.dir, str(Path(seen.policy.kubelet.registry_dir).parent)))
@@ -62,10 +61,10 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     yield from _images(seen, runtime, obeys=obeys and not disarmed)
 
 
-def _runc(runtime: ContainerRuntime) -> tuple[str, str]:
+def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
     if runtime.containerd is None:
-        return f"# in {runtime.config}, below [crio.runtime]:", 'default_runtime = "crun"'
-    return f"# in {runtime.config}, below the CRI plugin's [containerd] table:", 'default_runtime_name = "runc"'
+        return runtime.edit("runtime", "below [crio.runtime]", 'default_runtime = "crun"')
+    return runtime.edit("cri.containerd", "below the CRI plugin's [containerd] table", 'default_runtime_name = "runc"')
 
 
 def _docker(seen: Examined) -> Iterator[DoctorFinding]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.doctor.distributions import Distribution, distribution_of, unit_of, written_anew
 from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
@@ -18,6 +20,7 @@ from nri_gpu.doctor.runtime_settings import (
     CRI_PLUGINS,
     NRI,
     ContainerdSettings,
+    CrioSettings,
     FileFault,
     NriSettings,
     containerd_settings,
@@ -27,6 +30,7 @@ from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import text_of, why_untrusted
 
+_UNITS: Final = {"containerd": ("containerd",), "crio": ("crio", "cri-o")}
 VERSION_LIMIT_S: Final = 0.5
 _VERSION: Final = re.compile(r"\bv?([0-9]+)\.([0-9]+)\.([0-9]+)")
 _PROGRAMS: Final = ("/usr/", "/opt/", "/var/lib/rancher/", "/nix/store/")
@@ -37,8 +41,9 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     """The runtime that this node has. name: `containerd` or `crio`. version: empty where unknown.
 
     process: None where none is seen to run. config: its main file. default_handler: the OCI runtime of pods that ask
-    for none. containerd: its own settings. listens: the inode of its socket where nri-gpu connects; 0 for none.
-    beside: the node's other runtimes. certain: False where two listen there, and whose file it is cannot be seen.
+    for none. containerd: its own settings. service: its unit. said: as ContainerdSettings has it. written_anew: files
+    in which a change is lost. listens: the inode of its socket where nri-gpu connects; 0 for none. beside: the other
+    runtimes of the node. certain: False where two listen there, and whose file it is cannot be seen.
     """
 
     name: str
@@ -46,7 +51,11 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     version: str
     config: str
     nri: NriSettings
+    service: str
+    distribution: Distribution | None = None
     files: tuple[str, ...] = ()
+    written_anew: tuple[str, ...] = ()
+    said: Mapping[str, tuple[str, ...]] = {}
     faults: tuple[FileFault, ...] = ()
     containerd: ContainerdSettings | None = None
     default_handler: str = ""
@@ -83,6 +92,44 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         if self.release:
             return self.release >= NRI_BY_DEFAULT[self.name]
         return True if self.containerd and self.containerd.version > 2 else None
+
+    def edit(self, table: str, title: str, line: str) -> tuple[str, ...]:
+        """Return where to write a line into its files, and the restart that this takes. table: a key of `said`."""
+        new = (f"containerd config default > {self.config}",) if self.containerd and not self.files else ()
+        where = (f"# in {file}, {title}:" for file in self.places(f"{table}.{line.partition(' ')[0]}"))
+        return (*new, *where, line, *self.restart)
+
+    def enable(self, plugins: Iterable[str]) -> tuple[str, ...]:
+        """Return the files from which to take plugins that are disabled, each entry out of all that have it."""
+        there = (each for each in plugins if f"disabled_plugins.{each}" in self.said)
+        where = ((each, file) for each in there for file in self.places(f"disabled_plugins.{each}"))
+        return (*(f'# in {file}, take "{each}" out of disabled_plugins' for each, file in where), *self.restart)
+
+    @property
+    def upgrade(self) -> str:
+        ours = self.distribution
+        return f"# upgrade {ours.title}, which brings this {self.name}" if ours else f"apt install {self.name}"
+
+    @property
+    def restart(self) -> tuple[str, ...]:
+        return (f"systemctl restart {self.service}    # containers go on running",)
+
+    def places(self, key: str) -> tuple[str, ...]:
+        """Return the files in which a setting counts: those that have it last, or its table, or else its main file."""
+        while key and key not in self.said:
+            key = key.rpartition(".")[0]
+        return tuple(dict.fromkeys(map(self._place, self.said.get(key, (self.config,)))))
+
+    def _place(self, file: str) -> str:
+        """Return a file that is not written anew, where this one is."""
+        if not self.distribution or file not in (self.written_anew or (self.config,) * (not self.files)):
+            return file
+        settings = self.containerd or ContainerdSettings()
+        for pattern in settings.imports:
+            if pattern.endswith(".toml.d/*.toml"):
+                return pattern.replace("*", "nri-gpu")
+        v3 = "-v3" * (settings.version > 2)
+        return f"{Path(self.config).parent}/{self.distribution.template.format(v3=v3)}"
 
     @property
     def cri_enabled(self) -> bool:
@@ -128,13 +175,15 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
     """told: its version, where its program does not say."""
     version = told or program_version(seen, name, process)
     config = (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
-    settings, faults = None, list[FileFault]()
+    distribution = distribution_of(config)
+    settings: ContainerdSettings | None = None
+    found: ContainerdSettings | CrioSettings
     if name == "crio":
-        nri, handler, files = crio_settings(seen.root, config, faults)
+        found = crio_settings(seen.root, config)
+        handler = found.handler
     else:
         settings = containerd_settings(seen.root, config, release_of(version))
-        nri, files, faults = settings.nri, settings.files, [*settings.faults]
-        handler = settings.cri.containerd.default_runtime_name
+        found, handler = settings, settings.cri.containerd.default_runtime_name
         if process and (folder := process.option("--root")):
             settings = replace(settings, root=folder)
     sockets = listening(seen.at(f"/proc/{process.pid}")) if process else ()
@@ -143,9 +192,13 @@ def _described(seen: Examined, name: str, process: RunningProgram | None, told: 
         process=process,
         version=version,
         config=config,
-        nri=nri,
-        files=files,
-        faults=tuple(faults),
+        service=unit_of(seen, process, distribution.units if distribution else _UNITS[name]),
+        distribution=distribution,
+        written_anew=tuple(written_anew(seen, config, found.files)),
+        nri=found.nri,
+        files=found.files,
+        faults=found.faults,
+        said=found.said,
         containerd=settings,
         default_handler=handler,
         listens=next((inode for path, inode in sockets if same_socket(seen, path)), 0),

@@ -6,6 +6,7 @@ internal/config/nri/nri.go. Only the settings that are named here are kept: thes
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from msgspec import Meta, Struct, field
 from nri_gpu.system.storage import stat_of, text_of
 
 CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/crio/crio.conf"}
+DEFAULT_ROOT: Final = "/var/lib/containerd"
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 NRI: Final = "io.containerd.nri.v1.nri"
 CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # version 3, 2 and 1
@@ -37,6 +39,12 @@ _CRIO_VALIDATOR: Final = {
     "nri_enable_default_validator": "enable",
     "nri_validator_required_plugins": "required_plugins",
 }
+_TABLES: Final = frozenset({"containerd", "runtimes", "options", "default_validator"})
+_KEYS: Final = frozenset(
+    {*_CRIO_NRI, *_CRIO_NRI.values(), *_CRIO_VALIDATOR, *_CRIO_VALIDATOR.values()}
+    | {"disable", "enable_nri", "default_runtime", "default_runtime_name", "SystemdCgroup"}
+)
+EACH_MIGRATED: Final = (2, 3)  # the first release that migrates each file by itself
 T = TypeVar("T")
 Toml = dict[str, object]
 
@@ -93,67 +101,162 @@ class CriSettings(Struct, frozen=True):
 
 
 class ContainerdSettings(Struct, frozen=True, kw_only=True):
-    """containerd's files together. files: those read. faults: why one of them was not."""
+    """containerd's files together. files: those read. faults: why one of them was not. imports: the main file's.
+
+    said: for a setting (`nri.disable`), a table (`nri`) or an entry of a list (`disabled_plugins.cri`) the files where
+    it is to be changed: the last that has it, or all that have the entry.
+    """
 
     version: Annotated[int, Meta(ge=1)] = 2
-    root: str = "/var/lib/containerd"
+    root: str = DEFAULT_ROOT
     nri: NriSettings = NriSettings()
     cri: CriSettings = CriSettings()
     disabled_plugins: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    said: Mapping[str, tuple[str, ...]] = {}
     files: tuple[str, ...] = ()
     faults: tuple[FileFault, ...] = ()
 
 
 def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) -> ContainerdSettings:
-    """Those of a containerd that was started with this file. release: (2, 1, 4); None where unknown.
-
-    From 2.0 on, imported files are merged into the tables before; in 1.x they replace a plugin's whole table.
-    """
-    files: list[str] = []
+    """Return those of a containerd that was started with this file. release: (2, 1, 4); None where unknown."""
     faults: list[FileFault] = []
-    version: object = None
-    together: Toml = {}
+    files = _containerd_files(root, path, faults)
+    versions = [each.version for each in files]
+    # 1.x has no version above 2; a file of such a version is of a later release.
+    replaces = release < (2,) if release else max(versions, default=3) <= 2
+    nri = [(each.name, each.plugins[NRI]) for each in files if NRI in each.plugins]
+    cri = _cri_tables(files, release, replaces=replaces)
+    if replaces:
+        nri, cri = nri[-1:], cri[-1:]
+    odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
+    faults += (FileFault(f"{name} has `plugins` that are no table") for name in odd)
+    tops = [_read(each.top, ContainerdSettings, each.name, faults) for each in files]
+    disabled = [(entry, file.name) for file, top in zip(files, tops, strict=True) for entry in top.disabled_plugins]
+    said: dict[str, tuple[str, ...]] = {key: (name,) for key, name in (*_said("nri", nri), *_said("cri", cri))}
+    for entry, _ in disabled:
+        said[f"disabled_plugins.{entry}"] = tuple(name for each, name in disabled if each == entry)
+    return ContainerdSettings(
+        version=tops[0].version if tops else 2,
+        root=next((top.root for top in reversed(tops) if top.root != DEFAULT_ROOT), DEFAULT_ROOT),
+        nri=_read(_together(nri), NriSettings, NRI, faults),
+        cri=_read(_together(cri), CriSettings, "the CRI plugin", faults),
+        disabled_plugins=tuple(dict.fromkeys(entry for entry, _ in disabled)),
+        imports=tuple(_texts(files[0].content.get("imports"))) if files else (),
+        said=said,
+        files=tuple(each.name for each in files),
+        faults=tuple(faults),
+    )
+
+
+class _File(Struct, frozen=True):
+    name: str
+    content: Toml
+
+    @property
+    def version(self) -> int:
+        """0 where it says none, which stands for 1."""
+        version = self.content.get("version")
+        return version if isinstance(version, int) else 0
+
+    @property
+    def top(self) -> Toml:
+        """Its settings that belong to no plugin."""
+        top: Toml = {key: self.content[key] for key in ("root", "disabled_plugins") if key in self.content}
+        return top | {"version": self.content.get("version") or 1}
+
+    @property
+    def plugins(self) -> Toml:
+        return _table(self.content.get("plugins"))
+
+
+Layers = list[tuple[str, object]]  # the files' tables of one plugin, the one that counts most last
+
+
+def _containerd_files(root: Path, path: str, faults: list[FileFault]) -> list[_File]:
+    files: dict[str, _File] = {}
     pending = [path]
     while pending and len(files) < FILES_MAX:
         name = pending.pop(0)
-        if name in files or (content := _toml(root, name, faults, required=bool(files))) is None:
-            continue
-        version = content.get("version", 1) if not files else version
-        files.append(name)
-        merges = release >= (2,) if release else version not in (1, 2)
-        plugins = {**_table(together.get("plugins")), **_table(content.get("plugins"))}
-        together = _deep(together, content) | ({} if merges else {"plugins": plugins})
-        pending += _imports(root, name, content)
-    plugins = _table(together.get("plugins"))
-    cri = next((plugins[name] for name in CRI_PLUGINS if name in plugins), {})
-    nri = _read(plugins.get(NRI, {}), NriSettings, NRI, faults)
-    handlers = _read(cri, CriSettings, "the CRI plugin", faults)
-    rest: Toml = {key: together[key] for key in ("root", "disabled_plugins") if key in together}
-    rest["version"] = version or 2
-    whole = _read(rest, ContainerdSettings, path, faults)
-    return msgspec.structs.replace(whole, nri=nri, cri=handlers, files=tuple(files), faults=tuple(faults))
+        if name not in files and (content := _toml(root, name, faults, required=bool(files))) is not None:
+            files[name] = _File(name, content)
+            pending += _imports(root, name, content)
+    if any(name not in files for name in pending):
+        faults.append(FileFault(f"{path} imports more than {FILES_MAX} files, of which the rest is not looked at"))
+    return list(files.values())
 
 
-def crio_settings(root: Path, path: str, faults: list[FileFault]) -> tuple[NriSettings, str, tuple[str, ...]]:
-    """CRI-O's NRI settings in containerd's words, its default OCI runtime, and the files that they are from."""
+def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces: bool) -> Layers:
+    """Return the CRI plugin's tables: its names differ by version, and each release migrates files in its own way.
+
+    From 2.3 on each file below version 4 is migrated by itself. 2.0 to 2.2 migrate all of them together, as of the last
+    version that a file has: from 3 on tables with older names mean nothing, and below they count less.
+    """
+    new, *old = CRI_PLUGINS
+
+    def tables(each: _File, *names: str) -> Layers:
+        return [(each.name, each.plugins[name]) for name in names if name in each.plugins]
+
+    if replaces:
+        return [table for each in files for table in tables(each, *old)]
+    if release and release < EACH_MIGRATED:
+        last = next((each.version for each in reversed(files) if each.version > 1), 3)
+        older = [table for each in files for table in tables(each, *old)] if last == 2 else []
+        return older + [table for each in files for table in tables(each, new)]
+    return [table for each in files for table in tables(each, *(old if each.version < 4 else ()), new)]
+
+
+def _together(layers: Layers) -> object:
+    """Merge tables by key; everything else, lists too, is replaced. What is no table is returned, for its fault."""
+    merged: Toml = {}
+    for _, table in layers:
+        if not isinstance(table, dict):
+            return table
+        merged = _deep(merged, table)
+    return merged
+
+
+def _said(prefix: str, layers: Layers) -> Iterator[tuple[str, str]]:
+    """Yield each table and setting that `doctor` speaks of with the file that has it, the one that counts last."""
+    for name, table in layers:
+        yield prefix, name
+        for key, value in _table(table).items():
+            if isinstance(value, dict) and (key in _TABLES or prefix.endswith(".runtimes")):
+                yield from _said(f"{prefix}.{key}", [(name, value)])
+            elif key in _KEYS:
+                yield f"{prefix}.{key}", name
+
+
+class CrioSettings(Struct, frozen=True, kw_only=True):
+    """CRI-O's files together, NRI's part in containerd's words. handler: its default OCI runtime. said: as above."""
+
+    nri: NriSettings
+    handler: str
+    files: tuple[str, ...]
+    said: Mapping[str, tuple[str, ...]]
+    faults: tuple[FileFault, ...]
+
+
+def crio_settings(root: Path, path: str) -> CrioSettings:
+    faults: list[FileFault] = []
     names = [path, *_matches(root, f"{path}.d/*")]
-    nri: Toml = {}
-    validator: Toml = {}
-    read: list[str] = []
-    handler = ""
-    for name in names:
-        if (content := _toml(root, name, faults, required=False)) is not None:
-            read.append(name)
-            crio = _table(content.get("crio"))
-            table = _table(crio.get("nri"))
-            handler = str(_table(crio.get("runtime")).get("default_runtime", handler))
-            validator |= _table(table.get("default_validator"))
-            nri |= table
+    found = [(name, content) for name in names if (content := _toml(root, name, faults, required=False)) is not None]
+    crio = [(name, _table(content.get("crio"))) for name, content in found]
+    tables: Layers = [(name, each["nri"]) for name, each in crio if "nri" in each]
+    runtimes: Layers = [(name, each["runtime"]) for name, each in crio if "runtime" in each]
+    nri = _table(_together(tables))
+    validator = _table(nri.get("default_validator"))
     words: Toml = {ours: nri[theirs] for theirs, ours in _CRIO_NRI.items() if theirs in nri}
     if isinstance(enabled := nri.get("enable_nri"), bool):
         words["disable"] = not enabled
     words["default_validator"] = {ours: validator[each] for each, ours in _CRIO_VALIDATOR.items() if each in validator}
-    return _read(words, NriSettings, "[crio.nri]", faults), handler, tuple(read)
+    return CrioSettings(
+        nri=_read(words, NriSettings, "[crio.nri]", faults),
+        handler=str(_table(_together(runtimes)).get("default_runtime", "")),
+        files=tuple(name for name, _ in found),
+        said={key: (name,) for key, name in (*_said("nri", tables), *_said("runtime", runtimes))},
+        faults=tuple(faults),
+    )
 
 
 def seconds(duration: str) -> float | None:
@@ -184,11 +287,14 @@ def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> 
 
 
 def _imports(root: Path, name: str, content: Toml) -> Iterator[str]:
-    listed = content.get("imports")
-    for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, str):
-            path = each if each.startswith("/") else f"{Path(name).parent}/{each}"
-            yield from _matches(root, path) if "*" in path else (path,)
+    """Yield the files that one imports, each under one name, however it is written: a file may import itself."""
+    for each in _texts(content.get("imports")):
+        path = os.path.normpath(Path(name).parent / each)
+        yield from _matches(root, path) if "*" in path else (path,)
+
+
+def _texts(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _matches(root: Path, pattern: str) -> list[str]:
@@ -199,14 +305,11 @@ def _matches(root: Path, pattern: str) -> list[str]:
 
 
 def _deep(before: Toml, after: Toml) -> Toml:
-    """Tables by key, lists one after the other, everything else replaced."""
     merged = dict(before)
     for key, value in after.items():
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             merged[key] = _deep(old, value)
-        elif isinstance(old, list) and isinstance(value, list):
-            merged[key] = [*old, *(each for each in value if each not in old)]
         else:
             merged[key] = value
     return merged

@@ -178,7 +178,7 @@ def image(data: bytes) -> bool:
 def containerd(data: bytes) -> bool:
     (FOLDER / "config.toml").write_bytes(data)
     found = containerd_settings(FOLDER, "/config.toml", (2, 1, 4))
-    crio_settings(FOLDER, "/config.toml", [])
+    crio_settings(FOLDER, "/config.toml")
     return not found.faults
 
 

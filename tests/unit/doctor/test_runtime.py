@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.doctor.finding import Examined, Level, unseen
 from nri_gpu.doctor.runtime import container_runtime
-from nri_gpu.doctor.runtime_settings import FileFault, containerd_settings, crio_settings, seconds
+from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings, seconds
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 Break = Callable[[DoctorNode], object]
@@ -65,9 +65,14 @@ BROKEN: dict[str, tuple[Break, str, str, str]] = {
         config('version = 3\ndisabled_plugins = ["io.containerd.nri.v1.nri"]\n'),
         "NRI",
         "in disabled_plugins",
-        "disable = false",
+        'take "io.containerd.nri.v1.nri" out of disabled_plugins',
     ),
-    "Docker's containerd": (config('disabled_plugins = ["cri"]\n'), "CRI", "CRI plugin", "disabled_plugins = []"),
+    "Docker's containerd": (
+        config('disabled_plugins = ["cri"]\n'),
+        "CRI",
+        "CRI plugin",
+        'take "cri" out of disabled_plugins',
+    ),
     "no connections": (nri("disable_connections = true"), "NRI", "accepts no connections", "disable_connections"),
     "another socket": (
         nri('socket_path = "/run/other.sock"'),
@@ -101,6 +106,13 @@ BROKEN: dict[str, tuple[Break, str, str, str]] = {
     "none": (nothing, "container runtime", "neither containerd nor CRI-O", "systemctl enable --now containerd"),
     "no TOML": (config("version = \n"), "runtime configuration", "is not TOML", "config dump"),
     "a word of another type": (nri("disable_connections = 1"), "runtime configuration", "Expected `bool`", "config"),
+    "a plugin that is no table": (
+        config('version = 3\n[plugins]\n"io.containerd.nri.v1.nri" = 1\n'),
+        "runtime configuration",
+        "Expected `object`",
+        "config dump",
+    ),
+    "plugins that are none": (config("plugins = 3\n"), "runtime configuration", "are no table", "config dump"),
     "an import that is not there": (
         config('version = 3\nimports = ["/etc/containerd/none.toml"]\n'),
         "runtime configuration",
@@ -303,9 +315,9 @@ def test_crio(tmp_path: Path) -> None:
         '[crio.nri]\nenable_nri = true\nnri_plugin_request_timeout = "4s"\n'
         '[crio.nri.default_validator]\nnri_validator_required_plugins = ["x"]\n'
     )
-    faults: list[FileFault] = []
-    found, handler, files = crio_settings(tmp_path, "/etc/crio/crio.conf", faults)
-    assert (faults, len(files), handler) == ([], 2, "nvidia")
+    settings = crio_settings(tmp_path, "/etc/crio/crio.conf")
+    assert (settings.faults, len(settings.files), settings.handler) == ((), 2, "nvidia")
+    found = settings.nri
     assert (found.disable, found.socket_path, found.plugin_request_timeout) == (False, "/run/a.sock", "4s")
     assert found.default_validator.required_plugins == ("x",)
 

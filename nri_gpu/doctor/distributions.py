@@ -1,0 +1,89 @@
+"""Where a runtime's settings are to be changed, and what restarts it.
+
+Distributions of Kubernetes bring a containerd of their own: they write its file anew at each start, and run it in units
+of their own. Sources: the pages on containerd of K3s, RKE2, MicroK8s and k0s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.doctor.finding import Examined
+from nri_gpu.doctor.processes import RunningProgram
+from nri_gpu.system.storage import text_of
+
+UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system", "/usr/local/lib/systemd/system")
+_UNIT: Final = re.compile(r"/system\.slice/(?:[^\n]*/)?([^/\n]+)\.service")
+
+
+class Distribution(Struct, frozen=True, kw_only=True):
+    """Who brings its own containerd. mark: in the path of the configuration. written: names of files written anew.
+
+    says_so: the first line of such a file, without which it is the user's; empty: they always are. template: beside it,
+    what to write instead; {v3}: `-v3` from configuration version 3 on. units: the first that is installed runs it.
+    """
+
+    title: str
+    mark: str
+    written: frozenset[str]
+    template: str
+    units: tuple[str, ...]
+    says_so: str = ""
+
+
+_K3S: Final = 'config{v3}.toml.tmpl, behind {{{{ template "base" . }}}}'
+DISTRIBUTIONS: Final = (
+    Distribution(
+        title="K3s",
+        mark="/k3s/agent/etc/containerd/",
+        written=frozenset({"config.toml"}),
+        template=_K3S,
+        units=("k3s", "k3s-agent"),
+    ),
+    Distribution(
+        title="RKE2",
+        mark="/rke2/agent/etc/containerd/",
+        written=frozenset({"config.toml"}),
+        template=_K3S,
+        units=("rke2-server", "rke2-agent"),
+    ),
+    Distribution(
+        title="MicroK8s",
+        mark="/var/snap/microk8s/",
+        written=frozenset({"containerd.toml"}),
+        template="containerd-template.toml",
+        units=("snap.microk8s.daemon-containerd",),
+    ),
+    Distribution(
+        title="k0s",
+        mark="/k0s/containerd",
+        written=frozenset({"containerd.toml", "containerd-cri.toml"}),
+        template="containerd.d/nri-gpu.toml",
+        units=("k0sworker", "k0scontroller"),
+        says_so="# k0s_managed=true",
+    ),
+)
+
+
+def distribution_of(config: str) -> Distribution | None:
+    return next((each for each in DISTRIBUTIONS if each.mark in config), None)
+
+
+def written_anew(seen: Examined, config: str, files: Iterable[str]) -> Iterator[str]:
+    """Yield those of a runtime's files in which a change would be lost."""
+    found = distribution_of(config)
+    if found and (text_of(seen.at(config), 80) or "").startswith(found.says_so):
+        yield from (each for each in files if Path(each).name in found.written)
+
+
+def unit_of(seen: Examined, process: RunningProgram | None, units: tuple[str, ...]) -> str:
+    """Return the unit of a process, by its cgroup; else the first of some that is installed; else the first."""
+    running = _UNIT.search(text_of(seen.at(f"/proc/{process.pid}/cgroup"), 4096) or "") if process else None
+    folders = [seen.at(each) for each in UNIT_FOLDERS]
+    there = (unit for unit in units for folder in folders if (folder / f"{unit}.service").exists())
+    return running[1] if running else next(there, units[0])

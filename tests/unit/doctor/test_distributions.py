@@ -1,0 +1,129 @@
+"""A fix names the file in which a setting counts, one that is not written anew, and the unit that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from nri_gpu.doctor.runtime import container_runtime
+from tests.unit.doctor.node import CONFIG, DoctorNode
+
+TOML = "etc/containerd/config.toml"
+DROPIN = "etc/containerd/conf.d/99-nvidia.toml"
+CRI = '[plugins."io.containerd.cri.v1.runtime".containerd]\n'
+OFF = '[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n'
+IMPORTING = f'imports = ["/etc/containerd/conf.d/*.toml"]\n{CONFIG}'
+RANCHER = "var/lib/rancher/{}/agent/etc/containerd"
+
+
+def imported(node: DoctorNode, text: str, *, version: str = "2.2.1") -> None:
+    node.program(version)
+    node.write(TOML, IMPORTING)
+    node.write(DROPIN, f"version = 3\n{text}")
+
+
+def kubelet(node: DoctorNode) -> None:
+    node.listen("var/lib/kubelet/device-plugins/kubelet.sock")
+    node.write("var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n")
+
+
+def test_the_issues_drop_in(node: DoctorNode) -> None:
+    imported(node, f'{CRI}default_runtime_name = "nvidia"\n')
+    fix = node.found(status=None)["default runtime"].fix
+    assert fix[0] == f"# in /{DROPIN}, below the CRI plugin's [containerd] table:"
+    assert fix[1:] == ('default_runtime_name = "runc"', "systemctl restart containerd    # containers go on running")
+
+
+def test_each_setting_has_a_file_of_its_own(node: DoctorNode) -> None:
+    imported(node, OFF)
+    assert node.found(status=None)["NRI"].fix[0].startswith(f"# in /{DROPIN}, below [plugins.")
+    imported(node, 'disabled_plugins = ["io.containerd.nri.v1.nri"]\n')
+    node.write(TOML, f'disabled_plugins = ["io.containerd.nri.v1.nri"]\n{IMPORTING}')
+    fix = node.found(status=None)["NRI"].fix
+    assert [line.split(",")[0] for line in fix[:-1]] == [f"# in /{TOML}", f"# in /{DROPIN}"]
+
+
+def test_the_cgroup_drivers_file(node: DoctorNode) -> None:
+    kubelet(node)
+    imported(node, CRI.replace("]", ".runtimes.runc.options]") + "SystemdCgroup = false\n")
+    assert node.found()["cgroup driver"].fix[0].startswith(f"# in /{DROPIN}, in the options table")
+
+
+def test_files_of_versions_2_and_3_together(node: DoctorNode) -> None:
+    """Before 2.3 the older file's handlers mean nothing: its cgroup driver is no finding, its default is none."""
+    kubelet(node)
+    systemd = CRI.replace("]", ".runtimes.runc.options]") + "SystemdCgroup = true\n"
+    old = systemd.replace("true", "false").replace("cri.v1.runtime", "grpc.v1.cri")
+    handler = f'{CRI}default_runtime_name = "nvidia"\n'.replace("cri.v1.runtime", "grpc.v1.cri")
+    imported(node, systemd)
+    node.write(TOML, IMPORTING.replace("version = 3", "version = 2") + old + handler)
+    assert node.found(status=None).keys() == set()
+    node.program("2.3.7")
+    assert node.found(status=None).keys() >= {"default runtime", "cgroup driver"}
+
+
+def test_crios_drop_in(node: DoctorNode) -> None:
+    node.process(700, "crio", "/usr/bin/crio")
+    node.program("1.33.1")
+    node.write("etc/crio/crio.conf", "[crio.nri]\nenable_nri = true\n")
+    node.write("etc/crio/crio.conf.d/99-off.conf", "[crio.nri]\nenable_nri = false\n")
+    assert node.found(status=None)["NRI"].fix[0] == "# in /etc/crio/crio.conf.d/99-off.conf, below [crio.nri]:"
+
+
+WRITTEN: dict[str, tuple[str, Mapping[str, str], str, str]] = {
+    "K3s, a template": (
+        RANCHER.format("k3s") + "/config.toml",
+        {"": CONFIG},
+        "/config-v3.toml.tmpl, behind {{ template",
+        "k3s",
+    ),
+    "K3s, its folder of drop-ins": (
+        RANCHER.format("k3s") + "/config.toml",
+        {"": f'imports = ["/{RANCHER.format("k3s")}/config-v3.toml.d/*.toml"]\n{CONFIG}'},
+        "/config-v3.toml.d/nri-gpu.toml, below",
+        "k3s",
+    ),
+    "RKE2": (RANCHER.format("rke2") + "/config.toml", {"": CONFIG}, "/config-v3.toml.tmpl, behind", "rke2-server"),
+    "MicroK8s": (
+        "var/snap/microk8s/7/args/containerd.toml",
+        {"": CONFIG},
+        "/containerd-template.toml,",
+        "snap.microk8s",
+    ),
+    "k0s": (
+        "etc/k0s/containerd.toml",
+        {"": "# k0s_managed=true\nversion = 3\nimports = ['/run/k0s/*.toml']\n", "run/k0s/containerd-cri.toml": CONFIG},
+        "# in /etc/k0s/containerd.d/nri-gpu.toml, below",
+        "k0sworker",
+    ),
+    "k0s, its user's": ("etc/k0s/containerd.toml", {"": CONFIG}, "# in /etc/k0s/containerd.toml, below", "k0sworker"),
+}
+
+
+@pytest.mark.parametrize(("config", "files", "words", "unit"), WRITTEN.values(), ids=WRITTEN)
+def test_a_file_that_is_written_anew_is_not_named(
+    node: DoctorNode, config: str, files: Mapping[str, str], words: str, unit: str
+) -> None:
+    node.process(700, "containerd", "containerd", "--config", f"/{config}")
+    for path, text in files.items():
+        node.write(path or config, text.replace("disable = false", "disable = true"))
+    fix = node.found(status=None)["NRI"].fix
+    assert words in fix[0]
+    assert fix[-1].startswith(f"systemctl restart {unit}")
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        ("etc/systemd/system/k3s-agent.service", "k3s-agent"),
+        ("usr/local/lib/systemd/system/k3s-agent.service", "k3s-agent"),
+        ("proc/700/cgroup", "k3s-gpu"),
+    ],
+)
+def test_the_unit_is_one_that_is_there(node: DoctorNode, path: str, unit: str) -> None:
+    node.process(700, "containerd", "containerd", "-c", f"/{RANCHER.format('k3s')}/config.toml")
+    node.write(path, "0::/system.slice/k3s-gpu.service/containerd\n")
+    runtime = container_runtime(node.seen)
+    assert runtime
+    assert runtime.service == unit
