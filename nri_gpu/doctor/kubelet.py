@@ -193,7 +193,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
                 "in the options table of the default runtime",
                 f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
             ),
-            *((_RESTART,) if runtime.distribution is None else ()),
+            *((_RESTART,) if runtime.distribution is None and not runtime.ends_at_start else ()),
         )
     elif said:
         yield ok(subject, f"{said}, for kubelet and containerd")

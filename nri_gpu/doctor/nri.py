@@ -50,17 +50,27 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
             "systemctl enable --now nri-gpu-cdi.path nri-gpu-cdi.service",
         )
         return
-    for fault in runtime.faults:
-        shows = "config dump" if runtime.containerd else "config"
-        if fault.denied:
-            yield unseen("runtime configuration", fault.sentence, "sudo nri-gpu doctor")
-        else:
-            yield error("runtime configuration", fault.sentence, f"{runtime.name} -c {runtime.config} {shows}")
+    yield from _faults(runtime)
     connected = seen.status is not None and seen.status.runtime.ready
     yield from (_later(each) if connected else each for each in _nri(seen, runtime))
     yield from _timeouts(runtime)
     yield from _checkpoints(seen, runtime)
     yield from _validator(seen, runtime)
+
+
+def _faults(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """What keeps the runtime from starting with its files, though it may run with what it read before."""
+    subject = "runtime configuration"
+    shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
+    for fault in runtime.faults:
+        fix = (*filter(None, (fault.fix,)), shows)
+        if fault.unseen:
+            yield unseen(subject, fault.sentence, *(() if fault.fix else ("sudo nri-gpu doctor",)))
+        elif runtime.process:
+            still = "It runs with what it read before, and ends at its next start"
+            yield warning(subject, f"{fault.sentence}. {still}", *fix)
+        else:
+            yield error(subject, fault.sentence, *fix)
 
 
 def _later(finding: DoctorFinding) -> DoctorFinding:
@@ -89,6 +99,9 @@ def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
 
 def _which(runtime: ContainerRuntime) -> DoctorFinding:
     subject = "container runtime"
+    if runtime.process is None and runtime.ends_at_start:
+        fix = f"journalctl -u {runtime.service} -e"
+        return error(subject, f"{runtime.title} does not run, and cannot with its configuration: see below", fix)
     if runtime.process is None:
         return error(
             subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.service}"
@@ -103,14 +116,15 @@ def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding
     """The node's other runtimes. None is told to restart, or to switch anything on: it would take the NRI socket."""
     subject, socket = "second runtime", seen.policy.plugin.socket
     for other in runtime.beside:
+        apart = () if runtime.ends_at_start or other.ends_at_start else _APART
         if not runtime.certain:
             what = f"{other}, listens at {socket} as well as the one above, and whose file lies there is not seen"
-            yield error(subject, f"{what}: the other one's containers start without GPUs", *_APART)
+            yield error(subject, f"{what}: the other one's containers start without GPUs", *apart)
         elif other.listens:
             what = f"{other}, listened at {socket} until the one above took it"
-            yield error(subject, f"{what}: its containers start without GPUs", *_APART)
+            yield error(subject, f"{what}: its containers start without GPUs", *apart)
         elif other.opens_nri and same_socket(seen, other.nri.socket_path):
-            yield warning(subject, f"{other}, takes {socket} from the one above when it starts again", *_APART)
+            yield warning(subject, f"{other}, takes {socket} from the one above when it starts again", *apart)
         else:
             yield ok(subject, f"{other}, does not use {socket}: nri-gpu serves the one above alone")
 
@@ -169,7 +183,7 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
     else:
         yield error(
             subject,
-            f"{socket} is {state}, although {runtime.name} runs: it was not restarted since NRI was switched on, or "
+            f"{socket} is {state}, although {runtime.name} runs: NRI was switched on after its start, or "
             "another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
             *runtime.restart,
         )

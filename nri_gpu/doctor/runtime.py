@@ -111,7 +111,16 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         return f"# upgrade {ours.title}, which brings this {self.name}" if ours else f"apt install {self.name}"
 
     @property
+    def ends_at_start(self) -> bool:
+        """Whether it does not start with its files as they are."""
+        return any(not each.unseen for each in self.faults)
+
+    @property
     def restart(self) -> tuple[str, ...]:
+        if self.ends_at_start:
+            return (f"# mend the configuration of {self.name} first (see above): until then it must not end",)
+        if not self.certain:
+            return ("# settle first which of the two runtimes nri-gpu is to serve (see above)",)
         return (f"systemctl restart {self.service}    # containers go on running",)
 
     def places(self, key: str) -> tuple[str, ...]:

@@ -50,10 +50,44 @@ Toml = dict[str, object]
 
 
 class FileFault(Struct, frozen=True):
-    """What is wrong with a file. denied: nothing but that this user may not read it."""
+    """What is wrong with a file, so that the runtime does not start with it. unseen: it may; we cannot read it.
+
+    fix: a comment; empty where the runtime itself says more.
+    """
 
     sentence: str
-    denied: bool = False
+    fix: str = ""
+    unseen: bool = False
+
+
+class Reading(Struct, frozen=True):
+    """How releases of containerd from one on read their files. newest: version, above which they do not start.
+
+    last: the version of the last file that has one counts, else each. root: no import may have a higher one than the
+    main file. uri: how plugins that are disabled or required must be called. named: those with settings, too.
+    """
+
+    release: tuple[int, ...]
+    newest: int
+    uri: re.Pattern[str]
+    last: bool = False
+    root: bool = False
+    named: bool = False
+
+
+_URI_1: Final = re.compile(r"io\.containerd\.[^.]*\..*")
+_URI_2: Final = re.compile(r".*\..*")
+# containerd: services/server/config/config.go (1.x, ValidateV2), cmd/containerd/server/config/config.go (2.x,
+# LoadConfig, ValidateVersion) of each tag; the refusal of 2.3.0 was reverted in 2.3.5.
+READINGS: Final = (
+    Reading((2, 3, 5), 4, _URI_2),
+    Reading((2, 3), 4, _URI_2, root=True),
+    Reading((2,), 3, _URI_2, last=True),
+    Reading((1, 7, 17), 2, _URI_1, last=True, named=True),
+    Reading((1, 7), 1 << 30, _URI_1, last=True, named=True),
+    Reading((1, 6, 32), 2, _URI_1, last=True, named=True),
+    Reading((0,), 1 << 30, _URI_1, last=True, named=True),
+)
 
 
 class Validator(Struct, frozen=True):
@@ -131,6 +165,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
         nri, cri = nri[-1:], cri[-1:]
     odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
     faults += (FileFault(f"{name} has `plugins` that are no table") for name in odd)
+    faults += _refused(files, release)
     tops = [_read(each.top, ContainerdSettings, each.name, faults) for each in files]
     disabled = [(entry, file.name) for file, top in zip(files, tops, strict=True) for entry in top.disabled_plugins]
     said: dict[str, tuple[str, ...]] = {key: (name,) for key, name in (*_said("nri", nri), *_said("cri", cri))}
@@ -182,8 +217,47 @@ def _containerd_files(root: Path, path: str, faults: list[FileFault]) -> list[_F
             files[name] = _File(name, content)
             pending += _imports(root, name, content)
     if any(name not in files for name in pending):
-        faults.append(FileFault(f"{path} imports more than {FILES_MAX} files, of which the rest is not looked at"))
+        faults.append(
+            FileFault(
+                f"{path} imports more than {FILES_MAX} files, of which the rest is not looked at",
+                "# import fewer",
+                unseen=True,
+            )
+        )
     return list(files.values())
+
+
+def _refused(files: list[_File], release: tuple[int, ...] | None) -> Iterator[FileFault]:
+    """Yield why a release does not start with these files, as far as their versions decide it."""
+    reading = next((each for each in READINGS if release and release >= each.release), None)
+    written = [each for each in files if each.version > 0]
+    if reading is None or release is None or not written:
+        return
+    what = f"containerd {'.'.join(map(str, release))} does not start"
+    main = written[0]
+    for each in [each for each in written if each.version > 1 or release < (2,)][-reading.last :]:
+        if each.version > reading.newest:
+            sentence = (
+                f"{each.name} is of version {each.version}, and {reading.newest} is the newest that is read: {what}"
+            )
+            yield FileFault(sentence, _rewrite(each, reading.newest))
+    for each in written:
+        if reading.root and each.version > main.version:
+            sentence = f"{each.name} is of version {each.version}, and {main.name}, which imports it, of {main.version}"
+            yield FileFault(f"{sentence}: {what}", _rewrite(each, main.version))
+    for each in files:
+        if (written[-1] if reading.named else each).version < 2:
+            continue  # the plugins of version 1 have short names
+        names = [*_texts(each.content.get("disabled_plugins")), *_texts(each.content.get("required_plugins"))]
+        for name in [*names, *(each.plugins if reading.named else ())]:
+            if not reading.uri.fullmatch(name):
+                full = f'"{CRI_PLUGINS[1]}" for "cri", for instance'
+                yield FileFault(f'{each.name} calls a plugin "{name}", not by its URI: {what}', f"# write {full}")
+
+
+def _rewrite(file: _File, version: int) -> str:
+    name = CRI_PLUGINS[0 if version > 2 else 1]
+    return f'# write {file.name} for version {version}, in which the CRI plugin\'s tables begin with "{name}"'
 
 
 def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces: bool) -> Layers:
@@ -192,18 +266,19 @@ def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces
     From 2.3 on each file below version 4 is migrated by itself. 2.0 to 2.2 migrate all of them together, as of the last
     version that a file has: from 3 on tables with older names mean nothing, and below they count less.
     """
-    new, *old = CRI_PLUGINS
+    new, old, short = CRI_PLUGINS
 
     def tables(each: _File, *names: str) -> Layers:
-        return [(each.name, each.plugins[name]) for name in names if name in each.plugins]
+        known = [name for name in names if name != short or each.version < 2]
+        return [(each.name, each.plugins[name]) for name in known if name in each.plugins]
 
     if replaces:
-        return [table for each in files for table in tables(each, *old)]
+        return [table for each in files for table in tables(each, short, old)]
     if release and release < EACH_MIGRATED:
         last = next((each.version for each in reversed(files) if each.version > 1), 3)
-        older = [table for each in files for table in tables(each, *old)] if last == 2 else []
+        older = [table for each in files for table in tables(each, short, old)] if last == 2 else []
         return older + [table for each in files for table in tables(each, new)]
-    return [table for each in files for table in tables(each, *(old if each.version < 4 else ()), new)]
+    return [table for each in files for table in tables(each, *((short, old) if each.version < 4 else ()), new)]
 
 
 def _together(layers: Layers) -> object:
@@ -268,7 +343,7 @@ def seconds(duration: str) -> float | None:
 
 def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> Toml | None:
     path = root / name.lstrip("/")
-    fault = FileFault(f"{name} cannot be read by this user", denied=True)
+    fault = FileFault(f"{name} cannot be read by this user", unseen=True)
     try:
         if stat_of(path) is None:
             if not required:

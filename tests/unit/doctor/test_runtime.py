@@ -279,8 +279,9 @@ IMPORTS = {
 @pytest.mark.parametrize(("release", "kept"), IMPORTS.values(), ids=IMPORTS)
 def test_imported_files(tmp_path: Path, release: tuple[int, ...] | None, kept: bool) -> None:
     table = '[plugins."io.containerd.nri.v1.nri"]\n'
+    version = 2 if release == (1, 7, 24) else 3
     for name, text in {
-        "config.toml": f'version = 3\nimports = ["conf.d/*.toml"]\n{table}plugin_request_timeout = "9s"\n',
+        "config.toml": f'version = {version}\nimports = ["conf.d/*.toml"]\n{table}plugin_request_timeout = "9s"\n',
         "conf.d/10-a.toml": f"{table}disable = true\n",
         "conf.d/20-b.toml": f"{table}disable = false\n",
     }.items():

@@ -76,6 +76,7 @@ def test_without_an_answer_of_the_kernel_both_are_named(node: DoctorNode) -> Non
     assert ("pid 700" in told, "pid 900" in told, "is not seen" in told) == (True, True, True)
     assert found["second runtime"].level is Level.ERROR
     assert "NRI" not in found
+    assert not any("systemctl restart containerd" in line for each in found.values() for line in each.fix)
 
 
 def test_where_no_socket_is_seen_the_version_that_the_daemon_names(node: DoctorNode) -> None:
