@@ -26,6 +26,7 @@ class Distribution(Struct, frozen=True, kw_only=True):
 
     says_so: the first line of such a file, without which it is the user's; empty: they always are. template: beside it,
     what to write instead; {v3}: `-v3` from configuration version 3 on. units: the first that is installed runs it.
+    config: its usual main file. programs: processes that it has where its containerd does not run.
     """
 
     title: str
@@ -33,6 +34,8 @@ class Distribution(Struct, frozen=True, kw_only=True):
     written: frozenset[str]
     template: str
     units: tuple[str, ...]
+    config: str
+    programs: frozenset[str]
     says_so: str = ""
 
 
@@ -44,6 +47,8 @@ DISTRIBUTIONS: Final = (
         written=frozenset({"config.toml"}),
         template=_K3S,
         units=("k3s", "k3s-agent"),
+        config="/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        programs=frozenset({"k3s", "k3s-server", "k3s-agent"}),
     ),
     Distribution(
         title="RKE2",
@@ -51,6 +56,8 @@ DISTRIBUTIONS: Final = (
         written=frozenset({"config.toml"}),
         template=_K3S,
         units=("rke2-server", "rke2-agent"),
+        config="/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+        programs=frozenset({"rke2"}),
     ),
     Distribution(
         title="MicroK8s",
@@ -58,6 +65,8 @@ DISTRIBUTIONS: Final = (
         written=frozenset({"containerd.toml"}),
         template="containerd-template.toml",
         units=("snap.microk8s.daemon-containerd",),
+        config="/var/snap/microk8s/current/args/containerd.toml",
+        programs=frozenset({"kubelite"}),
     ),
     Distribution(
         title="k0s",
@@ -65,6 +74,8 @@ DISTRIBUTIONS: Final = (
         written=frozenset({"containerd.toml", "containerd-cri.toml"}),
         template="containerd.d/nri-gpu.toml",
         units=("k0sworker", "k0scontroller"),
+        config="/etc/k0s/containerd.toml",
+        programs=frozenset({"k0s"}),
         says_so="# k0s_managed=true",
     ),
 )

@@ -50,6 +50,8 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
             "systemctl enable --now nri-gpu-cdi.path nri-gpu-cdi.service",
         )
         return
+    if _has_none(runtime):
+        return
     yield from _faults(runtime)
     connected = seen.status is not None and seen.status.runtime.ready
     yield from (_later(each) if connected else each for each in _nri(seen, runtime))
@@ -63,7 +65,9 @@ def _faults(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
     subject = "runtime configuration"
     shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
     for fault in runtime.faults:
-        fix = (*filter(None, (fault.fix,)), shows)
+        file = fault.sentence.partition(" ")[0]
+        mend = f"# mend {runtime.place(file if file.startswith('/') else runtime.config)}"
+        fix = (*filter(None, (fault.fix,)), mend if runtime.distribution else shows)
         if fault.unseen:
             yield unseen(subject, fault.sentence, *(() if fault.fix else ("sudo nri-gpu doctor",)))
         elif runtime.process:
@@ -97,8 +101,17 @@ def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
     )
 
 
+def _has_none(runtime: ContainerRuntime) -> bool:
+    """Whether it is from before NRI: what its files say of it means nothing."""
+    return runtime.release is not None and runtime.release < _NRI_AT_ALL[runtime.name]
+
+
 def _which(runtime: ContainerRuntime) -> DoctorFinding:
     subject = "container runtime"
+    if runtime.supervisor and runtime.distribution:
+        what = f"{runtime.distribution.title} (pid {runtime.supervisor}) runs, and its containerd does not"
+        why = next((f", because {each.sentence}" for each in runtime.faults if not each.unseen), f" ({runtime.config})")
+        return error(subject, f"{what}{why}", f"journalctl -u {runtime.service} -e    # says more")
     if runtime.process is None and runtime.ends_at_start:
         fix = f"journalctl -u {runtime.service} -e"
         return error(subject, f"{runtime.title} does not run, and cannot with its configuration: see below", fix)
@@ -106,7 +119,7 @@ def _which(runtime: ContainerRuntime) -> DoctorFinding:
         return error(
             subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.service}"
         )
-    if runtime.release and runtime.release < _NRI_AT_ALL[runtime.name]:
+    if _has_none(runtime):
         least = ".".join(map(str, _NRI_AT_ALL[runtime.name]))
         return error(subject, f"{runtime.title} has no NRI: nri-gpu needs {least} or newer", runtime.upgrade)
     return ok(subject, f"{runtime}")
@@ -152,6 +165,17 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
                 if NRI in disabled
                 else _edit(runtime, "nri", "disable = false", "enable_nri = true")
             ),
+        )
+        return
+    here = socket_state(seen.at(socket))
+    if runtime.nri_enabled is None and runtime.process and here not in (SocketState.LIVE, SocketState.CLOSED):
+        since = ".".join(map(str, (*NRI_BY_DEFAULT[runtime.name], 0)[:2]))
+        where = listed(runtime.files) or runtime.config
+        yield error(
+            subject,
+            f"NRI is not mentioned in {where}, and off by default before {since}; {socket} is {here}: nri-gpu cannot "
+            "connect, and containers start without GPUs",
+            *_edit(runtime, "nri", "disable = false", "enable_nri = true"),
         )
         return
     if runtime.nri.disable_connections:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.doctor.distributions import Distribution, distribution_of, unit_of, written_anew
+from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, unit_of, written_anew
 from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
@@ -33,17 +33,18 @@ from nri_gpu.system.storage import text_of, why_untrusted
 _UNITS: Final = {"containerd": ("containerd",), "crio": ("crio", "cri-o")}
 VERSION_LIMIT_S: Final = 0.5
 _VERSION: Final = re.compile(r"\bv?([0-9]+)\.([0-9]+)\.([0-9]+)")
-_PROGRAMS: Final = ("/usr/", "/opt/", "/var/lib/rancher/", "/nix/store/")
+_PROGRAMS: Final = ("/usr/", "/opt/", "/var/lib/rancher/", "/var/lib/k0s/", "/snap/", "/nix/store/")
 NRI_BY_DEFAULT: Final = {"containerd": (2,), "crio": (1, 30)}
 
 
 class ContainerRuntime(Struct, frozen=True, kw_only=True):
     """The runtime that this node has. name: `containerd` or `crio`. version: empty where unknown.
 
-    process: None where none is seen to run. config: its main file. default_handler: the OCI runtime of pods that ask
-    for none. containerd: its own settings. service: its unit. said: as ContainerdSettings has it. written_anew: files
-    in which a change is lost. listens: the inode of its socket where nri-gpu connects; 0 for none. beside: the other
-    runtimes of the node. certain: False where two listen there, and whose file it is cannot be seen.
+    process: None where none is seen to run. supervisor: the pid of its distribution, where that runs without it.
+    config: its main file. default_handler: the OCI runtime of pods that ask for none. containerd: its own settings.
+    service: its unit. said: as ContainerdSettings has it. written_anew: files in which a change is lost. listens: the
+    inode of its socket where nri-gpu connects; 0 for none. beside: the node's other runtimes. certain: False where
+    two listen there, and whose file it is cannot be seen.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     faults: tuple[FileFault, ...] = ()
     containerd: ContainerdSettings | None = None
     default_handler: str = ""
+    supervisor: int = 0
     listens: int = 0
     beside: tuple[ContainerRuntime, ...] = ()
     certain: bool = True
@@ -127,9 +129,9 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         """Return the files in which a setting counts: those that have it last, or its table, or else its main file."""
         while key and key not in self.said:
             key = key.rpartition(".")[0]
-        return tuple(dict.fromkeys(map(self._place, self.said.get(key, (self.config,)))))
+        return tuple(dict.fromkeys(map(self.place, self.said.get(key, (self.config,)))))
 
-    def _place(self, file: str) -> str:
+    def place(self, file: str) -> str:
         """Return a file that is not written anew, where this one is."""
         if not self.distribution or file not in (self.written_anew or (self.config,) * (not self.files)):
             return file
@@ -163,6 +165,8 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     A containerd that starts removes whatever NRI socket lies there; a second one, whose it was, goes on listening.
     """
     found = [_described(seen, process.name, process) for process in running(seen.at("/proc"), {"containerd", "crio"})]
+    if not any(each.cri_enabled for each in found):
+        found += _without_theirs(seen)
     if not found:
         found = [_described(seen, name, None) for name, path in CONFIGS.items() if is_there(seen.at(path))]
     bound = [each for each in found if each.listens]
@@ -180,11 +184,22 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     return replace(chosen, beside=beside, certain=bool(owners) or len(bound) < 2)
 
 
-def _described(seen: Examined, name: str, process: RunningProgram | None, told: str = "") -> ContainerRuntime:
-    """told: its version, where its program does not say."""
-    version = told or program_version(seen, name, process)
-    config = (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
+def _without_theirs(seen: Examined) -> Iterator[ContainerRuntime]:
+    """Yield the containerd of each distribution that runs and has none running: it may not start with its file."""
+    for each in DISTRIBUTIONS:
+        supervisor = next(running(seen.at("/proc"), each.programs), None)
+        if supervisor and is_there(seen.at(each.config)):
+            described = _described(seen, "containerd", None, config=each.config)
+            yield replace(described, supervisor=supervisor.pid, service=unit_of(seen, supervisor, each.units))
+
+
+def _described(
+    seen: Examined, name: str, process: RunningProgram | None, told: str = "", config: str = ""
+) -> ContainerRuntime:
+    """told: its version, where its program does not say. config: its main file, where no process does."""
+    config = config or (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
     distribution = distribution_of(config)
+    version = told or ("" if distribution and not process else program_version(seen, name, process))
     settings: ContainerdSettings | None = None
     found: ContainerdSettings | CrioSettings
     if name == "crio":

@@ -1,0 +1,92 @@
+"""Runtimes that have no NRI, of which nobody knows whether they have, or that their distribution cannot start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.doctor.finding import Level
+from nri_gpu.doctor.runtime import container_runtime
+from tests.unit.doctor.node import CONTAINERD, DoctorNode
+from tests.unit.doctor.test_runtime import TOML, stopped
+from tests.unit.doctor.test_two_runtimes import DOCKERS, K3S
+
+MICROK8S = "var/snap/microk8s/7001/args/containerd.toml"
+
+
+def brought(node: DoctorNode, program: str, config: str, version: str) -> None:
+    """A distribution's containerd instead of the node's, without an NRI socket."""
+    node.process(700, "containerd", program, "--config", f"/{config}")
+    node.remove("proc/700/exe")
+    (node.root / "proc/700/exe").symlink_to(program)
+    (node.root / program.lstrip("/")).parent.mkdir(parents=True)
+    node.write(program.lstrip("/"), CONTAINERD.format(version=version)).chmod(0o755)
+    node.write(config, "version = 2\n")
+    node.remove("run/nri/nri.sock")
+    (node.root / "proc/700/fd/2").unlink()
+
+
+BROUGHT = {
+    "MicroK8s": ("/snap/microk8s/7001/bin/containerd", MICROK8S),
+    "k0s": ("/var/lib/k0s/bin/containerd", "etc/k0s/containerd.toml"),
+}
+
+
+@pytest.mark.parametrize(("program", "config"), BROUGHT.values(), ids=BROUGHT)
+def test_a_program_says_that_nri_was_never_there(node: DoctorNode, program: str, config: str) -> None:
+    brought(node, program, config, "1.6.36")
+    finding = node.only(status=None)
+    assert "containerd 1.6.36 has no NRI: nri-gpu needs 1.7 or newer" in finding.meaning
+    assert finding.fix[0].startswith("# upgrade ")
+
+
+def test_or_never_on(node: DoctorNode) -> None:
+    brought(node, *BROUGHT["MicroK8s"], "1.7.25")
+    finding = node.only(status=None)
+    assert "NRI is off, as by default before 2" in finding.meaning
+    assert "/containerd-template.toml, below" in finding.fix[0]
+
+
+@pytest.mark.parametrize("mode", [0o777, None])
+def test_without_a_version_it_is_not_mentioned(node: DoctorNode, mode: int | None) -> None:
+    """Its program may not be run: others can write it, or it lies elsewhere."""
+    brought(node, *(BROUGHT["MicroK8s"] if mode else ("/home/me/containerd", MICROK8S)), "1.6.36")
+    if mode:
+        (node.root / "snap/microk8s/7001/bin/containerd").chmod(mode)
+    finding = node.only(status=None)
+    assert f"NRI is not mentioned in /{MICROK8S}, and off by default before 2.0" in finding.meaning
+    assert finding.level is Level.ERROR
+
+
+def test_a_k3s_whose_file_is_not_toml(node: DoctorNode) -> None:
+    stopped(node)
+    node.remove(TOML)
+    node.remove("run/nri/nri.sock")
+    node.process(900, "k3s-server", "/usr/local/bin/k3s server", "--token=hunter2")
+    node.write("etc/systemd/system/k3s.service", "")
+    node.write(K3S, "version = \n")
+    found = node.found(status=None)
+    which = found["container runtime"]
+    assert which.level is Level.ERROR
+    assert f"K3s (pid 900) runs, and its containerd does not, because /{K3S} is not TOML" in which.meaning
+    assert which.fix[0].startswith("journalctl -u k3s")
+    assert found["runtime configuration"].fix[0].startswith(f"# mend /{Path(K3S).parent}/config.toml.tmpl")
+    assert not any("enable --now" in line for each in found.values() for line in each.fix)
+    assert "hunter2" not in repr(container_runtime(node.seen))
+
+
+def test_beside_dockers_containerd(node: DoctorNode) -> None:
+    node.write(TOML, DOCKERS)
+    (node.root / "proc/700/fd/2").unlink()
+    node.process(900, "rke2", "/usr/local/bin/rke2 server")
+    node.write(K3S.replace("k3s", "rke2"), "version = \n")
+    found = node.found(status=None)
+    assert "RKE2 (pid 900) runs, and its containerd does not" in found["container runtime"].meaning
+    assert "CRI" not in found
+
+
+def test_a_leftover_file_of_k3s_is_nobodys(node: DoctorNode) -> None:
+    stopped(node)
+    node.write(K3S, "version = \n")
+    assert "containerd 2.1.9 is configured and does not run" in node.found()["container runtime"].meaning
