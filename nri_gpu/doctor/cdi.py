@@ -12,10 +12,10 @@ from msgspec import Struct, field
 
 from nri_gpu.cdi.file import READ_MAX, STANDARD, spec_files
 from nri_gpu.cdi.specification import KIND
-from nri_gpu.doctor.distributions import UNIT_FOLDERS
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, warning
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime import program_version, release_of
+from nri_gpu.doctor.units import is_enabled, is_installed
 from nri_gpu.domain.text import listed
 from nri_gpu.system.kernel_modules import PROC, module_version
 from nri_gpu.system.storage import stat_of, text_of
@@ -65,15 +65,6 @@ class _Specification(Struct, frozen=True):
     @property
     def all_edits(self) -> tuple[_Edits, ...]:
         return (self.edits, *(each.edits for each in self.devices))
-
-
-def is_installed(seen: Examined, unit: str) -> bool:
-    return any(seen.at(f"{folder}/{unit}").exists() for folder in UNIT_FOLDERS)
-
-
-def is_enabled(seen: Examined, unit: str) -> bool:
-    """Return whether systemd starts it at boot; its link may lead out of the root folder."""
-    return any(os.path.lexists(each / unit) for each in seen.at(UNIT_FOLDERS[0]).glob("*.wants"))
 
 
 def serves_by_cdi(seen: Examined) -> bool:

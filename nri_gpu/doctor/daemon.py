@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
-from nri_gpu.doctor.cdi import is_installed
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.units import is_installed
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.mps.folders import mps_advice
 from nri_gpu.plugin.guard_status import guard_advice, read_guard_status

@@ -6,7 +6,6 @@ of their own. Sources: the pages on containerd of K3s, RKE2, MicroK8s and k0s.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -14,11 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.doctor.finding import Examined
-from nri_gpu.doctor.processes import RunningProgram
 from nri_gpu.system.storage import text_of
-
-UNIT_FOLDERS: Final = ("/etc/systemd/system", "/usr/lib/systemd/system", "/usr/local/lib/systemd/system")
-_UNIT: Final = re.compile(r"/system\.slice/(?:[^\n]*/)?([^/\n]+)\.service")
 
 
 class Distribution(Struct, frozen=True, kw_only=True):
@@ -90,11 +85,3 @@ def written_anew(seen: Examined, config: str, files: Iterable[str]) -> Iterator[
     found = distribution_of(config)
     if found and (text_of(seen.at(config), 80) or "").startswith(found.says_so):
         yield from (each for each in files if Path(each).name in found.written)
-
-
-def unit_of(seen: Examined, process: RunningProgram | None, units: tuple[str, ...]) -> str:
-    """Return the unit of a process, by its cgroup; else the first of some that is installed; else the first."""
-    running = _UNIT.search(text_of(seen.at(f"/proc/{process.pid}/cgroup"), 4096) or "") if process else None
-    folders = [seen.at(each) for each in UNIT_FOLDERS]
-    there = (unit for unit in units for folder in folders if (folder / f"{unit}.service").exists())
-    return running[1] if running else next(there, units[0])

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, is_there, ok, unseen, warning
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.doctor.units import is_installed
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.health import Sign
 from nri_gpu.domain.text import listed
 from nri_gpu.driver.scan import scan
 from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
@@ -30,6 +32,12 @@ _MISSING: Final = (
     ("device nodes", False, "device nodes", "a container that needs them does not start, or its CUDA fails"),
     ("MIG nodes", True, "capability nodes of MIG devices", "a container with such a MIG device fails to open it"),
 )
+_IMEX: Final = "nvidia-imex"
+_PROGRAMS: Final = {
+    "nvidia-persistenced": "nvidia-persistenced",
+    "nvidia-fabricmanager": "nv-fabricmanager",
+    _IMEX: _IMEX,
+}  # by their units
 _MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
 
 
@@ -213,35 +221,77 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
 
 
 def _persistence(seen: Examined) -> DoctorFinding:
-    subject = "persistence"
-    socket = socket_state(seen.at("/run/nvidia-persistenced/socket"))
-    alive = any(running(seen.at("/proc"), {"nvidia-persiste"}))
-    if alive or socket in (SocketState.LIVE, SocketState.CLOSED):
-        return ok(subject, "nvidia-persistenced keeps the GPUs initialized")
+    subject, root = "persistence", _container_root(seen)
+    alive, where = _service(seen, "nvidia-persistenced")
+    sockets = (socket_state(seen.at(f"{each}/run/nvidia-persistenced/socket")) for each in {"", root})
+    if alive or {SocketState.LIVE, SocketState.CLOSED}.intersection(sockets):
+        return ok(subject, f"nvidia-persistenced keeps the GPUs initialized{where}")
     if not sees_the_host(seen.at("/proc")):
         return unseen(subject, f"whether nvidia-persistenced runs: {NOT_THE_HOST}", ON_THE_HOST)
     return warning(
         subject,
         "nvidia-persistenced does not run: with no program on a GPU the driver shuts it down, so the next container "
         "waits seconds for it, and settings such as power limits are lost",
-        "systemctl enable --now nvidia-persistenced",
+        _start(seen, "nvidia-persistenced"),
     )
 
 
 def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
+    """On nodes with NVSwitches of their own; on HGX B200 and NVL72 the GPUs alone say that something is missing."""
     subject = "fabric manager"
     try:
         switches = len(list(seen.at("/proc/driver/nvidia-nvswitch/devices").iterdir()))
     except OSError:
-        return  # no NVSwitch
-    if any(running(seen.at("/proc"), {"nv-fabricmanage"})):
-        yield ok(subject, f"runs, for {switches} NVSwitches")
-    elif not sees_the_host(seen.at("/proc")):
-        yield unseen(subject, f"whether it runs: {NOT_THE_HOST}", ON_THE_HOST)
-    elif switches:
+        switches = 0
+    alive, where = _service(seen, "nvidia-fabricmanager")
+    gpus = seen.status.gpus if seen.status else ()
+    waiting = [each.place for each in gpus if Sign.FABRIC_NOT_READY in each.health.signs and ":" not in each.place]
+    if switches and not alive and sees_the_host(seen.at("/proc")):
         yield error(
             subject,
             f"this node has {switches} NVSwitches and no fabric manager runs: CUDA fails in every container with error "
             "802, system not yet initialized",
-            "systemctl enable --now nvidia-fabricmanager    # of the driver's exact version",
+            _start(seen, "nvidia-fabricmanager"),
         )
+    elif waiting:
+        yield error(
+            "NVLink fabric",
+            f"GPU {listed(waiting)}: its fabric is not ready, so CUDA may fail with error 802. What may be missing: "
+            "the fabric manager of this node, and on NVL72 also IMEX or the fabric manager of the switch trays",
+            *(() if alive else (_start(seen, "nvidia-fabricmanager"),)),
+            *(
+                (_start(seen, _IMEX),)
+                if is_installed(seen, f"{_IMEX}.service") and not _service(seen, _IMEX)[0]
+                else ()
+            ),
+            "nvidia-smi -q | grep -A4 Fabric    # Completed, with status Success, once it is",
+        )
+    elif switches and alive:
+        yield ok(subject, f"runs, for {switches} NVSwitches{where}")
+    elif switches:
+        yield unseen(subject, f"whether it runs: {NOT_THE_HOST}", ON_THE_HOST)
+
+
+def _container_root(seen: Examined) -> str:
+    """The driver's root where it is a container's, such as that of the GPU Operator's driver; else empty."""
+    root = (seen.policy.driver.host_root or seen.policy.driver.root).rstrip("/")
+    own = root.startswith("/run/nvidia/") or (root and is_there(seen.at(root) / "etc/os-release"))
+    return root if own else ""
+
+
+def _service(seen: Examined, name: str) -> tuple[bool, str]:
+    """Whether a program of the driver runs, and where, if that is a container: only a driver's own counts."""
+    names = {_PROGRAMS[name][:15]}
+    if any(running(seen.at("/proc"), names)):
+        return True, ""
+    contained = running(seen.at("/proc"), names, contained=True) if _container_root(seen) else iter(())
+    process = next(contained, None)
+    return process is not None, f", in a container (pid {process.pid})" if process else ""
+
+
+def _start(seen: Examined, unit: str) -> str:
+    if is_installed(seen, f"{unit}.service"):
+        return f"systemctl enable --now {unit}    # of the driver's exact version"
+    if _container_root(seen):
+        return f"# {_PROGRAMS[unit]} is the driver container's to start: see its log"
+    return f"# install and start {unit} of the driver's exact version"

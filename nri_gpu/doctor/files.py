@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import nri_gpu
-from nri_gpu.doctor.distributions import UNIT_FOLDERS
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen
+from nri_gpu.doctor.units import UNIT_FOLDERS
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import BUILT_IN

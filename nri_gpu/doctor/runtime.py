@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, unit_of, written_anew
+from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, written_anew
 from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
@@ -27,6 +27,7 @@ from nri_gpu.doctor.runtime_settings import (
     crio_settings,
 )
 from nri_gpu.doctor.sockets import file_at, file_of, listening
+from nri_gpu.doctor.units import unit_of
 from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import text_of, why_untrusted
 

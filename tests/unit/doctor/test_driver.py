@@ -9,10 +9,16 @@ from shutil import rmtree
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.daemon.answers import PolicyStatus
+from nri_gpu.daemon.report import status_of
 from nri_gpu.doctor.finding import Level
-from nri_gpu.policy.model import DriverSettings, Policy
+from nri_gpu.domain.health import Sign
+from nri_gpu.domain.node import Majors
+from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy
+from tests.support import builders as make
 from tests.support.driver_root import put_libraries
-from tests.unit.doctor.node import RELEASE, DoctorNode
+from tests.unit.daemon.test_report import view
+from tests.unit.doctor.node import HEALTHY_POLICY, RELEASE, VERSION, DoctorNode
 from tests.unit.host.host_tree import NVIDIA, OLD_UVM, address
 
 Break = Callable[[DoctorNode], object]
@@ -147,6 +153,62 @@ def test_a_fabric_manager_that_runs(node: DoctorNode) -> None:
     switches(node)
     node.process(800, "nv-fabricmanager", "/usr/bin/nv-fabricmanager")
     assert node.found() == {}
+
+
+OPERATORS = replace(HEALTHY_POLICY, driver=DriverSettings(root="/run/nvidia/driver"))
+
+
+def in_a_container(node: DoctorNode) -> None:
+    """Both as the GPU Operator's driver container has them, with the driver's tree."""
+    no_persistence(node)
+    switches(node)
+    put_libraries(node.root / "run/nvidia/driver", "usr/lib64", VERSION)
+    for pid, name in ((800, "nv-fabricmanager"), (801, "nvidia-persistenced")):
+        node.process(pid, name, f"/usr/bin/{name}")
+        node.write(f"proc/{pid}/status", f"Name:\t{name}\nNSpid:\t{pid}\t12\n")
+
+
+def test_services_in_the_drivers_container(node: DoctorNode) -> None:
+    in_a_container(node)
+    findings = {each.subject: each for each in node.examine(policy=OPERATORS).findings}
+    assert findings["fabric manager"].meaning == "runs, for 1 NVSwitches, in a container (pid 800)"
+    assert findings["persistence"].meaning.endswith(", in a container (pid 801)")
+
+
+def test_by_the_socket_in_its_root(node: DoctorNode) -> None:
+    in_a_container(node)
+    node.remove("proc/801/comm")
+    node.listen("run/nvidia/driver/run/nvidia-persistenced/socket")
+    assert "persistence" not in node.found(policy=OPERATORS)
+    mounted = replace(OPERATORS, driver=DriverSettings(root="/driver-root", host_root="/run/nvidia/driver"))
+    assert "persistence" not in node.found(policy=mounted)
+
+
+def test_elsewhere_a_containers_process_proves_nothing(node: DoctorNode) -> None:
+    in_a_container(node)
+    assert node.found().keys() >= {"fabric manager", "persistence"}
+
+
+def test_what_the_drivers_container_lacks_is_its_own_to_start(node: DoctorNode) -> None:
+    in_a_container(node)
+    for pid in (800, 801):
+        node.remove(f"proc/{pid}/comm")
+    found = node.found(policy=OPERATORS)
+    assert not any("systemctl" in line for each in found.values() for line in each.fix)
+
+
+@pytest.mark.parametrize("units", [(), ("nvidia-fabricmanager",), ("nvidia-fabricmanager", "nvidia-imex")])
+def test_a_fabric_that_is_not_ready(node: DoctorNode, units: tuple[str, ...]) -> None:
+    """HGX B200 and NVL72 have no NVSwitch of their own to count."""
+    for unit in units:
+        node.write(f"etc/systemd/system/{unit}.service", "")
+    waiting = make.gpu(1, signs=(Sign.FABRIC_NOT_READY,))
+    seen = make.node((make.gpu(0), waiting), driver_version=VERSION, majors=Majors(1510, 1511, 1512))
+    finding = node.only(status=status_of(view(node=seen, policy=PolicyStatus(BUILT_IN, ""))))
+    assert (finding.level, finding.subject) == (Level.ERROR, "NVLink fabric")
+    assert "GPU 1: its fabric is not ready" in finding.meaning
+    assert "IMEX" in finding.meaning
+    assert [line.split()[3] for line in finding.fix if line.startswith("systemctl")] == list(units)
 
 
 def test_in_a_container_services_are_not_seen(node: DoctorNode) -> None:
