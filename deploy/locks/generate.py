@@ -17,11 +17,11 @@ from packaging.requirements import Requirement
 
 FOLDER: Final = Path(__file__).parent
 PROJECT: Final = FOLDER.parents[1] / "pyproject.toml"
-DEVELOPMENT: Final = ("dev", "explain")
+DEVELOPMENT: Final = ("dev",)
 # Parts of it, so it is made first: all that a node may run, which a release bundles; what the demo imports; the kit for
 # machines with a GPU.
 PARTS: Final = {
-    "runtime.txt": ("cri", "dra", "explain", "kubernetes", "metrics"),
+    "runtime.txt": ("cri", "dra", "kubernetes", "metrics"),
     "demo.txt": ("demo",),
     "gpu-kit.txt": ("hardware",),
 }

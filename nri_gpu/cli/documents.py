@@ -23,10 +23,8 @@ def read_documents(text: str, file: str) -> list[object]:
     """The values of its documents; without empty ones. Raises: CommandError."""
     if len(text) > BYTES_MAX:
         raise too_large(file)
-    try:
-        import yaml  # an extra that only this verb needs
-    except ImportError:
-        raise CommandError(Exit.USAGE, "reading manifests needs PyYAML: pip install 'nri-gpu[explain]'") from None
+    import yaml  # only this verb needs it
+
     loader = _loader()
     try:
         _check(yaml.parse(text, loader), file)

@@ -14,6 +14,7 @@ from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.controller import set_up_grpc
 from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.packages import import_failed
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
         from nri_gpu.dra.driver import DriverProcess
         from nri_gpu.dra.publisher import Publisher
     except ImportError as error:
-        sentence = f"{error}: install the dra extra, pip install 'nri-gpu[dra]'"
-        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+        raise CommandError(Exit.UNAVAILABLE, import_failed(error)) from None
     try:
         access = by_kubeconfig(Path(args.kubeconfig)) if args.kubeconfig else in_cluster()
     except AccessError as error:

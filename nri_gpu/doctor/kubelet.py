@@ -19,6 +19,7 @@ from nri_gpu.domain.text import listed
 from nri_gpu.dra.advice import gate_advice, silence
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.kubelet import Registration
+from nri_gpu.system.packages import how_to_install
 from nri_gpu.system.storage import text_of
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
@@ -104,9 +105,7 @@ def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
         yield ok(subject, "off (kubelet.enabled): annotations allocate, and the scheduler does not count the GPUs")
         return
     if find_spec("grpc") is None:
-        yield error(
-            subject, "grpcio is not installed, which the device plugin needs", "pip install 'nri-gpu[kubernetes]'"
-        )
+        yield error(subject, "grpcio is not installed, which the device plugin needs", how_to_install("grpc"))
     status = seen.status.kubelet if seen.status else None
     for each in status.resources if status else ():
         if each.since_s is None or each.fault:

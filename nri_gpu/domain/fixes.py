@@ -78,5 +78,5 @@ FIXES: Final[Mapping[str, str]] = {
         "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=."
     ),
     "liveness file not written": "Make room in the folder of --run-dir, or mend what the line names.",
-    "metrics are not served": "Correct metrics.listen, or install the library: pip install 'nri-gpu[metrics]'.",
+    "metrics are not served": "Correct metrics.listen, or install the library by the command that the line has.",
 }

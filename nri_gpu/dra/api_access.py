@@ -156,13 +156,7 @@ def _kubeconfig(text: bytes) -> _Kubeconfig:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except msgspec.DecodeError:
-        try:
-            import yaml
-        except ImportError:
-            raise ValueError(
-                "it is not JSON, and PyYAML is not installed: write it with `kubectl config view --raw --minify "
-                "--flatten -o json`, or pip install PyYAML"
-            ) from None
+        import yaml  # seldom: a pod has no kubeconfig
     try:
         return msgspec.convert(yaml.safe_load(text), _Kubeconfig)
     except msgspec.ValidationError:

@@ -18,6 +18,7 @@ from nri_gpu.kubelet.answer import RequiredDevice, TokenKey
 from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.system.packages import import_failed
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
 from nri_gpu.system.tasks import LogOnce, first_done, raised_alone
@@ -30,7 +31,6 @@ TICK_S: Final = 5.0
 UNAPPLIED: Final = (
     "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 )
-INSTALL_EXTRA: Final = "install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
 
 
 def set_up_grpc() -> None:
@@ -137,7 +137,7 @@ class KubeletController:
         try:
             from nri_gpu.kubelet.podresources import Inquiry, PodResources
         except ImportError as error:
-            logger.bind(fault=f"{error}: {INSTALL_EXTRA}").error("PodResources cannot be asked")
+            logger.bind(fault=import_failed(error)).error("PodResources cannot be asked")
             pods.settled = True
             return
         client = PodResources(Path(self._settings.podresources))
@@ -148,7 +148,7 @@ class KubeletController:
         try:
             from nri_gpu.kubelet.endpoint import Endpoint
         except ImportError as error:
-            self._fault = f"{error}: {INSTALL_EXTRA}"
+            self._fault = import_failed(error)
             logger.bind(fault=self._fault).error("device plugin cannot be served")
             return
         if self._succession and self._succession.succeeds:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.packages import not_installed
 from nri_gpu.system.process import process_of
 from nri_gpu.system.storage import text_of, write_whole
 
@@ -88,9 +89,9 @@ def _settings_advice(policy: Policy) -> Iterator[str]:
             "then refused with the guard's sentence, where nri-gpu's own would say more"
         )
     if policy.guard.stop_ungranted and find_spec("grpc") is None:
-        yield "guard.stop_ungranted has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
+        yield f"guard.stop_ungranted has no effect: {not_installed('grpc')}"
     if policy.health.containers is OnBad.STOP and find_spec("grpc") is None:
-        yield "health.containers has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
+        yield f"health.containers has no effect: {not_installed('grpc')}"
 
 
 def _node_advice(run_dir: Path) -> Iterator[str]:

@@ -99,7 +99,7 @@ class GuardSettings(Struct, frozen=True, kw_only=True):
         bool,
         about(
             "Stop containers that run without the GPUs they asked for, when the guard finds some as it connects. "
-            "Needs the cri extra (grpcio)."
+            "Needs grpcio."
         ),
     ] = False
     stop_grace_s: Annotated[int, Meta(ge=0, le=300), about("Seconds that such a container has to end on its own.")] = 10

@@ -36,7 +36,7 @@ class StraySettings(Struct, frozen=True, kw_only=True):
         about(
             "report them in status and log; or stop, through CRI, unprivileged containers of the namespaces "
             "below that two looks 10 s apart show with the same process. As guard.cri_socket and guard.stop_grace_s "
-            "say; needs the cri extra (grpcio)."
+            "say; needs grpcio."
         ),
     ] = OnStray.REPORT
     namespaces: Annotated[Globs, NAMESPACES, about("Namespaces whose containers may be stopped.")] = NOTHING

@@ -18,6 +18,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.policy.service import GuardSettings
+from nri_gpu.system.packages import import_failed, not_installed
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 STOP_LIMIT_S: Final = 2 * PATIENCE_S
@@ -27,8 +28,7 @@ DONE: Final = "ok"
 def warn_without_grpc(setting: str) -> None:
     """Log that a setting has no effect, where grpcio is not installed."""
     if find_spec("grpc") is None:
-        fault = "grpcio is not installed: pip install 'nri-gpu[cri]'"
-        logger.bind(name=setting, fault=fault).error("setting has no effect")
+        logger.bind(name=setting, fault=not_installed("grpc")).error("setting has no effect")
 
 
 async def stop_containers(
@@ -86,7 +86,7 @@ def main(arguments: list[str], ids: Iterable[str]) -> int:
 
     patience_s goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
     """
-    import grpc  # missing without the cri extra; then the exit message says so
+    import grpc  # not every installation has it; then the exit message says so
 
     from nri_gpu._pb.cri_pb2 import StopContainerRequest
     from nri_gpu._pb.cri_pb2_grpc import RuntimeServiceStub
@@ -114,4 +114,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:], sys.stdin))
     except ImportError as error:
-        sys.exit(f"{error}: install the cri extra, pip install 'nri-gpu[cri]'")
+        sys.exit(import_failed(error))

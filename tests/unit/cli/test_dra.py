@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import Exit
+from nri_gpu.system.packages import PACKAGES
 
 BLOCKED = "import sys; sys.modules[{!r}] = None; from nri_gpu.cli.main import main; sys.exit(main({!r}))"
 
@@ -49,5 +50,5 @@ def test_without_its_libraries_it_says_what_to_install(library: str) -> None:
     code, said = told(without=library)
     assert code == Exit.UNAVAILABLE
     assert library in said
-    assert "pip install 'nri-gpu[dra]'" in said
+    assert f"{sys.executable} -m pip install {PACKAGES[library]}" in said
     assert len(said.splitlines()) == 1

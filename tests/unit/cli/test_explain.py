@@ -158,12 +158,6 @@ def test_from_standard_input(nri_gpu: NriGpuCall, monkeypatch: pytest.MonkeyPatc
     assert (done.code, "default/web container nginx" in done.out) == (Exit.OK, True)
 
 
-def test_without_yaml_it_says_what_to_install(explain: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    done = explain(POD)
-    assert (done.code, "pip install 'nri-gpu[explain]'" in done.err) == (Exit.USAGE, True)
-
-
 VOLUMES = """
 kind: Pod
 metadata: {name: drawing, annotations: {gpu.nri.io: "device=0;capabilities=graphics"}}

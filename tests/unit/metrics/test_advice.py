@@ -20,7 +20,7 @@ def test_a_library_that_is_missing_where_it_is_needed(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as if it were not installed
     assert list(metrics_advice(MetricsSettings())) == []
     (only,) = metrics_advice(LOCAL)
-    assert "pip install 'nri-gpu[metrics]'" in only
+    assert "-m pip install prometheus-client" in only
 
 
 def test_who_reads_a_public_address() -> None:
