@@ -77,7 +77,10 @@ def _listing(seen: Examined) -> Iterator[str]:
             yield f"{shown}: {error.strerror}\n"
             continue
         for path in entries:
-            found = path.lstat()
+            try:
+                found = path.lstat()
+            except FileNotFoundError:  # a draft, renamed since
+                continue
             yield f"{shown}/{path.name}: {stat.filemode(found.st_mode)} {found.st_uid}:{found.st_gid} {found.st_size}\n"
 
 

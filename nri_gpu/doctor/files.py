@@ -69,7 +69,10 @@ def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
         yield shown, ""
         return
     for path in entries:
-        status = path.lstat()
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # the daemon writes drafts, and renames them
+            continue
         if path.name in _SHARED or (stat.S_ISSOCK(status.st_mode) and path.name != CONTROL_SOCKET):
             continue  # MPS' clients write there; who may connect for metrics is the policy's to say
         mode = stat.S_IMODE(status.st_mode)

@@ -46,8 +46,9 @@ def running(proc: Path, names: Collection[str], *, contained: bool = False) -> I
         folder = proc / str(pid)
         name = (text_of(folder / "comm") or "").strip()
         if name in names and (contained or _of_the_node(folder)):
-            words = (text_of(folder / "cmdline", _ARGUMENTS_MAX, "utf-8") or "").rstrip("\0").split("\0")
-            yield RunningProgram(pid, name, tuple(words))
+            words = text_of(folder / "cmdline", _ARGUMENTS_MAX, "utf-8")
+            if words is not None:  # else it has ended since
+                yield RunningProgram(pid, name, tuple(words.rstrip("\0").split("\0")))
 
 
 def _of_the_node(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,3 +83,23 @@ def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[P
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (node.root.parent / "kept").rename(path)
     assert node.found().keys() == {"other injectors", "images", "cgroup driver"}
+
+
+def test_what_vanishes_while_it_is_read(node: DoctorNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that end, and drafts that are renamed, between the list of a folder and the look at its entries."""
+    for pid in (699, 701):
+        node.process(pid, "containerd", "containerd", "-c", "/etc/other.toml")
+        (node.root / f"proc/{pid}/cmdline").unlink()
+    node.process(800, "nvidia-persistenced")
+    (node.root / "proc/800/cmdline").unlink()
+    whole = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        yield from whole(self)
+        yield self / ("4000000" if self.name == "proc" else ".gone.new")
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert node.found() == {}
+    runtime = container_runtime(node.seen)
+    assert (runtime and runtime.process and runtime.process.pid, runtime and runtime.beside) == (700, ())
+    assert bundle(node.seen, runtime, {})
