@@ -27,7 +27,7 @@ from nri_gpu.doctor.runtime_settings import (
     crio_settings,
 )
 from nri_gpu.doctor.sockets import file_at, file_of, listening
-from nri_gpu.doctor.units import unit_of
+from nri_gpu.doctor.units import is_installed, unit_of
 from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import text_of, why_untrusted
 
@@ -186,12 +186,14 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
 
 
 def _without_theirs(seen: Examined) -> Iterator[ContainerRuntime]:
-    """Yield the containerd of each distribution that runs and has none running: it may not start with its file."""
+    """Yield the containerd of each distribution that is here and has none running: it may not start with its file."""
     for each in DISTRIBUTIONS:
         supervisor = next(running(seen.at("/proc"), each.programs), None)
-        if supervisor and is_there(seen.at(each.config)):
+        here = supervisor or any(is_installed(seen, f"{unit}.service") for unit in each.units)
+        if here and is_there(seen.at(each.config)):
             described = _described(seen, "containerd", None, config=each.config)
-            yield replace(described, supervisor=supervisor.pid, service=unit_of(seen, supervisor, each.units))
+            pid = supervisor.pid if supervisor else 0
+            yield replace(described, supervisor=pid, service=unit_of(seen, supervisor, each.units))
 
 
 def _described(

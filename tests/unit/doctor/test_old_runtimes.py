@@ -8,7 +8,7 @@ import pytest
 
 from nri_gpu.doctor.finding import Level
 from nri_gpu.doctor.runtime import container_runtime
-from tests.unit.doctor.node import CONTAINERD, DoctorNode
+from tests.unit.doctor.node import CONFIG, CONTAINERD, DoctorNode
 from tests.unit.doctor.test_runtime import TOML, stopped
 from tests.unit.doctor.test_two_runtimes import DOCKERS, K3S
 
@@ -83,6 +83,16 @@ def test_beside_dockers_containerd(node: DoctorNode) -> None:
     node.write(K3S.replace("k3s", "rke2"), "version = \n")
     found = node.found(status=None)
     assert "RKE2 (pid 900) runs, and its containerd does not" in found["container runtime"].meaning
+    assert "CRI" not in found
+
+
+def test_a_k3s_that_is_stopped_beside_dockers_containerd(node: DoctorNode) -> None:
+    node.write(TOML, DOCKERS)
+    (node.root / "proc/700/fd/2").unlink()
+    node.write("etc/systemd/system/k3s-agent.service", "")
+    node.write(K3S, CONFIG)
+    found = node.found(status=None)
+    assert found["container runtime"].fix == ("systemctl enable --now k3s-agent",)
     assert "CRI" not in found
 
 
