@@ -65,7 +65,7 @@ class OtherPlugin:
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        followers = SessionFollowers(lambda _: None, self._ready.set, lambda _: None)
+        followers = SessionFollowers(lambda _: None, self._ready.set, lambda _: None, lambda _: None)
         sizes = Sizes(PluginSettings, later, counts=False)
         self._socket = socket
         self._supervisor = Supervisor(Adding(adds), lambda: Identity("other", index), followers, sizes)
