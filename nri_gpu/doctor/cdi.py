@@ -15,14 +15,17 @@ from nri_gpu.cdi.specification import KIND
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, warning
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime import program_version, release_of
-from nri_gpu.doctor.units import is_enabled, is_installed
+from nri_gpu.doctor.units import UNIT_FOLDERS, is_enabled, is_installed
 from nri_gpu.domain.text import listed
 from nri_gpu.system.kernel_modules import PROC, module_version
 from nri_gpu.system.storage import stat_of, text_of
 
 DOCKER: Final = "/etc/docker/daemon.json"
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2", "kubelite"})
-_WRITE: Final = ("systemctl start nri-gpu-cdi", "journalctl -u nri-gpu-cdi -e    # if there is none then: says why")
+_WRITE: Final = (
+    "systemctl enable --now nri-gpu-cdi.path && systemctl start nri-gpu-cdi",
+    "journalctl -u nri-gpu-cdi -e    # if there is none then: says why",
+)
 _RESTART: Final = "systemctl restart docker    # and with it its containers"
 _SETTINGS_MAX: Final = 256 << 10  # bytes
 # Docker reads specifications from 25 on, and without being told to from 28.2 on (Docker's release notes).
@@ -68,7 +71,8 @@ class _Specification(Struct, frozen=True):
 
 
 def serves_by_cdi(seen: Examined) -> bool:
-    return is_enabled(seen, "nri-gpu-cdi.path") or any(_specifications(seen))
+    own = seen.at(UNIT_FOLDERS[0]) / "nri-gpu-cdi.path"  # the packages have theirs, used or not, elsewhere
+    return is_enabled(seen, own.name) or own.exists() or any(_specifications(seen))
 
 
 def serves_by_cdi_alone(seen: Examined) -> bool:

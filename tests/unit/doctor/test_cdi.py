@@ -152,6 +152,15 @@ def test_elsewhere_a_dead_daemon_is_an_error(docker: DoctorNode, broken: Break) 
     assert not any("containerd.toml" in line for each in found.findings for line in (each.meaning, *each.fix))
 
 
+@pytest.mark.parametrize(
+    ("where", "meant"), [("etc/systemd/system", True), ("usr/lib/systemd/system", False)], ids=["ours", "a package's"]
+)
+def test_a_path_unit_without_a_specification(node: DoctorNode, where: str, meant: bool) -> None:
+    node.write(f"{where}/nri-gpu-cdi.path", "")
+    assert ("CDI specification" in {each.subject for each in bad(node)}) is meant
+    assert ("daemon" in {each.subject for each in bad(node)}) is not meant
+
+
 def test_what_is_no_specification_of_ours(node: DoctorNode) -> None:
     node.write(f"run/cdi/{FILE_NAME}", specification(node, kind=REQUIRED_KIND))
     hooked = json.loads(specification(node)) | {"containerEdits": {"hooks": [{"hookName": "createContainer"}]}}
