@@ -22,6 +22,7 @@ def k3s(node: DoctorNode, text: str = CONFIG) -> None:
     """k3s's containerd beside the node's own, which Docker's package brought."""
     node.write("etc/containerd/config.toml", DOCKERS)
     node.process(900, "containerd", "containerd", "-c", f"/{K3S}")
+    node.write("proc/900/environ", "PATH=/usr/bin\0")
     node.write(K3S, text)
 
 
