@@ -17,9 +17,10 @@ from msgspec import Struct
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.cdi.file import STANDARD, SpecFile, SpecFileError, spec_files
 from nri_gpu.cdi.specification import specification
+from nri_gpu.decision.eligibility import lacking_library
 from nri_gpu.domain.errors import DriverError, Exit, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Gpu
-from nri_gpu.domain.node import DriverTree, Inventory, Loader
+from nri_gpu.domain.node import DriverTree, Inventory, Loader, Node
 from nri_gpu.driver.owner import owner_of
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import GENERATION, prune, stage
@@ -90,6 +91,8 @@ def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree |
         if inventory.simulated:
             return None
         raise NotReadyError(str(error)) from error
+    if reason := lacking_library(options.capabilities, Node(number=1, inventory=inventory, driver=files)):
+        raise NotReadyError(reason.sentence)
     tree = files.trees.get(options.capabilities)
     if tree is None and not inventory.simulated:
         raise NotReadyError(f"the driver on this node lacks files for {', '.join(sorted(options.capabilities))}")

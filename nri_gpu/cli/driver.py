@@ -13,7 +13,7 @@ from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import show_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
-from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.gpu import Capability, closure
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
 from nri_gpu.driver.host_files import LeftOut
 from nri_gpu.driver.scan import FoundDriver, scan
@@ -21,7 +21,7 @@ from nri_gpu.driver.search import OtherDriver
 from nri_gpu.requirements.compat import unfit_driver
 from nri_gpu.system.kernel_modules import module_version
 
-TONES: Final = {"  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
+TONES: Final = {"  REFUSED": Tone.WARN, "  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
 
@@ -40,10 +40,14 @@ class FileLine(Struct, frozen=True):
 
 
 class CapabilityFiles(Struct, frozen=True):
-    """What a container gets with one capability. missing: libraries that current drivers have and this one lacks."""
+    """What a container gets with one capability. missing: libraries that current drivers have and this one lacks.
+
+    lacks: those without which the capability is refused, each clause a choice; empty where it is granted.
+    """
 
     files: tuple[FileLine, ...]
     missing: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
 
 
 class PackageLine(Struct, frozen=True):
@@ -106,7 +110,12 @@ def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocume
         version=found.version,
         generation=found.generation,
         capabilities={
-            each.value: CapabilityFiles(tuple(_files(found, each)), tuple(found.missing[each])) for each in Capability
+            each.value: CapabilityFiles(
+                tuple(_files(found, each)),
+                tuple(found.missing[each]),
+                tuple(libraries for needed, libraries in found.lacks.items() if needed in closure(frozenset({each}))),
+            )
+            for each in Capability
         },
         left_out=found.left_out,
         unknown=tuple(found.unknown),
@@ -144,6 +153,8 @@ def _lines(document: DriverDocument) -> Iterator[str]:
         for file in given.files:
             names = ", ".join(file.places or file.links)
             yield f"  {file.kind:<8} {file.source}{' as ' if names else ''}{names}"
+        if given.lacks:
+            yield f"  REFUSED  without {' and '.join(given.lacks)}"
         if given.missing:
             yield f"  missing  {', '.join(given.missing)}"
     yield from _left_out("left out, no container gets them", document.left_out)

@@ -112,9 +112,30 @@ def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
         return _cannot_grant(node.driver_fault or "the driver's files are not found yet; try again")
     if fault := _version_fault(node.driver.version, node):
         return _cannot_grant(fault)
+    # Whether a compatibility package stands in for libcuda depends on the container, so `plan_for` says.
+    if reason := lacking_library(capabilities - {Capability.COMPUTE} if node.compat else capabilities, node):
+        return reason
     if not node.inventory.simulated and capabilities not in node.driver.trees:
         return Reason(Code.NODE_NOT_READY, _not_staged(capabilities, node.driver))
     return None
+
+
+def lacking_library(capabilities: Capabilities, node: Node) -> Reason | None:
+    """Return why the driver cannot serve these capabilities: what one of them stands for is not there. None if it can.
+
+    capabilities: closed.
+    """
+    driver = None if node.inventory.simulated else node.driver
+    if driver is None or not (lacking := [each for each in Capability if each in capabilities & driver.lacks.keys()]):
+        return None
+    left = [each for each in Capability if closure(frozenset({each})) <= capabilities - driver.lacks.keys()]
+    instead = ",".join(each for each in left if each is not Capability.COMPAT32) or Capability.UTILITY
+    libraries = " and no ".join(f"{driver.lacks[each]} for {each}" for each in lacking)
+    return Reason(
+        Code.NODE_NOT_READY,
+        f"the driver on this node has no {libraries}, and an image's own does not count: install that part of it, ask "
+        f"with capabilities={instead}, or run the pod on a node that has it.",
+    )
 
 
 def _cannot_grant(fault: str) -> Reason:

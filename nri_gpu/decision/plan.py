@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.allocation.external import beyond, completable, external_units, nvidia_names, nvidia_nodes, unknown_nodes
-from nri_gpu.decision.eligibility import Eligible, node_fault
+from nri_gpu.decision.eligibility import Eligible, lacking_library, node_fault
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Grant, Inject, Reason
 from nri_gpu.domain.edits import NO_EDITS, Edits
@@ -59,6 +59,8 @@ def plan_for(
     choice = _compat(container, facts, capabilities, node, policy)
     if choice.package:
         facts = with_compat(facts, choice.package)
+    elif reason := lacking_library(capabilities, node):
+        return reason
     if reason := _unmet_requirement(container, facts, choice, policy):
         return reason
     edits = plan(

@@ -11,6 +11,7 @@ from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_th
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.doctor.units import is_installed
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.text import listed
 from nri_gpu.driver.scan import scan
@@ -171,6 +172,12 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
         yield ok(subject, f"modules and libraries are {kernel}{unused}")
     else:
         yield ok(subject, f"the libraries below {where} are {found.version}; no module to compare them with")
+    for each in sorted(found.lacks.keys() & closure(seen.policy.defaults.capabilities)):
+        yield error(
+            "driver files",
+            f"the driver below {where} has no usable {found.lacks[each]}: who asks for {each} is refused",
+            "# install that part of the driver (libcuda1, nvidia-driver-cuda), and see: nri-gpu driver",
+        )
     if found.left_out:
         yield warning(
             "driver files",

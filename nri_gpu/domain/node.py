@@ -104,12 +104,15 @@ class DriverFiles(Recorded, frozen=True):
     version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
     trees: one for each closed set of capabilities; sets that come to the same files share one.
     missing: capability -> libraries a current driver has and this one lacks; for people, not for decisions.
+    lacks: capability that this driver cannot serve -> the libraries of which it would need one: `libcuda.so`. What such
+    a capability brings along is not repeated.
     """
 
     version: str
     generation: str
     trees: Mapping[Capabilities, DriverTree]
     missing: Mapping[Capability, tuple[str, ...]]
+    lacks: Mapping[Capability, str] = {}
 
 
 class Inventory(Recorded, frozen=True, kw_only=True):

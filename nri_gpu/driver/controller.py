@@ -12,6 +12,7 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.compat import SHOWN, CompatController
 from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
@@ -214,6 +215,9 @@ class DriverController:
 def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
     bound = logger.bind(driver_version=files.version, generation=files.generation)
     bound.info("driver files staged")
+    lacking = [f"{libraries} for {each}" for each, libraries in files.lacks.items() if each in DEFAULT_CAPABILITIES]
+    if lacking:
+        bound.bind(fault=", ".join(lacking)).warning("driver lacks a library that containers need")
     for capability, names in files.missing.items():
         if names:
             bound.bind(fault=f"{capability}: {', '.join(names)}").info("driver libraries not found")

@@ -64,8 +64,8 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
     """What a driver root holds for containers.
 
     generation: safe as a file name; changes whenever a file does. libraries_32: for compat32. singles: configuration
-    and modules, mounted one by one. missing: as in `DriverFiles`. unknown: files of this driver's version that our
-    table does not name, so no container gets them. left_out: found, and not usable. others: drivers beside this one.
+    and modules, mounted one by one. missing, lacks: as in `DriverFiles`. unknown: files of this driver's version that
+    our table does not name, so no container gets them. left_out: found, and not usable. others: drivers beside it.
     """
 
     root: Path
@@ -76,6 +76,7 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
     binaries: tuple[DriverFile, ...]
     singles: tuple[DriverFile, ...]
     missing: Mapping[Capability, tuple[str, ...]]
+    lacks: Mapping[Capability, str]
     unknown: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     others: tuple[OtherDriver, ...]
@@ -146,6 +147,7 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: Sequence[str]
         binaries=binaries,
         singles=singles,
         missing=_missing(every, machine, version),
+        lacks=_lacks(libraries),
         unknown=folders.unknown(),
         left_out=tuple(dict.fromkeys((*folders.left_out(), *refused_32, *left_out))),
         others=search.others(version),
@@ -258,10 +260,20 @@ def _missing(
     return MappingProxyType(missing)
 
 
+def _lacks(libraries: Iterable[DriverFile]) -> Mapping[Capability, str]:
+    have = _names(libraries)
+    lacks = {capability: names for capability, names in table.STANDS_FOR.items() if have.isdisjoint(names)}
+    return MappingProxyType({each: " or ".join(f"{name}.so" for name in names) for each, names in lacks.items()})
+
+
 def _lacking(files: Iterable[DriverFile], machine: table.Machine, version: str) -> tuple[table.DriverLibrary, ...]:
     """The libraries that a driver of this version has for a machine, and that are not among its files."""
-    have = {basename(file.name).partition(".so.")[0] for file in files}
+    have = _names(files)
     return tuple(each for each in table.LIBRARIES if each.expected(machine.name, version) and each.name not in have)
+
+
+def _names(files: Iterable[DriverFile]) -> set[str]:
+    return {basename(file.name).partition(".so.")[0] for file in files}
 
 
 def _digest(files: tuple[DriverFile, ...]) -> str:

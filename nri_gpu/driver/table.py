@@ -153,6 +153,15 @@ LIBRARIES: Final = (
     DriverLibrary("libnvidia-ngx", NGX, ALL),
 )
 
+# What a capability is there by: one of these. A display is there with graphics, compat32 with any 32-bit library.
+STANDS_FOR: Final[Mapping[Capability, tuple[str, ...]]] = {
+    Capability.COMPUTE: ("libcuda",),
+    Capability.UTILITY: ("libnvidia-ml",),
+    Capability.VIDEO: ("libnvcuvid", "libnvidia-encode"),
+    Capability.GRAPHICS: ("libGLX_nvidia", "libEGL_nvidia"),
+    Capability.NGX: ("libnvidia-ngx",),
+}
+
 # Links every container gets although the host may lack them: programs open them by these names. Each leads to the
 # library's SONAME; the paths are below the library folder. Source: NVIDIA/libnvidia-container src/nvc_mount.c,
 # NVIDIA/nvidia-container-toolkit internal/discover/{symlinks,graphics}.go. VDPAU's loader falls back to the plain

@@ -39,7 +39,7 @@ def planned(found: FoundDriver, folder: Path) -> DriverFiles:
                 libraries_32=tuple(rows[part, file.name] for part, file in content if part == LIBRARIES_32),
             )
     trees = {capabilities: made[name] for capabilities, name in names.items()}
-    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing)
+    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing, found.lacks)
 
 
 def plan_of(found: FoundDriver) -> Plan:
@@ -91,15 +91,12 @@ def _tree_names(found: FoundDriver) -> Mapping[Capabilities, str]:
     Sets with the same files share the tree of the smallest, so a driver without 32-bit libraries or an X server has a
     quarter of the trees.
     """
-    # A file of two capabilities proves neither: a server's driver has the compiler for both, and no graphics.
-    have = {next(iter(file.capabilities)) for file in found.libraries if len(file.capabilities) == 1}
-    have |= {Capability.COMPAT32} if found.libraries_32 else set()
-    if Capability.GRAPHICS in have:
-        have.add(Capability.DISPLAY)  # a display works without an X server
+    # Compute without libcuda is for containers that get one from a compatibility package.
+    without = found.lacks.keys() - {Capability.COMPUTE} | (set() if found.libraries_32 else {Capability.COMPAT32})
     names: dict[Capabilities, str] = {}
     firsts: dict[tuple[tuple[str, str], ...], str] = {}
     for capabilities in closed_sets():
-        if capabilities <= have:
+        if capabilities.isdisjoint(without):
             content = tuple((part, file.name) for part, file in _content(found, capabilities))
             if content:  # compat32 alone has no files
                 names[capabilities] = firsts.setdefault(content, tree_name(capabilities))

@@ -28,7 +28,7 @@ from nri_gpu.cdi.generate import (
 )
 from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import DriverError, Exit
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
 from nri_gpu.domain.node import Inventory, Loader, Majors
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.system.storage import boot_id
@@ -100,6 +100,14 @@ def test_what_changes_while_it_is_written_is_written_too(place: Place, monkeypat
     monkeypatch.setattr(SpecFile, "write", write_and_upgrade)
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert "/590.1.2-" in place.file.read_text()
+
+
+def test_compute_without_libcuda_is_not_described(place: Place) -> None:
+    (place.driver / f"lib64/libcuda.so.{V}").unlink()
+    node = replace(make.inventory(driver_version=V), majors=Majors(nvidia=195, nvidia_uvm=511))
+    with pytest.raises(NotReadyError, match=r"no libcuda\.so for compute.* ask with capabilities=utility"):
+        specification_text(node, place.options())
+    specification_text(node, place.options(capabilities=frozenset({Capability.UTILITY})))
 
 
 def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

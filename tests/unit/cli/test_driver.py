@@ -44,6 +44,17 @@ def test_what_is_missing_left_out_and_unknown(root: Path, nri_gpu: NriGpuCall) -
     assert done.out.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
 
 
+def test_what_a_capability_cannot_do_without_stands_apart(root: Path, nri_gpu: NriGpuCall) -> None:
+    """Video needs compute, and whatever older drivers never had stays a mere `missing`."""
+    (root / f"lib64/libcuda.so.{V}").unlink()
+    (root / f"lib64/libnvidia-opencl.so.{V}").unlink()
+    done = nri_gpu("driver", "--driver-root", root)
+    assert done.out.count("  REFUSED  without libcuda.so\n") == 2
+    assert "  missing  libcuda.so, libnvidia-opencl.so\n" in done.out
+    capabilities = nri_gpu("driver", "--driver-root", root, "-o", "json").document["capabilities"]
+    assert {name for name, each in capabilities.items() if each["lacks"] == ["libcuda.so"]} == {"compute", "video"}
+
+
 def test_drivers_that_are_not_used_are_named(root: Path, nri_gpu: NriGpuCall) -> None:
     put_libraries(root, "usr/lib", "470.256.02")
     done = nri_gpu("driver", "--driver-root", root)

@@ -112,9 +112,24 @@ COMPATIBLE = make.node(
 )
 MIG_ALONE = make.node([make.mig_gpu(1)], majors=Majors(nvidia=195, nvidia_uvm=511))
 TWO_VERSIONS = "libraries on this node are 580.95.05 but its loaded kernel module is"
+NO_CUDA = make.node(staged=make.driver(lacks={Capability.COMPUTE: "libcuda.so"}))
+NO_DRAWING = make.node(staged=make.driver(lacks={Capability.GRAPHICS: "libA.so or libB.so", Capability.NGX: "libC.so"}))
 # The claim, the node, and what is said of it.
 NOT_READY: dict[str, tuple[str, Node, str]] = {
     "no files of a capability": ("1;capabilities=compute,graphics,ngx", SERVER, "has no files for graphics, ngx"),
+    "no libcuda": ("1", NO_CUDA, "has no libcuda.so for compute, and an image's own does not count: install"),
+    "no libcuda, and what goes without": ("1", NO_CUDA, "ask with capabilities=utility, or run"),
+    "no libcuda, and nothing goes without": (
+        "1;capabilities=video,compat32",
+        NO_CUDA,
+        "ask with capabilities=utility,",
+    ),
+    "no libraries of two": (
+        "1;capabilities=compute,display,ngx",
+        NO_DRAWING,
+        "has no libA.so or libB.so for graphics and no libC.so for ngx, and an image's own does not count: install "
+        "that part of it, ask with capabilities=compute, or",
+    ),
     "no files of any": ("1", make.node(staged=make.driver(trees={})), "compute, utility"),
     "no driver files yet": ("1", STARTING, "being looked for"),
     "32-bit libraries of nothing": ("1;capabilities=compat32", COMPATIBLE, "name them too"),
@@ -140,6 +155,11 @@ def test_a_node_that_is_not_ready_says_why(claim: str, node: Node, words: str) -
     reason = refused(make.container(claim), node)
     assert reason.code is Code.NODE_NOT_READY
     assert words in reason.sentence
+
+
+def test_utility_needs_no_libcuda_and_a_simulated_node_no_library() -> None:
+    assert injected(make.container("1;capabilities=utility"), NO_CUDA)
+    assert injected(make.container("1"), replace(NO_CUDA, inventory=replace(NO_CUDA.inventory, simulated=True)))
 
 
 HEADLESS = Policy(capabilities=CapabilityRules(allowed=frozenset(Capability) - {Capability.DISPLAY}))

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Inject
+from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import CompatSettings, Policy
 from tests.support import builders as make
@@ -26,6 +27,12 @@ WISH = {"NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=tesla,driver>=535,driver<536", 
 
 def decided(container: Container, node: Node = NODE, policy: Policy = POLICY) -> Inject:
     return injected(container, node, policy=policy)
+
+
+def test_a_package_counts_as_libcuda_where_it_is_chosen() -> None:
+    node = replace(NODE, driver=make.driver(lacks={Capability.COMPUTE: "libcuda.so"}))
+    assert decided(make.container("1", env=WISH), node).compat
+    assert "no libcuda.so for compute" in refused(make.container("1"), node, policy=POLICY).sentence
 
 
 def sentence(container: Container, node: Node = NODE, policy: Policy = POLICY) -> str:

@@ -47,6 +47,11 @@ def not_built(node: DoctorNode) -> None:
     node.write(f"lib/modules/{RELEASE}/modules.dep", lines)
 
 
+def no_libcuda(node: DoctorNode) -> None:
+    for path in (node.root / "usr").rglob("libcuda.so*"):
+        path.unlink()
+
+
 def nouveau(node: DoctorNode) -> None:
     node.bind(1, "nouveau")
 
@@ -108,6 +113,13 @@ BROKEN: dict[str, tuple[Break, Level, str, str, str]] = {
         "driver versions",
         "libraries are not usable",
         "driver.root",
+    ),
+    "no libcuda": (
+        no_libcuda,
+        Level.ERROR,
+        "driver files",
+        "has no usable libcuda.so: who asks for compute is refused",
+        "libcuda1",
     ),
     "no node": (
         lambda node: node.remove("dev/nvidia1"),

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.gpu import Capability, closed_sets
 from nri_gpu.driver.scan import FoundDriver, changed, folder_signatures, scan
+from nri_gpu.driver.table import STANDS_FOR
+from nri_gpu.driver.trees import planned
 from tests.support.driver_root import LIBRARIES, PROGRAMS, make_driver_root, write_library
 from tests.support.elf_file import EM_386, shared_library
 
@@ -69,11 +71,29 @@ def test_another_machine(tmp_path: Path) -> None:
 # -- versions
 
 
-def test_one_of_the_two_is_enough(root: Path) -> None:
-    (root / f"lib64/libcuda.so.{V}").unlink()
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["missing", "empty"])
+def test_one_of_the_two_is_enough_and_compute_is_not_there(root: Path, harm: Callable[[Path], object]) -> None:
+    harm(root / f"lib64/libcuda.so.{V}")
     found = scan(root)
     assert found.version == V
     assert found.missing[Capability.COMPUTE] == ("libcuda.so",)
+    assert found.lacks[Capability.COMPUTE] == "libcuda.so"
+
+
+@pytest.mark.parametrize(("capability", "libraries"), STANDS_FOR.items())
+def test_a_capability_needs_one_of_the_libraries_that_it_stands_for(
+    tmp_path: Path, capability: Capability, libraries: tuple[str, ...]
+) -> None:
+    root = make_driver_root(tmp_path / "root", V, everything=True)
+    assert dict(scan(root).lacks) == {}
+    for library in libraries:
+        assert dict(scan(root).lacks) == {}
+        (root / f"lib64/{library}.so.{V}").unlink()
+    found = scan(root)
+    assert dict(found.lacks) == {capability: " or ".join(f"{library}.so" for library in libraries)}
+    without = {some for some in closed_sets() if capability in some}
+    staged = planned(found, tmp_path / found.generation).trees.keys() & without
+    assert bool(staged) is (capability is Capability.COMPUTE), "a compatibility package may bring a libcuda"
 
 
 def test_leftovers_of_an_old_driver_are_passed_over(root: Path) -> None:
