@@ -28,6 +28,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
 
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
+MEMORY_UNKNOWN: Final = "its memory is unknown"  # NVML tells none of a GPU that shares the host's
 COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
     Operator.AT_LEAST: ge,
     Operator.AT_MOST: le,
@@ -73,11 +74,21 @@ def _fits(unit: Unit, selector: Selector) -> bool:
         case ModelSelector(glob):
             return fnmatchcase(unit.model.lower(), glob.lower())
         case MemorySelector(operator, memory_bytes):
-            return COMPARE[operator](unit.memory_bytes, memory_bytes)
+            return unit.memory_bytes is not None and COMPARE[operator](unit.memory_bytes, memory_bytes)
         case ArchSelector(operator, arch):
-            return COMPARE[operator](unit.arch, arch)
+            return unit.arch is not None and COMPARE[operator](unit.arch, arch)
         case never:
             assert_never(never)
+
+
+def _why_unknown(unit: Unit, selectors: Iterable[Selector]) -> str:
+    """Which number that the selectors compare is unknown of it, a clause; empty where none is."""
+    for selector in selectors:
+        if isinstance(selector, MemorySelector) and unit.memory_bytes is None:
+            return MEMORY_UNKNOWN
+        if isinstance(selector, ArchSelector) and unit.arch is None:
+            return "its compute capability is unknown"
+    return ""
 
 
 # A refusal holds 700 characters, and its end says what to do: names and reasons from elsewhere are clipped.
@@ -115,11 +126,13 @@ def ambiguous(wanted: str, found: int) -> Reason:
     return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here: write more of it.")
 
 
-def misfit(unit: Unit) -> Reason:
+def misfit(unit: Unit, claim: Claim) -> Reason:
     """It is named, and does not fit the selectors of the same request."""
+    because = f", since {why}" if (why := _why_unknown(unit, claim.selectors)) else ""
     return Reason(
         Code.NO_SUCH_GPU,
-        f"{called(unit)}, {unit.model}, does not fit the selectors of the same request: drop them, or name another.",
+        f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}: drop them, or name "
+        "another.",
     )
 
 
@@ -247,23 +260,24 @@ def counted(number: int, noun: str) -> str:
 def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
     """The node has fewer than asked for, held or not."""
     which = " that fit the selectors" if claim.selectors else " that can be granted"
+    has = f"{len(fitting)}{which}{_hidden(inventory, claim)}"
     return Reason(
         Code.NO_SUCH_GPU,
-        f"asked for {gpus} GPUs, but this node has {len(fitting)}{which}{_hidden(inventory)}: ask for fewer, or run "
-        "the pod on another node.",
+        f"asked for {gpus} GPUs, but this node has {has}: ask for fewer, or run the pod on another node.",
     )
 
 
 def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Reason:
     """The node has fewer MIG devices of that profile than asked for, held or not; says what there is."""
-    there = [part for part in inventory.parts if matches(part, claim.selectors)]
-    usable = [part for part in there if not why_not(part)]
+    doubts = {part.uuid: why_not(part) or _why_unknown(part, claim.selectors) for part in inventory.parts}
+    there = [part for part in inventory.parts if matches(part, claim.selectors) or _why_unknown(part, claim.selectors)]
+    usable = [part for part in there if not doubts[part.uuid]]
     fitting = sum(part.device.profile == wanted.profile for part in usable)
     profiles = sorted({part.device.profile for part in usable})
     known = ", ".join(f"{sum(part.device.profile == name for part in usable)} of {name}" for name in profiles)
     has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
     but = f" (it has {clipped(known, WHY_SHOWN_MAX)})" if known else ""
-    bad = [f"{part.place}: {clipped(why_not(part), NAME_SHOWN_MAX)}" for part in there if why_not(part)]
+    bad = [f"{part.place}: {clipped(why, NAME_SHOWN_MAX)}" for part in there if (why := doubts[part.uuid])]
     bad_ones = f" (unavailable: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
     return Reason(
         Code.NO_SUCH_GPU,
@@ -276,11 +290,11 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
 def none_fit(claim: Claim, inventory: Inventory) -> Reason:
     """No GPU that can be granted fits."""
     if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
-        models = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN)
+        has = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN) + _hidden(inventory, claim)
         return Reason(
             Code.NO_SUCH_GPU,
-            f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {models}{_hidden(inventory)}: "
-            "loosen the selectors, or run the pod on another node.",
+            f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {has}: loosen the selectors, or "
+            "run the pod on another node.",
         )
     return Reason(
         Code.NO_SUCH_GPU,
@@ -289,9 +303,10 @@ def none_fit(claim: Claim, inventory: Inventory) -> Reason:
     )
 
 
-def _hidden(inventory: Inventory) -> str:
-    """GPUs that are there and cannot be granted, in brackets."""
-    bad = [(str(gpu.index), why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
+def _hidden(inventory: Inventory, claim: Claim | None = None) -> str:
+    """GPUs that are there and cannot be granted, or compared with the claim's selectors, in brackets."""
+    selectors = claim.selectors if claim else ()
+    bad = [(str(gpu.index), why) for gpu in inventory.gpus if (why := why_not(gpu) or _why_unknown(gpu, selectors))]
     bad += [(str(fault.index), fault.reason) for fault in inventory.faults]
     bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]
     said = "; ".join(f"GPU {name}: {clipped(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])

@@ -188,7 +188,7 @@ def _named(
         if why := why_not(unit, admin=claim.admin):
             return cannot(called(unit), why, kubelet=claim.kubelet)
         if not matches(unit, claim.selectors):
-            return misfit(unit)
+            return misfit(unit, claim)
         if usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid, asker.claims):
             return busy(unit, asker.pod_uid, asker.mode, usage[unit.uuid], asker.claims)
         chosen[unit.uuid] = unit

@@ -27,7 +27,7 @@ class MigDeviceLine(Struct, frozen=True, kw_only=True):
     gpu_instance_id: int
     compute_instance_id: int
     profile: str
-    memory_bytes: int
+    memory_bytes: int | None
     gpu_instance_minor: int | None
     compute_instance_minor: int | None
     unavailable: str
@@ -48,8 +48,8 @@ class GpuLine(Struct, frozen=True, kw_only=True):
     uuid: str
     pci_bus_id: str
     model: str
-    memory_bytes: int
-    arch: str
+    memory_bytes: int | None
+    arch: str | None
     numa_node: int | None
     mig_enabled: bool
     brand: str
@@ -166,7 +166,7 @@ def _extra_line(offer: NodeExtra) -> ExtraLine:
 def _gpu_line(gpu: Gpu) -> GpuLine:
     """Its fields as the inventory names them; `arch` is a text, and signs are in `health`."""
     parts = [{**to_builtins(part.device), **_state(part)} for part in gpu.parts]
-    changed = {**_state(gpu), "arch": f"{gpu.arch[0]}.{gpu.arch[1]}", "mig": parts}
+    changed = {**_state(gpu), "arch": gpu.arch_text or None, "mig": parts}
     return convert({**to_builtins(gpu), **changed}, GpuLine)
 
 

@@ -103,7 +103,7 @@ def unlisted_lines(gpus: Iterable[KernelGpu], fault: str) -> Iterator[str]:
 
 def _row(unit: Unit) -> tuple[str, ...]:
     """A MIG device is indented below its GPU, and its node is the compute instance's capability."""
-    memory = f"{unit.memory_bytes / 2**30:.0f} GiB"
+    memory = f"{unit.memory_bytes / 2**30:.0f} GiB" if unit.memory_bytes else "-"
     if isinstance(unit, MigPart):
         device, minor = unit.device, unit.device.compute_instance_minor
         place = f"gi {device.gpu_instance_id}, ci {device.compute_instance_id}"
@@ -113,7 +113,7 @@ def _row(unit: Unit) -> tuple[str, ...]:
         str(unit.index),
         unit.model,
         memory,
-        f"{unit.arch[0]}.{unit.arch[1]}",
+        unit.arch_text or "-",
         "-" if unit.numa_node is None else str(unit.numa_node),
         unit.pci_bus_id,
         f"/dev/nvidia{unit.minor_number}",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger, Usage
-from nri_gpu.allocation.messages import called
+from nri_gpu.allocation.messages import MEMORY_UNKNOWN, called
 from nri_gpu.domain.claim import Claim, Count, Devices, Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code, Grant, Reason
@@ -71,7 +71,7 @@ def start_fault(container_id: ContainerId, uid: int, ledger: Ledger, inventory: 
 
 
 def _too_many(unit: Unit, others: int, most: int) -> Reason | None:
-    limit = min(most, CLIENTS if unit.arch >= VOLTA else CLIENTS_BEFORE_VOLTA)
+    limit = min(most, CLIENTS if unit.arch and unit.arch >= VOLTA else CLIENTS_BEFORE_VOLTA)
     if others < limit:
         return None
     return Reason(
@@ -82,7 +82,13 @@ def _too_many(unit: Unit, others: int, most: int) -> Reason | None:
 
 
 def _too_much(unit: Unit, others: Iterable[Grant], seat: Seat) -> Reason | None:
-    taken, there = sum(grant.seat.memory_mib for grant in others if grant.seat), unit.memory_bytes // MIB
+    if seat.memory_mib and unit.memory_bytes is None:
+        return Reason(
+            Code.NO_SUCH_GPU,
+            f"{called(unit)} cannot be shared by memory, since {MEMORY_UNKNOWN}: ask without sharing=memory, where the "
+            "policy sets no share either (mps.default_memory_mib, mps.most_memory_mib), or for another GPU.",
+        )
+    taken, there = sum(grant.seat.memory_mib for grant in others if grant.seat), (unit.memory_bytes or 0) // MIB
     if not seat.memory_mib or taken + seat.memory_mib <= there:
         return None
     return Reason(

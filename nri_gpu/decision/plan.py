@@ -92,7 +92,7 @@ def unreached_note(container: Container, edits: Edits) -> str:
 
 
 def _facts(gpus: tuple[Unit, ...], node: Node) -> RequirementFacts:
-    each = tuple(GpuFacts(gpu.arch, gpu.brand) for gpu in map(whole, gpus))
+    each = tuple(GpuFacts(gpu.arch or (0, 0), gpu.brand) for gpu in map(whole, gpus))
     return RequirementFacts(node.inventory.driver_version, node.inventory.cuda_version, each)
 
 

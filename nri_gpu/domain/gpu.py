@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import ClassVar, Final, NewType
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from nri_gpu.domain.health import WELL, Health, Sign
 from nri_gpu.domain.value import Recorded, Value
@@ -121,14 +122,21 @@ class Fabric(Value, frozen=True):
 
 
 class MigEngines(Recorded, frozen=True):
-    """What a MIG device has of its GPU, besides memory (nvmlDeviceGetAttributes_v2); 0 where NVML does not tell."""
+    """What a MIG device has of its GPU, besides memory (nvmlDeviceGetAttributes_v2); None where NVML does not tell."""
 
-    multiprocessors: int = 0
-    copy_engines: int = 0
-    decoders: int = 0
-    encoders: int = 0
-    jpeg_engines: int = 0
-    ofa_engines: int = 0
+    multiprocessors: int | None = None
+    copy_engines: int | None = None
+    decoders: int | None = None
+    encoders: int | None = None
+    jpeg_engines: int | None = None
+    ofa_engines: int | None = None
+
+
+def _forget_zeros(unit: MigDevice | Gpu) -> None:
+    """Make an unknown number None: 0.1.0 recorded it as 0, and topology files may say so."""
+    for name, zero in (("memory_bytes", 0), ("arch", (0, 0))):
+        if getattr(unit, name, None) == zero:
+            force_setattr(unit, name, None)
 
 
 class MigDevice(Value, frozen=True, kw_only=True):
@@ -137,7 +145,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     index: its place in NVML's list, the j of `i:j`; not an id: it moves when an instance is removed.
     uuid: `MIG-...`; another one each time the instance is made.
     profile: as `nvidia-smi -L` writes it, lower case: `1g.10gb`, `1c.3g.40gb`, `1g.10gb+me`.
-    memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
+    memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2); None where NVML does not tell, and for 0.
     gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
     unavailable: why it cannot be granted; empty when it can.
     processes, started, pids: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
@@ -150,7 +158,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     gpu_instance_id: int
     compute_instance_id: int
     profile: str
-    memory_bytes: int
+    memory_bytes: int | None = None
     gpu_instance_minor: int | None = None
     compute_instance_minor: int | None = None
     unavailable: str = ""
@@ -160,6 +168,9 @@ class MigDevice(Value, frozen=True, kw_only=True):
     health: Health = WELL
     engines: MigEngines = MigEngines()
 
+    def __post_init__(self) -> None:
+        _forget_zeros(self)
+
 
 class Gpu(Value, frozen=True, kw_only=True):
     """One physical GPU as NVML described it when its `Node` was taken.
@@ -167,7 +178,7 @@ class Gpu(Value, frozen=True, kw_only=True):
     index: NVML enumeration index (PCI order); not an id: it moves when a GPU is lost.
     minor_number: N of /dev/nvidiaN (nvmlDeviceGetMinorNumber); differs from the index on some hosts.
     pci_bus_id: lower case, 4-digit domain where it fits: `0000:3b:00.0`.
-    memory_bytes: total framebuffer, bytes (nvmlDeviceGetMemoryInfo).
+    memory_bytes: total framebuffer, bytes (nvmlDeviceGetMemoryInfo); None for a GPU that has none of its own.
     arch: compute capability, (9, 0) for Hopper (nvmlDeviceGetCudaComputeCapability).
     numa_node: None where the host does not tell.
     mig: its MIG devices in NVML's order; a GPU in MIG mode can have none.
@@ -192,8 +203,8 @@ class Gpu(Value, frozen=True, kw_only=True):
     uuid: GpuUuid
     pci_bus_id: PciBusId
     model: str
-    memory_bytes: int
-    arch: tuple[int, int]
+    memory_bytes: int | None = None
+    arch: tuple[int, int] | None = None
     numa_node: int | None = None
     mig_enabled: bool = False
     brand: str = ""
@@ -213,6 +224,14 @@ class Gpu(Value, frozen=True, kw_only=True):
     addressing: str = ""
     fabric: Fabric | None = None
     pcie_root: str = ""
+
+    def __post_init__(self) -> None:
+        _forget_zeros(self)
+
+    @property
+    def arch_text(self) -> str:
+        """`9.0`; empty where it is unknown."""
+        return "{}.{}".format(*self.arch) if self.arch else ""
 
     @property
     def parts(self) -> tuple[MigPart, ...]:
@@ -240,11 +259,11 @@ class MigPart(Struct, frozen=True):
         return self.gpu.model
 
     @property
-    def memory_bytes(self) -> int:
+    def memory_bytes(self) -> int | None:
         return self.device.memory_bytes
 
     @property
-    def arch(self) -> tuple[int, int]:
+    def arch(self) -> tuple[int, int] | None:
         return self.gpu.arch
 
     @property

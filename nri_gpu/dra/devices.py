@@ -85,7 +85,10 @@ def offer(
     domains = _nvlink_domains(inventory)
     # Counters are for devices that one claim has: whether each of several claims consumes them is not ours to say.
     shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
-    counted = {} if shared else {unit.uuid: unit for unit in units if isinstance(unit, MigPart)}
+    parts = [] if shared else [unit for unit in units if isinstance(unit, MigPart)]
+    counters: dict[GpuUuid, dict[str, int]] = {unit.uuid: {} for unit in units} | {
+        part.uuid: _counters(part) for part in parts
+    }
     devices = (
         OfferedDevice(
             name=device_name(unit),
@@ -103,12 +106,12 @@ def offer(
                 )
             ),
             shared=shared,
-            counter_set=_counter_set(whole(unit)) if unit.uuid in counted else "",
-            counters=_counters(counted[unit.uuid]) if unit.uuid in counted else {},
+            counter_set=_counter_set(whole(unit)) if counters[unit.uuid] else "",
+            counters=counters[unit.uuid],
         )
         for unit in units
     )
-    return tuple(devices), _counter_sets(counted.values())
+    return tuple(devices), _counter_sets(parts)
 
 
 def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
@@ -145,7 +148,7 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
         "uuid": unit.uuid,
         "productName": gpu.model,
         "brand": _BRANDS.get(gpu.brand, "Unknown"),
-        "architecture": (gpu.architecture or family(gpu.arch) or "unknown").replace("-", " ").title(),
+        "architecture": (gpu.architecture or family(gpu.arch or (0, 0)) or "unknown").replace("-", " ").title(),
         "addressingMode": _ADDRESSING.get(gpu.addressing, ""),
         "resource.kubernetes.io/pciBusID": gpu.pci_bus_id,
         "resource.kubernetes.io/pcieRoot": gpu.pcie_root,
@@ -154,7 +157,7 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
     if isinstance(unit, MigPart):
         texts |= {"parentUUID": gpu.uuid, "profile": unit.device.profile}
     versions = {
-        "cudaComputeCapability": "{}.{}".format(*gpu.arch),
+        "cudaComputeCapability": gpu.arch_text,
         "driverVersion": inventory.driver_version,
         "cudaDriverVersion": inventory.cuda_version,
     }
@@ -164,6 +167,7 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
 
 
 def _capacity(unit: Unit) -> dict[str, int]:
+    """Those that are known."""
     found = {"memory": unit.memory_bytes}
     if isinstance(unit, MigPart):
         engines = unit.device.engines
@@ -175,7 +179,7 @@ def _capacity(unit: Unit) -> dict[str, int]:
             "jpegEngines": engines.jpeg_engines,
             "ofaEngines": engines.ofa_engines,
         }
-    return found
+    return {name: amount for name, amount in found.items() if amount is not None}
 
 
 def _semver(version: str) -> str:
@@ -248,12 +252,13 @@ def _counter_sets(parts: Iterable[MigPart]) -> CounterSets:
     for part in parts:
         name = _counter_set(part.gpu)
         taken.setdefault(name, Counter()).update(_counters(part))
-        sizes[name] = {"memory": part.gpu.memory_bytes, "slices": SLICES}
-    return {name: {key: max(size, taken[name][key]) for key, size in each.items()} for name, each in sizes.items()}
+        sizes[name] = {"memory": part.gpu.memory_bytes or 0, "slices": SLICES}
+    whole_sets = ((name, Counter(each) | taken[name]) for name, each in sizes.items())
+    return {name: dict(each) for name, each in whole_sets}
 
 
 def _counters(part: MigPart) -> dict[str, int]:
-    """What a MIG device consumes of its GPU. Its slices are in its profile, which is `unknown` for some."""
+    """What is known of what a MIG device consumes of its GPU. Its slices are in its profile."""
     profile = part.device.profile
     slices = {"slices": slices_of(profile)[0]} if profile[:1].isdigit() else {}
-    return {"memory": part.memory_bytes, **slices}
+    return {"memory": part.memory_bytes, **slices} if part.memory_bytes else slices

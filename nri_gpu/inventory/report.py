@@ -50,12 +50,12 @@ class _Fabric(Struct):
 
 
 class _Engines(Struct, frozen=True):
-    multiprocessors: formats.EngineCount = 0
-    copy_engines: formats.EngineCount = 0
-    decoders: formats.EngineCount = 0
-    encoders: formats.EngineCount = 0
-    jpeg_engines: formats.EngineCount = 0
-    ofa_engines: formats.EngineCount = 0
+    multiprocessors: formats.EngineCount | None = None
+    copy_engines: formats.EngineCount | None = None
+    decoders: formats.EngineCount | None = None
+    encoders: formats.EngineCount | None = None
+    jpeg_engines: formats.EngineCount | None = None
+    ofa_engines: formats.EngineCount | None = None
 
 
 class _Mig(Struct):
@@ -66,7 +66,7 @@ class _Mig(Struct):
     gpu_instance_id: MigIndex
     compute_instance_id: MigIndex
     profile: Annotated[str, formats.PROFILE.meta(formats.UNKNOWN_PROFILE)]
-    memory_bytes: formats.Bytes
+    memory_bytes: formats.Bytes | None
     unavailable: Text
     processes: formats.ProcessCount | None
     started: _Started = ()
@@ -80,8 +80,8 @@ class _Gpu(Struct):
     uuid: Annotated[str, formats.UUID.meta()]
     pci_bus_id: Annotated[str, formats.BUS_ID.meta()]
     model: Annotated[str, formats.MODEL.meta()]
-    memory_bytes: formats.Bytes
-    arch: tuple[ArchNumber, ArchNumber]
+    memory_bytes: formats.Bytes | None
+    arch: tuple[ArchNumber, ArchNumber] | None
     numa_node: formats.NumaNumber | None
     mig_enabled: bool
     brand: Text

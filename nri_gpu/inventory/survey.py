@@ -116,7 +116,7 @@ def _fault(device: _Device, error: NvmlCallError) -> dict[str, object]:
 
 def _describe(nvml: NvmlClient, device: _Device, sysfs: Path) -> None:
     """Reads the other facts. A GPU that fails here keeps its name and is unavailable."""
-    device.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
+    device.facts |= {"model": "unknown", "memory_bytes": None, "arch": None, "numa_node": None, "mig_enabled": False}
     device.facts |= {"mig": [], "drm": [], "brand": "", "processes": None, "signs": []}
     try:
         for facts in _descriptions(nvml, device, sysfs):
@@ -132,7 +132,7 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
     yield {"model": nvml.parsed(MODEL.parse, "nvmlDeviceGetName", handle, gpu=index)}
     # A GPU that shares the host's memory has none of its own.
     memory = nvml.if_supported("nvmlDeviceGetMemoryInfo", handle, gpu=index)
-    yield {"memory_bytes": int(memory.total) if memory else 0}
+    yield {"memory_bytes": int(memory.total) if memory else None}
     yield {"arch": list(nvml.call("nvmlDeviceGetCudaComputeCapability", handle, gpu=index))}
     brand = nvml.optional("nvmlDeviceGetBrand", handle, gpu=index)
     yield {"brand": "" if brand is None else brand_word(int(brand))}

@@ -16,7 +16,7 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, is_compute_slice, slices
+from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, Unit, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.system.state import NodeState
@@ -120,12 +120,10 @@ def _gpus(gpus: Sequence[Gpu], kubelet: KubeletSettings) -> dict[str, str]:
     model = Counter(gpu.model for gpu in gpus).most_common(1)[0][0]
     same = [gpu for gpu in gpus if gpu.model == model]
     replicas = 0 if all(gpu.mig_enabled for gpu in same) else kubelet.replicas
-    major, minor = same[0].arch
-    return _resource("gpu", model, len(gpus), min(gpu.memory_bytes for gpu in same), kubelet, replicas) | {
-        "gpu.family": family(same[0].arch),
-        "gpu.compute.major": str(major),
-        "gpu.compute.minor": str(minor),
-    }
+    found = _resource("gpu", model, len(gpus), same, kubelet, replicas)
+    if arch := same[0].arch:
+        found |= {"gpu.family": family(arch), "gpu.compute.major": str(arch[0]), "gpu.compute.minor": str(arch[1])}
+    return found
 
 
 def _single(inventory: Inventory, in_mig_mode: Gpu, kubelet: KubeletSettings) -> dict[str, str]:
@@ -154,7 +152,7 @@ def _by_profile(parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str,
 def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
     profile = parts[0].device.profile
     model = f"{parts[0].model} MIG {_plain(profile)}"
-    found = _resource(resource, model, len(parts), min(part.memory_bytes for part in parts), kubelet, kubelet.replicas)
+    found = _resource(resource, model, len(parts), parts, kubelet, kubelet.replicas)
     if MIG_PROFILE.fullmatch(profile):
         of_gpu, of_compute = slices(profile)
         found |= {f"{resource}.slices.gi": str(of_gpu), f"{resource}.slices.ci": str(of_compute)}
@@ -162,13 +160,18 @@ def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> d
 
 
 def _resource(
-    resource: str, model: str, count: int, memory_bytes: int, kubelet: KubeletSettings, replicas: int
+    resource: str, model: str, count: int, alike: Sequence[Unit], kubelet: KubeletSettings, replicas: int
 ) -> dict[str, str]:
-    """Without a device plugin nobody counts replicas. MPS is asked for by annotation, without the kubelet."""
+    """Without a device plugin nobody counts replicas. MPS is asked for by annotation, without the kubelet.
+
+    alike: the GPUs or MIG devices that it describes; where the memory of one is unknown, nothing is said of it.
+    """
     shared = kubelet.enabled and replicas > 1
     suffix = "-SHARED" if shared and not kubelet.rename else ""  # a renamed resource tells by its name
     product = value_of(model)[: VALUE_MAX - len(suffix)] + suffix
-    found = {"product": product, "count": str(count), "memory": str(memory_bytes // MIB)}
+    found = {"product": product, "count": str(count)}
+    if least := min(unit.memory_bytes or 0 for unit in alike):
+        found["memory"] = str(least // MIB)
     if kubelet.enabled:
         found |= {"replicas": str(replicas), "sharing-strategy": "time-slicing" if shared else "none"}
     return {f"{resource}.{key}": value for key, value in found.items()}

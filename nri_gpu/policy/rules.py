@@ -186,8 +186,8 @@ class Pool(Struct, frozen=True, kw_only=True):
         return (
             (self.device is None or not _called(unit).isdisjoint(self.device))
             and (self.model is None or _matches_model(self.model, unit.model))
-            and (self.memory_at_least is None or unit.memory_bytes >= self.memory_at_least)
-            and (self.memory_at_most is None or unit.memory_bytes <= self.memory_at_most)
+            and (self.memory_at_least is None or (unit.memory_bytes or 0) >= self.memory_at_least)
+            and (self.memory_at_most is None or 0 < (unit.memory_bytes or 0) <= self.memory_at_most)
             and (self.mig is None or (isinstance(unit, MigPart) and unit.device.profile in self.mig))
         )
 

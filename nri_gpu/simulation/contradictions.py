@@ -49,9 +49,9 @@ def _references(file: FileTable, inventory: Inventory) -> Iterator[tuple[str, st
             yield f"link[{place}]", f"the same as link[{first}]"
     for place, change in enumerate(file.change):
         gpu = gpus.get(-1 if change.gpu is None else change.gpu)
-        if gpu and change.partition and (gpu.arch < MIG_ARCH or gpu.arch in ARCHS_WITHOUT_MIG):
-            arch = "{}.{}".format(*gpu.arch)
-            yield f"change[{place}].mig", f"GPU {gpu.index} does not support MIG: its compute capability is {arch}"
+        if gpu and gpu.arch and change.partition and (gpu.arch < MIG_ARCH or gpu.arch in ARCHS_WITHOUT_MIG):
+            why = f"its compute capability is {gpu.arch_text}"
+            yield f"change[{place}].mig", f"GPU {gpu.index} does not support MIG: {why}"
 
 
 def _in_time(file: FileTable) -> list[tuple[int, ChangeTable]]:
@@ -176,7 +176,7 @@ def _memory(gpu: Gpu) -> Iterator[Contradiction]:
     """Each GPU instance has memory of its own."""
     total = 0
     for devices in _instances(gpu).values():
-        total += max(device.memory_bytes for device in devices)
+        total += max(device.memory_bytes or 0 for device in devices)
         if gpu.memory_bytes and total > gpu.memory_bytes:
             whose = "it has" if devices == list(gpu.mig) else "with those before it"
             message = f"{whose} {total} bytes, and its GPU has {gpu.memory_bytes}"

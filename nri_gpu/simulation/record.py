@@ -83,7 +83,7 @@ def _gpu(gpu: Gpu) -> tables.GpuTable:
     return _table(
         tables.GpuTable,
         gpu,
-        arch="{}.{}".format(*gpu.arch),
+        arch=gpu.arch_text or None,
         partition=parts or gpu.mig_enabled,
         ecc=gpu.ecc and gpu.ecc.current,
         ecc_pending=gpu.ecc.pending if gpu.ecc and gpu.ecc.pending != gpu.ecc.current else None,

@@ -86,12 +86,12 @@ class FabricTable(Table, frozen=True):
 class EnginesTable(Table, frozen=True):
     """`gpu.mig.engines`."""
 
-    multiprocessors: formats.EngineCount = 0
-    copy_engines: formats.EngineCount = 0
-    decoders: formats.EngineCount = 0
-    encoders: formats.EngineCount = 0
-    jpeg_engines: formats.EngineCount = 0
-    ofa_engines: formats.EngineCount = 0
+    multiprocessors: formats.EngineCount | None = None
+    copy_engines: formats.EngineCount | None = None
+    decoders: formats.EngineCount | None = None
+    encoders: formats.EngineCount | None = None
+    jpeg_engines: formats.EngineCount | None = None
+    ofa_engines: formats.EngineCount | None = None
 
 
 class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi", "compute_instance_id": "ci"}):
@@ -105,7 +105,7 @@ class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi"
     compute_instance_id: Annotated[int, Meta(ge=0, le=COMPUTE_INSTANCES_MAX - 1)]
     uuid: Annotated[GpuUuid, formats.MIG_UUID.meta(), unique("gpu")]
     profile: Annotated[str, formats.PROFILE.meta(formats.UNKNOWN_PROFILE)]
-    memory_bytes: formats.Bytes
+    memory_bytes: formats.Bytes | None = None
     gi_minor: CapabilityMinor | None = None
     ci_minor: CapabilityMinor | None = None
     unavailable: str = ""
@@ -168,8 +168,8 @@ class GpuTable(
     uuid: Annotated[GpuUuid, formats.UUID.meta(), unique("gpu")]
     pci_bus_id: BusId
     model: Annotated[str, formats.MODEL.meta()]
-    memory_bytes: formats.Bytes
-    arch: Annotated[str, _ARCH.meta()]
+    memory_bytes: formats.Bytes | None = None
+    arch: Annotated[str, _ARCH.meta()] | None = None
     brand: Annotated[str, formats.one_of(["", *BRANDS])] = ""
     numa_node: formats.NumaNumber | None = None
     unavailable: str = ""
@@ -198,12 +198,11 @@ class GpuTable(
         return _tables(self.partition)
 
     def gpu(self) -> Gpu:
-        major, _, minor = self.arch.partition(".")
         prohibited = self.compute_mode is ComputeMode.PROHIBITED
         pending = self.ecc if self.ecc_pending is None else self.ecc_pending
         facts = {
             **{name: getattr(self, name) for name in self.__struct_fields__ if name in Gpu.__struct_fields__},
-            "arch": (int(major), int(minor)),
+            "arch": None if self.arch is None else tuple(map(int, self.arch.split("."))),
             "unavailable": self.unavailable or (formats.compute_prohibited(self.pci_bus_id) if prohibited else ""),
             "signs": tuple(dict.fromkeys(self.signs)),
             "mig_enabled": self.partition is not False,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -114,6 +115,22 @@ def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraClus
 
     dra.delete("pods", "--all", "-A")
     dra.wait_nothing_left()
+
+
+def test_a_gpu_without_memory_ends_nobodys_scheduling(cluster: Cluster, dra: DraCluster) -> None:
+    """As on GB10: the page's expression passes it over, and a claim for any GPU gets it."""
+    dra.run(re.sub(r"(?m)^memory_bytes = .*\n", "", FOUR_GPUS.read_text(), count=1))
+    dark = next(each["name"] for each in dra.offered() if "memory" not in each["capacity"])
+    large = [f"large{number}" for number in range(3)]
+    for name in large:
+        cluster.apply(*claiming(name, shown("memory")))
+        cluster.wait_phase(name)
+    assert dark not in {f"gpu-{minor}" for name in large for minor in cluster.minors(name)}
+    cluster.apply(*claiming("one-more", shown("memory")))
+    cluster.wait_said("one-more", WAITS)
+    cluster.apply(*claiming("any"))
+    cluster.wait_phase("any")
+    assert cluster.minors("any") == {int(dark.removeprefix("gpu-"))}
 
 
 def test_mig_devices(cluster: Cluster, dra: DraCluster) -> None:

@@ -80,7 +80,7 @@ def _stands(scenario: Scenario, at_s: float) -> None:
     known = [minor for minor in minors if minor is not None]
     assert len(set(known)) == len(known)
     for gpu in inventory.gpus:
-        of_instances = {part.gpu_instance_id: part.memory_bytes for part in gpu.mig}
+        of_instances = {part.gpu_instance_id: part.memory_bytes or 0 for part in gpu.mig}
         assert not gpu.memory_bytes or sum(of_instances.values()) <= gpu.memory_bytes
 
 

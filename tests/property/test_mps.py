@@ -125,7 +125,7 @@ class Seats(RuleBasedStateMachine):
     def shares_fit_and_one_user_runs(self) -> None:
         for gpu in NODE.gpus:
             seats = [each.grant.seat for each in self.running(gpu.index) if each.grant.seat]
-            assert sum(seat.memory_mib for seat in seats) <= gpu.memory_bytes // MIB
+            assert sum(seat.memory_mib for seat in seats) <= (gpu.memory_bytes or 0) // MIB
             assert len({seat.uid for seat in seats}) <= 1
             assert None not in {seat.uid for seat in seats}
 
@@ -151,4 +151,4 @@ def test_no_more_sit_than_may(shares: list[str]) -> None:
         use = ledger.usage().get(gpu.uuid)
         grants = list(use.grants.values()) if use else []
         assert len(grants) <= MOST
-        assert sum(grant.seat.memory_mib for grant in grants if grant.seat) <= gpu.memory_bytes // MIB
+        assert sum(grant.seat.memory_mib for grant in grants if grant.seat) <= (gpu.memory_bytes or 0) // MIB

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Lapse
 from nri_gpu.decision.replay import container_json, container_of
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.gpu import MigEngines
 from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid, AllocationPending, KubeletAllocation
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.value import canonical, decode, encode
@@ -34,6 +35,18 @@ def test_how_gpus_are_set_up(facts: dict[str, Any], modules: dict[str, str]) -> 
     back = decode(Inventory, json.loads(canonical(inventory)))
     assert back == inventory
     assert canonical(back) == canonical(inventory)  # with what says nothing about what it is
+
+
+def test_what_0_1_0_wrote_as_zero_is_unknown_and_a_zero_of_today_stays() -> None:
+    cut = make.mig_gpu(0, memory_bytes=None, arch=None)
+    dark = replace(cut, mig=(replace(cut.mig[0], memory_bytes=None), replace(cut.mig[1], engines=MigEngines(14, 0))))
+    recorded = encode(make.inventory((dark,)))
+    assert decode(Inventory, recorded).gpus == (dark,)
+    gpu: Any = recorded["gpus"][0]  # type: ignore[index] # JSON
+    assert gpu["mig"][1]["engines"] == {"multiprocessors": 14, "copy_engines": 0}
+    gpu |= {"memory_bytes": 0, "arch": [0, 0]}
+    gpu["mig"][0]["memory_bytes"] = 0
+    assert decode(Inventory, recorded).gpus == (dark,)
 
 
 ALLOCATIONS = (

@@ -232,8 +232,8 @@ def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, s
             domain=int(gpu.pci_bus_id.split(":")[0], 16),
             bus=int(gpu.pci_bus_id.split(":")[1], 16),
             model=gpu.model,
-            memory_bytes=gpu.memory_bytes,
-            arch=gpu.arch,
+            memory_bytes=gpu.memory_bytes or 0,
+            arch=gpu.arch or (0, 0),
             numa=-1 if gpu.numa_node is None else gpu.numa_node,
             mig=(int(gpu.mig_enabled), int(gpu.mig_enabled)),
             brand=BRANDS.index(gpu.brand) if gpu.brand else -1,
@@ -278,8 +278,8 @@ def _fake_mig(device: MigDevice) -> FakeMig:
         ci=device.compute_instance_id,
         slices=slices,
         compute_slices=compute,
-        memory_mib=device.memory_bytes // 2**20,
-        engines=astuple(device.engines),
+        memory_mib=(device.memory_bytes or 0) // 2**20,
+        engines=tuple(number or 0 for number in astuple(device.engines)),
     )
 
 

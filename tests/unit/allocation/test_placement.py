@@ -25,6 +25,9 @@ SHARED, PACK = Mode.SHARED, Strategy.PACK
 FREE, FOUR = Ledger(), make.gpus()
 # GPU 1 is lost, GPU 2 cut by MIG.
 WORN = (make.gpu(0), make.gpu(1, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(2, mig_enabled=True))
+# As GB10, which shares the host's memory: its own is unknown, and so is what the file leaves out.
+UNKNOWN = make.gpu(1, memory_bytes=None, arch=None)
+DARK_PART = (make.mig_gpu(2, mig=(make.mig(2, 0, memory_bytes=None),)),)
 MIXED = (make.gpu(0), make.gpu(1, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0)))
 LOST = make.inventory([make.gpu(0)], faults=(GpuFault(1, "nvmlDeviceGetUUID: GPU is lost (15)"),))
 MISSED = GpuFault(1, "bad since today", uuid="GPU-1badbad1-0000-4000-8000-000000000001", pci_bus_id="0000:99:00.0")
@@ -89,6 +92,8 @@ CHOSEN: dict[str, tuple[str, Found, Ledger, str]] = {
     "a pod's next container gets gpus of its own": ("2", FOUR, make.ledger(make.entry(0, 1, to=SIDE)), "2 3"),
     "shared counts others' injectors as load": ("1;mode=shared", make.gpus(2), HELD_ABROAD, "1"),
     "selectors alone mean one": ("memory>=40Gi", MIXED, FREE, "0"),
+    "an unknown number fits nothing, and others do": ("memory<=80Gi", [UNKNOWN, make.gpu(2)], FREE, "2"),
+    "an unknown arch fits nothing, and others do": ("all;arch>=0.1", [UNKNOWN, make.gpu(2)], FREE, "2"),
     "by index": ("device=2,0", FOUR, FREE, "0 2"),
     "by the beginning of one": (f"device={make.uuid(3)[:12]}", FOUR, FREE, "3"),
     "by uuid in capitals": (f"device=GPU-{make.uuid(3)[4:].upper()}", FOUR, FREE, "3"),
@@ -154,6 +159,30 @@ REFUSED: dict[str, tuple[str, Found, Ledger, Code, tuple[str, ...]]] = {
     "missed by its UUID": (f"device={MISSED.uuid}", GONE, FREE, UNAVAILABLE, ("GPU 1", "bad since today")),
     "named and cut": ("device=2", WORN, FREE, UNAVAILABLE, ("MIG mode",)),
     "named and does not fit": ("device=0;arch>=9.0", MIXED, FREE, NONE, ("A100", "drop them")),
+    "memory is unknown": ("memory>=64Gi", [UNKNOWN], FREE, NONE, ("GPU 1: its memory is unknown", "loosen")),
+    "memory is unknown, at most": ("memory<=8Gi", [UNKNOWN], FREE, NONE, ("GPU 1: its memory is unknown",)),
+    "memory of one is unknown": (
+        "2;memory>1Gi",
+        [make.gpu(0), UNKNOWN],
+        FREE,
+        NONE,
+        ("has 1 that", "memory is unknown"),
+    ),
+    "named, and memory is unknown": (
+        "device=1;memory<=1Gi",
+        [UNKNOWN],
+        FREE,
+        NONE,
+        ("since its memory is unknown: drop",),
+    ),
+    "arch is unknown": ("arch<9.0", [UNKNOWN], FREE, NONE, ("its compute capability is unknown",)),
+    "memory of a MIG device is unknown": (
+        f"mig={SMALL};memory<=8Gi",
+        DARK_PART,
+        FREE,
+        NONE,
+        ("no MIG devices of profile 1g.5gb", "2:0: its memory is unknown"),
+    ),
     "named and busy": ("device=0", FOUR, HELD, BUSY, ("exclusively by ml/other", "shared on both")),
     "named shared and busy": (
         "device=0;mode=shared",

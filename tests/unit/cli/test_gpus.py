@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,19 @@ def test_extras_of_the_host(shown: Shown) -> None:
     lacking = make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
     assert plain(render.gpus_page(lacking)).splitlines()[-1] == "extras not here: gds (`-o json` says why)"
     assert gpus_document(lacking).extras["gds"].lacking == "there is no /dev/nvidia-fsN"
+
+
+def test_what_is_not_known_is_no_zero(shown: Shown, tmp_path: Path) -> None:
+    text = FOUR_GPUS.read_text()
+    for key in ("memory_bytes", "arch"):
+        text = re.sub(rf"^{key} = .*\n", "", text, count=1, flags=re.MULTILINE)
+    (tmp_path / "dark.toml").write_text(text)
+    assert re.search(r"^0 +\S.*\S +- +- +[01] +0000:", shown(tmp_path / "dark.toml").out, re.MULTILINE)
+    dark, known, *_ = shown(tmp_path / "dark.toml", "-o", "json").document["gpus"]
+    assert (dark["memory_bytes"], dark["arch"]) == (None, None)
+    assert known["memory_bytes"] > 0
+    shown(tmp_path / "dark.toml", "--record", tmp_path / "again.toml")
+    assert shown(tmp_path / "again.toml", "-o", "json") == shown(tmp_path / "dark.toml", "-o", "json")
 
 
 def test_the_matrix(shown: Shown, tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_a_gpu_without_its_folder_is_left_for_another_one() -> None:
 
 
 MPS = "device=0;mode=mps"
+DARK = make.node([make.gpu(0, memory_bytes=None)])
+
+
+def test_a_gpu_whose_memory_is_unknown_is_shared_without_a_share_of_it() -> None:
+    assert injected(asks(MPS), DARK, policy=policy()).grant.uuids == (make.uuid(0),)
+    beside = make.node([make.gpu(0, memory_bytes=None), make.gpu(1)])
+    assert injected(asks("1;mode=mps;sharing=memory:1Gi"), beside, policy=policy()).grant.uuids == (make.uuid(1),)
 
 
 class Refused(NamedTuple):
@@ -114,6 +121,12 @@ REFUSED = {
         MEMORY,
         Code.OVER_LIMIT,
         "has 40960 Mi of memory, of which 30720 Mi are shares of other containers already, and 11264 Mi are asked for",
+    ),
+    "memory is unknown": Refused(
+        [asks("1;mode=mps;sharing=memory:1Gi")],
+        Code.NO_SUCH_GPU,
+        "cannot be shared by memory, since its memory is unknown: ask without sharing=memory",
+        node=DARK,
     ),
     "clients": Refused(
         [asks(MPS), asks("1;mode=mps", "b")],

@@ -97,7 +97,7 @@ def test_a_gpu_has_the_names_that_selectors_of_nvidia_s_driver_use() -> None:
 
 
 def test_what_selectors_name_is_there_also_where_it_is_not_known() -> None:
-    ((device,), _) = offered([make.gpu(0, arch=(0, 0), brand="a new one")])
+    ((device,), _) = offered([make.gpu(0, arch=None, brand="a new one")])
     assert device.attributes == {
         "type": "gpu",
         "uuid": make.uuid(0),
@@ -111,6 +111,19 @@ def test_what_selectors_name_is_there_also_where_it_is_not_known() -> None:
     }
     ((device,), _) = offered([make.gpu(0)])
     assert device.attributes["architecture"] == "Ampere"
+
+
+def test_what_is_not_known_is_no_capacity_and_consumes_nothing() -> None:
+    cut = make.mig_gpu(1, ["1g.5gb", "unknown"], memory_bytes=None)
+    cut = replace(cut, mig=tuple(replace(each, memory_bytes=None) for each in cut.mig))
+    devices, counter_sets = offered([make.gpu(0, memory_bytes=None), cut])
+    assert [each.capacity for each in devices] == [{}, {}, {}]
+    assert [(each.counter_set, each.counters) for each in devices] == [
+        ("", {}),
+        ("gpu-6-counter-set", {"slices": 1}),
+        ("", {}),
+    ]
+    assert counter_sets == {"gpu-6-counter-set": {"slices": 7}}
 
 
 def test_mig_devices_share_the_counters_of_their_gpu() -> None:
@@ -148,7 +161,6 @@ def test_shared_devices_are_consumed_in_parts() -> None:
     devices, counter_sets = offered([make.gpu(0), make.mig_gpu(1)], settings=DraSettings(replicas=4))
     assert all(each.shared for each in devices)
     assert [each.capacity["memory"].share for each in devices] == [40_960 * MIB // 4, *[4_864 * MIB // 4] * 2]
-    assert devices[1].capacity["multiprocessors"] == Capacity(0, 0)
     assert counter_sets == {}
     assert all(each.counter_set == "" and each.counters == {} for each in devices)
 

@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import astuple, replace
 
 from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Gpu, MigEngines
 from nri_gpu.domain.node import Inventory, Majors, NumaNode
 from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import FileReader, NvmlSource
@@ -29,6 +31,12 @@ async def described(root: Path, folders: HostFolders) -> Inventory:
         await source.close()
 
 
+def with_zeros(gpu: Gpu) -> Gpu:
+    """With none of the engines that the file does not name, as the library says."""
+    counts = ((device, [number or 0 for number in astuple(device.engines)]) for device in gpu.mig)
+    return replace(gpu, mig=tuple(replace(device, engines=MigEngines(*numbers)) for device, numbers in counts))
+
+
 async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_path: Path) -> None:
     simulated = load_topology(TOPOLOGIES / "mig-a100.toml", boot_clock=lambda: 7.0)
     gpus, ancestors = gpus_of(simulated)
@@ -43,7 +51,7 @@ async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_
     node = {"cpulist": "16-31\n", "meminfo": "Node 0 MemTotal: 131072 kB\n"}
     write_files(folders.sys / "devices/system/node/node0", node)
     inventory = await described(build_fake_nvml(tmp_path / "driver", gpus, ancestors=ancestors), folders)
-    assert inventory.gpus == simulated.gpus
+    assert tuple(map(with_zeros, inventory.gpus)) == tuple(map(with_zeros, simulated.gpus))
     assert (inventory.majors, inventory.numa) == (Majors(195, 508, None), (NumaNode(0, "16-31"),))
     assert (inventory.taken_at, inventory.simulated) == (7.0, False)
 

@@ -131,6 +131,17 @@ def test_a_call_that_fails_costs_one_fact_or_one_gpu(machine: Machine, functions
             assert gpu.signs == (SIGNS.get(code, Sign.UNREADABLE),)
 
 
+def test_a_number_that_nvml_declines_is_unknown_and_not_zero(machine: Machine) -> None:
+    declines = Act("nvmlDeviceGetMemoryInfo", "fail", 3, gpu=1)
+    for found in (machine.look([FakeGpu()] * 2, [declines]), machine.look([FakeGpu(), FakeGpu(memory_bytes=0)])):
+        assert [gpu.memory_bytes for gpu in found.gpus] == [FakeGpu().memory_bytes, None]
+        assert [gpu.unavailable for gpu in found.gpus] == ["", ""]
+    (gpu,) = machine.look([FakeGpu()], [Act("nvmlDeviceGetCudaComputeCapability", "fail", 999)]).gpus
+    assert (gpu.arch, gpu.arch_text, bool(gpu.unavailable)) == (None, "", True)
+    (gpu,) = machine.look([PARTITIONED], [Act("nvmlDeviceGetAttributes_v2", "fail", 999)]).gpus
+    assert {(part.memory_bytes, part.device.engines) for part in gpu.parts} == {(None, MigEngines())}
+
+
 @pytest.mark.parametrize(("code", "mask"), [(0, 0x4002), (13, None), (25, None)])
 def test_fabric_by_the_older_call(machine: Machine, code: int, mask: int | None) -> None:
     (gpu,) = machine.look([H100], [Act(FABRIC_CALLS[0], "fail", code)] if code else ()).gpus
@@ -266,7 +277,7 @@ def test_mig_devices(machine: Machine) -> None:
         gpu_instance_id=9,
         profile="1g.10gb+me",
         memory_bytes=9728 * 2**20,
-        engines=MigEngines(),
+        engines=MigEngines(*[0] * 6),
     )
     assert cut.mig == (first, second)
     assert not machine.look([replace(PARTITIONED, parts=())]).parts

@@ -132,12 +132,25 @@ def test_what_the_kubelet_is_offered(gpus: Sequence[Gpu], settings: dict[str, An
     assert {name: value for name, value in told.items() if not name.endswith(aside)} == expected
 
 
+def test_what_is_not_known_has_no_label() -> None:
+    unknown = ("nvidia.com/gpu.memory", "nvidia.com/gpu.family", "nvidia.com/gpu.compute.major")
+    found = node_labels(make.inventory([make.gpu(0, memory_bytes=None, arch=None)]), "", KubeletSettings(enabled=True))
+    assert found.keys().isdisjoint(unknown)
+    assert found["nvidia.com/gpu.count"] == "1"
+    some = [make.gpu(0), make.gpu(1, memory_bytes=None)]
+    assert unknown[0] not in node_labels(make.inventory(some), "", KubeletSettings(enabled=True))
+
+
 def test_memory_is_the_resources() -> None:
     single = KubeletSettings(enabled=True, mig_strategy=MigStrategy.SINGLE)
     part = make.mig_gpu(0).mig[0]
-    assert node_labels(make.inventory(ALIKE), "", single)["nvidia.com/gpu.memory"] == str(part.memory_bytes >> 20)
+    assert node_labels(make.inventory(ALIKE), "", single)["nvidia.com/gpu.memory"] == str(
+        (part.memory_bytes or 0) >> 20
+    )
     assert node_labels(make.inventory(HALF), "", single)["nvidia.com/gpu.memory"] == "0"
-    assert node_labels(make.inventory(WHOLE), "", single)["nvidia.com/gpu.memory"] == str(WHOLE[0].memory_bytes >> 20)
+    assert node_labels(make.inventory(WHOLE), "", single)["nvidia.com/gpu.memory"] == str(
+        (WHOLE[0].memory_bytes or 0) >> 20
+    )
 
 
 def test_without_the_kubelet_nobody_counts_replicas_and_annotations_ask_by_profile() -> None:

@@ -113,6 +113,13 @@ def test_the_service_class_is_read_off_the_cgroup(parent: str, qos: Qos | None) 
     assert make.pod(cgroup_parent=parent).qos is qos
 
 
+def test_an_unknown_number_fits_no_bound_of_a_pool() -> None:
+    dark, known = make.gpu(0, memory_bytes=None), make.gpu(1)
+    for bound in ("memory_at_least", "memory_at_most"):
+        pools = parse_policy({"pool": [{"name": "a", bound: "40Gi"}]}, "f").pool
+        assert [pools.of(gpu) is not None for gpu in (dark, known)] == [False, True]
+
+
 def test_the_first_that_matches_decides_and_is_named() -> None:
     rules = [{"name": "one", "pod": "x", "allow": False}, {"name": "two", "allow": True}, {"allow": False}]
     verdict = select(parse_policy({"rule": rules}, "f"), CONTAINER)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
+from nri_gpu.domain.gpu import MigEngines
 from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory, Link, Majors, NumaNode
 from nri_gpu.simulation.topology import TopologyError, load_topology
@@ -41,6 +42,14 @@ def test_what_may_be_left_out() -> None:
     assert inventory == Inventory(taken_at=5.0, gpus=inventory.gpus, simulated=True)
     assert inventory.gpus[0].numa_node is None
     assert not inventory.gpus[0].mig_enabled
+
+
+@pytest.mark.parametrize("memory", ["", "memory_bytes = 0\n"])
+def test_memory_that_is_left_out_or_zero_is_unknown(memory: str) -> None:
+    bare = "".join(line for line in GPU.splitlines(True) if not line.startswith(("memory_bytes", "arch"))) + memory
+    (gpu,) = parse(NODE + bare + MIG.replace("memory_bytes = 10_200_547_328\n", memory)).gpus
+    assert (gpu.memory_bytes, gpu.arch, gpu.mig[0].memory_bytes) == (None, None, None)
+    assert (gpu.mig[0].engines, gpu.mig[0].profile) == (MigEngines(), "1g.10gb")
 
 
 def test_tables_are_ordered_by_index() -> None:
