@@ -105,7 +105,8 @@ class DriverFiles(Recorded, frozen=True):
     trees: one for each closed set of capabilities; sets that come to the same files share one.
     missing: capability -> libraries a current driver has and this one lacks; for people, not for decisions.
     lacks: capability that this driver cannot serve -> the libraries of which it would need one: `libcuda.so`. What such
-    a capability brings along is not repeated.
+    a capability brings along is not repeated. host_binaries: programs that the daemon runs, staged beside the trees,
+    where not all of them run in containers; else empty.
     """
 
     version: str
@@ -113,6 +114,7 @@ class DriverFiles(Recorded, frozen=True):
     trees: Mapping[Capabilities, DriverTree]
     missing: Mapping[Capability, tuple[str, ...]]
     lacks: Mapping[Capability, str] = {}
+    host_binaries: tuple[str, ...] = ()
 
 
 class Inventory(Recorded, frozen=True, kw_only=True):

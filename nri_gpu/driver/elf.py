@@ -1,4 +1,4 @@
-"""Reads an ELF file's class, machine, SONAME and notes: a few KiB of it, never all.
+"""Reads an ELF file's class, machine, interpreter, SONAME and notes: a few KiB of it, never all.
 
 It accepts all bytes: for a file that is no ELF file of a little-endian machine, or is cut short, the result is None
 and not an exception.
@@ -20,14 +20,16 @@ EM_386: Final = 3
 EM_X86_64: Final = 62
 EM_AARCH64: Final = 183
 
+MAGIC: Final = b"\x7fELF"
 ELFDATA2LSB: Final = 1
-PT_LOAD, PT_DYNAMIC = 1, 2
+PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NULL, DT_STRTAB, DT_SONAME = 0, 5, 14
 SHT_NOTE: Final = 7
 
 # A library has about ten program headers and forty dynamic entries. Bounds keep a hostile file from making us read or
 # loop for long.
 PROGRAM_HEADERS_MAX: Final = 1024
+PATH_BYTES_MAX: Final = 4096  # PATH_MAX of linux/limits.h
 DYNAMIC_BYTES_MAX: Final = 64 * 1024
 NAME_BYTES_MAX: Final = 256  # NAME_MAX of linux/limits.h and the NUL
 SECTIONS_MAX: Final = 1024  # a library has about thirty
@@ -39,11 +41,15 @@ class MalformedError(Exception):
 
 
 class Elf(Struct, frozen=True):
-    """One ELF file's identity. bits: 32 or 64. machine: e_machine. soname: empty where there is none."""
+    """One ELF file's identity. bits: 32 or 64. machine: e_machine. soname: empty where there is none.
+
+    interpreter: the loader that the kernel starts a program with; empty for a static one.
+    """
 
     bits: int
     machine: int
     soname: str = ""
+    interpreter: str = ""
 
 
 class _Shape(Struct, frozen=True):
@@ -79,11 +85,18 @@ def read_elf(path: Path) -> Elf | None:
         raise DriverError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def claims_to_be_elf(path: Path) -> bool:
+    """Return whether the file begins as an ELF file does, complete or not. Raises: OSError."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def parse_elf(file: BinaryIO) -> Elf | None:
     """The identity of an open file, whatever its bytes; None if it is not a complete ELF file."""
     try:
         elf = _ElfFile(file)
-        return Elf(elf.shape.bits, elf.header[1], _soname(elf))
+        segments = list(_segments(elf))
+        return Elf(elf.shape.bits, elf.header[1], _soname(elf, segments), _interpreter(elf, segments))
     except MalformedError:
         return None
 
@@ -117,7 +130,7 @@ class _ElfFile:
         self._end = file.seek(0, 2)
         ident = self.read(0, 16)
         shape = SHAPES.get(ident[4])
-        if not ident.startswith(b"\x7fELF") or shape is None or ident[5] != ELFDATA2LSB:
+        if not ident.startswith(MAGIC) or shape is None or ident[5] != ELFDATA2LSB:
             raise MalformedError
         self.shape = shape
         self.header = self.unpack(shape.header, 16)
@@ -147,8 +160,13 @@ class _ElfFile:
             raise MalformedError from None
 
 
-def _soname(elf: _ElfFile) -> str:
-    segments = list(_segments(elf))
+def _interpreter(elf: _ElfFile, segments: list[_Segment]) -> str:
+    found = next((segment for segment in segments if segment.kind == PT_INTERP), None)
+    path = elf.read(found.offset, min(found.size_bytes, PATH_BYTES_MAX)) if found else b""
+    return path.partition(b"\0")[0].decode("ascii", errors="replace")
+
+
+def _soname(elf: _ElfFile, segments: list[_Segment]) -> str:
     dynamic = next((segment for segment in segments if segment.kind == PT_DYNAMIC), None)
     if dynamic is None:  # a static program, an object file
         return ""

@@ -18,7 +18,7 @@ from msgspec import Struct
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.driver import table
-from nri_gpu.driver.elf import read_elf
+from nri_gpu.driver.elf import Elf, claims_to_be_elf, read_elf
 from nri_gpu.driver.host_files import PLAIN_NAME, HostFile, LeftOut, distinct_folders, examine
 from nri_gpu.driver.libraries import LibraryFolders
 from nri_gpu.driver.search import DriverSearch, OtherDriver, machine_of, search_paths
@@ -66,6 +66,7 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
     generation: safe as a file name; changes whenever a file does. libraries_32: for compat32. singles: configuration
     and modules, mounted one by one. missing, lacks: as in `DriverFiles`. unknown: files of this driver's version that
     our table does not name, so no container gets them. left_out: found, and not usable. others: drivers beside it.
+    host_binaries: the programs that run on the host, where one of them does not run in containers; else empty.
     """
 
     root: Path
@@ -80,10 +81,11 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     others: tuple[OtherDriver, ...]
+    host_binaries: tuple[DriverFile, ...] = ()
 
     @property
     def files(self) -> tuple[DriverFile, ...]:
-        return self.libraries + self.libraries_32 + self.binaries + self.singles
+        return self.libraries + self.libraries_32 + self.binaries + self.singles + self.host_binaries
 
 
 def scan(
@@ -135,9 +137,11 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: Sequence[str]
     libraries_32 = tuple(_libraries(folders_32)) if folders_32 else ()
     refused_32 = folders_32.left_out() if folders_32 else ()
     left_out: list[LeftOut] = []
-    binaries = tuple(_binaries(folders, left_out))
+    binaries = tuple(_binaries(folders, _why_not_in_containers, left_out))
+    on_host = tuple(_binaries(folders, _why_no_program, []))
+    host_binaries = on_host if len(on_host) > len(binaries) else ()
     singles = tuple(_singles(folders, left_out))
-    every = (*libraries, *libraries_32, *binaries, *singles)
+    every = (*libraries, *libraries_32, *binaries, *singles, *host_binaries)
     return FoundDriver(
         root=search.root,
         version=version,
@@ -151,6 +155,7 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: Sequence[str]
         unknown=folders.unknown(),
         left_out=tuple(dict.fromkeys((*folders.left_out(), *refused_32, *left_out))),
         others=search.others(version),
+        host_binaries=host_binaries,
     )
 
 
@@ -176,14 +181,43 @@ def _libraries(folders: LibraryFolders) -> Iterator[DriverFile]:
         yield DriverFile(name, library.capabilities | compat, source, tuple(links))
 
 
-def _binaries(folders: LibraryFolders, left_out: list[LeftOut]) -> Iterator[DriverFile]:
+def _binaries(
+    folders: LibraryFolders, why_unusable: Callable[[HostFile, table.Machine], str], left_out: list[LeftOut]
+) -> Iterator[DriverFile]:
+    machine = folders.search.machine
     root, bins = folders.search.root, (join(parent, "bin") for parent in folders.search.parents(folders.version))
     places = (*folders.search.beside(folders.version), *bins, *table.BINARY_FOLDERS)
     known = tuple(distinct_folders(root, (root / folder for folder in places)))
     for name, capabilities in table.BINARIES.items():
         paths = (folder / name for folder in known)
-        if source := _first(root, paths, lambda file: "" if file.mode & 0o111 else "not executable", left_out):
+        if source := _first(root, paths, lambda file: why_unusable(file, machine), left_out):
             yield DriverFile(name, capabilities, source)
+
+
+def _why_no_program(file: HostFile, machine: table.Machine) -> str:
+    """Why the host cannot run a trusted file, a clause; empty when it can. Raises: DriverError, OSError."""
+    if not file.mode & 0o111:
+        return "not executable"
+    if not claims_to_be_elf(file.path):
+        return ""  # a script
+    elf = read_elf(file.path)
+    return "" if elf and _machine_of(elf, machine) else f"not a whole program for {machine.name}"
+
+
+def _why_not_in_containers(file: HostFile, machine: table.Machine) -> str:
+    """The same for a container, whose image has the usual loader and nothing of the host."""
+    if why := _why_no_program(file, machine):
+        return why
+    elf = read_elf(file.path)
+    own = _machine_of(elf, machine) if elf else None
+    if not elf or not own or elf.interpreter in ("", own.interpreter):
+        return ""
+    return f"its interpreter is {elf.interpreter}, which containers do not have"
+
+
+def _machine_of(elf: Elf, machine: table.Machine) -> table.Machine | None:
+    """The machine that a program is for, of those whose programs this one runs; None where it runs none such."""
+    return next((each for each in (machine, table.COMPATIBLE.get(machine.name)) if each and each.runs(elf)), None)
 
 
 def _singles(folders: LibraryFolders, left_out: list[LeftOut]) -> Iterator[DriverFile]:

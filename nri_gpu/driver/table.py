@@ -44,12 +44,14 @@ class DriverLibrary(Struct, frozen=True):
 class Machine(Struct, frozen=True):
     """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder.
 
-    folders: below a driver root, where distributions keep its libraries; in the order to search them.
+    folders: below a driver root, where distributions keep its libraries; in the order to search them. interpreter:
+    the loader of its programs, by the path that every glibc image has it at.
     """
 
     name: str
     elf: int
     triple: str
+    interpreter: str
     folders: tuple[str, ...]
     bits: int = 64
 
@@ -76,8 +78,10 @@ def _folders(triple: str) -> tuple[str, ...]:
 MACHINES: Final = {
     machine.name: machine
     for machine in (
-        Machine("x86_64", EM_X86_64, "x86_64-linux-gnu", _folders("x86_64-linux-gnu")),
-        Machine("aarch64", EM_AARCH64, "aarch64-linux-gnu", _folders("aarch64-linux-gnu")),
+        Machine("x86_64", EM_X86_64, "x86_64-linux-gnu", "/lib64/ld-linux-x86-64.so.2", _folders("x86_64-linux-gnu")),
+        Machine(
+            "aarch64", EM_AARCH64, "aarch64-linux-gnu", "/lib/ld-linux-aarch64.so.1", _folders("aarch64-linux-gnu")
+        ),
     )
 }
 # For compat32. `usr/lib` is where RHEL has 32-bit libraries; elsewhere it holds others, which are skipped.
@@ -85,6 +89,7 @@ I386: Final = Machine(
     "i386",
     EM_386,
     "i386-linux-gnu",
+    "/lib/ld-linux.so.2",
     (*_folders("i386-linux-gnu")[2:4], "usr/lib32", "usr/lib", *_folders("i386-linux-gnu")[5:7], "lib32", "lib"),
     bits=32,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import Final
 
 from nri_gpu.domain.gpu import Capabilities, Capability, closed_sets
 from nri_gpu.domain.node import DriverFiles, DriverTree
@@ -13,6 +14,8 @@ from nri_gpu.driver.scan import DriverFile, FoundDriver
 
 LIBRARIES, SINGLES = "lib64", "extra"
 LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))
+
+HOST_BINARIES: Final = f"host/{BINARIES}"  # in the generation, beside the trees
 
 # Path below the generation's folder -> the host's file, or the target of a symlink. It is complete, so a staged folder
 # is also checked against it.
@@ -39,7 +42,14 @@ def planned(found: FoundDriver, folder: Path) -> DriverFiles:
                 libraries_32=tuple(rows[part, file.name] for part, file in content if part == LIBRARIES_32),
             )
     trees = {capabilities: made[name] for capabilities, name in names.items()}
-    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing, found.lacks)
+    return DriverFiles(
+        found.version,
+        folder.name,
+        MappingProxyType(trees),
+        found.missing,
+        found.lacks,
+        tuple(file.name for file in found.host_binaries),
+    )
 
 
 def plan_of(found: FoundDriver) -> Plan:
@@ -54,6 +64,7 @@ def plan_of(found: FoundDriver) -> Plan:
             if part == LIBRARIES_32:
                 plan[f"{tree}/{PurePosixPath(part).name}"] = part
         plan[f"{tree}/{PurePosixPath(BINARIES).name}"] = BINARIES
+    plan |= {f"{HOST_BINARIES}/{file.name}": file.source for file in found.host_binaries}
     return MappingProxyType(plan)
 
 

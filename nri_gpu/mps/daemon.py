@@ -16,6 +16,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
 from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
 from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.trees import BINARIES, HOST_BINARIES, LIBRARIES
 from nri_gpu.mps.folders import DaemonFolder, clients, mount_fault
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.process import ProcessWatch, process_of
@@ -43,12 +44,13 @@ class MpsTools(Struct, frozen=True):
     def of(cls, driver: DriverFiles | None) -> MpsTools:
         """The tree with compute and utility. Raises: MpsError: this driver has none."""
         tree = driver.trees.get(DEFAULT_CAPABILITIES) if driver else None
-        if tree is None:
+        if driver is None or tree is None:
             raise MpsError("the driver's files are not staged yet")
-        missing = [name for name in (CONTROL, SERVER, SMI) if name not in tree.binaries]
+        missing = [name for name in (CONTROL, SERVER, SMI) if name not in (driver.host_binaries or tree.binaries)]
         if missing:
             raise MpsError(f"the driver on this node has no {' and no '.join(missing)}: install that part of it")
-        return cls(Path(tree.path, "lib64/bin"), Path(tree.path, "lib64"))
+        programs = Path(tree.path).parent / HOST_BINARIES if driver.host_binaries else Path(tree.path, BINARIES)
+        return cls(programs, Path(tree.path, LIBRARIES))
 
     @property
     def environment(self) -> Mapping[str, str]:

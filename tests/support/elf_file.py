@@ -8,7 +8,7 @@ from typing import Final
 
 EM_386, EM_X86_64, EM_AARCH64 = 3, 62, 183
 ET_DYN: Final = 3
-PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
+PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 1, 2, 3, 0x6474E551
 READ_WRITE: Final = 6  # writable, because older loaders relocate the dynamic section in place
 DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 4, 5, 6, 10, 11, 14
 PAGE: Final = 0x10000  # the largest of ARM64: a loader refuses what is aligned for smaller ones than its kernel has
@@ -38,10 +38,20 @@ def shared_library(soname: str, *, bits: int = 64, machine: int = EM_X86_64) -> 
     return _header(bits, machine) + b"".join(programs) + entries + bytes(symbol_bytes) + EMPTY_HASH + strings
 
 
-def _header(bits: int, machine: int) -> bytes:
+def program(interpreter: str, *, bits: int = 64, machine: int = EM_X86_64) -> bytes:
+    """The head of a program that the kernel starts by this loader; empty: of a static one. It cannot be run."""
+    header_bytes, program_bytes = (64, 56) if bits == 64 else (52, 32)
+    path = interpreter.encode() + b"\0" if interpreter else b""
+    found = [_program(bits, PT_INTERP, header_bytes + program_bytes, len(path), 1)] * bool(path)
+    return _header(bits, machine, len(found)) + b"".join(found) + path
+
+
+def _header(bits: int, machine: int, programs: int = 3) -> bytes:
     ident = b"\x7fELF" + bytes([2 if bits == 64 else 1, 1, 1]) + bytes(9)
     form, header_bytes, program_bytes = ("<HHIQQQIHHHHHH", 64, 56) if bits == 64 else ("<HHIIIIIHHHHHH", 52, 32)
-    return ident + struct.pack(form, ET_DYN, machine, 1, 0, header_bytes, 0, 0, header_bytes, program_bytes, 3, 0, 0, 0)
+    return ident + struct.pack(
+        form, ET_DYN, machine, 1, 0, header_bytes, 0, 0, header_bytes, program_bytes, programs, 0, 0, 0
+    )
 
 
 def _program(bits: int, kind: int, offset: int, size: int, align: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 import struct
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION
 from nri_gpu.driver.elf import Elf, MalformedError, parse_elf, parse_note, read_elf
+from nri_gpu.driver.table import MACHINES
 from tests.support import compat
-from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, shared_library
+from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, program, shared_library
 
 CUDA = shared_library("libcuda.so.1")
 
@@ -36,6 +38,9 @@ FILES = {
     "a name that is not ASCII": (CUDA.replace(b"libcuda", b"\xff" * 7), None),
     "without names": (shared_library(""), Elf(64, EM_X86_64)),
     "big-endian": (b"\x7fELF\2\2\1" + bytes(9) + struct.pack(">HHIQQQIHHHHHH", 3, 22, *[0] * 11), None),
+    "a program": (program("/lib/ld.so"), Elf(64, EM_X86_64, interpreter="/lib/ld.so")),
+    "a static program": (program("", bits=32, machine=EM_386), Elf(32, EM_386)),
+    "an interpreter beyond the file": (program("/lib/ld.so")[:-1], None),
     "a name without an end": (shared_library("x" * 300), None),
     "program headers beyond every file": (damaged(32, "<Q", 2**64 - 1), None),
     "program headers of another size": (damaged(54, "<H", 1), None),
@@ -55,6 +60,9 @@ def test_reads_what_a_real_linker_made() -> None:
     libc = read_elf(Path(loaded.pop()))
     assert libc is not None
     assert (libc.bits, libc.soname) == (64, "libc.so.6")
+    python = read_elf(Path("/proc/self/exe"))
+    assert python
+    assert python.interpreter == MACHINES[platform.machine()].interpreter
 
 
 def test_every_truncation_is_no_elf_file() -> None:

@@ -14,10 +14,11 @@ import pytest
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability, closed_sets
 from nri_gpu.driver.scan import FoundDriver, changed, folder_signatures, scan
+from nri_gpu.driver.stage import stage
 from nri_gpu.driver.table import STANDS_FOR
-from nri_gpu.driver.trees import planned
+from nri_gpu.driver.trees import HOST_BINARIES, planned
 from tests.support.driver_root import LIBRARIES, PROGRAMS, make_driver_root, write_library
-from tests.support.elf_file import EM_386, shared_library
+from tests.support.elf_file import EM_386, EM_AARCH64, program, shared_library
 
 V = "580.95.05"
 MACHINE = platform.machine()
@@ -126,6 +127,53 @@ def test_what_cannot_be_used_is_left_out(root: Path) -> None:
     assert [str(each) for each in found.left_out] == [f"{path} ({reason})" for path, reason in reasons.items()]
     assert {library.name, "nvidia-smi"}.isdisjoint({*names(found), *(file.name for file in found.binaries)})
     assert found.missing[Capability.UTILITY] == ("libnvidia-cfg.so",)
+
+
+USUAL = "/lib64/ld-linux-x86-64.so.2"
+NIX = "/nix/store/0123-glibc-2.40/lib/ld-linux-x86-64.so.2"
+STRANGE = "not a whole program for x86_64"
+# A program, and why containers do not get it.
+PROGRAMS_OF: dict[str, tuple[bytes, str]] = {
+    "the usual loader": (program(USUAL), ""),
+    "static": (program(""), ""),
+    "a script": (f"#!{NIX}\n".encode(), ""),
+    "32 bits": (program("/lib/ld-linux.so.2", bits=32, machine=EM_386), ""),
+    "NixOS": (program(NIX), f"its interpreter is {NIX}, which containers do not have"),
+    "musl": (program("/lib/ld-musl-x86_64.so.1"), "its interpreter is /lib/ld-musl-x86_64.so.1, which"),
+    "64 bits and the loader of 32": (program("/lib/ld-linux.so.2"), "its interpreter is /lib/ld-linux.so.2, which"),
+    "ARM": (program("/lib/ld-linux-aarch64.so.1", machine=EM_AARCH64), STRANGE),
+    "cut off": (program(USUAL)[:60], STRANGE),
+    "another byte order": (b"\x7fELF\2\2\1" + bytes(60), STRANGE),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), PROGRAMS_OF.values(), ids=PROGRAMS_OF)
+def test_a_program_that_cannot_run_in_containers_is_not_given_to_them(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    root = make_driver_root(tmp_path / "root", V, machine="x86_64")
+    (root / "bin/nvidia-smi").write_bytes(content)
+    found = scan(root, "x86_64")
+    assert [file.name for file in found.binaries] == list(PROGRAMS if not reason else PROGRAMS[1:])
+    assert [(each.path, each.reason[: len(reason)]) for each in found.left_out] == [("bin/nvidia-smi", reason)] * bool(
+        reason
+    )
+    host = PROGRAMS if reason.startswith("its interpreter") else ()
+    assert tuple(file.name for file in found.host_binaries) == host
+    files = stage(found, tmp_path / "drivers")
+    assert {name for tree in files.trees.values() for name in tree.binaries} == {file.name for file in found.binaries}
+    staged = tmp_path / "drivers" / files.generation / HOST_BINARIES
+    assert {path.name for path in staged.glob("*")} == {*host}
+
+
+def test_one_of_another_folder_is_given_instead(tmp_path: Path) -> None:
+    root = make_driver_root(tmp_path / "root", V, machine="x86_64")
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/nvidia-smi").write_bytes(program(NIX))
+    (root / "usr/bin/nvidia-smi").chmod(0o755)
+    found = scan(root, "x86_64")
+    assert found.host_binaries == ()
+    assert [file.source.relative for file in found.binaries][:1] == ["bin/nvidia-smi"]
 
 
 def test_a_folder_that_is_another_by_a_link_is_looked_at_once(tmp_path: Path) -> None:
