@@ -34,6 +34,15 @@ GpuUuid = NewType("GpuUuid", str)
 PciBusId = NewType("PciBusId", str)
 
 
+def spelled(bus_id: str) -> PciBusId:
+    """Spell a PCI address as everywhere here: lower case, a domain of four digits where that is enough.
+
+    NVML and nvidia-smi write eight digits, in upper case; the kernel as many as it needs, on Hyper-V and VMD five.
+    """
+    domain, _, rest = bus_id.lower().partition(":")
+    return PciBusId(f"{int(domain, 16):04x}:{rest}")
+
+
 class Capability(StrEnum):
     """Parts of the driver that a container asks for, in the words of NVIDIA_DRIVER_CAPABILITIES."""
 

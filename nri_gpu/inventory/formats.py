@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState, PciBusId
+from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState, PciBusId, spelled
 
 SHOWN_MAX: Final = 96  # characters of a wrong value that an error message repeats
 
@@ -111,12 +111,8 @@ def profile_in(name: str) -> str:
 
 
 def parse_bus_id(text: str) -> PciBusId:
-    """A PCI address in lower case, with a domain of 4 digits where that is enough; NVML writes 8 digits in upper case.
-
-    Raises: ValueError.
-    """
-    domain, _, rest = BUS_ID.parse(text.lower()).partition(":")
-    return PciBusId(f"{int(domain, 16):04x}:{rest}")
+    """A PCI address in our spelling. Raises: ValueError."""
+    return spelled(BUS_ID.parse(text.lower()))
 
 
 def compute_prohibited(bus_id: str) -> str:

@@ -6,14 +6,16 @@ here, type by type and bound by bound: a wrong number, or a name with a slash in
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, convert
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import ComputeMode, FabricState
 from nri_gpu.domain.health import Sign
-from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.inventory import formats
 from nri_gpu.system.kernel_modules import MODULES
 
@@ -145,12 +147,49 @@ def read_report(report: object, taken_at: float) -> NvmlReport:
     try:
         read = convert(report, _Report)
         read.taken_at = taken_at
-        inventory = convert(read, Inventory, from_attributes=True)
+        inventory = _without_doubles(convert(read, Inventory, from_attributes=True))
         _check_consistency(inventory)
     except ValueError as error:  # msgspec's ValidationError is one
         raise InventoryError(f"the NVML process's report cannot be read: {error}"[:SHOWN_MAX]) from error
     lacking = tuple(f"{name} ({older} is used instead)" if older else name for name, older in read.lacking)
     return NvmlReport(inventory, lacking)
+
+
+def _without_doubles(inventory: Inventory) -> Inventory:
+    """The inventory with GPUs that share a UUID, a minor or an address as faults: nobody tells them apart."""
+    owners: dict[tuple[str, object], list[int]] = {}
+    for gpu in inventory.gpus:
+        uuids = (gpu.uuid, *(part.uuid for part in gpu.parts))
+        names = (("minor", gpu.minor_number), ("bus id", gpu.pci_bus_id), *(("UUID", uuid) for uuid in uuids))
+        for name in names:
+            owners.setdefault(name, []).append(gpu.index)
+    for fault in inventory.faults:
+        for name in (("UUID", fault.uuid), ("bus id", fault.pci_bus_id)):
+            if name in owners:
+                owners[name].append(fault.index)
+    shared = {name: found for name, found in owners.items() if len(found) > 1}
+    why = {
+        index: f"{what} {value} is reported {len(found)} times, of GPU {' and '.join(map(str, sorted(set(found))))}: "
+        "they cannot be told apart, so none of them is granted"
+        for (what, value), found in shared.items()
+        for index in found
+    }
+    faults = [
+        GpuFault(
+            gpu.index,
+            why[gpu.index],
+            uuid="" if ("UUID", gpu.uuid) in shared else gpu.uuid,
+            pci_bus_id="" if ("bus id", gpu.pci_bus_id) in shared else gpu.pci_bus_id,
+        )
+        for gpu in inventory.gpus
+        if gpu.index in why
+    ]
+    return replace(
+        inventory,
+        gpus=tuple(gpu for gpu in inventory.gpus if gpu.index not in why),
+        faults=tuple(sorted((*inventory.faults, *faults), key=attrgetter("index"))),
+        links=tuple(link for link in inventory.links if why.keys().isdisjoint((link.a, link.b))),
+    )
 
 
 def _check_consistency(inventory: Inventory) -> None:

@@ -52,7 +52,8 @@ _UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _Device = Annotated[
     str,
     text(
-        rf"(?:0|[1-9][0-9]{{0,2}})(?::(?:0|[1-9][0-9]?))?|(?:GPU|MIG)-{_UUID}|{_HEX}{{4}}:{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}",
+        rf"(?:0|[1-9][0-9]{{0,2}})(?::(?:0|[1-9][0-9]?))?|(?:GPU|MIG)-{_UUID}|"
+        rf"(?:{_HEX}{{4}}|{_HEX}{{8}}|[1-9a-f]{_HEX}{{4,6}}):{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}",
         "an index (0), a MIG device's (0:1), a whole UUID in lower case (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)",
         64,
     ),
@@ -219,5 +220,6 @@ def _matches_model(model: Globs, name: str) -> bool:
 def _called(unit: Unit) -> frozenset[str]:
     """Everything by which a `device` list can mean it; a MIG device also by what its GPU is called."""
     gpu = whole(unit)
-    of_gpu = frozenset({str(gpu.index), gpu.uuid, gpu.pci_bus_id})
+    # Also with nvidia-smi's domain of eight digits.
+    of_gpu = frozenset({str(gpu.index), gpu.uuid, gpu.pci_bus_id, gpu.pci_bus_id.zfill(16)})
     return of_gpu | {unit.uuid, unit.place} if isinstance(unit, MigPart) else of_gpu

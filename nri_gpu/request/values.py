@@ -23,7 +23,7 @@ from nri_gpu.domain.claim import (
 )
 from nri_gpu.domain.edits import CHANNEL_MAX, Extra, Extras
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability
+from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability, spelled
 from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
 from nri_gpu.domain.text import SIZE_UNITS, did_you_mean, quoted, shown
 
@@ -78,8 +78,7 @@ _UUID_DASHES: Final = (8, 13, 18, 23)
 _HEX: Final = frozenset("0123456789abcdef")
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,2}")  # the kernel module has 248 minors
 _MIG_INDEX: Final = re.compile(rf"(?:{_INDEX.pattern}):(?:0|[1-9][0-9]?)")  # a GPU has at most 8 MIG devices now
-# NVML and nvidia-smi print eight digits of domain, the kernel four (Linux: Documentation/ABI, /sys/bus/pci/devices).
-_BUS_ID: Final = re.compile(r"([0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])")
+_BUS_ID: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _KNOWN: Final = "write an index (0), a UUID or its beginning (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)"
 
 
@@ -101,10 +100,9 @@ def read_id(item: Piece) -> str:
             how = "write the GPU's index and the MIG device's, such as 0:1"
             raise item.error(f"{quoted(text)} is not a MIG device: {how}")
         return text
-    bus_id = _BUS_ID.fullmatch(text.lower())
-    if bus_id is None:
+    if not _BUS_ID.fullmatch(text.lower()):
         raise item.error(_why(text))
-    return bus_id[2] if bus_id[1] in (None, "0000") else bus_id[0]
+    return spelled(text)
 
 
 def _uuid(item: Piece, prefix: str) -> str:

@@ -27,6 +27,7 @@ FREE, FOUR = Ledger(), make.gpus()
 WORN = (make.gpu(0), make.gpu(1, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(2, mig_enabled=True))
 # As GB10, which shares the host's memory: its own is unknown, and so is what the file leaves out.
 UNKNOWN = make.gpu(1, memory_bytes=None, arch=None)
+FAR = make.gpu(1, pci_bus_id=PciBusId("10000:3b:00.0"))  # as on Hyper-V
 DARK_PART = (make.mig_gpu(2, mig=(make.mig(2, 0, memory_bytes=None),)),)
 MIXED = (make.gpu(0), make.gpu(1, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0)))
 LOST = make.inventory([make.gpu(0)], faults=(GpuFault(1, "nvmlDeviceGetUUID: GPU is lost (15)"),))
@@ -92,6 +93,7 @@ CHOSEN: dict[str, tuple[str, Found, Ledger, str]] = {
     "a pod's next container gets gpus of its own": ("2", FOUR, make.ledger(make.entry(0, 1, to=SIDE)), "2 3"),
     "shared counts others' injectors as load": ("1;mode=shared", make.gpus(2), HELD_ABROAD, "1"),
     "selectors alone mean one": ("memory>=40Gi", MIXED, FREE, "0"),
+    "by the bus id of a long domain": ("device=00010000:3B:00.0", [make.gpu(0), FAR], FREE, "1"),
     "an unknown number fits nothing, and others do": ("memory<=80Gi", [UNKNOWN, make.gpu(2)], FREE, "2"),
     "an unknown arch fits nothing, and others do": ("all;arch>=0.1", [UNKNOWN, make.gpu(2)], FREE, "2"),
     "by index": ("device=2,0", FOUR, FREE, "0 2"),

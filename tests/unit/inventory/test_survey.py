@@ -283,6 +283,34 @@ def test_mig_devices(machine: Machine) -> None:
     assert not machine.look([replace(PARTITIONED, parts=())]).parts
 
 
+# Two GPUs of four that share something, and the sentence.
+UUID = FakeGpu(uuid="GPU-77777777-0000-4000-8000-000000000000")
+SHARING: dict[str, tuple[list[FakeGpu], str]] = {
+    "a UUID": ([UUID, FakeGpu(), UUID, FakeGpu()], f"UUID {UUID.uuid} is reported 2 times, of GPU 0 and 2"),
+    "a minor": (
+        [FakeGpu(minor=5), FakeGpu(), FakeGpu(minor=5), FakeGpu()],
+        "minor 5 is reported 2 times, of GPU 0 and 2",
+    ),
+    "a MIG device's UUID": (
+        [PARTITIONED, FakeGpu(), replace(PARTITIONED, minor=4), FakeGpu()],
+        "UUID MIG-",
+    ),
+    "an address": ([FakeGpu(bus=9), FakeGpu(), FakeGpu(bus=9), FakeGpu()], "bus id 0000:09:00.0 is reported 2 times"),
+}
+
+
+@pytest.mark.parametrize(("fakes", "sentence"), SHARING.values(), ids=SHARING)
+def test_gpus_that_share_a_name_are_withheld_and_the_others_stay(
+    machine: Machine, fakes: list[FakeGpu], sentence: str
+) -> None:
+    near = [(a, b, "NODE") for a in range(4) for b in range(a)]
+    inventory = machine.look(fakes, ancestors=near)
+    assert [gpu.index for gpu in inventory.gpus] == [1, 3]
+    assert [fault.index for fault in inventory.faults] == [0, 2]
+    assert all(fault.reason.startswith(sentence) for fault in inventory.faults)
+    assert [(link.a, link.b) for link in inventory.links] == [(1, 3)]
+
+
 def test_processes_of_mig_devices(machine: Machine) -> None:
     busy, idle = replace(PARTS[0], running=(1, 0)), replace(PARTS[1], running=(0, 0))
     cut = machine.look([replace(PARTITIONED, parts=(busy, idle))])

@@ -8,7 +8,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, closure
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, PciBusId, closure
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.select import Allowed, Denied, Ignored, Terms, select
@@ -111,6 +111,13 @@ CLASSES = {
 @pytest.mark.parametrize(("parent", "qos"), CLASSES.items())
 def test_the_service_class_is_read_off_the_cgroup(parent: str, qos: Qos | None) -> None:
     assert make.pod(cgroup_parent=parent).qos is qos
+
+
+@pytest.mark.parametrize("name", ["10000:3b:00.0", "00010000:3b:00.0"])
+def test_a_pool_names_a_gpu_of_a_long_pci_domain(name: str) -> None:
+    pools = parse_policy({"pool": [{"name": "a", "device": [name]}]}, "f").pool
+    far, near = make.gpu(0, pci_bus_id=PciBusId("10000:3b:00.0")), make.gpu(1, pci_bus_id=PciBusId("0000:3b:00.0"))
+    assert [pools.of(gpu) is not None for gpu in (far, near)] == [True, False]
 
 
 def test_an_unknown_number_fits_no_bound_of_a_pool() -> None:

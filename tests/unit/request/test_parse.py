@@ -45,7 +45,9 @@ GOOD: dict[str, Claim] = {
     "beginning that ends in a dash": claim("device=GPU-8f3a1b2c-", wanted=Devices(("GPU-8f3a1b2c-",))),
     "bus id": claim("device=0000:3b:00.0", wanted=Devices(("0000:3b:00.0",))),
     "bus id as nvml prints it": claim("device=00000000:3B:00.0", wanted=Devices(("0000:3b:00.0",))),
-    "bus id in a long domain": claim("device=00010000:3b:00.0", wanted=Devices(("00010000:3b:00.0",))),
+    "bus id in a long domain": claim("device=00010000:3B:00.0", wanted=Devices(("10000:3b:00.0",))),
+    "bus id as the kernel and we print that": claim("device=10000:3b:00.0", wanted=Devices(("10000:3b:00.0",))),
+    "bus id with every digit": claim("device=fffe0001:3b:00.0", wanted=Devices(("fffe0001:3b:00.0",))),
     "every capability": claim(
         "1;capabilities=compute,utility,video,graphics,display,ngx,compat32", capabilities=frozenset(Capability)
     ),
