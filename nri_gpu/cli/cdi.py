@@ -16,8 +16,9 @@ from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
-from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.node import Inventory, Loader
 from nri_gpu.simulation.source import ask_once, source_of
+from nri_gpu.system.cpu import why_no_hwcaps
 
 # Not the daemon's folder: it removes what none of its grants uses, and does not know containers that others start.
 DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
@@ -90,11 +91,14 @@ def _withdraw(file: SpecFile | None) -> None:
 def _options(args: argparse.Namespace) -> SpecificationOptions:
     """Raises: PolicyError, CommandError."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    loader = policy.driver.loader
+    if loader in (Loader.FOLDERS, Loader.HWCAPS) and why_no_hwcaps():
+        loader = Loader.FILES  # the variable that leads to the tree elsewhere cannot be added to by CDI
     return SpecificationOptions(
         driver_root=Path(policy.driver.root),
         library_dirs=policy.driver.library_dirs,
         stage_dir=Path(args.stage_dir or DEFAULT_STAGE).absolute(),
-        loader=policy.driver.loader,
+        loader=loader,
         capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
         topology=args.gpus,
         refresh_s=policy.inventory.refresh_s,

@@ -34,6 +34,7 @@ from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.simulation.source import ask_once, source_of
+from nri_gpu.system.cpu import why_no_hwcaps
 
 TONES: Final = {"  REFUSED": Tone.BAD, "  granted": Tone.GOOD, "  note": Tone.WARN, "  ": Tone.PLAIN, "": Tone.HEAD}
 
@@ -183,6 +184,7 @@ def node_snapshot(topology: str | None, policy: Policy) -> Node:
         number=1,
         inventory=inventory,
         compat=_packages(policy),
+        hwcaps=not why_no_hwcaps(),
         profiles=planned_profiles(Path(policy.driver.stage_dir), (gpu.minor_number for gpu in inventory.gpus)),
     )
     try:

@@ -41,6 +41,7 @@ from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.stray.controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
+from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
@@ -76,7 +77,9 @@ class Daemon:
         self._policy_file = policy_file
         self._policy_watch: PolicyWatch | None = None
         policy = first_policy(policy_file)
-        state = self._state = NodeState(STARTING, LOOKING_FOR_FILES, policy, fallback=policy_file.salvage)
+        state = self._state = NodeState(
+            STARTING, LOOKING_FOR_FILES, policy, fallback=policy_file.salvage, hwcaps=not why_no_hwcaps()
+        )
         fixed = self._fixed = state.settings  # for the life of the process
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)

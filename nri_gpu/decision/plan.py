@@ -71,6 +71,7 @@ def plan_for(
             inventory=node.inventory,
             tree=node.driver.trees.get(capabilities) if node.driver else None,
             loader=policy.driver.loader,
+            hwcaps=node.hwcaps,
             void=policy.environment.visible_devices is VisibleDevices.VOID,
             numa=policy.placement.numa,
             extra=extra,

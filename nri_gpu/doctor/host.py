@@ -11,6 +11,7 @@ from typing import Final
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.system.clock import TIME_ERROR
+from nri_gpu.system.cpu import loader_fault
 from nri_gpu.system.selinux import READABLE, label_of
 from nri_gpu.system.storage import text_of
 
@@ -26,6 +27,13 @@ def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[
     yield _cgroups(seen)
     yield _selinux(seen, runtime)
     yield _apparmor(seen)
+    if fault := loader_fault(seen.policy.driver.loader, seen.at("/proc/cpuinfo")):
+        yield warning(
+            "loader",
+            f"{fault}; containers get the whole tree and LD_LIBRARY_PATH instead, and one that clears its environment "
+            "finds no driver",
+            '# driver.loader = "files" serves every loader (docs/loader.md)',
+        )
     yield _clock(seen)
     yield from _room(seen)
 

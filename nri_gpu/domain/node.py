@@ -168,7 +168,8 @@ class Node(Recorded, frozen=True, kw_only=True):
     it; empty when it was unloaded, None when it was never loaded, or the node is simulated.
     compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that are
     written; None before. mps: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
-    since the inventory was last confirmed; filled in only where policy needs it.
+    since the inventory was last confirmed; filled in only where policy needs it. hwcaps: whether loaders look into
+    `glibc-hwcaps/x86-64-v2` on this CPU.
     """
 
     number: int
@@ -180,6 +181,7 @@ class Node(Recorded, frozen=True, kw_only=True):
     profiles: Profiles | None = None
     mps: MpsFolders = MpsFolders()
     inventory_age_s: float = 0.0
+    hwcaps: bool = True
 
     @property
     def generation(self) -> str:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
+from nri_gpu.system.cpu import loader_fault
 from nri_gpu.system.storage import text_of
 
 SHOWN_MAX: Final = 3  # paths in a sentence
@@ -27,11 +28,13 @@ def node_advice(policy: Policy, root: Path = Path("/")) -> tuple[str, ...]:
     found: dict[ComponentKind, list[Component]] = {kind: [] for kind in ComponentKind}
     for each in components(root, policy.kubelet.dir, kubelet):
         found[each.kind].append(each)
+    loader = loader_fault(policy.driver.loader, root / "proc/cpuinfo")
     by_cdi = bool(found[ComponentKind.DEVICE_PLUGIN_CDI])
     return (
         *_on_runtimes(policy, found[ComponentKind.RUNTIME]),
         *_on_device_plugin(policy, found[ComponentKind.DEVICE_PLUGIN], by_cdi=by_cdi),
         *_on_others(policy, found),
+        *((f"{loader}: containers get the whole tree and LD_LIBRARY_PATH; docs/loader.md",) if loader else ()),
     )
 
 

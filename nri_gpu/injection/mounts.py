@@ -91,14 +91,14 @@ class DriverPlaces(Struct, frozen=True):
         return (*native, f"{folder}/{LIBRARIES_32}") if folder and compatible else native
 
 
-def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -> DriverPlaces:
+def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None, *, hwcaps: bool = True) -> DriverPlaces:
     """The places of a strategy that these mounts of a container leave free; the whole tree's where there are none.
 
-    On a machine without hwcaps levels two of the strategies have none: a container always gets libraries that its
-    loader finds.
+    On a machine without hwcaps levels, or whose CPU has not reached that level (hwcaps), two of the strategies have
+    none: a container always gets libraries that its loader finds.
     """
     others = [other for other in map(_plain, taken) if other.startswith(ROOTS) or other == "/"]
-    by_folder = loader in (Loader.FOLDERS, Loader.HWCAPS)
+    by_folder = hwcaps and loader in (Loader.FOLDERS, Loader.HWCAPS)
     folders = tuple(place for place in HWCAPS_PLACES if not _touches(place, others)) if by_folder else ()
     files = _uncovered(DEFAULT_PLACES, others) if loader is Loader.FILES else ()
     whole = "" if folders or files else next((p for p in TREE_PLACES if not _touches(p, others)), TREE_PLACES[-1])

@@ -27,10 +27,10 @@ class Injection(Struct, frozen=True, kw_only=True):
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order. capabilities: closed. tree: the staged driver files for them. loader: how
-    a container's loader finds them. void: policy keeps NVIDIA_VISIBLE_DEVICES for other components. numa: what policy
-    binds to the GPUs' NUMA nodes. extra: the edits of its extras. compat: a newer CUDA than the driver's. completes:
-    another component assigned the GPUs, so the container gets no node of a GPU. mps: its share of an MPS daemon. The
-    signed grant is added later, by whoever has the key.
+    a container's loader finds them. hwcaps: as in `Node`. void: policy keeps NVIDIA_VISIBLE_DEVICES for other
+    components. numa: what policy binds to the GPUs' NUMA nodes. extra: the edits of its extras. compat: a newer CUDA
+    than the driver's. completes: another component assigned the GPUs, so the container gets no node of a GPU. mps: its
+    share of an MPS daemon. The signed grant is added later, by whoever has the key.
     """
 
     container: Container
@@ -40,6 +40,7 @@ class Injection(Struct, frozen=True, kw_only=True):
     tree: DriverTree | None
     loader: Loader
     void: bool
+    hwcaps: bool = True
     numa: NumaBinding = NumaBinding.NONE
     extra: Edits = NO_EDITS
     compat: CompatPackage | None = None
@@ -75,7 +76,7 @@ def _devices(of: Injection) -> Edits:
 def _driver(of: Injection) -> Edits:
     if of.tree is None:
         return NO_EDITS
-    places = free_places(of.loader, of.container.mounts, of.tree)
+    places = free_places(of.loader, of.container.mounts, of.tree, hwcaps=of.hwcaps)
     folders = places.search(compatible=Capability.COMPAT32 in of.capabilities)
     return Edits.of(mounts=tree_mounts(of.tree, places), env=library_path(folders, of.library_path))
 

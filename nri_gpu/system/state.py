@@ -38,13 +38,14 @@ class NodeState:
         policy: Policy | None = None,
         *,
         fallback: Policy | None = None,
+        hwcaps: bool = True,
         later: Callable[[Callable[[], None]], object] = later,
     ) -> None:
         """fallback: the settings that hold while the policy is broken; by default the built-in ones.
 
-        later: run something once the reply is on its way.
+        hwcaps: as in `Node`. later: run something once the reply is on its way.
         """
-        self.node = Node(number=1, inventory=inventory, driver_fault=driver_fault)
+        self.node = Node(number=1, inventory=inventory, driver_fault=driver_fault, hwcaps=hwcaps)
         self.policy: Policy = policy or Policy.default()
         self.ledger = Ledger()
         self.synchronized = False

@@ -264,3 +264,27 @@ def test_a_reload_changes_the_next_container(trial: Trial, daemon: NriGpu, launc
     assert before.env["LD_LIBRARY_PATH"] == f"{HWCAPS[0]}/x86-64-v2"
     assert after.env["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
     assert "/usr/local/nvidia" in {mount["destination"] for mount in after.oci["mounts"]}
+
+
+class OnAnOldCpu(NriGpu):
+    """A daemon on a CPU without x86-64-v2, as /proc/cpuinfo shows it."""
+
+    def command(self) -> list[str]:
+        cpuinfo = self.launch.base / "cpuinfo"
+        cpuinfo.write_text("processor : 0\nflags : fpu sse sse2 cx16 lahf_lm\n")
+        script = f'mount --bind {cpuinfo} /proc/cpuinfo && exec "$@"'
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *super().command()]
+
+
+@pytest.mark.parametrize("loader", [Loader.FOLDERS, Loader.HWCAPS], indirect=True)
+def test_on_a_cpu_without_x86_64_v2_libraries_are_found(trial: Trial, launch: Launch, loader: Loader) -> None:
+    """Glibc looks into no such folder there; the tunable makes it believe so here."""
+    old = Case("debian", spec=ContainerSpec(env={"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-SSE4_2,-POPCNT"}))
+    if loader is Loader.HWCAPS:
+        with NriGpu(launch) as daemon:
+            daemon.wait_staged()
+            assert trial.served(old) == "no", "what the rest of this test is about"
+    with OnAnOldCpu(launch) as daemon:
+        daemon.wait_staged()
+        assert trial.served(old) == "yes"
+        assert trial.served(Case("rhel", spec=old.spec)) == "yes"

@@ -110,6 +110,19 @@ def test_compute_without_libcuda_is_not_described(place: Place) -> None:
     specification_text(node, place.options(capabilities=frozenset({Capability.UTILITY})))
 
 
+@pytest.mark.parametrize("loader", ["folders", "hwcaps", "tree"])
+def test_where_no_loader_looks_into_hwcaps_every_library_has_a_mount(
+    place: Place, loader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nri_gpu.cli.cdi.why_no_hwcaps", lambda: "its CPU is no x86-64-v2")
+    policy = place.base / "policy.toml"
+    policy.write_text(f'[driver]\nloader = "{loader}"\n')
+    assert place.generate("--policy", str(policy), "--output", str(place.file)) == Exit.OK
+    places = {mount["containerPath"] for mount in place.specification()["containerEdits"]["mounts"]}
+    assert any(each.endswith("-linux-gnu/libcuda.so.1") for each in places) is (loader != "tree")
+    assert ("/usr/local/nvidia" in places) is (loader == "tree")
+
+
 def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     policy = place.base / "policy.toml"
     policy.write_text('[defaults]\ncapabilities = ["utility"]\n')

@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.node import Loader
+from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.clock import TIME_ERROR, clock_state
 from nri_gpu.system.selinux import READ_ONLY, set_label
-from tests.unit.doctor.node import CONFIG, VERSION, DoctorNode, free
+from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, VERSION, DoctorNode, free
 
 CONFINED = CONFIG.replace("[plugins", '[plugins."io.containerd.cri.v1.runtime"]\nenable_selinux = true\n[plugins')
 BOOLEAN = "sys/fs/selinux/booleans/container_use_devices"
@@ -58,6 +61,15 @@ def test_selinux_asks_for_the_boolean_with_user_namespaces_alone(node: DoctorNod
 def test_apparmor_needs_nothing(node: DoctorNode) -> None:
     node.write("sys/module/apparmor/parameters/enabled", "Y\n")
     assert any("enabled; the runtimes' own profiles" in each.meaning for each in node.examine().findings)
+
+
+@pytest.mark.usefixtures("on_x86_64")
+def test_a_loader_that_this_cpu_does_not_serve(node: DoctorNode) -> None:
+    node.write("proc/cpuinfo", "flags : sse sse2\n")
+    assert node.found() == {}
+    policy = replace(HEALTHY_POLICY, driver=DriverSettings(loader=Loader.HWCAPS))
+    finding = node.found(policy=policy)["loader"]
+    assert (finding.level, "its CPU is no x86-64-v2" in finding.meaning) == (Level.WARNING, True)
 
 
 @pytest.mark.parametrize(("state", "level"), [(TIME_ERROR, Level.WARNING), (-1, Level.UNSEEN)])

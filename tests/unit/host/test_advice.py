@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.domain.node import Loader
 from nri_gpu.host.advice import Component, ComponentKind, components, node_advice
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
@@ -165,3 +166,11 @@ def test_a_dra_driver(folder: Path) -> None:
     (only,) = node_advice(Policy(), folder)
     assert "DRA driver serves claims" in only
     assert "[[pool]]" in only
+
+
+def test_a_loader_that_this_cpu_does_not_serve(folder: Path, on_x86_64: None) -> None:
+    policy = Policy(driver=DriverSettings(loader=Loader.HWCAPS), environment=IDLE)
+    assert node_advice(policy, folder) == ()
+    write(folder, "proc/cpuinfo", text="flags : sse sse2\n")
+    (sentence,) = node_advice(policy, folder)
+    assert "is no x86-64-v2" in sentence

@@ -116,7 +116,9 @@ def test_a_file_of_the_containers_own_keeps_its_name_and_a_covered_folder_costs_
 
 @pytest.mark.parametrize("loader", [Loader.FOLDERS, Loader.HWCAPS])
 def test_a_machine_without_hwcaps_levels_has_the_tree(monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
+    old = free_places(loader, (), TREE, hwcaps=False)  # a CPU without x86-64-v2
     monkeypatch.setattr(mounts, "HWCAPS_PLACES", ())
+    assert old == free_places(loader, (), TREE)
     assert given(loader) == {FIRST: TREE.path, SMI: f"{LIBRARIES}/bin/nvidia-smi"}
     assert search(loader) == (f"{FIRST}/lib64",)
 
