@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
 def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
     try:
         if file is None:
-            print(specification_text(_look_now(options), options), end="")
+            inventory = _look_now(options)
+            print(specification_text(inventory, options), end="")
+            _say(*_without_drm(options, inventory))
             return Exit.OK
         with working(f"staging the driver's files in {options.stage_dir}"):
             inventory = _settle(options, file)
@@ -48,9 +50,22 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
         return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
     except SpecFileError as error:
         raise CommandError(Exit.PERMISSION, error) from None
-    for sentence in (*file.conflicts(options.standard), *_removed_old(options, file, inventory)):
-        print(f"nri-gpu: {sentence}", file=sys.stderr)
+    _say(*file.conflicts(options.standard), *_removed_old(options, file, inventory), *_without_drm(options, inventory))
     return Exit.OK
+
+
+def _say(*sentences: str) -> None:
+    for sentence in sentences:
+        print(f"nri-gpu: {sentence}", file=sys.stderr)
+
+
+def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterator[str]:
+    """What a specification with graphics lacks while nvidia-drm is not loaded."""
+    if Capability.GRAPHICS in options.capabilities and not any(gpu.drm for gpu in inventory.gpus):
+        yield (
+            "graphics lacks the nodes in /dev/dri, since module nvidia-drm is not loaded: `modprobe nvidia-drm`, "
+            "after which nri-gpu-cdi.path generates it again"
+        )
 
 
 def _look_now(options: SpecificationOptions) -> Inventory:

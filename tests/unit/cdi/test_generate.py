@@ -123,6 +123,15 @@ def test_where_no_loader_looks_into_hwcaps_every_library_has_a_mount(
     assert ("/usr/local/nvidia" in places) is (loader == "tree")
 
 
+def test_graphics_without_a_drm_node_is_said(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.generate("--capabilities", "graphics,compute") == Exit.OK
+    assert capsys.readouterr().err == ""
+    shutil.copy(TOPOLOGIES / "dgx-a100.toml", place.topology)
+    for words in ((), ("--output", str(place.file))):
+        assert place.generate("--capabilities", "graphics,compute", *words) == Exit.OK
+        assert "module nvidia-drm is not loaded: `modprobe nvidia-drm`" in capsys.readouterr().err
+
+
 def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     policy = place.base / "policy.toml"
     policy.write_text('[defaults]\ncapabilities = ["utility"]\n')

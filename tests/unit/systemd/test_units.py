@@ -25,6 +25,10 @@ from nri_gpu.daemon.policy_memory import UNIT_FOLDER
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.driver.search import CUDA, SONAMES
+from nri_gpu.driver.table import MACHINES
+from nri_gpu.injection.devices import MODESET, NVIDIACTL, UVM
+from nri_gpu.inventory.kernel import NODE_FOLDERS
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.plugin.supervisor import WAIT_MAX_S
 from nri_gpu.plugin.transport import LIMITS
@@ -222,6 +226,20 @@ def test_the_path_unit_starts_the_service() -> None:
     assert str(DEFAULT_PATH) in CDI_PATH.values("PathChanged")
     # It never ends, so a Condition or a `PathExists=` would start the service over and over.
     assert {line.key for line in CDI_PATH.lines if line.section == "Path"} == {"PathChanged", "Unit"}
+
+
+def test_the_path_unit_watches_what_the_daemon_watches() -> None:
+    """As far as systemd can: no file in /proc and /sys, and not /dev itself, where any device comes and goes."""
+    watched = set(CDI_PATH.values("PathChanged"))
+    folders = {f"/dev/{folder}" for folder in NODE_FOLDERS if folder}
+    libraries = {
+        f"/{folder}/{SONAMES[CUDA]}"
+        for machine in MACHINES.values()
+        for folder in machine.folders
+        if folder.startswith("usr/") and "nvidia" not in folder  # the others are links to these, or alternatives
+    }
+    assert watched >= folders | libraries | {NVIDIACTL, UVM, MODESET}
+    assert "/dev" not in watched
 
 
 def test_the_specifications_unit_is_confined_like_the_daemon() -> None:
