@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from posixpath import basename
 from typing import Final
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, is_there, ok, unseen, warning
@@ -17,7 +18,7 @@ from nri_gpu.domain.text import listed
 from nri_gpu.driver.scan import scan
 from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
 from nri_gpu.host.plan import FixNode, LoadModule, MakeLink, make_plan
-from nri_gpu.inventory.kernel import DRIVER, PciGpu, gpus_on_the_bus
+from nri_gpu.inventory.kernel import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, not_given
 from nri_gpu.system.kernel_modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.system.storage import text_of
 
@@ -197,7 +198,13 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
         yield unseen("device nodes", f"{finding}", "sudo nri-gpu doctor")
     for finding in (each for each in plan.findings if each not in facts.unreadable):
         yield error("device nodes", f"{finding}", f"{_PREPARE} --dry-run    # once fixed: nothing left to do")
-    wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
+    folders = HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root)
+    away = {f"nvidia{minor}" for minor in not_given(folders)}
+    wrong = [
+        action
+        for action in plan.actions
+        if not isinstance(action, LoadModule | MakeLink) and action.subject.removeprefix("/dev/") not in away
+    ]
     nodes = [action for action in wrong if not isinstance(action, FixNode)]
     for subject, of_mig, what, meaning in _MISSING:
         if paths := [action.subject for action in nodes if ("nvidia-caps" in action.subject) is of_mig]:
@@ -217,7 +224,7 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
         majors = majors_by_name(text_of(seen.at("/proc/devices")) or "")
         shown = (f"{name} {','.join(map(str, sorted(majors[name])))}" for name in _OURS if name in majors)
         yield ok("device nodes", f"all are there, with the majors of /proc/devices: {', '.join(shown)}")
-    links = [action for action in plan.actions if isinstance(action, MakeLink)]
+    links = [each for each in plan.actions if isinstance(each, MakeLink) and basename(each.target) not in away]
     if links:
         yield warning(
             "/dev/char links",

@@ -33,8 +33,9 @@ class GpuFault(Recorded, frozen=True):
 class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A GPU that the kernel shows and NVML does not list: it is reported and never granted.
 
-    uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause. No decision depends
-    on it, so what a newer version says of it may be left out.
+    uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause. given: false for a
+    GPU of the host that this machine, itself a container, was not given, which is no fault. No decision depends on it,
+    so what a newer version says of it may be left out.
     """
 
     pci_bus_id: PciBusId
@@ -42,6 +43,7 @@ class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False
     uuid: str = ""
     model: str = ""
     minor_number: int | None = None
+    given: bool = True
 
 
 class Link(Recorded, frozen=True):

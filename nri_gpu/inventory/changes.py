@@ -68,7 +68,7 @@ def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
     for bus_id, gpu in new.items():
         if old.get(bus_id) != gpu:
             what = f"GPU {bus_id} is not listed by NVML: {gpu.reason}"
-            yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=True)
+            yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=gpu.given)
     listed = {gpu.pci_bus_id for gpu in after.gpus}
     for bus_id in old.keys() - new.keys():
         what = "is listed by NVML now" if bus_id in listed else "is no longer on the bus"

@@ -142,6 +142,7 @@ DRIVER: Final = "nvidia"
 VIRTUAL: Final = "physfn"  # a virtual function links to its GPU
 MINOR_MAX: Final = 254  # 255 is nvidiactl
 INFORMATION_MAX: Final = 16384  # bytes
+NOT_GIVEN: Final = "not given to this machine, which is a container itself"
 UNLISTED: Final = "bound to nvidia, but NVML does not list it: see `dmesg | grep NVRM`, and check its power supply"
 
 
@@ -174,11 +175,35 @@ def unlisted_gpus(
 
     faults: the number of GPUs that NVML counted and could not name. fault: why NVML lists no GPU at all.
     """
-    found = [_kernel_gpu(gpu, folders.proc, fault) for gpu in gpus_on_the_bus(folders.sys) if gpu.bus_id not in listed]
+    away = not_given(folders)
+    seen = (_kernel_gpu(gpu, folders.proc, fault) for gpu in gpus_on_the_bus(folders.sys) if gpu.bus_id not in listed)
+    found = [
+        replace(gpu, reason=NOT_GIVEN, given=False) if gpu.reason == UNLISTED and gpu.minor_number in away else gpu
+        for gpu in seen
+    ]
     ours = [gpu for gpu in found if gpu.reason == UNLISTED]
     # If these are as many as NVML could not name, they are the same GPUs, and NVML has reported their faults.
     reported = ours if len(ours) == faults else []
     return tuple(gpu for gpu in found if gpu not in reported)
+
+
+def not_given(folders: HostFolders) -> frozenset[int]:
+    """Return the minors of the host's GPUs that this machine was not given; none where it is no container.
+
+    In a node of kind or LXD the driver's files tell of all GPUs of the host, and /dev has the nodes of some.
+    """
+    told = (folders.proc / "driver/nvidia/gpus").glob("*/information")
+    minors = {minor for path in told if (minor := _minor(_information(path).get("Device Minor", ""))) is not None}
+    # Device cgroups answer access(2), too; opening a node would wake its GPU.
+    usable = {minor for minor in minors if os.access(folders.dev / f"nvidia{minor}", os.R_OK | os.W_OK)}
+    return frozenset(minors - usable) if usable and _is_container(folders) else frozenset()
+
+
+def _is_container(folders: HostFolders) -> bool:
+    """Return whether the machine itself is one (systemd: CONTAINER_INTERFACE)."""
+    if (folders.host / "run/systemd/container").exists():
+        return True
+    return any(each.startswith("container=") for each in _text(folders.proc / "1/environ").split("\0"))
 
 
 def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:

@@ -105,7 +105,7 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
         "index",
         "model",
     )
-    undescribed = len(inventory.faults) + len(inventory.unlisted)
+    undescribed = len(inventory.faults) + sum(gpu.given for gpu in inventory.unlisted)
     yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
     holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())
     yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)

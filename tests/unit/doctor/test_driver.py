@@ -240,6 +240,14 @@ def test_a_persistence_daemon_seen_by_its_process(node: DoctorNode) -> None:
     assert node.found() == {}
 
 
+def test_in_a_container_the_gpus_of_its_host_are_not_missed(node: DoctorNode) -> None:
+    node.remove("dev/nvidia1")
+    node.remove(f"dev/char/{NVIDIA}:1")
+    assert set(node.found()) >= {"device nodes"}
+    node.write("run/systemd/container", "lxc")
+    assert node.found() == {}
+
+
 def test_a_node_without_a_gpu(node: DoctorNode) -> None:
     no_modules(node)
     rmtree(node.root / "sys/bus/pci/devices")

@@ -99,6 +99,7 @@ def test_gpus_that_nvml_does_not_list() -> None:
     assert sentences(with_it) == ["GPU 0000:f1:00.0 is no longer on the bus"]
     listed = replace(NODE, gpus=(*NODE.gpus[1:], replace(GPU, pci_bus_id=away.pci_bus_id)))
     assert "GPU 0000:f1:00.0 is listed by NVML now" in sentences(with_it, listed)
+    assert not changes(NODE, replace(NODE, unlisted=(replace(away, given=False),)))[0].worse
     moved = replace(NODE, unlisted=(replace(away, reason="not bound to a driver"),))
     assert [each.worse for each in changes(with_it, moved)] == [True]
 

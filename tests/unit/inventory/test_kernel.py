@@ -15,6 +15,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.inventory.formats import CPULIST
 from nri_gpu.inventory.kernel import (
+    NOT_GIVEN,
     UNLISTED,
     HostFolders,
     gpus_on_the_bus,
@@ -115,6 +116,43 @@ def test_gpus_that_nvml_lists_or_counted_and_could_not_name_are_not_reported_twi
         gpu(places, bus_id, driver)
     for faults, expected in ((0, [B, C, D]), (1, [B, C, D]), (2, [D])):
         assert [each.pci_bus_id for each in unlisted_gpus(places, {A, FAR}, faults=faults)] == expected
+
+
+def as_a_container(places: HostFolders, how: str) -> None:
+    files = {"run/systemd/container": "lxc\n"} if how == "file" else {"proc/1/environ": "PATH=/bin\0container=docker\0"}
+    write_files(places.host, files if how else {"proc/1/environ": "PATH=/bin\0containers=1\0"})
+
+
+@pytest.mark.parametrize(("how", "given"), [("file", False), ("environment", False), ("", True)])
+def test_in_a_node_that_is_a_container_the_others_of_its_host_are_no_faults(
+    tmp_path: Path, how: str, given: bool
+) -> None:
+    """A node of kind with GPU 1 of three; GPU 2 has a node and fails, which is one of this machine's."""
+    places = HostFolders(**{name: tmp_path / name for name in ("proc", "sys", "dev")}, host=tmp_path)
+    as_a_container(places, how)
+    for minor, bus_id in enumerate((A, B, C)):
+        gpu(places, bus_id, **{"Device Minor": str(minor)})
+    assert {each.reason for each in unlisted_gpus(places, {B})} == {UNLISTED}, "no node of any GPU is there"
+    write_files(places.dev, {"nvidia1": "", "nvidia2": ""})
+    found = {each.pci_bus_id: each for each in unlisted_gpus(places, {B})}
+    assert {bus_id: each.given for bus_id, each in found.items()} == {A: given, C: True}
+    assert [each.reason for each in found.values()] == [UNLISTED if given else NOT_GIVEN, UNLISTED]
+    assert unlisted_gpus(places, {B}, fault=MISMATCH)[0].reason == MISMATCH
+    faulty = [each.pci_bus_id for each in unlisted_gpus(places, {B}, faults=1)]
+    assert faulty == ([A, C] if given else [A]), "GPU 2 is the one that NVML counted and could not name"
+
+
+@pytest.mark.parametrize(("how", "given"), [("file", False), ("", True)])
+def test_a_node_that_the_device_cgroup_closes_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, given: bool
+) -> None:
+    places = HostFolders(**{name: tmp_path / name for name in ("proc", "sys", "dev")}, host=tmp_path)
+    as_a_container(places, how)
+    for minor, bus_id in enumerate((A, B)):
+        gpu(places, bus_id, **{"Device Minor": str(minor)})
+    write_files(places.dev, {"nvidia0": "", "nvidia1": ""})
+    monkeypatch.setattr(os, "access", lambda path, _mode: path.name != "nvidia0")  # as access(2) answers then
+    assert [each.given for each in unlisted_gpus(places, {B})] == [given]
 
 
 # --- the view that is compared ----------------------------------------------------------------------------------------

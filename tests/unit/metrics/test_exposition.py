@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import GrantPhase
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Code
+from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.health import HealthState
-from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.metrics import exposition
 from nri_gpu.metrics.exposition import GRANTS_MAX, pages
 from nri_gpu.metrics.reading import Reading
@@ -115,6 +116,9 @@ def test_a_withheld_gpu_and_one_that_is_lost() -> None:
     assert states == [1, 0]
     assert [each["index"] for each in said.series("nri_gpu_gpu_available")] == ["0", "1"]
     assert said.value("nri_gpu_undescribed_gpus") == 1
+    away = [KernelGpu(pci_bus_id=PciBusId(f"0000:7{bus}:00.0"), reason="away", given=bus > 0) for bus in range(2)]
+    said = scrape(node=replace(node(), inventory=replace(faulty, unlisted=tuple(away))))
+    assert said.value("nri_gpu_undescribed_gpus") == 2, "one that this machine was not given is no fault"
 
 
 def test_each_holder_of_a_shared_gpu_and_each_gpu_of_a_holder() -> None:
