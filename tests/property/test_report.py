@@ -156,14 +156,11 @@ def value_is_odd(place: tuple[Any, ...]) -> bool:
         (("gpus", 0, "minor_number"), -1),
         (("gpus", 0, "memory_bytes"), float("inf")),
         (("gpus", 0, "uuid"), "GPU-../../etc"),
-        (("gpus", 1, "uuid"), gpu(0)["uuid"]),
         (("gpus", 1, "index"), 2),
         (("gpus", 1, "drm", 0, 0), "../nvidiactl"),
         (("links", 0, "a"), 1),
         (("links", 0, "b"), 7),
-        (("faults", 0, "uuid"), gpu(0)["uuid"]),
         (("faults", 0, "uuid"), "GPU-\x1b[31m"),
-        (("faults", 0, "pci_bus_id"), gpu(1)["pci_bus_id"]),
         (("faults", 0, "sign"), "sad"),
         (("faults", 0, "code"), 1 << 70),
         (("driver_version",), "../../etc"),
@@ -182,3 +179,19 @@ def value_is_odd(place: tuple[Any, ...]) -> bool:
 def test_what_would_do_harm(place: tuple[Any, ...], value: object) -> None:
     with pytest.raises(InventoryError, match="cannot be read"):
         read_report(planted(place, value), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "left"),
+    [
+        (("gpus", 1, "uuid"), gpu(0)["uuid"], []),
+        (("gpus", 1, "uuid"), str(PART["uuid"]).replace("MIG", "GPU"), [0, 1]),
+        (("gpus", 1, "minor_number"), gpu(0)["minor_number"], []),
+        (("faults", 0, "uuid"), gpu(0)["uuid"], [1]),
+        (("faults", 0, "pci_bus_id"), gpu(1)["pci_bus_id"], [0]),
+    ],
+)
+def test_whoever_shares_a_name_is_withheld_alone(place: tuple[Any, ...], value: object, left: list[int]) -> None:
+    inventory = read_report(planted(place, value), 1.0).inventory
+    assert [gpu.index for gpu in inventory.gpus] == left
+    assert {fault.index for fault in inventory.faults} == {0, 1, 2} - {*left}
