@@ -14,6 +14,7 @@ import pytest
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability, closed_sets
 from nri_gpu.driver.scan import FoundDriver, changed, folder_signatures, scan
+from nri_gpu.driver.search import DriverSearch, machine_of
 from nri_gpu.driver.stage import stage
 from nri_gpu.driver.table import STANDS_FOR
 from nri_gpu.driver.trees import HOST_BINARIES, planned
@@ -58,6 +59,23 @@ def test_libcuda_gets_its_link_even_where_the_host_has_none(root: Path) -> None:
     links = names(scan(root))
     assert links[f"libcuda.so.{V}"] == (("libcuda.so.1", f"libcuda.so.{V}"), ("libcuda.so", "libcuda.so.1"))
     assert links[f"libnvidia-ml.so.{V}"] == (("libnvidia-ml.so.1", f"libnvidia-ml.so.{V}"),)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_root_with_all_libraries_in_usr_lib(tmp_path: Path, machine: str) -> None:
+    """As Talos' /usr/local/glibc: NVML and the driver's files are found alike, in what elsewhere has 32 bits."""
+    flat = make_driver_root(tmp_path / "flat", V, machine=machine, everything=True)
+    root = tmp_path / "glibc"
+    (root / "usr").mkdir(parents=True)
+    (flat / "lib64").rename(root / "usr/lib")
+    (flat / "bin").rename(root / "usr/bin")
+    found = scan(root, machine)
+    assert (found.version, found.left_out, dict(found.lacks)) == (V, (), {})
+    assert {file.name for file in found.libraries} >= {f"{name}.so.{V}" for name in LIBRARIES}
+    assert found.missing[Capability.COMPUTE] == found.missing[Capability.UTILITY] == ()
+    assert {file.source.path.parent for file in found.libraries} == {root / "usr/lib", root / "usr/lib/vdpau"}
+    nvml = DriverSearch.below(root, machine_of(machine)).nvml(V)
+    assert nvml == root / f"usr/lib/libnvidia-ml.so.{V}"
 
 
 def test_another_machine(tmp_path: Path) -> None:
