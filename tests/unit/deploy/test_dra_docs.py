@@ -77,7 +77,7 @@ def published() -> set[str]:
 
 
 def test_every_selector_names_what_is_published() -> None:
-    said = re.findall(r"device\.(?:attributes|capacity)\['gpu\.nri\.io'\]\.(\w+)", PAGE)
+    said = re.findall(r"device\.(?:attributes|capacity)\[['\"]gpu\.nri\.io['\"]\]\.(\w+)", PAGE)
     said += re.findall(r"matchAttribute: gpu\.nri\.io/(\w+)", PAGE)
     assert {"memory", "profile", "uuid", "nvlinkDomain", "productName", "cudaComputeCapability"} == set(said)
     assert set(said) <= published()
