@@ -109,8 +109,15 @@ class KubeletAllocations:
             if old is not None and new is None:
                 del self._held[id_]
             if old is not None and old.holds and not (new is not None and new.holds):
-                after = reserve_for_pod(after, old.grant, allocation, now, lapses=lapses or old.pod_gone)
+                left = replace(allocation, devices=self._left(id_, allocation, after))
+                after = reserve_for_pod(after, old.grant, left, now, lapses=lapses or old.pod_gone)
         return after
+
+    def _left(self, container_id: ContainerId, allocation: Allocated, ledger: Ledger) -> tuple[AllocatedDevice, ...]:
+        """What that container had and no other has: the next attempt may have come while processes of it lived."""
+        others = (id_ for id_, entry in ledger.entries.items() if entry.holds and id_ != container_id)
+        taken = {device for id_ in others if id_ in self._held for device in self._held[id_].devices}
+        return tuple(device for device in allocation.devices if device not in taken)
 
     def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Reservation, ...]:
         """Go by the containers that the runtime lists, and by those that are lost.

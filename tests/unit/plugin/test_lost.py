@@ -159,3 +159,20 @@ def test_what_the_kubelet_allocated_stays_its_pods_then(bench: LostBench, kind: 
         assert (bench.plugin.ledger.reservations[device].until is not None) is lapses
 
     asyncio.run(run())
+
+
+def test_what_its_next_attempt_has_is_not_kept_for_the_pod_again(bench: LostBench) -> None:
+    device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
+    following = nri.container(bench.of)
+    following.id = "next"
+
+    async def run() -> None:
+        bench.end(Event.STOP_CONTAINER)
+        bench.tell(Event.START_CONTAINER, bench.of, nri.adjusted(following, bench.create(bench.of, following)))
+        for container in (bench.made, following):
+            bench.plugin.kubelet.adopt(ContainerId(container.id), Allocated((device,)))
+        bench.cgroups.left = 0
+        await until("the first to be gone", lambda: bench.phases() == {"next": "running"})
+        assert not bench.plugin.ledger.reservations
+
+    asyncio.run(run())
