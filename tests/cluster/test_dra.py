@@ -32,6 +32,7 @@ from tests.support.helm import documents
 pytestmark = pytest.mark.cluster
 
 __all__ = ["image"]  # a fixture
+ONE_GPU = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
 HGX = TOPOLOGIES / "hgx-h100.toml"
 UVM = 1510  # its major in these files
 PODS = 100
@@ -175,8 +176,7 @@ def test_pods_and_containers_that_share_a_claim(cluster: Cluster, dra: DraCluste
 
 
 def test_shares_of_a_gpu(cluster: Cluster, dra: DraCluster) -> None:
-    one = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
-    dra.run(one, "[dra]\nreplicas = 2\n")
+    dra.run(ONE_GPU, "[dra]\nreplicas = 2\n")
     for name in ("one", "two", "three"):
         cluster.apply(*claiming(name))
 

@@ -9,10 +9,9 @@ from typing import Self
 
 import pytest
 
-from nri_gpu.system.process import process_of
 from tests.conformance.conftest import launch_on
 from tests.support import packages
-from tests.support.cgroup import Cgroup
+from tests.support.cgroup import Cgroup, end_processes, processes
 from tests.support.containerd import Containerd
 from tests.support.daemon import READY_S, UUIDS, NriGpu
 from tests.support.pods import ContainerSpec, PodSpec
@@ -33,14 +32,12 @@ class Holder:
         self.container = container
         self.first = node.cri.status(container).pid
         self.shim = int(Path(f"/proc/{self.first}/stat").read_text().rpartition(")")[2].split()[1])
-        self._frozen = node.container_cgroup(container, "freezer")
+        self._freezer = node.container_cgroup(container, "freezer")
         self.cgroup = node.container_cgroup(container)
         wait_for("its processes", lambda: len(self.pids()) == 3, READY_S)
 
     def pids(self) -> list[int]:
-        with suppress(FileNotFoundError):
-            return [pid for pid in map(int, (self.cgroup / "cgroup.procs").read_text().split()) if process_of(pid)]
-        return []
+        return processes(self.cgroup)
 
     def __enter__(self) -> Self:
         return self
@@ -49,12 +46,7 @@ class Holder:
         self.end()
 
     def end(self) -> None:
-        for pid in self.pids():
-            with suppress(ProcessLookupError):  # its shim kills the others
-                os.kill(pid, signal.SIGKILL)
-        for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-            if (self._frozen / file).exists():
-                (self._frozen / file).write_text(thawed)
+        end_processes(self.cgroup, self._freezer)
         with suppress(ProcessLookupError):
             os.kill(self.shim, signal.SIGCONT)
         wait_for("its processes to end", lambda: not self.pids(), READY_S)

@@ -1,12 +1,15 @@
-"""Which devices a container's cgroup lets it open, on cgroup v1 (readable rules) and v2 (an eBPF program)."""
+"""A container's processes, and the devices that its cgroup lets them open: on v1 rules, on v2 an eBPF program."""
 
 import json
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
 from nri_gpu.system.cgroups import hierarchies, mounts_of
+from nri_gpu.system.process import process_of
 from nri_gpu.verify.kernel import DeviceRule
 from tests.support import packages
 
@@ -46,6 +49,23 @@ class OccupiedCgroup:
 def host_cgroup() -> Cgroup:
     """What this machine has. v1 can show v2 to a containerd in a mount namespace; not the other way round."""
     return Cgroup.V2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else Cgroup.V1
+
+
+def processes(cgroup: Path) -> list[int]:
+    """Those in it; none where it is gone."""
+    with suppress(FileNotFoundError):
+        return [pid for pid in map(int, (cgroup / "cgroup.procs").read_text().split()) if process_of(pid)]
+    return []
+
+
+def end_processes(cgroup: Path, freezer: Path) -> None:
+    """Kill them all, and thaw them. freezer: the same cgroup in the hierarchy that freezes it."""
+    for pid in processes(cgroup):
+        with suppress(ProcessLookupError):  # their shim kills the others
+            os.kill(pid, signal.SIGKILL)
+    for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        if (freezer / file).exists():
+            (freezer / file).write_text(thawed)
 
 
 def device_rules(cgroup: Path) -> frozenset[DeviceRule]:

@@ -301,10 +301,14 @@ class Cluster:
 
     # -- what containers really may -----------------------------------------------------------------------------------
 
+    def container_id(self, name: str, container: str = "main") -> str:
+        """Of the attempt at a pod's container that the kubelet made last."""
+        statuses = {each["name"]: each for each in self.get("pod", name)["status"]["containerStatuses"]}
+        return str(statuses[container]["containerID"]).removeprefix("containerd://")
+
     def pids(self, name: str, container: str = "main") -> list[int]:
         """Of the processes of a pod's container, the first first."""
-        statuses = {each["name"]: each for each in self.get("pod", name)["status"]["containerStatuses"]}
-        wanted = statuses[container]["containerID"].removeprefix("containerd://")
+        wanted = self.container_id(name, container)
         rows = [line.split() for line in self.verb("ctr", "task", "ls").splitlines()]
         return [int(pid) for found, pid, *_ in rows if found == wanted]
 
@@ -313,12 +317,15 @@ class Cluster:
     ) -> frozenset[int]:
         """Which of a major's nodes the kernel lets a pod's container open."""
         (pid,) = self.pids(name, container)
-        kind = host_cgroup()
+        return open_minors(host_cgroup(), self.cgroup(pid), major, among)
+
+    @staticmethod
+    def cgroup(pid: int, controller: str = "devices") -> Path:
+        """The folder of a process's cgroup; on v2 there is one, whatever the controller."""
+        hierarchy = controller if host_cgroup() is Cgroup.V1 else ""
         rows = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-        controller = "devices" if kind is Cgroup.V1 else ""
-        (inside,) = (path for _, names, path in rows if controller in names.split(","))
-        cgroup = Path("/sys/fs/cgroup", controller, inside.lstrip("/"))
-        return open_minors(kind, cgroup, major, among)
+        (inside,) = (path for _, names, path in rows if hierarchy in names.split(","))
+        return Path("/sys/fs/cgroup", hierarchy, inside.lstrip("/"))
 
     # -- order --------------------------------------------------------------------------------------------------------
 
