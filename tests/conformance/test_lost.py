@@ -94,12 +94,17 @@ def pause_and_kill(node: Containerd, holder: Holder) -> None:
 def test_it_holds_its_gpu_until_no_process_is_left(
     runtime: packages.Runtime, cgroup: Cgroup, tmp_path: Path, way: Callable[[Containerd, Holder], None]
 ) -> None:
-    with Containerd(runtime, cgroup=cgroup) as node, NriGpu(launch_on(node, tmp_path)) as daemon:
-        daemon.wait_staged()
-        with Holder(node) as holder:
-            daemon.wait_held(HELD)
-            way(node, holder)
-            check_lost(node, daemon, holder)
+    node = Containerd(runtime, cgroup=cgroup)
+    try:
+        node.boot()
+        with NriGpu(launch_on(node, tmp_path)) as daemon:
+            daemon.wait_staged()
+            with Holder(node) as holder:
+                daemon.wait_held(HELD)
+                way(node, holder)
+                check_lost(node, daemon, holder)
+    finally:
+        node.abandon()  # containerd may never stop what it does not know
 
 
 @pytest.mark.containerd(packages.Version.V2_1, packages.Version.V2_3)  # the others end its container
