@@ -16,10 +16,12 @@ from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, LAST_GOOD, build, file_advice, read_policy
 from nri_gpu.daemon.policy_memory import UNIT_FOLDER, PolicyMemory, unit_folder
-from nri_gpu.domain.errors import CommandError, Exit, Fault, InventoryError, PolicyError
+from nri_gpu.domain.errors import CommandError, DriverError, Exit, Fault, InventoryError, PolicyError
+from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.dra.advice import gate_advice
 from nri_gpu.driver.owner import stage_advice
+from nri_gpu.driver.scan import scan
 from nri_gpu.host.advice import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.metrics.advice import metrics_advice
@@ -29,6 +31,7 @@ from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
 from nri_gpu.simulation.source import ask_once, source_of
+from nri_gpu.system.kernel_modules import module_version
 
 Option = str | bool | int | float
 
@@ -71,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         *file_advice(Path(args.file or DEFAULT_PATH)),
         *advise(policy),
         *_of_gpus(policy, args.gpus),
+        *(() if args.gpus else _of_driver(policy)),
         *stage_advice(policy.driver.stage_dir, state_dir),
         *node_advice(policy),
         *kubelet_advice(policy),
@@ -119,6 +123,17 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
             raise
         return (f"the pools cannot be compared with this node's GPUs: {error}; --gpus FILE takes a topology file",)
     return advise_for(policy, inventory)
+
+
+def _of_driver(policy: Policy) -> Iterator[str]:
+    """Capabilities that containers have by default and that this node's driver, where there is one, cannot serve."""
+    root = policy.driver.root
+    try:
+        found = scan(Path(root), library_dirs=policy.driver.library_dirs, module=module_version())
+    except DriverError:
+        return
+    for each in sorted(found.lacks.keys() & closure(policy.defaults.capabilities)):
+        yield f"the driver below {root} has no usable {found.lacks[each]}: who asks for {each} is refused: install it"
 
 
 def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:

@@ -14,6 +14,7 @@ from nri_gpu.daemon.policy_memory import IN_FORCE
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.owner import StageOwner
 from tests.support.daemon import FOUR_GPUS
+from tests.support.driver_root import make_driver_root
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.test_status import daemon
 from tests.unit.daemon.test_report import status_json, view
@@ -129,6 +130,14 @@ def test_pools_are_compared_with_a_topology_or_the_node(checked: Checked, tmp_pa
     assert (done.code, "none.toml" in done.err) == (Exit.CONFIGURATION, True)
     done = checked(f'{POOL}[driver]\nroot = "{tmp_path}"\n')
     assert (done.code, "the pools cannot be compared with this node's GPUs: " in done.out) == (Exit.OK, True)
+
+
+def test_a_driver_without_libcuda(checked: Checked, tmp_path: Path) -> None:
+    root = make_driver_root(tmp_path / "driver")
+    policy = f'[driver]\nroot = "{root}"\n'
+    assert "no usable" not in checked(policy).out
+    next(root.rglob("libcuda.so.*.*")).unlink()
+    assert "has no usable libcuda.so: who asks for compute is refused" in checked(policy).out
 
 
 def test_mps_without_a_mount_for_its_clients(checked: Checked, tmp_path: Path) -> None:
