@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,5 +51,5 @@ def test_without_its_libraries_it_says_what_to_install(library: str) -> None:
     code, said = told(without=library)
     assert code == Exit.UNAVAILABLE
     assert library in said
-    assert f"{sys.executable} -m pip install {PACKAGES[library]}" in said
+    assert f"{shlex.quote(sys.executable)} -m pip install {PACKAGES[library]}" in said
     assert len(said.splitlines()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -81,5 +82,5 @@ def test_settings_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     policy = Policy(plugin=PluginSettings(index="90"), guard=GuardSettings(stop_ungranted=True), health=STOPPING)
     order, extra, stop = guard_advice(policy, served=False)
     assert 'guard.index = "90" is not behind plugin.index = "90"' in order
-    assert f"{sys.executable} -m pip install grpcio" in extra
+    assert f"{shlex.quote(sys.executable)} -m pip install grpcio" in extra
     assert stop.startswith("health.containers has no effect")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_without_grpcio_it_says_what_to_install(folder: Path) -> None:
     program += "import runpy; runpy.run_module('nri_gpu.system.cri', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", program], input="a", capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == f"grpcio is not installed: {sys.executable} -m pip install grpcio\n"
+    assert done.stderr == f"grpcio is not installed: {shlex.quote(sys.executable)} -m pip install grpcio\n"
     assert "Traceback" not in done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,10 @@ def test_nothing_says_to_install_our_own_name() -> None:
 
 
 def test_the_command_is_of_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packages.not_installed("grpc") == f"grpcio is not installed: {sys.executable} -m pip install grpcio"
+    assert (
+        packages.not_installed("grpc")
+        == f"grpcio is not installed: {shlex.quote(sys.executable)} -m pip install grpcio"
+    )
     monkeypatch.setattr(sys, "executable", "/opt/my gpu/python")
     assert packages.how_to_install("prometheus_client") == "'/opt/my gpu/python' -m pip install prometheus-client"
     monkeypatch.setattr(sys, "executable", "")
