@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -69,6 +69,18 @@ def check_lost(node: Containerd, daemon: NriGpu, holder: Holder) -> None:
     daemon.wait_held({})
 
 
+@contextmanager
+def served(node: Containerd, folder: Path) -> Iterator[NriGpu]:
+    """A daemon on that node, which is abandoned: containerd may never stop what it does not know, and leaves mounts."""
+    try:
+        node.boot()
+        with NriGpu(launch_on(node, folder)) as daemon:
+            daemon.wait_staged()
+            yield daemon
+    finally:
+        node.abandon()
+
+
 def hang(_node: Containerd, holder: Holder) -> None:
     """Its shim hangs as its first process ends, so that nobody ends the others."""
     os.kill(holder.shim, signal.SIGSTOP)
@@ -95,31 +107,19 @@ def test_it_holds_its_gpu_until_no_process_is_left(
     runtime: packages.Runtime, cgroup: Cgroup, tmp_path: Path, way: Callable[[Containerd, Holder], None]
 ) -> None:
     node = Containerd(runtime, cgroup=cgroup)
-    try:
-        node.boot()
-        with NriGpu(launch_on(node, tmp_path)) as daemon:
-            daemon.wait_staged()
-            with Holder(node) as holder:
-                daemon.wait_held(HELD)
-                way(node, holder)
-                check_lost(node, daemon, holder)
-    finally:
-        node.abandon()  # containerd may never stop what it does not know
+    with served(node, tmp_path) as daemon, Holder(node) as holder:
+        daemon.wait_held(HELD)
+        way(node, holder)
+        check_lost(node, daemon, holder)
 
 
 @pytest.mark.containerd(packages.Version.V2_1, packages.Version.V2_3)  # the others end its container
 def test_one_whose_shim_was_killed(runtime: packages.Runtime, tmp_path: Path) -> None:
     node = Containerd(runtime)
-    try:
-        node.boot()
-        with NriGpu(launch_on(node, tmp_path)) as daemon:
-            daemon.wait_staged()
-            with Holder(node) as holder:
-                daemon.wait_held(HELD)
-                os.kill(holder.shim, signal.SIGKILL)
-                status = node.cri.status
-                wait_for("containerd to notice", lambda: status(holder.container).state == "EXITED", READY_S)
-                node.restart()
-                check_lost(node, daemon, holder)
-    finally:
-        node.abandon()  # this containerd leaves mounts behind
+    with served(node, tmp_path) as daemon, Holder(node) as holder:
+        daemon.wait_held(HELD)
+        os.kill(holder.shim, signal.SIGKILL)
+        status = node.cri.status
+        wait_for("containerd to notice", lambda: status(holder.container).state == "EXITED", READY_S)
+        node.restart()
+        check_lost(node, daemon, holder)
