@@ -321,14 +321,12 @@ class Ledger(Struct, frozen=True):
         The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
         One that did run is left alone: its exit is reported.
         """
-        return self.lapsed(
-            (
-                id_
-                for id_, entry in self.entries.items()
-                if _name(entry.grant) == (pod_uid, name) and not entry.ran and id_ != container_id
-            ),
-            now,
-        )
+        attempts = self._attempts(pod_uid, name).items()
+        return self.lapsed((id_ for id_, entry in attempts if not entry.ran and id_ != container_id), now)
+
+    def _attempts(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
+        """The containers of that pod and name."""
+        return {id_: entry for id_, entry in self.entries.items() if _name(entry.grant) == (pod_uid, name)}
 
     def lapsed(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
         """With these, which never ran, holding nothing: they are known until they are removed, or their pod is."""
@@ -349,17 +347,14 @@ class Ledger(Struct, frozen=True):
         """Other containers of that pod and name that run, as far as is known."""
         return tuple(
             id_
-            for id_, entry in self.entries.items()
+            for id_, entry in self._attempts(pod_uid, name).items()
             if (entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and id_ in self.processes))
-            and _name(entry.grant) == (pod_uid, name)
             and id_ != container_id
         )
 
     def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
         """Earlier attempts at a container whose processes may live on."""
-        return {
-            id_: entry for id_, entry in self.entries.items() if entry.lost and _name(entry.grant) == (pod_uid, name)
-        }
+        return {id_: entry for id_, entry in self._attempts(pod_uid, name).items() if entry.lost}
 
     def lapse(self, now: float, grace_s: float) -> Ledger:
         """With grants that were not started within the grace (seconds), and old reservations, holding nothing."""
