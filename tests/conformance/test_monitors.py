@@ -123,7 +123,7 @@ async def test_the_exporter_comes_first(site: Site) -> None:
         annotations = await kubelet.admit("train", "main", {GPU: 1})
         trains = await aside(site.run, "train", annotations)
         annotated = await aside(site.run, "local", {}, "1")
-        assert len(kubelet.healthy(GPU)) == 3
+        await kubelet.wait_healthy(GPU, 3)
         held = {each["uuid"] for each in site.daemon.status()["gpus"] if each["mode"] == "exclusive"}
         assert held > set(kubelet.in_use(GPU))
 
