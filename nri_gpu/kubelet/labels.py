@@ -71,9 +71,13 @@ def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) ->
     return {f"{PREFIX}/{name}": value for name, value in found.items() if value}
 
 
-def value_of(text: str) -> str:
-    """A name as a label's value; empty if no character of it is allowed."""
-    return "-".join(_DROPPED.sub("", text).split())[:VALUE_MAX].strip(_ENDS)
+def value_of(name: str, ending: str = "") -> str:
+    """A name as a label's value; empty if no character of it is allowed.
+
+    ending: tells kinds of one model apart, so a long name is cut before it.
+    """
+    value = "-".join(_DROPPED.sub("", name).split()).strip(_ENDS)
+    return value and value[: VALUE_MAX - len(ending)].rstrip(_ENDS) + ending
 
 
 def machine_name(file: Path = MACHINE_FILE) -> str:
@@ -120,7 +124,7 @@ def _gpus(gpus: Sequence[Gpu], kubelet: KubeletSettings) -> dict[str, str]:
     model = Counter(gpu.model for gpu in gpus).most_common(1)[0][0]
     same = [gpu for gpu in gpus if gpu.model == model]
     replicas = 0 if all(gpu.mig_enabled for gpu in same) else kubelet.replicas
-    found = _resource("gpu", model, len(gpus), same, kubelet, replicas)
+    found = _resource("gpu", "", len(gpus), same, kubelet, replicas)
     if arch := same[0].arch:
         found |= {"gpu.family": family(arch), "gpu.compute.major": str(arch[0]), "gpu.compute.minor": str(arch[1])}
     return found
@@ -132,7 +136,7 @@ def _single(inventory: Inventory, in_mig_mode: Gpu, kubelet: KubeletSettings) ->
     if len(profiles) == 1 and all(gpu.mig_enabled and gpu.mig for gpu in inventory.gpus):
         return _mig("gpu", inventory.parts, kubelet)
     return {
-        "gpu.product": f"{value_of(in_mig_mode.model)}-MIG-INVALID",
+        "gpu.product": value_of(in_mig_mode.model, "-MIG-INVALID"),
         "gpu.count": "0",
         "gpu.replicas": "0",
         "gpu.sharing-strategy": "",
@@ -151,8 +155,7 @@ def _by_profile(parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str,
 
 def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
     profile = parts[0].device.profile
-    model = f"{parts[0].model} MIG {_plain(profile)}"
-    found = _resource(resource, model, len(parts), parts, kubelet, kubelet.replicas)
+    found = _resource(resource, f"-MIG-{_plain(profile)}", len(parts), parts, kubelet, kubelet.replicas)
     if MIG_PROFILE.fullmatch(profile):
         of_gpu, of_compute = slices(profile)
         found |= {f"{resource}.slices.gi": str(of_gpu), f"{resource}.slices.ci": str(of_compute)}
@@ -160,16 +163,16 @@ def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> d
 
 
 def _resource(
-    resource: str, model: str, count: int, alike: Sequence[Unit], kubelet: KubeletSettings, replicas: int
+    resource: str, kind: str, count: int, alike: Sequence[Unit], kubelet: KubeletSettings, replicas: int
 ) -> dict[str, str]:
     """Without a device plugin nobody counts replicas. MPS is asked for by annotation, without the kubelet.
 
-    alike: the GPUs or MIG devices that it describes; where the memory of one is unknown, nothing is said of it.
+    kind: `-MIG-1g.10gb`, which follows the model; empty for whole GPUs. alike: the GPUs or MIG devices that it
+    describes; where the memory of one is unknown, nothing is said of it.
     """
     shared = kubelet.enabled and replicas > 1
     suffix = "-SHARED" if shared and not kubelet.rename else ""  # a renamed resource tells by its name
-    product = value_of(model)[: VALUE_MAX - len(suffix)] + suffix
-    found = {"product": product, "count": str(count)}
+    found = {"product": value_of(alike[0].model, kind + suffix), "count": str(count)}
     if least := min(unit.memory_bytes or 0 for unit in alike):
         found["memory"] = str(least // MIB)
     if kubelet.enabled:
@@ -178,7 +181,7 @@ def _resource(
 
 
 def _plain(profile: str) -> str:
-    """A label's name may not contain `+`."""
+    """A label may not contain `+`."""
     return profile.replace("+", ".")
 
 

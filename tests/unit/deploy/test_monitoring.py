@@ -187,12 +187,16 @@ def _duration(value: float) -> str:
 
 
 def test_which_pod_uses_how_much_of_a_gpu(tmp_path: Path) -> None:
-    """The join of docs/metrics.md: of a shared GPU, each holder has its use."""
+    """The join of docs/metrics.md: of a shared GPU, each holder has its use; the exporter may say it several times."""
     docs = (MONITORING.parents[1] / "docs" / "metrics.md").read_text()
     (query,) = re.findall(r"^nri_gpu_grant_info .*$", docs, re.MULTILINE)
     grant = 'nri_gpu_grant_info{{uuid="GPU-0",pod="{}",namespace="ml",container="main",mode="shared"}}'
     given = [
-        {"series": 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-0",gpu="0"}', "values": "87"},
+        *(
+            {"series": f'DCGM_FI_DEV_GPU_UTIL{{UUID="GPU-0",gpu="0",pod="{pod}",job="{job}"}}', "values": "87"}
+            for pod in ("a", "b")
+            for job in ("dcgm", "gpu-operator")
+        ),
         *({"series": grant.format(pod), "values": "1"} for pod in ("a", "b")),
     ]
     labels = '{{uuid="GPU-0",pod="{}",namespace="ml",container="main",mode="shared"}}'

@@ -185,9 +185,35 @@ def test_families(arch: tuple[int, int], name: str | None) -> None:
     assert node_labels(make.inventory((make.gpu(0, arch=arch),)), "", OFF).get("nvidia.com/gpu.family") == name
 
 
-@given(st.text(max_size=120))
-def test_any_name_becomes_a_value(text: str) -> None:
-    assert VALUE.fullmatch(value_of(text))
+LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+MODELS = st.one_of(st.text(max_size=120), st.sampled_from([LONG, f"{LONG} (R) ", "NVIDIA H100 80GB HBM3"]))
+KINDS = ("1g.24gb", "1g.24gb+gfx", "1g.24gb-me", "2g.48gb+me.all", "1c.3g.40gb")
+
+
+@given(MODELS, st.sampled_from([(), KINDS[:2], *zip(KINDS, strict=True)]), st.sampled_from(MigStrategy), st.booleans())
+def test_any_model_becomes_a_value_that_ends_in_its_kind(
+    model: str, profiles: tuple[str, ...], strategy: MigStrategy, shared: bool
+) -> None:
+    gpu = make.mig_gpu(0, profiles, model=model) if profiles else make.gpu(0, model=model)
+    offered = KubeletSettings(enabled=True, mig_strategy=strategy, replicas=64 if shared else 1)
+    found = node_labels(make.inventory([gpu]), model, offered)
+    assert not [value for value in found.values() if not VALUE.fullmatch(value)]
+    kinds = {f"mig-{profile.replace('+', '.')}": f"-MIG-{profile.replace('+', '.')}" for profile in profiles}
+    whole = "gpu", ""
+    if strategy is MigStrategy.SINGLE and profiles:
+        whole = "gpu", kinds.popitem()[1] if len(profiles) == 1 else "-MIG-INVALID"
+    for resource, kind in [whole, *kinds.items()]:
+        name = f"nvidia.com/{resource}"
+        if product := found.get(f"{name}.product"):
+            end = "-SHARED" if found.get(f"{name}.sharing-strategy") == "time-slicing" else ""
+            assert product == value_of(model, kind + end)
+
+
+def test_a_long_model_is_cut_before_its_kind() -> None:
+    name = "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition"
+    assert value_of(LONG, "-MIG-INVALID") == f"{name[:51]}-MIG-INVALID"
+    assert value_of(LONG, "-MIG-1g.24gb-SHARED") == f"{name[:44]}-MIG-1g.24gb-SHARED"
+    assert value_of(LONG[:8]) == "NVIDIA-R"
 
 
 def test_every_name_and_value_is_one_kubernetes_takes() -> None:
