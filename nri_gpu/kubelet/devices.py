@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.rebuild import overlaps
@@ -41,11 +42,15 @@ class AllocationError(NriGpuError):
 
 
 class Device(Struct, frozen=True):
-    """One device as the kubelet sees it. why: it is unhealthy; empty if it is not. numa_node: None where unknown."""
+    """One device as the kubelet sees it.
+
+    why: it is unhealthy; empty if it is not. numa_node: None where unknown. gpu: the one that it is, or is a part of.
+    """
 
     id: str
-    why: str = ""
-    numa_node: int | None = None
+    why: str
+    numa_node: int | None
+    gpu: GpuUuid
 
 
 class NriPlugin(Protocol):
@@ -132,7 +137,8 @@ class AdvertisedDevices:
         found: list[Device] = []
         for unit in self._units().get(resource, ()):
             why = hindrance or why_not(unit) or (STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else "")
-            found += [Device(id_, why, whole(unit).numa_node) for id_ in self._ids(unit)]
+            gpu = whole(unit)
+            found += [Device(id_, why, gpu.numa_node, gpu.uuid) for id_ in self._ids(unit)]
         self._known[resource] = (*found, *self._lost(resource, found))
         return self._known[resource]
 
@@ -217,13 +223,14 @@ class AdvertisedDevices:
         return {name: tuple(unit for unit in units if pools.offers(unit, pool)) for name, units in found.items()}
 
     def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
-        """Devices advertised before that are gone while the driver has a fault: they stay, unhealthy."""
+        """Devices advertised before whose GPU is gone while the driver has a fault: they stay, unhealthy."""
         inventory = self._node_state.node.inventory
         if not (inventory.fault or inventory.faults):
             return ()
         here = {device.id for device in found}
-        gone = (device for device in self._known.get(resource, ()) if device.id not in here)
-        return tuple(Device(device.id, LOST, device.numa_node) for device in gone)
+        described = {gpu.uuid for gpu in inventory.gpus if not gpu.unavailable}
+        gone = (each for each in self._known.get(resource, ()) if each.id not in here and each.gpu not in described)
+        return tuple(replace(device, why=LOST) for device in gone)
 
 
 def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) -> None:

@@ -143,6 +143,11 @@ def test_a_profile_that_is_cut_away_keeps_its_resource_without_devices() -> None
     assert [bool(device.why) for device in node.devices.devices(SMALL)] == [True, True]
     node.put_gpus([gpu(0), gpu(1)], faults=())
     assert [len(node.devices.devices(name)) for name in node.devices.resources()] == [2, 0]
+    node.put_gpus([mig_gpu(0), gpu(1)], faults=())
+    node.devices.devices(SMALL)
+    node.put_gpus([gpu(0)], faults=(GpuFault(1, "GPU is lost"),))
+    assert node.devices.devices(SMALL) == ()  # that the other GPU is lost says nothing of it
+    assert [(each.id, bool(each.why)) for each in node.devices.devices(GPU)] == [(uuid(0), False), (uuid(1), True)]
 
 
 def test_two_containers_in_one_question() -> None:
