@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import DaemonStatus, UnitStatus
 from nri_gpu.domain.gpu import Gpu, MigDevice
-from nri_gpu.domain.health import Health, HealthState
+from nri_gpu.domain.health import Health, HealthState, Sign
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.node import Inventory
 
@@ -94,4 +94,6 @@ def _reported(gpu: G, known: Mapping[str, UnitStatus]) -> G:
         return gpu
     state = HealthState(found.health.state)
     health = Health(state, found.health.since_s or 0.0, found.health.why, found.health.changes)
-    return replace(gpu, health=health, unavailable=gpu.unavailable if health.grantable else found.unavailable)
+    waits = Sign.FABRIC_NOT_READY in found.health.signs
+    why = found.unavailable if not health.grantable else found.withheld if waits else ""
+    return replace(gpu, health=health, unavailable=why or gpu.unavailable)

@@ -16,9 +16,10 @@ from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.text import listed
 from nri_gpu.driver.scan import scan
+from nri_gpu.health.fabric import MAY_BE_MISSING
 from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
 from nri_gpu.host.plan import FixNode, LoadModule, MakeLink, make_plan
-from nri_gpu.inventory.kernel import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, not_given
+from nri_gpu.inventory.kernel import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, not_given, nvswitches
 from nri_gpu.system.kernel_modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.system.storage import text_of
 
@@ -253,10 +254,7 @@ def _persistence(seen: Examined) -> DoctorFinding:
 def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
     """On nodes with NVSwitches of their own; on HGX B200 and NVL72 the GPUs alone say that something is missing."""
     subject = "fabric manager"
-    try:
-        switches = len(list(seen.at("/proc/driver/nvidia-nvswitch/devices").iterdir()))
-    except OSError:
-        switches = 0
+    switches = nvswitches(seen.at("/proc"))
     alive, where = _service(seen, "nvidia-fabricmanager")
     gpus = seen.status.gpus if seen.status else ()
     waiting = [each.place for each in gpus if Sign.FABRIC_NOT_READY in each.health.signs and ":" not in each.place]
@@ -271,7 +269,7 @@ def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
         yield error(
             "NVLink fabric",
             f"GPU {listed(waiting)}: its fabric is not ready, so CUDA may fail with error 802. What may be missing: "
-            "the fabric manager of this node, and on NVL72 also IMEX or the fabric manager of the switch trays",
+            f"{MAY_BE_MISSING}",
             *(() if alive else (_start(seen, "nvidia-fabricmanager"),)),
             *(
                 (_start(seen, _IMEX),)

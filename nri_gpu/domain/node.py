@@ -131,6 +131,7 @@ class Inventory(Recorded, frozen=True, kw_only=True):
     script: what will happen to a simulated node.
     modules: version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
     unlisted: GPUs that the kernel alone knows of.
+    nvswitches: as the driver counts them on this machine; HGX B200 and NVL72 show none.
     """
 
     taken_at: float
@@ -147,6 +148,7 @@ class Inventory(Recorded, frozen=True, kw_only=True):
     script: tuple[ScriptedEvent, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     unlisted: tuple[KernelGpu, ...] = ()
+    nvswitches: int = 0
 
     @property
     def parts(self) -> tuple[MigPart, ...]:

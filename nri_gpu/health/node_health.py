@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import WELL, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.health.fabric import judged_signs, waiting, withheld
 from nri_gpu.health.states import (
     NOT_LISTED,
     TROUBLE,
@@ -116,7 +117,8 @@ class NodeHealth(Struct, frozen=True):
         if inventory.fault:
             return self, ()
         health, missing = self._with_present(inventory, held)
-        shown = {gpu.uuid: (gpu.signs, gpu.unavailable) for gpu in inventory.gpus}
+        waits = waiting(inventory, rules)
+        shown = {gpu.uuid: (judged_signs(gpu, waits), gpu.unavailable) for gpu in inventory.gpus}
         doubts = {uuid: _with_doubt(health.records[uuid], signs, now) for uuid, (signs, _) in (shown | missing).items()}
         health = NodeHealth({**health.records, **doubts})
         shown |= {part.uuid: ((), "") for part in inventory.parts if part.uuid in health.records}
@@ -130,7 +132,8 @@ class NodeHealth(Struct, frozen=True):
         with_mig = (
             replace(gpu, mig=tuple(self._with_health(device, rules) for device in gpu.mig)) for gpu in inventory.gpus
         )
-        gpus = tuple(self._with_health(gpu, rules) for gpu in with_mig)
+        waits = waiting(inventory, rules)
+        gpus = tuple(withheld(self._with_health(gpu, rules), waits) for gpu in with_mig)
         faults = self._faults(inventory, rules)
         return replace(inventory, gpus=gpus, faults=faults)
 
@@ -161,8 +164,13 @@ class NodeHealth(Struct, frozen=True):
         unseen = {GpuUuid(unit) for unit in held or NO_UNITS if unit.startswith(WHOLE)} - records.keys()
         absent = dict.fromkeys(unseen, GpuRecord()) | self._absent(inventory)
         faults = _faults_by_gpu(absent, inventory.faults)
+        taken: dict[str, GpuUuid] = {gpu.pci_bus_id: gpu.uuid for gpu in inventory.gpus}
         missing: dict[GpuUuid, Shown] = {}
         for uuid, record in absent.items():
+            if record.bus_id in taken and held is not None and held.isdisjoint({uuid, *record.units}):
+                reason = f"{taken[record.bus_id]} is at its address, {record.bus_id}"
+                logger.bind(gpu_uuid=uuid, reason=reason).info("GPU was replaced, and is forgotten")
+                continue
             # A GPU that is unhealthy does not become healthy by disappearing.
             healthy = record.health.state is HealthState.HEALTHY
             if fault := faults.get(uuid):

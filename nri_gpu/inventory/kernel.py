@@ -76,6 +76,11 @@ def _has_memory(folder: Path) -> bool:
     return False
 
 
+def nvswitches(proc: Path) -> int:
+    """How many NVSwitches the driver counts."""
+    return len(_names(proc / "driver/nvidia-nvswitch/devices"))
+
+
 NODE_FOLDERS: Final = ("", "nvidia-caps", "nvidia-caps-imex-channels", "dri")
 CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
 

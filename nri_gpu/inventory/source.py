@@ -24,6 +24,7 @@ from nri_gpu.inventory.kernel import (
     host_majors,
     kernel_view,
     numa_nodes,
+    nvswitches,
     unlisted_gpus,
     unusual_minors,
     with_minors,
@@ -146,6 +147,7 @@ class NvmlSource:
             numa=numa_nodes(gpus, self._folders.sys),
             extras=extras,
             unlisted=unlisted_gpus(self._folders, listed, faults=len(inventory.faults)),
+            nvswitches=nvswitches(self._folders.proc),
         )
 
     async def _without_nvml(self, fault: str) -> tuple[KernelGpu, ...]:

@@ -13,8 +13,8 @@ from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.decision import Code
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit
-from nri_gpu.domain.health import HealthState
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
+from nri_gpu.domain.health import HealthState, Sign
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.system.counts import BOUNDS_S, REFUSALS, Failure, Outcome
 
@@ -105,6 +105,14 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
         "index",
         "model",
     )
+    suspect = [
+        ((unit.uuid, unit.place, _model(unit)), health_of(unit).state is HealthState.SUSPECT)
+        for unit in inventory.units
+    ]
+    help_text = "1 while the GPU is granted although something speaks against it."
+    yield _gauge("nri_gpu_gpu_suspect", help_text, suspect, "uuid", "index", "model")
+    fabric = sum(Sign.FABRIC_NOT_READY in gpu.signs for gpu in inventory.gpus)
+    yield _gauge("nri_gpu_fabric_not_ready_gpus", "GPUs whose NVLink fabric is not ready.", fabric)
     undescribed = len(inventory.faults) + sum(gpu.given for gpu in inventory.unlisted)
     yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
     holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())

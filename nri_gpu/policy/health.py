@@ -35,6 +35,13 @@ class OnBad(StrEnum):
     STOP = "stop"
 
 
+class UnreadyFabric(StrEnum):
+    """What becomes of GPUs whose NVLink fabric is not ready."""
+
+    WITHHOLD = "withhold"
+    SIGNS = "signs"
+
+
 class HealthSettings(Struct, frozen=True, kw_only=True):
     """Which errors of a GPU keep it from being granted, for how long, and what becomes of the containers on it."""
 
@@ -68,6 +75,13 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         frozenset[Sign],
         about("Signs that make it suspect. Signs in neither list are shown and change nothing."),
     ] = frozenset({Sign.REMAP_PENDING, Sign.FABRIC_NOT_READY})
+    fabric: Annotated[
+        UnreadyFabric,
+        about(
+            "GPUs that show fabric-not-ready, on a machine with NVSwitches or several such GPUs: withhold them as long "
+            "as they show it, without stopping anybody, or do as fatal_signs and suspect_signs say (signs)."
+        ),
+    ] = UnreadyFabric.WITHHOLD
     hold_down_s: Annotated[
         int, Meta(ge=1, le=86400), about("Seconds without trouble after which a bad GPU is granted again.")
     ] = 300

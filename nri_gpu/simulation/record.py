@@ -55,6 +55,7 @@ def _file(inventory: Inventory) -> tables.FileTable:
         cuda=inventory.cuda_version,
         majors=_table(tables.MajorsTable, inventory.majors),
         modules=dict(inventory.modules),
+        nvswitches=inventory.nvswitches,
         extra=tuple(_extra(extra, found) for extra, found in inventory.extras.items()),
     )
     return tables.FileTable(

@@ -313,6 +313,7 @@ class NodeTable(Table, frozen=True):
     cuda: Version = ""
     majors: MajorsTable = MajorsTable()
     modules: Modules = field(default_factory=dict)
+    nvswitches: Annotated[int, Meta(ge=0, le=64)] = 0
     extra: tuple[ExtraTable, ...] = ()
 
 

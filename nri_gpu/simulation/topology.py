@@ -96,4 +96,5 @@ def _inventory(file: FileTable, taken_at: float) -> Inventory:
         extras={Extra(table.name): table.extra() for table in node.extra},
         script=tuple(sorted((table.event() for table in file.event), key=attrgetter("at_s"))),
         modules=node.modules,
+        nvswitches=node.nvswitches,
     )

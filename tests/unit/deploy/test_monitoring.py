@@ -72,6 +72,12 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
         {"uuid": "GPU-0", "index": "0"},
     ),
     "NriGpuGpuLost": ({"nri_gpu_undescribed_gpus": "1x420"}, 1, {}),
+    "NriGpuFabricNotReady": ({"nri_gpu_fabric_not_ready_gpus": "8x420"}, 8, {}),
+    "NriGpuGpuSuspect": (
+        {'nri_gpu_gpu_suspect{uuid="GPU-0",index="0"}': "1x420"},
+        1,
+        {"uuid": "GPU-0", "index": "0"},
+    ),
     "NriGpuGpuUnstable": (
         {'nri_gpu_health_transitions_total{state="bad"}': "0x300 4+0x60 8+0x60"},
         8.0,

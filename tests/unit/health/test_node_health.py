@@ -6,10 +6,13 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from nri_gpu.domain.gpu import Fabric, FabricState
 from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.health.fabric import NOT_READY, waiting
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.health.states import Signal, signal_of_event
+from nri_gpu.policy.health import HealthSettings, UnreadyFabric
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 WELL = look((), ())
@@ -23,7 +26,11 @@ def state(health: NodeHealth, gpu: int = 0) -> HealthState:
 
 
 def looked(health: NodeHealth, seconds: float, inventory: Inventory = WELL) -> NodeHealth:
-    return health.after_inventory(inventory, RULES, at(seconds))[0]
+    return looked_by(RULES, health, seconds, inventory)
+
+
+def looked_by(rules: HealthSettings, health: NodeHealth, seconds: float, inventory: Inventory) -> NodeHealth:
+    return health.after_inventory(inventory, rules, at(seconds))[0]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +222,61 @@ def test_a_gpu_that_nvml_does_not_list_is_a_fault_of_the_inventory() -> None:
 def test_a_driver_that_invents_uuids_fills_no_memory() -> None:
     health = NodeHealth()
     for number in range(300):
-        made_up = replace(look((Sign.LOST,)).gpus[0], uuid=f"GPU-{number:08x}-0000-4000-8000-000000000000")
+        names = {"uuid": f"GPU-{number:08x}-0000-4000-8000-000000000000", "pci_bus_id": f"{number:04x}:01:00.0"}
+        made_up = replace(look((Sign.LOST,)).gpus[0], **names)
         health = looked(health, number, replace(WELL, gpus=(made_up,)))
     assert len(health.records) == 257
     assert made_up.uuid in health.records
+
+
+def test_a_gpu_that_was_replaced_is_forgotten_once_nobody_holds_it() -> None:
+    """The new one is at its address."""
+    broken = looked(looked(UNSEEN, 0), 10, look((), (Sign.LOST,)))
+    now = replace(WELL, gpus=(WELL.gpus[0], replace(WELL.gpus[1], uuid=UUIDS[2])))
+    for holds in (None, held(UUIDS[1])):
+        health = broken.after_inventory(now, RULES, at(20), holds)[0]
+        (fault,) = health.applied_to(now, RULES).faults
+        assert (fault.uuid, state(health, 2)) == (UUIDS[1], HEALTHY)
+    health = health.after_inventory(now, RULES, at(30), held(UUIDS[2]))[0]
+    assert health.records.keys() == {UUIDS[0], UUIDS[2]}
+    assert health.applied_to(now, RULES).faults == ()
+
+
+# --- a fabric ---------------------------------------------------------------------------------------------------------
+
+WAITS = (Sign.FABRIC_NOT_READY,)
+DECIDES = replace(RULES, fabric=UnreadyFabric.SIGNS, suspect_signs=frozenset(WAITS))
+
+
+@pytest.mark.parametrize(
+    ("inventory", "rules", "withheld"),
+    [
+        (look(WAITS, WAITS), RULES, (True, True)),
+        (look(WAITS, WAITS), DECIDES, (False, False)),
+        (look(WAITS, ()), RULES, (False, False)),
+        (replace(look(WAITS), nvswitches=4), RULES, (True,)),
+        (look(WAITS), replace(RULES, suspect_signs=frozenset(WAITS)), (False,)),
+        (look(WAITS, WAITS), replace(RULES, fatal_signs=frozenset(WAITS)), (True, True)),
+    ],
+    ids=["two", "signs decide", "one in a fabric", "one with switches", "one alone is suspect", "fatal, too"],
+)
+def test_a_gpu_waits_for_its_fabric(inventory: Inventory, rules: HealthSettings, withheld: tuple[bool, ...]) -> None:
+    """As long as it shows, without a state of health; where that decides nothing, the signs do."""
+    health = looked_by(rules, UNSEEN, 0, inventory)
+    found = health.applied_to(inventory, rules).gpus
+    assert tuple(gpu.unavailable == NOT_READY for gpu in found) == withheld
+    suspect = not any(withheld) and Sign.FABRIC_NOT_READY in rules.suspect_signs
+    assert {gpu.health.state for gpu in found} == {SUSPECT if suspect else HEALTHY}
+    assert health.withheld == {}
+    ready = replace(inventory, gpus=tuple(replace(gpu, signs=()) for gpu in inventory.gpus))
+    assert not any(gpu.unavailable for gpu in looked_by(rules, health, 1, ready).applied_to(ready, rules).gpus)
+
+
+def test_a_fabric_that_is_up_on_one_gpu_withholds_the_other() -> None:
+    up = Fabric(FabricState.COMPLETED)
+    inventory = look((), WAITS)
+    inventory = replace(inventory, gpus=(replace(inventory.gpus[0], fabric=up), inventory.gpus[1]))
+    assert waiting(inventory, RULES) == {UUIDS[1]}
 
 
 # --- MIG devices ------------------------------------------------------------------------------------------------------

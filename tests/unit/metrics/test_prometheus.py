@@ -20,7 +20,7 @@ from nri_gpu.daemon.policy_file import LAST_GOOD
 from nri_gpu.domain.health import EventType
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from tests.support import nri_messages as nri
-from tests.support.nvml import Act, happen
+from tests.support.nvml import Act, FakeHealth, happen
 from tests.support.prometheus import ALERTS, MONITORING, Prometheus, free_port
 from tests.support.waiting import aside, in_a_loop
 from tests.unit.daemon.chain import HANDLE, INIT, PATIENCE_S, TWO, Chain
@@ -158,6 +158,15 @@ async def stray(node: Monitored) -> None:
     node.strays.enter_context(holding(node.folder, FULL, before=into(cgroup)))
 
 
+async def remap_pending(node: Monitored) -> None:
+    node.chain.play([TWO[0], replace(TWO[1], health=FakeHealth(remap_pending=1))])
+
+
+async def no_fabric_manager(node: Monitored) -> None:
+    node.chain.play([replace(gpu, health=FakeHealth(fabric_state=2)) for gpu in TWO])
+    await node.chain.until("both to be withheld", "device=1", "fabric manager of this node")
+
+
 async def lost(node: Monitored) -> None:
     node.chain.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
 
@@ -195,6 +204,8 @@ FAULTS: Final[dict[str, Callable[[Monitored], Awaitable[None]]]] = {
     "NriGpuGpuWithheld": xid,
     "NriGpuGpuUnstable": xids,
     "NriGpuStrayUse": stray,
+    "NriGpuGpuSuspect": remap_pending,
+    "NriGpuFabricNotReady": no_fabric_manager,
     "NriGpuGpuLost": lost,
     "NriGpuInventoryStale": hangs,
     "NriGpuNodeNotReady": unloaded,
