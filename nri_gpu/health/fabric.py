@@ -14,9 +14,8 @@ from nri_gpu.policy.health import HealthSettings, UnreadyFabric
 MAY_BE_MISSING: Final = (
     "the fabric manager of this node, and on NVL72 also IMEX or the fabric manager of the switch trays"
 )
-NOT_READY: Final = (
-    f"its NVLink fabric is not ready, so CUDA fails with error 802; what may be missing: {MAY_BE_MISSING}"
-)
+# Short enough that a refusal shows it whole.
+NOT_READY: Final = "NVLink is not ready: see the fabric manager; on NVL72 also IMEX and switch trays"
 
 
 def waiting(inventory: Inventory, rules: HealthSettings) -> frozenset[GpuUuid]:

@@ -14,13 +14,15 @@ from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.daemon import UUIDS as SIMULATED
 from tests.support.driver_root import make_driver_root
+from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml, happen
-from tests.support.waiting import wait_for
+from tests.support.waiting import aside, in_a_loop, wait_for
 
 pytestmark = pytest.mark.containerd
 
 UUIDS = tuple(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(4))
+GPU = "nvidia.com/gpu"
 CHANGED = "gpu health changed"
 BAD = "XID 79, GPU has fallen off the bus"
 STOPPED = 'container stopped reason="its GPU is bad: '
@@ -132,6 +134,32 @@ def test_a_container_on_a_bad_gpu_is_stopped_and_its_pods_next_one_gets_another(
         second = node.cri.run(pod)
         wait_for("another grant", lambda: bool(held(daemon) & {*SIMULATED[2:]}), 20)
         assert [node.cri.status(each).state for each in (stays, second)] == ["RUNNING", "RUNNING"]
+
+
+@on_newest
+@in_a_loop
+async def test_a_fabric_that_is_not_ready_keeps_its_gpus_from_all_and_stops_nobody(
+    node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    """By both doors; and they are granted as soon as it is up, without a hold-down."""
+    waiting = re.sub(r"(?m)^\[\[gpu\]\]$", '[[gpu]]\nsigns = "fabric-not-ready"', NODE)
+    plugin = f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{node.layout.cdi}"\n'
+    with simulated(node, tmp_path) as daemon:
+        daemon.launch.with_policy(policy(node, containers="stop", reprobe_s=1) + plugin)
+        await aside(daemon.restart)
+        runs = await aside(node.cri.run_asking, "device=0", "runs")
+        async with Kubelet(folder) as kubelet:
+            await kubelet.wait_healthy(GPU, 3)
+            await aside(edited, daemon, waiting)
+            await kubelet.wait_healthy(GPU, 0)
+            assert kubelet.capacity(GPU) == 4
+            refusal = (await aside(node.cri.refused, "1", "unlucky")).details
+            assert "see the fabric manager; on NVL72 also IMEX and switch trays;" in refusal
+            assert states(daemon) == ["healthy"] * 4
+            await aside(edited, daemon, NODE)
+            await kubelet.wait_healthy(GPU, 3)
+            await kubelet.admit("train", "main", {GPU: 1})
+        assert node.cri.status(runs).state == "RUNNING"
 
 
 @on_newest

@@ -164,7 +164,7 @@ async def remap_pending(node: Monitored) -> None:
 
 async def no_fabric_manager(node: Monitored) -> None:
     node.chain.play([replace(gpu, health=FakeHealth(fabric_state=2)) for gpu in TWO])
-    await node.chain.until("both to be withheld", "device=1", "fabric manager of this node")
+    await node.chain.until("both to be withheld", "device=1", "see the fabric manager")
 
 
 async def lost(node: Monitored) -> None:
