@@ -8,6 +8,7 @@ from typing import Final
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
 from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.units import is_installed
 from nri_gpu.driver.owner import stage_advice
 from nri_gpu.mps.folders import mps_advice
@@ -22,13 +23,13 @@ FAULTS_SHOWN: Final = 10
 SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
 
 
-def daemon_findings(seen: Examined) -> Iterator[DoctorFinding]:
+def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
     """Whether the daemon runs and is registered, whether the guard is, and whether the policy can be used."""
     yield from _policy(seen)
     yield _answers(seen)
     if seen.status:
         yield from _registered(seen.status.runtime, seen.now_s)
-        yield from _synchronize(seen.status.runtime)
+        yield from _synchronize(seen.status.runtime, runtime.service if runtime else "containerd")
         yield from _able(seen.status)
         yield from _held(seen.status)
     yield _guard(seen)
@@ -117,7 +118,7 @@ def _registered(runtime: RuntimeConnection, now_s: float) -> Iterator[DoctorFind
         yield error(subject, runtime.list_fault, "crictl pods    # remove or shrink the pods that are named")
 
 
-def _synchronize(runtime: RuntimeConnection) -> Iterator[DoctorFinding]:
+def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[DoctorFinding]:
     """How the runtime's last list of containers came through."""
     subject, last = "Synchronize", runtime.synchronize
     if last is None:
@@ -130,7 +131,7 @@ def _synchronize(runtime: RuntimeConnection) -> Iterator[DoctorFinding]:
             f"the runtime's list of its containers was cut off after {size} and {last.duration_s:.1f} s: until it "
             "comes through, nri-gpu serves nobody",
             "crictl pods    # remove the pods with the largest environments and annotations",
-            "journalctl -u containerd -e | grep -i -e nri -e synchroni",
+            f"journalctl -u {unit} -e | grep -i -e nri -e synchroni",
         )
     elif last.duration_s > SLOW_S:
         yield warning(

@@ -21,7 +21,8 @@ class Distribution(Struct, frozen=True, kw_only=True):
 
     says_so: the first line of such a file, without which it is the user's; empty: they always are. template: beside it,
     what to write instead; {v3}: `-v3` from configuration version 3 on. units: the first that is installed runs it.
-    config: its usual main file. programs: processes that it has where its containerd does not run.
+    kubelet: the unit that has its kubelet, where that is another. config: its usual main file. programs: processes that
+    it has where its containerd does not run.
     """
 
     title: str
@@ -31,20 +32,12 @@ class Distribution(Struct, frozen=True, kw_only=True):
     units: tuple[str, ...]
     config: str
     programs: frozenset[str]
+    kubelet: str = ""
     says_so: str = ""
 
 
 _K3S: Final = 'config{v3}.toml.tmpl, behind {{{{ template "base" . }}}}'
 DISTRIBUTIONS: Final = (
-    Distribution(
-        title="K3s",
-        mark="/k3s/agent/etc/containerd/",
-        written=frozenset({"config.toml"}),
-        template=_K3S,
-        units=("k3s", "k3s-agent"),
-        config="/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-        programs=frozenset({"k3s", "k3s-server", "k3s-agent"}),
-    ),
     Distribution(
         title="RKE2",
         mark="/rke2/agent/etc/containerd/",
@@ -55,11 +48,21 @@ DISTRIBUTIONS: Final = (
         programs=frozenset({"rke2"}),
     ),
     Distribution(
+        title="K3s",
+        mark="/agent/etc/containerd/",
+        written=frozenset({"config.toml"}),
+        template=_K3S,
+        units=("k3s", "k3s-agent"),
+        config="/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        programs=frozenset({"k3s", "k3s-server", "k3s-agent"}),
+    ),
+    Distribution(
         title="MicroK8s",
         mark="/var/snap/microk8s/",
         written=frozenset({"containerd.toml"}),
         template="containerd-template.toml",
         units=("snap.microk8s.daemon-containerd",),
+        kubelet="snap.microk8s.daemon-kubelite",
         config="/var/snap/microk8s/current/args/containerd.toml",
         programs=frozenset({"kubelite"}),
     ),
@@ -76,12 +79,12 @@ DISTRIBUTIONS: Final = (
 )
 
 
-def distribution_of(config: str) -> Distribution | None:
-    return next((each for each in DISTRIBUTIONS if each.mark in config), None)
+def distribution_of(config: str, unit: str = "") -> Distribution | None:
+    """unit: of its process; empty where unknown. With `--data-dir` RKE2's file lies where that of K3s may, too."""
+    return next((each for each in DISTRIBUTIONS if each.mark in config or unit in each.units), None)
 
 
-def written_anew(seen: Examined, config: str, files: Iterable[str]) -> Iterator[str]:
+def written_anew(seen: Examined, found: Distribution | None, config: str, files: Iterable[str]) -> Iterator[str]:
     """Yield those of a runtime's files in which a change would be lost."""
-    found = distribution_of(config)
     if found and (text_of(seen.at(config), 80) or "").startswith(found.says_so):
         yield from (each for each in files if Path(each).name in found.written)

@@ -58,7 +58,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("driver", lambda seen, _: driver_findings(seen)),
     ("host", host_findings),
     ("container runtime", runtime_findings),
-    ("nri-gpu", lambda seen, _: daemon_findings(seen)),
+    ("nri-gpu", daemon_findings),
     ("CDI", lambda seen, _: cdi_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),

@@ -31,7 +31,6 @@ _DRA: Final = (
     "systemctl restart nri-gpu-dra; journalctl -u nri-gpu-dra -e    # or in a cluster the chart's pods:",
     "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra",
 )
-_RESTART: Final = "systemctl restart kubelet    # pods go on running"
 
 
 class _CheckpointEntry(Struct, frozen=True):
@@ -68,20 +67,34 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     if seen.in_pod and not seen.at(settings.dir).is_dir():
         yield unseen("kubelet", f"{settings.dir} is not mounted in this pod", ON_THE_HOST)
         return
-    yield from _socket(settings.dir, state, enabled=enabled)
+    restart = _restart(runtime)
+    yield from _socket(settings.dir, state, restart, enabled=enabled)
     if enabled and settings.registration is Registration.WATCHER and not seen.at(settings.registry_dir).is_dir():
         yield error(
             "kubelet",
             f"{settings.registry_dir} does not exist, where the kubelet is to find nri-gpu: it has another root folder",
             "# set kubelet.registry_dir in /etc/nri-gpu/policy.toml to the plugins_registry folder of its --root-dir",
         )
-    yield from _resources(seen, enabled=enabled)
-    yield from _checkpoint(seen, enabled=enabled)
+    yield from _resources(seen, restart, enabled=enabled)
+    yield from _checkpoint(seen, runtime, enabled=enabled)
     yield from _cgroup_driver(seen, runtime)
     yield from _allocatable(seen)
 
 
-def _socket(folder: str, state: SocketState, *, enabled: bool) -> Iterator[DoctorFinding]:
+def _unit(runtime: ContainerRuntime | None) -> str:
+    """Return the unit that runs the kubelet: distributions have it in the one of their own."""
+    ours = runtime.distribution if runtime else None
+    return (ours.kubelet or runtime.service) if runtime and ours else "kubelet"
+
+
+def _restart(runtime: ContainerRuntime | None) -> tuple[str, ...]:
+    """Return what starts the kubelet again; in distributions the runtime does so, too."""
+    if runtime and runtime.ends_at_start:
+        return runtime.restart
+    return (f"systemctl restart {_unit(runtime)}    # pods go on running",)
+
+
+def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enabled: bool) -> Iterator[DoctorFinding]:
     subject, path = "kubelet", f"{folder}/kubelet.sock"
     if state is SocketState.LIVE:
         yield ok(subject, f"it listens for device plugins at {path}")
@@ -92,14 +105,14 @@ def _socket(folder: str, state: SocketState, *, enabled: bool) -> Iterator[Docto
             subject,
             f"{path} is {state}, so nri-gpu cannot offer this node's GPUs: the kubelet does not run, or has another "
             "root folder",
-            _RESTART,
+            *restart,
             "# or set kubelet.dir in /etc/nri-gpu/policy.toml to the device-plugins folder of its --root-dir",
         )
     else:
-        yield warning(subject, f"{path} is {state}: the kubelet does not run, or has another root folder", _RESTART)
+        yield warning(subject, f"{path} is {state}: the kubelet does not run, or has another root folder", *restart)
 
 
-def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
+def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> Iterator[DoctorFinding]:
     subject = "device plugin"
     if not enabled:
         yield ok(subject, "off (kubelet.enabled): annotations allocate, and the scheduler does not count the GPUs")
@@ -110,7 +123,7 @@ def _resources(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
     for each in status.resources if status else ():
         if each.since_s is None or each.fault:
             why = each.fault or "the kubelet has not answered"
-            yield error(subject, f"{each.resource} is not registered with the kubelet: {why}", _RESTART)
+            yield error(subject, f"{each.resource} is not registered with the kubelet: {why}", *restart)
         else:
             yield ok(subject, f"{each.resource} is registered with the kubelet")
     if status and status.guard_alone:
@@ -136,7 +149,7 @@ def _dra(seen: Examined) -> Iterator[DoctorFinding]:
         yield warning(subject, sentence, "kubectl get --raw /metrics | grep kubernetes_feature_enabled")
 
 
-def _checkpoint(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
+def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bool) -> Iterator[DoctorFinding]:
     subject, shown = "kubelet checkpoint", f"{seen.policy.kubelet.dir}/{CHECKPOINT}"
     path = seen.at(shown)
     try:
@@ -150,7 +163,8 @@ def _checkpoint(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
         yield error(
             subject,
             f"{shown} is damaged ({fault}): the kubelet does not know which pods have which GPUs, and does not start",
-            f"mv {shown} {shown}.broken && systemctl restart kubelet    # then delete the pods that have GPUs",
+            f"mv {shown} {shown}.broken    # and delete the pods that have GPUs once the kubelet runs",
+            *_restart(runtime),
         )
     else:
         prefix = f"{seen.policy.kubelet.resource.partition('/')[0]}/"
@@ -161,9 +175,9 @@ def _checkpoint(seen: Examined, *, enabled: bool) -> Iterator[DoctorFinding]:
                 f"{shown} has {listed(ours)} of a device plugin, and claims allocate here: a pod that gets such a "
                 "resource by a claim (dra.extendedResource) stays in CreateContainerConfigError",
                 "# drain the node, so that no pod has a device of a plugin, then:",
-                "systemctl stop kubelet",
+                f"systemctl stop {_unit(runtime)}",
                 f"rm {shown}",
-                "systemctl start kubelet",
+                f"systemctl start {_unit(runtime)}",
             )
             return
         counts = {name: len(ids or ()) for name, ids in (found.data.registered or {}).items()}
@@ -192,7 +206,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
                 "in the options table of the default runtime",
                 f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
             ),
-            *((_RESTART,) if runtime.distribution is None and not runtime.ends_at_start else ()),
+            *(_restart(runtime) if runtime.distribution is None and not runtime.ends_at_start else ()),
         )
     elif said:
         yield ok(subject, f"{said}, for kubelet and containerd")

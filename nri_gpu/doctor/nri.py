@@ -297,4 +297,5 @@ def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str) -> t
     """What to write into the runtime's NRI settings, and the restart that it takes."""
     if runtime.name == "crio":
         return runtime.edit(table, f"below [crio.{table}]", crio_line)
-    return runtime.edit(table, f'below [plugins."{NRI}"{table.removeprefix("nri")}]', line)
+    name = runtime.containerd.nri_table if runtime.containerd else NRI
+    return runtime.edit(table, f'below [plugins."{name}"{table.removeprefix("nri")}]', line)

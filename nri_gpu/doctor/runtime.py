@@ -189,8 +189,8 @@ def _without_theirs(seen: Examined) -> Iterator[ContainerRuntime]:
     """Yield the containerd of each distribution that is here and has none running: it may not start with its file."""
     for each in DISTRIBUTIONS:
         supervisor = next(running(seen.at("/proc"), each.programs), None)
-        here = supervisor or any(is_installed(seen, f"{unit}.service") for unit in each.units)
-        if here and is_there(seen.at(each.config)):
+        here = is_there(seen.at(each.config)) and any(is_installed(seen, f"{unit}.service") for unit in each.units)
+        if supervisor or here:
             described = _described(seen, "containerd", None, config=each.config)
             pid = supervisor.pid if supervisor else 0
             yield replace(described, supervisor=pid, service=unit_of(seen, supervisor, each.units))
@@ -201,7 +201,7 @@ def _described(
 ) -> ContainerRuntime:
     """told: its version, where its program does not say. config: its main file, where no process does."""
     config = config or (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
-    distribution = distribution_of(config)
+    distribution = distribution_of(config, unit_of(seen, process, ("",)))
     version = told or ("" if distribution and not process else program_version(seen, name, process))
     settings: ContainerdSettings | None = None
     found: ContainerdSettings | CrioSettings
@@ -221,7 +221,7 @@ def _described(
         config=config,
         service=unit_of(seen, process, distribution.units if distribution else _UNITS[name]),
         distribution=distribution,
-        written_anew=tuple(written_anew(seen, config, found.files)),
+        written_anew=tuple(written_anew(seen, distribution, config, found.files)),
         nri=found.nri,
         files=found.files,
         faults=found.faults,

@@ -138,12 +138,13 @@ class ContainerdSettings(Struct, frozen=True, kw_only=True):
     """containerd's files together. files: those read. faults: why one of them was not. imports: the main file's.
 
     said: for a setting (`nri.disable`), a table (`nri`) or an entry of a list (`disabled_plugins.cri`) the files where
-    it is to be changed: the last that has it, or all that have the entry.
+    it is to be changed: the last that has it, or all that have the entry. nri_table: what these files call NRI.
     """
 
     version: Annotated[int, Meta(ge=1)] = 2
     root: str = DEFAULT_ROOT
     nri: NriSettings = NriSettings()
+    nri_table: str = NRI
     cri: CriSettings = CriSettings()
     disabled_plugins: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
@@ -159,8 +160,11 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     versions = [each.version for each in files]
     # 1.x has no version above 2; a file of such a version is of a later release.
     replaces = release < (2,) if release else max(versions, default=3) <= 2
-    nri = [(each.name, each.plugins[NRI]) for each in files if NRI in each.plugins]
-    cri = _cri_tables(files, release, replaces=replaces)
+    # Before 2.0 a file of version 1 has the plugins by their short names, and other names mean nothing.
+    short = release is not None and release < (2,) and next(filter(None, reversed(versions)), 1) < 2
+    name = "nri" if short else NRI
+    nri = [(each.name, each.plugins[name]) for each in files if name in each.plugins]
+    cri = _cri_tables(files, release, replaces=replaces, short_names=short)
     if replaces:
         nri, cri = nri[-1:], cri[-1:]
     odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
@@ -174,7 +178,8 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     return ContainerdSettings(
         version=tops[0].version if tops else 2,
         root=next((top.root for top in reversed(tops) if top.root != DEFAULT_ROOT), DEFAULT_ROOT),
-        nri=_read(_together(nri), NriSettings, NRI, faults),
+        nri=_read(_together(nri), NriSettings, name, faults),
+        nri_table=name,
         cri=_read(_together(cri), CriSettings, "the CRI plugin", faults),
         disabled_plugins=tuple(dict.fromkeys(entry for entry, _ in disabled)),
         imports=tuple(_texts(files[0].content.get("imports"))) if files else (),
@@ -197,7 +202,7 @@ class _File(Struct, frozen=True):
     @property
     def top(self) -> Toml:
         """Its settings that belong to no plugin."""
-        top: Toml = {key: self.content[key] for key in ("root", "disabled_plugins") if key in self.content}
+        top: Toml = {key: self.content[key] for key in ("root", "disabled_plugins", "imports") if key in self.content}
         return top | {"version": self.content.get("version") or 1}
 
     @property
@@ -260,7 +265,7 @@ def _rewrite(file: _File, version: int) -> str:
     return f'# write {file.name} for version {version}, in which the CRI plugin\'s tables begin with "{name}"'
 
 
-def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces: bool) -> Layers:
+def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces: bool, short_names: bool) -> Layers:
     """Return the CRI plugin's tables: its names differ by version, and each release migrates files in its own way.
 
     From 2.3 on each file below version 4 is migrated by itself. 2.0 to 2.2 migrate all of them together, as of the last
@@ -273,7 +278,7 @@ def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces
         return [(each.name, each.plugins[name]) for name in known if name in each.plugins]
 
     if replaces:
-        return [table for each in files for table in tables(each, short, old)]
+        return [table for each in files for table in tables(each, *((short,) if short_names else (short, old)))]
     if release and release < EACH_MIGRATED:
         last = next((each.version for each in reversed(files) if each.version > 1), 3)
         older = [table for each in files for table in tables(each, short, old)] if last == 2 else []
@@ -365,7 +370,8 @@ def _imports(root: Path, name: str, content: Toml) -> Iterator[str]:
     """Yield the files that one imports, each under one name, however it is written: a file may import itself."""
     for each in _texts(content.get("imports")):
         path = os.path.normpath(Path(name).parent / each)
-        yield from _matches(root, path) if "*" in path else (path,)
+        # In Go's patterns `**` is `*`.
+        yield from _matches(root, re.sub(r"\*+", "*", path)) if "*" in path else (path,)
 
 
 def _texts(value: object) -> list[str]:

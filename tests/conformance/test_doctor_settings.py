@@ -68,6 +68,15 @@ FILES: dict[str, dict[str, str]] = {
     "3 imports 5": mixed("version = 3\n", "version = 5\n"),
     "5 imports 2": mixed("version = 5\n", "version = 2\n"),
     "5": {"config.toml": "version = 5\n"},
+    "NRI's short name in 1": {"config.toml": "[plugins.nri]\ndisable = true\nplugin_request_timeout = '9s'\n"},
+    "NRI's URI in 1": {"config.toml": f"{TABLE}disable = false\nplugin_request_timeout = '9s'\n"},
+    "a URI of CRI in 1": {"config.toml": cri(OLD, "x", SELINUX)},
+    "imports of folders below": {
+        "config.toml": 'version = 2\nimports = ["**/*.toml"]\n',
+        "conf.d/a.toml": f"version = 2\n{TABLE}disable = true\n",
+        "conf.d/below/b.toml": f'version = 2\n{TABLE}plugin_request_timeout = "9s"\n',
+    },
+    "imports that are no list": {"config.toml": 'version = 2\nimports = "conf.d/*.toml"\n'},
     "a short name in 2": {"config.toml": 'version = 2\ndisabled_plugins = ["cri"]\n'},
     "a short name in 1": {"config.toml": 'disabled_plugins = ["cri"]\n'},
     "a short name in 1, which imports 2": mixed('disabled_plugins = ["cri"]\n', "version = 2\n"),
@@ -82,7 +91,7 @@ FILES: dict[str, dict[str, str]] = {
 @pytest.mark.short
 def test_doctor_and_containerd_agree(runtime: packages.Runtime, tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     config = str(tmp_path / "config.toml")
     command = [str(runtime.containerd), "--config", config, "config", "dump"]

@@ -127,3 +127,33 @@ def test_the_unit_is_one_that_is_there(node: DoctorNode, path: str, unit: str) -
     runtime = container_runtime(node.seen)
     assert runtime
     assert runtime.service == unit
+
+
+@pytest.mark.parametrize("unit", ["k3s", "rke2-agent"])
+def test_another_data_dir(node: DoctorNode, unit: str) -> None:
+    """`--data-dir /mnt/disk`: the file is written anew there, too."""
+    node.process(700, "containerd", "containerd", "-c", "/mnt/disk/agent/etc/containerd/config.toml")
+    node.write("mnt/disk/agent/etc/containerd/config.toml", CONFIG.replace("false", "true"))
+    node.write("proc/700/cgroup", f"0::/system.slice/{unit}.service\n")
+    found = container_runtime(node.seen)
+    assert found
+    assert found.distribution
+    assert found.distribution.units.count(unit) == 1
+    assert "/config-v3.toml.tmpl, behind" in node.found(status=None)["NRI"].fix[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "unit"),
+    [
+        (f"{RANCHER.format('rke2')}/config.toml", "rke2-server"),
+        ("var/snap/microk8s/7/args/containerd.toml", "snap.microk8s.daemon-kubelite"),
+        ("etc/k0s/containerd.toml", "k0sworker"),
+    ],
+)
+def test_its_kubelet_is_in_a_unit_of_its_own(node: DoctorNode, config: str, unit: str) -> None:
+    node.process(700, "containerd", "containerd", "-c", f"/{config}")
+    node.write(config, CONFIG)
+    node.dead_socket("var/lib/kubelet/device-plugins/kubelet.sock")
+    assert node.found()["kubelet"].fix == (f"systemctl restart {unit}    # pods go on running",)
+    node.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{")
+    assert node.found()["kubelet checkpoint"].fix[-1].startswith(f"systemctl restart {unit}")

@@ -8,6 +8,7 @@ import pytest
 
 from nri_gpu.doctor.finding import Level
 from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.doctor.runtime_settings import NRI
 from tests.unit.doctor.node import CONFIG, CONTAINERD, DoctorNode
 from tests.unit.doctor.test_runtime import TOML, stopped
 from tests.unit.doctor.test_two_runtimes import DOCKERS, K3S
@@ -48,6 +49,17 @@ def test_or_never_on(node: DoctorNode) -> None:
     assert "/containerd-template.toml, below" in finding.fix[0]
 
 
+@pytest.mark.parametrize(
+    ("release", "version", "table"),
+    [("1.7.24", "", "nri"), ("1.7.24", "version = 2\n", NRI), ("2.1.9", "", NRI)],
+)
+def test_the_fix_names_the_table_that_is_read(node: DoctorNode, release: str, version: str, table: str) -> None:
+    """A file without a version, as Docker's package brings it, has another name for it before 2.0."""
+    node.program(release)
+    node.write(TOML, f'{version}[plugins."{table}"]\ndisable = true\n')
+    assert node.found(status=None)["NRI"].fix[0] == f'# in /{TOML}, below [plugins."{table}"]:'
+
+
 @pytest.mark.parametrize("mode", [0o777, None])
 def test_without_a_version_it_is_not_mentioned(node: DoctorNode, mode: int | None) -> None:
     """Its program may not be run: others can write it, or it lies elsewhere."""
@@ -74,6 +86,15 @@ def test_a_k3s_whose_file_is_not_toml(node: DoctorNode) -> None:
     assert found["runtime configuration"].fix[0].startswith(f"# mend /{Path(K3S).parent}/config.toml.tmpl")
     assert not any("enable --now" in line for each in found.values() for line in each.fix)
     assert "hunter2" not in repr(container_runtime(node.seen))
+
+
+def test_a_k3s_whose_file_lies_elsewhere(node: DoctorNode) -> None:
+    stopped(node)
+    node.remove(TOML)
+    node.process(900, "k3s-server", "/usr/local/bin/k3s server")
+    which = node.found(status=None)["container runtime"]
+    assert "K3s (pid 900) runs, and its containerd does not" in which.meaning
+    assert which.fix[0].startswith("journalctl -u k3s")
 
 
 def test_beside_dockers_containerd(node: DoctorNode) -> None:

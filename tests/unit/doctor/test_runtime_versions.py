@@ -43,11 +43,11 @@ def test_nothing_else_says_restart(node: DoctorNode) -> None:
     node.program("1.7.22")
     node.write(TOML, CONFIG)
     node.remove("run/nri/nri.sock")
-    node.listen("var/lib/kubelet/device-plugins/kubelet.sock")
+    node.dead_socket("var/lib/kubelet/device-plugins/kubelet.sock")
     node.write("var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n")
     found = node.found()
     assert found[SUBJECT].level is Level.WARNING
-    assert {"NRI", "cgroup driver"} <= found.keys()
+    assert {"NRI", "cgroup driver", "kubelet"} <= found.keys()
     assert "restart" not in advised(found)
     assert not any("restart" in each.meaning for each in found.values())
 
