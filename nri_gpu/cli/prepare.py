@@ -13,11 +13,13 @@ from msgspec.structs import asdict
 from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import show_text
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.host.facts import CharDevice, Finding, HostPaths, look
+from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
 from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.prepare import PrepareReport, actor, prepare
+from nri_gpu.inventory.kernel import HostFolders, not_given
 
 PLACES = HostPaths()
+HOST = Path("/")
 
 OctalMode = Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bits, octal")]
 
@@ -95,7 +97,7 @@ class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, or print how. Returns 1 when something is left to do by hand, 69 without a GPU, 77 when not root."""
-    facts = look(PLACES)
+    facts = _look()
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)
         raise CommandError(Exit.UNAVAILABLE, f"this machine has no NVIDIA display device on its PCI bus{why}")
@@ -106,7 +108,12 @@ def run(args: argparse.Namespace) -> int:
         sentence = "only root can load modules and make device nodes; anybody can use --dry-run"
         raise CommandError(Exit.PERMISSION, sentence)
     act = actor(PLACES, Path(args.driver_root or "/"))
-    return _print(args, prepare(lambda: look(PLACES), act, graphics=args.graphics))
+    return _print(args, prepare(_look, act, graphics=args.graphics))
+
+
+def _look() -> HostFacts:
+    """In a machine that is a container itself, without the GPUs that it was not given: a node would give them."""
+    return look(PLACES, not_given(HostFolders(proc=PLACES.proc, sys=PLACES.sys, dev=PLACES.dev, host=HOST)))
 
 
 def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:

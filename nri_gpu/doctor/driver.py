@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from posixpath import basename
 from typing import Final
 
 from nri_gpu.doctor.finding import DoctorFinding, Examined, error, is_there, ok, unseen, warning
@@ -191,7 +190,8 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
 
 def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
     """What `nri-gpu prepare` would do about nodes and links."""
-    facts = look(HostPaths(seen.at("/dev"), seen.at("/proc"), seen.at("/sys")))
+    folders = HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root)
+    facts = look(HostPaths(folders.dev, folders.proc, folders.sys), not_given(folders))
     if not facts.devices:
         return
     plan = make_plan(facts)
@@ -199,13 +199,7 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
         yield unseen("device nodes", f"{finding}", "sudo nri-gpu doctor")
     for finding in (each for each in plan.findings if each not in facts.unreadable):
         yield error("device nodes", f"{finding}", f"{_PREPARE} --dry-run    # once fixed: nothing left to do")
-    folders = HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root)
-    away = {f"nvidia{minor}" for minor in not_given(folders)}
-    wrong = [
-        action
-        for action in plan.actions
-        if not isinstance(action, LoadModule | MakeLink) and action.subject.removeprefix("/dev/") not in away
-    ]
+    wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
     nodes = [action for action in wrong if not isinstance(action, FixNode)]
     for subject, of_mig, what, meaning in _MISSING:
         if paths := [action.subject for action in nodes if ("nvidia-caps" in action.subject) is of_mig]:
@@ -225,7 +219,7 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
         majors = majors_by_name(text_of(seen.at("/proc/devices")) or "")
         shown = (f"{name} {','.join(map(str, sorted(majors[name])))}" for name in _OURS if name in majors)
         yield ok("device nodes", f"all are there, with the majors of /proc/devices: {', '.join(shown)}")
-    links = [each for each in plan.actions if isinstance(each, MakeLink) and basename(each.target) not in away]
+    links = [each for each in plan.actions if isinstance(each, MakeLink)]
     if links:
         yield warning(
             "/dev/char links",

@@ -102,8 +102,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     devices: PCI addresses of NVIDIA's display devices. modules: those loaded. params: /proc/driver/nvidia/params.
     gpus: PCI address -> its `information` file. capabilities: `gpu0/mig/gi1/access` -> that file, while the instance
-    exists. mig_minors: /proc/driver/nvidia-caps/mig-minors. entries: what is in /dev. unreadable: files that exist and
-    could not be read.
+    exists. mig_minors: /proc/driver/nvidia-caps/mig-minors. away: minors of GPUs that are not this machine's. entries:
+    what is in /dev. unreadable: files that exist and could not be read.
     """
 
     devices: tuple[str, ...] = ()
@@ -113,6 +113,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     gpus: Mapping[str, str] = field(default_factory=dict)
     capabilities: Mapping[str, str] = field(default_factory=dict)
     mig_minors: str = ""
+    away: frozenset[int] = frozenset()
     entries: Mapping[DevPath, DevEntry] = field(default_factory=dict)
     unreadable: tuple[Finding, ...] = ()
 
@@ -126,7 +127,7 @@ _KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block devic
 _CAPABILITY: Final = re.compile(r"gpu[0-9]+/mig/gi[0-9]+(?:/ci[0-9]+)?/access")
 
 
-def look(places: HostPaths) -> HostFacts:
+def look(places: HostPaths, away: frozenset[int] = frozenset()) -> HostFacts:
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
     return HostFacts(
@@ -137,6 +138,7 @@ def look(places: HostPaths) -> HostFacts:
         gpus=reader.gpus(driver / "gpus"),
         capabilities=reader.capabilities(driver / "capabilities"),
         mig_minors=reader.text(places.proc / "driver" / "nvidia-caps" / "mig-minors"),
+        away=away,
         entries=dict(reader.entries()),
         unreadable=tuple(reader.unreadable),
     )

@@ -97,7 +97,8 @@ def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
             yield Finding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
             continue
         seen[minor] = address
-        yield minor
+        if minor not in facts.away:
+            yield minor
     if not facts.gpus and not any(finding.path.startswith(GPUS) for finding in facts.unreadable):
         yield Finding(
             GPUS, f"the driver is loaded, and serves none of {', '.join(facts.devices)}: see the kernel's log"
@@ -122,7 +123,9 @@ def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
         return
     table = read_mig_minors(facts.mig_minors)
     seen: dict[int, str] = {}
-    for name, text in sorted(facts.capabilities.items()):
+    away = {f"gpu{minor}" for minor in facts.away}
+    ours = {name: text for name, text in facts.capabilities.items() if name.partition("/")[0] not in away}
+    for name, text in sorted(ours.items()):
         path = f"{CAPABILITIES}/{name}"
         try:
             minor, own = capability(text)

@@ -22,6 +22,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     assert HostPaths() == prepare.PLACES
     host = host_below(tmp_path)
     monkeypatch.setattr(prepare, "PLACES", host.places)
+    monkeypatch.setattr(prepare, "HOST", host.base)
     return host
 
 
@@ -57,6 +58,23 @@ def test_a_dry_run_changes_nothing_and_needs_no_root(
     assert all(line.startswith("would ") for line in lines)
     assert list(machine.entries()) == ["char"]
     assert not machine.calls()
+
+
+@pytest.mark.parametrize("container", [True, False])
+def test_a_machine_that_is_a_container_keeps_to_its_own_gpus(
+    machine: HostTree, nri_gpu: NriGpuCall, *, container: bool
+) -> None:
+    """A node of kind or LXD: making the node of a GPU, or of its MIG device, would give it away."""
+    machine.loaded()
+    machine.node("nvidia0", NVIDIA, 0)
+    for minor in machine.minors:
+        machine.mig(f"gpu{minor}/gi1", 7 + minor)
+    if container:
+        machine.write("run/systemd/container", "lxc\n")
+    assert nri_gpu("prepare").code == Exit.OK
+    others = {"nvidia1", f"char/{NVIDIA}:1", "nvidia-caps/nvidia-cap8"}
+    assert others.intersection(machine.entries()) == (set() if container else others)
+    assert {"nvidia-uvm", "nvidia-caps/nvidia-cap7", f"char/{NVIDIA}:0"} <= machine.entries().keys()
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("-o", "json")])
