@@ -6,6 +6,7 @@ here, type by type and bound by bound: a wrong number, or a name with a slash in
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import attrgetter
 from typing import Annotated, Final
 
@@ -156,7 +157,10 @@ def read_report(report: object, taken_at: float) -> NvmlReport:
 
 
 def _without_doubles(inventory: Inventory) -> Inventory:
-    """The inventory with GPUs that share a UUID, a minor or an address as faults: nobody tells them apart."""
+    """The inventory with GPUs that share a UUID, a minor or an address as faults: nobody tells them apart.
+
+    A fault has no name that another one has, too.
+    """
     owners: dict[tuple[str, object], list[int]] = {}
     for gpu in inventory.gpus:
         uuids = (gpu.uuid, *(part.uuid for part in gpu.parts))
@@ -174,20 +178,24 @@ def _without_doubles(inventory: Inventory) -> Inventory:
         for (what, value), found in shared.items()
         for index in found
     }
-    faults = [
-        GpuFault(
-            gpu.index,
-            why[gpu.index],
-            uuid="" if ("UUID", gpu.uuid) in shared else gpu.uuid,
-            pci_bus_id="" if ("bus id", gpu.pci_bus_id) in shared else gpu.pci_bus_id,
+    withheld = (gpu for gpu in inventory.gpus if gpu.index in why)
+    faults = (
+        *inventory.faults,
+        *(GpuFault(gpu.index, why[gpu.index], uuid=gpu.uuid, pci_bus_id=gpu.pci_bus_id) for gpu in withheld),
+    )
+    uses = Counter(name for each in faults for name in (each.uuid, each.pci_bus_id))
+    faults = tuple(
+        replace(
+            each,
+            uuid=each.uuid if uses[each.uuid] == 1 else "",
+            pci_bus_id=each.pci_bus_id if uses[each.pci_bus_id] == 1 else "",
         )
-        for gpu in inventory.gpus
-        if gpu.index in why
-    ]
+        for each in faults
+    )
     return replace(
         inventory,
         gpus=tuple(gpu for gpu in inventory.gpus if gpu.index not in why),
-        faults=tuple(sorted((*inventory.faults, *faults), key=attrgetter("index"))),
+        faults=tuple(sorted(faults, key=attrgetter("index"))),
         links=tuple(link for link in inventory.links if why.keys().isdisjoint((link.a, link.b))),
     )
 

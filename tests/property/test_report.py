@@ -195,3 +195,14 @@ def test_whoever_shares_a_name_is_withheld_alone(place: tuple[Any, ...], value: 
     inventory = read_report(planted(place, value), 1.0).inventory
     assert [gpu.index for gpu in inventory.gpus] == left
     assert {fault.index for fault in inventory.faults} == {0, 1, 2} - {*left}
+
+
+@pytest.mark.parametrize(("name", "value"), [("uuid", FAULT["uuid"]), ("pci_bus_id", "0000:0f:00.0")])
+@pytest.mark.parametrize("healthy", [True, False])
+def test_faults_that_share_a_name_cost_no_other_gpu(name: str, value: str, *, healthy: bool) -> None:
+    """Two GPUs that fail are told apart no better than two that do not; a third one may have the name, too."""
+    twins = [{**FAULT, "uuid": "", name: value, "index": index} for index in (2, 3)]
+    third = {**gpu(4), name: value} if healthy else gpu(4)
+    found = read_report({**WHOLE, "gpus": [gpu(0), gpu(1), third], "faults": twins}, 1.0).inventory
+    assert [each.index for each in found.gpus] == ([0, 1] if healthy else [0, 1, 4])
+    assert [getattr(each, name) for each in found.faults] == [""] * (2 + healthy)
