@@ -129,12 +129,14 @@ def lacking_library(capabilities: Capabilities, node: Node) -> Reason | None:
     if driver is None or not (lacking := [each for each in Capability if each in capabilities & driver.lacks.keys()]):
         return None
     left = [each for each in Capability if closure(frozenset({each})) <= capabilities - driver.lacks.keys()]
-    instead = ",".join(each for each in left if each is not Capability.COMPAT32) or Capability.UTILITY
+    instead = ",".join(each for each in left if each is not Capability.COMPAT32)
+    instead = instead or ("" if Capability.UTILITY in driver.lacks else Capability.UTILITY)
+    ask = f", ask with capabilities={instead}," if instead else ""
     libraries = " and no ".join(f"{driver.lacks[each]} for {each}" for each in lacking)
     return Reason(
         Code.NODE_NOT_READY,
-        f"the driver on this node has no {libraries}, and an image's own does not count: install that part of it, ask "
-        f"with capabilities={instead}, or run the pod on a node that has it.",
+        f"the driver on this node has no {libraries}, and an image's own does not count: install that part of "
+        f"it{ask} or run the pod on a node that has it.",
     )
 
 

@@ -124,6 +124,11 @@ NOT_READY: dict[str, tuple[str, Node, str]] = {
         NO_CUDA,
         "ask with capabilities=utility,",
     ),
+    "no libnvidia-ml": (
+        "1;capabilities=utility",
+        make.node(staged=make.driver(lacks={Capability.UTILITY: "libD.so"})),
+        "install that part of it or run the pod on a node that has it.",
+    ),
     "no libraries of two": (
         "1;capabilities=compute,display,ngx",
         NO_DRAWING,
