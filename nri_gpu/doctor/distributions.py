@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.doctor.finding import Examined
+from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.system.storage import text_of
 
 
@@ -82,6 +82,18 @@ DISTRIBUTIONS: Final = (
 def distribution_of(config: str, unit: str = "") -> Distribution | None:
     """unit: of its process; empty where unknown. With `--data-dir` RKE2's file lies where that of K3s may, too."""
     return next((each for each in DISTRIBUTIONS if each.mark in config or unit in each.units), None)
+
+
+def template_of(seen: Examined, found: Distribution, config: str, version: int) -> str:
+    """Return what to write instead of a file that is written anew: the template that is there, or a new one.
+
+    version: of the configuration; 0 where the file cannot be read.
+    """
+    new, old = (f"{Path(config).parent}/{found.template.format(v3=each)}" for each in ("-v3", ""))
+    if version in (1, 2):
+        return old
+    there = (each for each in (new, old) if is_there(seen.at(each.partition(",")[0])))
+    return next(there, new if version else old)
 
 
 def written_anew(seen: Examined, found: Distribution | None, config: str, files: Iterable[str]) -> Iterator[str]:

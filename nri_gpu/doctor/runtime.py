@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, written_anew
+from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, template_of, written_anew
 from nri_gpu.doctor.finding import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
@@ -43,9 +43,9 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     process: None where none is seen to run. supervisor: the pid of its distribution, where that runs without it.
     config: its main file. default_handler: the OCI runtime of pods that ask for none. containerd: its own settings.
-    service: its unit. said: as ContainerdSettings has it. written_anew: files in which a change is lost. listens: the
-    inode of its socket where nri-gpu connects; 0 for none. beside: the node's other runtimes. certain: False where
-    two listen there, and whose file it is cannot be seen.
+    service: its unit. said: as ContainerdSettings has it. written_anew: files in which a change is lost; template: the
+    one that counts instead. listens: the inode of its socket where nri-gpu connects; 0 for none. beside: the node's
+    other runtimes. certain: False where two listen there, and whose file it is cannot be seen.
     """
 
     name: str
@@ -57,6 +57,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     distribution: Distribution | None = None
     files: tuple[str, ...] = ()
     written_anew: tuple[str, ...] = ()
+    template: str = ""
     said: Mapping[str, tuple[str, ...]] = {}
     faults: tuple[FileFault, ...] = ()
     containerd: ContainerdSettings | None = None
@@ -76,7 +77,8 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         return f"{'CRI-O' if self.name == 'crio' else self.name} {self.version or '(version not known)'}"
 
     def __str__(self) -> str:
-        files = "Docker" if self.dockers else listed(self.files) or f"no file at {self.config}: built-in defaults"
+        none = f"{self.config}, which cannot be read" if self.faults else f"no file at {self.config}: built-in defaults"
+        files = "Docker" if self.dockers else listed(self.files) or none
         return f"{self.title}, pid {self.process.pid}, configured by {files}" if self.process else self.title
 
     @property
@@ -98,7 +100,8 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     def edit(self, table: str, title: str, line: str) -> tuple[str, ...]:
         """Return where to write a line into its files, and the restart that this takes. table: a key of `said`."""
-        new = (f"containerd config default > {self.config}",) if self.containerd and not self.files else ()
+        missing = self.containerd and not self.files and not self.faults
+        new = (f"containerd config default > {self.config}",) if missing else ()
         where = (f"# in {file}, {title}:" for file in self.places(f"{table}.{line.partition(' ')[0]}"))
         return (*new, *where, line, *self.restart)
 
@@ -140,8 +143,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         for pattern in settings.imports:
             if pattern.endswith(".toml.d/*.toml"):
                 return pattern.replace("*", "nri-gpu")
-        v3 = "-v3" * (settings.version > 2)
-        return f"{Path(self.config).parent}/{self.distribution.template.format(v3=v3)}"
+        return self.template
 
     @property
     def cri_enabled(self) -> bool:
@@ -213,6 +215,7 @@ def _described(
         found, handler = settings, settings.cri.containerd.default_runtime_name
         if process and (folder := process.option("--root")):
             settings = replace(settings, root=folder)
+    version_read = settings.version if settings and settings.files else 0
     sockets = listening(seen.at(f"/proc/{process.pid}")) if process else ()
     return ContainerRuntime(
         name=name,
@@ -222,6 +225,7 @@ def _described(
         service=unit_of(seen, process, distribution.units if distribution else _UNITS[name]),
         distribution=distribution,
         written_anew=tuple(written_anew(seen, distribution, config, found.files)),
+        template=template_of(seen, distribution, config, version_read) if distribution else "",
         nri=found.nri,
         files=found.files,
         faults=found.faults,

@@ -16,6 +16,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
+from nri_gpu.doctor.releases import EACH_MIGRATED, READINGS
 from nri_gpu.system.storage import stat_of, text_of
 
 CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/crio/crio.conf"}
@@ -44,7 +45,6 @@ _KEYS: Final = frozenset(
     {*_CRIO_NRI, *_CRIO_NRI.values(), *_CRIO_VALIDATOR, *_CRIO_VALIDATOR.values()}
     | {"disable", "enable_nri", "default_runtime", "default_runtime_name", "SystemdCgroup"}
 )
-EACH_MIGRATED: Final = (2, 3)  # the first release that migrates each file by itself
 T = TypeVar("T")
 Toml = dict[str, object]
 
@@ -58,36 +58,6 @@ class FileFault(Struct, frozen=True):
     sentence: str
     fix: str = ""
     unseen: bool = False
-
-
-class Reading(Struct, frozen=True):
-    """How releases of containerd from one on read their files. newest: version, above which they do not start.
-
-    last: the version of the last file that has one counts, else each. root: no import may have a higher one than the
-    main file. uri: how plugins that are disabled or required must be called. named: those with settings, too.
-    """
-
-    release: tuple[int, ...]
-    newest: int
-    uri: re.Pattern[str]
-    last: bool = False
-    root: bool = False
-    named: bool = False
-
-
-_URI_1: Final = re.compile(r"io\.containerd\.[^.]*\..*")
-_URI_2: Final = re.compile(r".*\..*")
-# containerd: services/server/config/config.go (1.x, ValidateV2), cmd/containerd/server/config/config.go (2.x,
-# LoadConfig, ValidateVersion) of each tag; the refusal of 2.3.0 was reverted in 2.3.5.
-READINGS: Final = (
-    Reading((2, 3, 5), 4, _URI_2),
-    Reading((2, 3), 4, _URI_2, root=True),
-    Reading((2,), 3, _URI_2, last=True),
-    Reading((1, 7, 17), 2, _URI_1, last=True, named=True),
-    Reading((1, 7), 1 << 30, _URI_1, last=True, named=True),
-    Reading((1, 6, 32), 2, _URI_1, last=True, named=True),
-    Reading((0,), 1 << 30, _URI_1, last=True, named=True),
-)
 
 
 class Validator(Struct, frozen=True):

@@ -97,6 +97,28 @@ def test_a_k3s_whose_file_lies_elsewhere(node: DoctorNode) -> None:
     assert which.fix[0].startswith("journalctl -u k3s")
 
 
+@pytest.mark.parametrize("template", ["config.toml.tmpl", "config-v3.toml.tmpl"])
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_template_that_is_there_is_to_be_mended(node: DoctorNode, template: str, *, runs: bool) -> None:
+    """What it makes is not TOML, so nothing tells its version."""
+    node.process(700, *(("containerd", "containerd", "-c", f"/{K3S}") if runs else ("k3s-server", "k3s server")))
+    node.write(K3S, "version = \n")
+    node.write(K3S.replace("config.toml", template), '{{ template "base" . }}\nversion = \n')
+    found = node.examine(status=None)
+    (fault,) = (each for each in found.findings if each.subject == "runtime configuration")
+    assert fault.fix[0].startswith(f"# mend /{Path(K3S).parent}/{template}, behind")
+    assert not any("no file at" in each.meaning for each in found.findings)
+
+
+def test_a_file_that_is_there_is_not_written_over(node: DoctorNode) -> None:
+    node.write(TOML, "version = \n")
+    node.listen("var/lib/kubelet/device-plugins/kubelet.sock")
+    node.write("var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n")
+    found = node.found(status=None)
+    assert {"runtime configuration", "cgroup driver"} <= found.keys()
+    assert not any("config default" in line for each in found.values() for line in each.fix)
+
+
 def test_beside_dockers_containerd(node: DoctorNode) -> None:
     node.write(TOML, DOCKERS)
     (node.root / "proc/700/fd/2").unlink()

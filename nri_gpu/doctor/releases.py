@@ -1,0 +1,40 @@
+"""Which configuration files each release of containerd reads, and how."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from msgspec import Struct
+
+EACH_MIGRATED: Final = (2, 3)  # the first release that migrates each file by itself
+
+
+class ReleaseReading(Struct, frozen=True):
+    """How releases of containerd from one on read their files. newest: version, above which they do not start.
+
+    last: the version of the last file that has one counts, else each. root: no import may have a higher one than the
+    main file. uri: how plugins that are disabled or required must be called. named: those with settings, too.
+    """
+
+    release: tuple[int, ...]
+    newest: int
+    uri: re.Pattern[str]
+    last: bool = False
+    root: bool = False
+    named: bool = False
+
+
+_URI_1: Final = re.compile(r"io\.containerd\.[^.]*\..*")
+_URI_2: Final = re.compile(r".*\..*")
+# containerd: services/server/config/config.go (1.x, ValidateV2), cmd/containerd/server/config/config.go (2.x,
+# LoadConfig, ValidateVersion) of each tag; the refusal of 2.3.0 was reverted in 2.3.5.
+READINGS: Final = (
+    ReleaseReading((2, 3, 5), 4, _URI_2),
+    ReleaseReading((2, 3), 4, _URI_2, root=True),
+    ReleaseReading((2,), 3, _URI_2, last=True),
+    ReleaseReading((1, 7, 17), 2, _URI_1, last=True, named=True),
+    ReleaseReading((1, 7), 1 << 30, _URI_1, last=True, named=True),
+    ReleaseReading((1, 6, 32), 2, _URI_1, last=True, named=True),
+    ReleaseReading((0,), 1 << 30, _URI_1, last=True, named=True),
+)
