@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from nri_gpu.domain.errors import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -23,11 +25,13 @@ def read_documents(text: str, file: str) -> list[object]:
     """The values of its documents; without empty ones. Raises: CommandError."""
     if len(text) > BYTES_MAX:
         raise too_large(file)
+    if text.lstrip()[:1] == "{" and (document := _json(text)) is not None:
+        return [document]
     import yaml  # only this verb needs it
 
     loader = _loader()
     try:
-        _check(yaml.parse(text, loader), file)
+        _check(iter(loader(text).get_event, None), file)
         documents = [document for document in yaml.load_all(text, loader) if document is not None]
     except CommandError:
         raise
@@ -47,6 +51,19 @@ def too_many(file: str, what: str) -> CommandError:
     return CommandError(Exit.USAGE, f"{file} holds more than {what}, the most that are explained: split it")
 
 
+def _json(text: str) -> object:
+    """Its value; None where it is no JSON, or nests too deeply. YAML knows other escapes, and takes far longer."""
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    level: list[Any] = [document]
+    for _ in range(_DEPTH_MAX):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [value for values in inner for value in values]
+    return None if level else document
+
+
 def _check(events: Iterable[yaml.Event], file: str) -> None:
     """Before values are made, which takes ten times as long. Raises: CommandError: too deep, or too many pods."""
     import yaml
@@ -55,6 +72,9 @@ def _check(events: Iterable[yaml.Event], file: str) -> None:
     before = ""
     for event in events:
         kind = type(event)
+        if isinstance(event, yaml.ScalarEvent):  # first, since most are
+            before = event.value
+            continue
         if kind is yaml.SequenceStartEvent or kind is yaml.MappingStartEvent:
             depth += 1
             pods += kind is yaml.SequenceStartEvent and before == "containers"
@@ -64,7 +84,7 @@ def _check(events: Iterable[yaml.Event], file: str) -> None:
             raise CommandError(Exit.USAGE, f"{file} nests values more than {_DEPTH_MAX} levels deep")
         if pods > PODS_MAX:
             raise too_many(file, f"{PODS_MAX:,} pods")
-        before = event.value if isinstance(event, yaml.ScalarEvent) else ""
+        before = ""
 
 
 def _loader() -> type[yaml.SafeLoader]:

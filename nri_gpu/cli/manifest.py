@@ -99,14 +99,17 @@ class _Around(Struct, frozen=True):
 
 def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
     """All pods and pod templates. namespace: of those that name none. Raises: CommandError."""
-    documents, seen = read_documents(text, file), set[int]()
+    documents, seen = read_documents(text, file), dict[int, bool]()
     pods: list[tuple[Listed, ...]] = []
     without: Counter[str] = Counter()
-    left = CONTAINERS_MAX
+    left, aliased = CONTAINERS_MAX, False
     for number, document in enumerate(documents, 1):
         for item in _items(document):
             before = len(pods)
             for found, around in _pods(item, _Around(), seen):
+                if found is None:
+                    aliased = True
+                    continue
                 if len(pods) == PODS_MAX:
                     raise too_many(file, f"{PODS_MAX:,} pods")
                 of_pod = _containers(found, around, namespace, len(pods) + 1, f"{file}, document {number}")
@@ -119,33 +122,53 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
     if not pods:
         where = f"documents 1 to {len(documents)} hold" if len(documents) > 1 else "document 1 holds"
         raise CommandError(Exit.USAGE, f"{file}, {where} no pod: no spec.containers, and no template with them")
-    kinds = listed(f"{times:,} {kind or 'without a kind'}" for kind, times in without.most_common())
-    number, plural = without.total(), without.total() > 1
-    note = f"{number:,} document{'s' * plural} without a pod {'are' if plural else 'is'} passed over: {kinds}"
-    return Manifest(tuple(pods), (note,) if without else ())
+    return Manifest(tuple(pods), tuple(_notes(without, aliased=aliased)))
+
+
+def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
+    """without: kinds of documents without a pod. aliased: a YAML alias repeats one."""
+    if aliased:
+        yield "a pod that YAML aliases repeat is explained once, where it first stands: write it out to see each"
+    if without:
+        kinds = listed(f"{times:,} {kind or 'without a kind'}" for kind, times in without.most_common())
+        number, plural = without.total(), without.total() > 1
+        yield f"{number:,} document{'s' * plural} without a pod {'are' if plural else 'is'} passed over: {kinds}"
 
 
 def _items(document: object) -> list[object]:
     """Those of a List, PodList and so on; any other document is one itself."""
     match document:
-        case {"kind": str(kind), "items": list(items)} if kind.endswith("List"):
+        case {"kind": str(kind), "items": list(items)} if items and kind.endswith("List"):
             return items
     return [document]
 
 
-def _pods(found: object, around: _Around, seen: set[int]) -> Iterator[tuple[Mapping[str, object], _Around]]:
-    """Pods and pod templates, wherever they are nested, with what is around each. seen: an alias is visited once."""
-    if not isinstance(found, Mapping | list) or id(found) in seen:
+def _pods(
+    found: object, around: _Around, seen: dict[int, bool]
+) -> Iterator[tuple[Mapping[str, object] | None, _Around]]:
+    """Pods and pod templates, wherever they are nested, with what is around each; None for an alias of some.
+
+    seen: each mapping and list is visited once. Its value: whether there are pods in it.
+    """
+    if not isinstance(found, Mapping | list):
         return
-    seen.add(id(found))
+    if id(found) in seen:
+        if seen[id(found)]:
+            yield None, around
+        return
+    seen[id(found)] = False
     if isinstance(found, list):
         inner, values = around, found
     else:
         if isinstance(spec := found.get("spec"), Mapping) and isinstance(spec.get("containers"), list):
+            seen[id(found)] = True
             yield found, around
         inner, values = around.within(found), list(found.values())
     for value in values:
-        yield from _pods(value, inner, seen)
+        if isinstance(value, dict | list):  # scalars are most, and cost a generator each
+            for each in _pods(value, inner, seen):
+                seen[id(found)] = True
+                yield each
 
 
 def _own_name(metadata: Mapping[str, object]) -> Name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -134,6 +135,7 @@ def test_what_has_no_pod_is_passed_over(explain: Explain) -> None:
     assert explain(manifest).out.endswith(f"pod.yaml\n  note    {said}\n")
     in_a_list = "kind: List\nitems:\n- {kind: Service}\n- {kind: Pod, spec: {containers: [{}]}}\n"
     assert explain(in_a_list, "-o", "json").document["notes"] == ["1 document without a pod is passed over: 1 Service"]
+    assert "is passed over: 1 List\n" in explain(f"kind: List\nitems: []\n---\n{job()}").out
 
 
 FORMS = {
@@ -214,7 +216,21 @@ def test_the_hosts_own_shm_is_in_no_way(explain: Explain, volume: str, code: int
     assert explain(mounting, policy="[mps]\nenabled = true\n").code == code
 
 
+def test_json_is_read_as_json(explain: Explain) -> None:
+    """YAML takes no escaped surrogates or slashes; braces alone make no JSON."""
+    described = {"kind": "Job", "metadata": {"name": "web", "namespace": "ml"}, "note": "\N{ROCKET} a/b"}
+    text = json.dumps(described | {"spec": {"template": {"spec": {"containers": [{}]}}}})
+    assert pods(explain, text.replace("/", r"\/")) == ["ml/web-xxxxx"]
+    assert pods(explain, "{metadata: {name: flow}, spec: {containers: [{}]}}\n---\n" + job()) == [
+        "default/flow",
+        "ml/web-xxxxx",
+    ]
+    assert "is not YAML" in explain("{").err
+
+
 LINE = "- {kind: Pod, metadata: {name: p}, spec: {containers: [{}]}}\n"
+ARGS = ", ".join(['"--some=argument"'] * 390)
+PODS = ", ".join([f'{{"spec": {{"containers": [{{"args": [{ARGS}]}}]}}}}'] * 2001)  # just below 16 MB
 
 
 @pytest.mark.parametrize(
@@ -226,8 +242,21 @@ LINE = "- {kind: Pod, metadata: {name: p}, spec: {containers: [{}]}}\n"
         (f"spec:\n containers: [{'{}, ' * 10_001}]", "holds more than 10,000 containers"),
         ("[" * 1_000_000, "nests values more than 200 levels deep"),
         ("{a: " * 1_000_000, "nests values more than 200 levels deep"),
+        ('{"a": ' * 201 + "[]" + "}" * 201, "nests values more than 200 levels deep"),
+        ('{"a": ' * 5_000 + "[]" + "}" * 5_000, "nests values more than 200 levels deep"),
+        (f'{{"kind": "List", "items": [{PODS}]}}', "holds more than 2,000 pods"),
     ],
-    ids=["bytes", "a list of pods", "pods", "containers", "deep lists", "deep mappings"],
+    ids=[
+        "bytes",
+        "a list of pods",
+        "pods",
+        "containers",
+        "deep lists",
+        "deep mappings",
+        "JSON",
+        "deep JSON",
+        "pods in JSON",
+    ],
 )
 def test_what_is_too_much_names_the_bound_within_a_second(explain: Explain, manifest: str, words: str) -> None:
     began = time.process_time()
@@ -259,6 +288,10 @@ def test_each_mapping_is_visited_once(explain: Explain) -> None:
     assert "document 1 holds no pod" in explain(ITSELF).err
     assert pods(explain, ITSELF.replace("*s", "*s, containers: [{}]")) == ["default/web-xxxxx"]
     assert "merge keys" in explain(f"a0: &a0 {{b: 1}}\n{MERGES}").err
+    both = f"kind: MPIJob\nmetadata: {{name: web}}\nspec: {{one: {{template: &t {TEMPLATE}}}, two: {{template: *t}}}}"
+    assert len(pods(explain, both)) == 1
+    assert "that YAML aliases repeat is explained once" in explain(both).out
+    assert "aliases" not in explain("a: [&a {b: 1}, *a]\n" + job()).out
     merged = "a: &a {namespace: ml, name: a}\n" + job("{<<: *a, name: b}")
     assert pods(explain, merged) == ["ml/b-xxxxx"]
 
