@@ -9,7 +9,7 @@ import pytest
 
 from tests import ground
 from tests.support.containerd import Containerd
-from tests.support.daemon import UUIDS, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -32,15 +32,38 @@ def injector(node: Containerd) -> Iterator[None]:
             process.kill()
 
 
+def created(node: Containerd, *, claim: str = "", image: str = "") -> dict[str, str]:
+    """A container for which it sets these variables: its environment. image: the image's own NVIDIA_VISIBLE_DEVICES."""
+    adjustment = {"env": [{"key": key, "value": value} for key, value in THEIRS.items()]}
+    annotations = {"nri-gpu.bench/adjustment": json.dumps(adjustment)} | ({"gpu.nri.io": claim} if claim else {})
+    pod = node.cri.run_pod(PodSpec("both", annotations=annotations))
+    return node.cri.status(node.cri.run(pod, ContainerSpec(env={VISIBLE: image} if image else {}))).env
+
+
 @pytest.mark.short
 @pytest.mark.usefixtures("injector")
 def test_what_it_set_is_taken_over(node: Containerd, daemon: NriGpu) -> None:
-    adjustment = {"env": [{"key": key, "value": value} for key, value in THEIRS.items()]}
-    annotations = {"gpu.nri.io": "device=0", "nri-gpu.bench/adjustment": json.dumps(adjustment)}
-    container = node.cri.run(node.cri.run_pod(PodSpec("both", annotations=annotations)), ContainerSpec())
-    env = node.cri.status(container).env
+    env = created(node, claim="device=0")
     ours, _, theirs = env[PATH].rpartition(":")
     assert (theirs, bool(ours)) == (THEIRS[PATH], True)
     assert env[VISIBLE] == UUIDS[0]
     assert env["OTHER"] == "stays"
     daemon.wait_logged(f"replaced={PATH},{VISIBLE}")
+
+
+@pytest.mark.short
+@pytest.mark.usefixtures("injector")
+@pytest.mark.parametrize(
+    ("settings", "claim", "image"),
+    [
+        ('disarm = "all"', "", ""),
+        ('disarm = "all"', "", "all"),
+        ('disarm = "all"', "none", "all"),
+        ('visible_devices = "void"', "device=1", "all"),
+    ],
+)
+def test_what_it_armed_is_disarmed(node: Containerd, launch: Launch, settings: str, claim: str, image: str) -> None:
+    with NriGpu(launch.with_policy(f"[environment]\n{settings}\n")) as daemon:
+        daemon.wait_staged()
+        env = created(node, claim=claim, image=image)
+    assert (env[VISIBLE], env["OTHER"]) == ("void", "stays")
