@@ -265,9 +265,14 @@ def _edits_line(edits: Edits) -> EditsLine:
 
 
 def to_text(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> str:
-    """One paragraph a container, and one for notes on the whole file."""
+    """One paragraph a container, and one for notes on the whole file. Characters that a terminal obeys are escaped."""
     of_file = [(file, *map(_note, notes))] if notes else []
-    return "\n\n".join("\n".join(lines) for lines in (*(_lines(each, node) for each in explained), *of_file))
+    paragraphs = (*(_lines(each, node) for each in explained), *of_file)
+    return "\n\n".join("\n".join(map(_printable, lines)) for lines in paragraphs)
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else ascii(line)[1:-1]
 
 
 def _lines(each: Explained, node: Node) -> Iterator[str]:

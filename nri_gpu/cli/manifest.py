@@ -16,7 +16,7 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.mps import SHM_PLACE
 from nri_gpu.domain.names import BASE_KEY, KEY_PREFIX
-from nri_gpu.domain.text import listed, shown
+from nri_gpu.domain.text import listed, quoted, shown
 from nri_gpu.nri.convert import read_env
 
 _COUNTED: Final = ("cpu", "memory")  # other resources give no class (kubernetes: pkg/apis/core/v1/helper/qos)
@@ -104,9 +104,10 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
     without: Counter[str] = Counter()
     left, aliased = CONTAINERS_MAX, False
     for number, document in enumerate(documents, 1):
-        for item in _items(document):
-            before = len(pods)
+        for item in _items(document, set()):
+            holds = False
             for found, around in _pods(item, _Around(), seen):
+                holds = True
                 if found is None:
                     aliased = True
                     continue
@@ -117,7 +118,7 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
                 left -= len(pods[-1])
                 if left < 0:
                     raise too_many(file, f"{CONTAINERS_MAX:,} containers")
-            if len(pods) == before:
+            if not holds:
                 without[shown(_text(item.get("kind"))) if isinstance(item, Mapping) else ""] += 1
     if not pods:
         where = f"documents 1 to {len(documents)} hold" if len(documents) > 1 else "document 1 holds"
@@ -135,12 +136,15 @@ def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
         yield f"{number:,} document{'s' * plural} without a pod {'are' if plural else 'is'} passed over: {kinds}"
 
 
-def _items(document: object) -> list[object]:
-    """Those of a List, PodList and so on; any other document is one itself."""
+def _items(document: object, seen: set[int]) -> Iterator[object]:
+    """Those of a List, PodList and so on, nested ones, too; any other document is one itself. seen: each List once."""
     match document:
-        case {"kind": str(kind), "items": list(items)} if items and kind.endswith("List"):
-            return items
-    return [document]
+        case {"kind": str(kind), "items": list(items)} if items and kind.endswith("List") and id(items) not in seen:
+            seen.add(id(items))
+            for item in items:
+                yield from _items(item, seen)
+        case _:
+            yield document
 
 
 def _pods(
@@ -216,7 +220,7 @@ def _containers(
     ]
     of_pod = _mapping(spec.get("securityContext"), f"{where}: spec.securityContext").get("runAsUser")
     for at, container in enumerate((*init, *main, *debug)):
-        of = f"of container {_text(container.get('name')) or 'unnamed'}"
+        of = f"of container {shown(_text(container.get('name'))) or 'unnamed'}"
         security = _mapping(container.get("securityContext"), f"{where}: securityContext {of}")
         env, unknown = _env(container, f"{where}: env {of}")
         read, twice, required = read_env(env)
@@ -246,9 +250,9 @@ def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
     annotations = {}
     for key, value in _mapping(metadata.get("annotations"), f"{where}: metadata.annotations").items():
         if not isinstance(value, str):
+            written = f"{where}: annotation {shown(_text(key))}"
             raise CommandError(
-                Exit.USAGE,
-                f'{where}: annotation {_text(key)} is not text; Kubernetes wants it in quotes: "{_text(value)}"',
+                Exit.USAGE, f"{written} is not text; Kubernetes wants it in quotes: {quoted(_text(value))}"
             )
         annotations[_text(key)] = value
     return annotations

@@ -141,6 +141,25 @@ def test_what_is_no_manifest_is_2_and_never_a_traceback(explain: Explain, manife
     assert "Traceback" not in done.err
 
 
+HOSTILE = {
+    "a name": 'metadata: {name: "NAME"}\nspec: {containers: [{}]}',
+    "a container": 'spec: {containers: [{name: "NAME"}]}',
+    "a variable": 'metadata: {annotations: {gpu.nri.io: "1"}}\n'
+    'spec: {containers: [{env: [{name: LD_LIBRARY_PATH, value: "NAME"}]}]}',
+    "an error": 'spec: {containers: [{name: "NAME", env: 5}]}',
+    "an annotation": 'metadata: {annotations: {"NAME": 5}}\nspec: {containers: [{}]}',
+}
+
+
+@pytest.mark.parametrize("manifest", HOSTILE.values(), ids=HOSTILE)
+def test_what_a_terminal_would_obey_is_escaped(explain: Explain, manifest: str) -> None:
+    """Escapes, and a line that looks like one of ours."""
+    done = explain(manifest.replace("NAME", r"\e[2J\nprod/train container main"))
+    said = done.out + done.err
+    assert ("\x1b" in said, "\nprod/train" in said) == (False, False)
+    assert r"\x1b[2J\nprod/train" in said
+
+
 def test_what_cannot_be_read(explain: Explain, tmp_path: Path, nri_gpu: NriGpuCall) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     for name in ("bytes.yaml", "none.yaml"):

@@ -135,6 +135,12 @@ def test_what_has_no_pod_is_passed_over(explain: Explain) -> None:
     assert explain(manifest).out.endswith(f"pod.yaml\n  note    {said}\n")
     in_a_list = "kind: List\nitems:\n- {kind: Service}\n- {kind: Pod, spec: {containers: [{}]}}\n"
     assert explain(in_a_list, "-o", "json").document["notes"] == ["1 document without a pod is passed over: 1 Service"]
+    nested = in_a_list.replace("- {kind: Service}", "- {kind: List, items: [&s {kind: Service}, {kind: Role}]}\n- *s")
+    (said,) = explain(nested, "-o", "json").document["notes"]
+    assert said == "3 documents without a pod are passed over: 2 Service, 1 Role"
+    assert "document 1 holds no pod" in explain("&l {kind: List, items: [*l]}").err
+    repeated = f"kind: List\nitems: [&j {{kind: Job, spec: {{template: {TEMPLATE}}}}}, *j]\n"
+    assert "passed over" not in explain(repeated).out
     assert "is passed over: 1 List\n" in explain(f"kind: List\nitems: []\n---\n{job()}").out
 
 
