@@ -1,7 +1,8 @@
 """Tells the kubelet how the published devices are, so that pods show it in `allocatedResourcesStatus`.
 
-The kubelet (gate ResourceHealthStatus, on from 1.36) asks each driver, whatever it says that it supports, and logs an
-error every five seconds where nobody answers (kubernetes: pkg/kubelet/cm/dra/plugin/dra_plugin.go).
+The kubelet (gate ResourceHealthStatus, on from 1.36) asks each driver by v1alpha1, whatever its registration says; from
+1.37 on it asks those whose registration names the service, by the newest version that it knows, and drops v1alpha1 in
+1.40 (kubernetes: pkg/kubelet/cm/dra/plugin/dra_plugin.go, dra_plugin_manager.go; kubernetes#139477).
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import grpc
 import grpc.aio
 
 from nri_gpu._pb import drahealth_pb2 as pb
-from nri_gpu.dra.devices import UNHEALTHY
+from nri_gpu.domain.text import shown
 from nri_gpu.dra.messages import NodeView, OfferedDevice
 from nri_gpu.system.tasks import first_done
 
-SERVICE: Final = "v1alpha1.DRAResourceHealth"
+SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")  # the same on the wire, and in PluginInfo
+MESSAGE_MAX: Final = 1000  # characters of ASCII; a pod's status has 1,024 bytes, and the kubelet cuts within characters
 AGAIN_S: Final = 10.0  # after 30 s without word the kubelet takes a device's health for unknown
 
 
@@ -32,13 +34,14 @@ class DeviceHealthService:
         self._answer = pb.NodeWatchResourcesResponse()
         self._changed = asyncio.Event()
 
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         method = grpc.unary_stream_rpc_method_handler(
             self.watch,
             request_deserializer=pb.NodeWatchResourcesRequest.FromString,
             response_serializer=pb.NodeWatchResourcesResponse.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"NodeWatchResources": method})
+        methods = {"NodeWatchResources": method}
+        return tuple(grpc.method_handlers_generic_handler(service, methods) for service in SERVICES)
 
     def put(self, view: NodeView) -> None:
         """What the daemon says of the devices now. Nothing is told before it knows them."""
@@ -60,9 +63,8 @@ class DeviceHealthService:
             await first_done(changed.wait(), timeout_s=self._again_s)
 
     def _health(self, device: OfferedDevice) -> pb.DeviceHealth:
-        fault = next((taint.value for taint in device.taints if taint.key == UNHEALTHY), None)
         return pb.DeviceHealth(
             device=pb.DeviceIdentifier(pool_name=self.pool, device_name=device.name),
-            health=pb.HEALTHY if fault is None else pb.UNHEALTHY,
-            message=fault or "",
+            health=pb.UNHEALTHY if device.fault else pb.HEALTHY,
+            message=shown(device.fault, MESSAGE_MAX),
         )

@@ -108,6 +108,7 @@ def offer(
             shared=shared,
             counter_set=_counter_set(whole(unit)) if counters[unit.uuid] else "",
             counters=counters[unit.uuid],
+            fault=why_not(unit),
         )
         for unit in units
     )

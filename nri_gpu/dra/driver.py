@@ -103,7 +103,9 @@ class DriverProcess:
         claims = ClaimPreparation(
             self._daemon, self._api_server, specifications, view.driver, self._health.pool, self._times.claims
         )
-        sockets = KubeletSockets(view, (*ClaimService(claims).handlers(), self._health.handlers()), self._times.sockets)
+        sockets = KubeletSockets(
+            view, (*ClaimService(claims).handlers(), *self._health.handlers()), self._times.sockets
+        )
         await sockets.hold()
         try:
             with raised_alone(RestartNeededError):

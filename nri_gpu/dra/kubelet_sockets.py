@@ -22,6 +22,7 @@ from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
+from nri_gpu.dra.device_health import SERVICES as HEALTH_SERVICES
 from nri_gpu.dra.messages import NodeView
 from nri_gpu.dra.service import SUPPORTED
 from nri_gpu.kubelet.endpoint import EndpointTimes, check_reached
@@ -118,8 +119,9 @@ class KubeletSockets:
         check_reached(path.parent)
         if not path.parent.is_dir():
             raise KubeletSocketError(f"there is no folder {path.parent}: the kubelet makes it at its start")
+        served = (*SUPPORTED, *HEALTH_SERVICES)
         watcher = PluginWatcherService(
-            PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=SUPPORTED)
+            PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=served)
         )
         until, refused = loop.time() + self._times.watched_within, False
         async with _served(path, lambda server: add_RegistrationServicer_to_server(watcher, server)):

@@ -50,7 +50,7 @@ class OfferedDevice(Struct, frozen=True, kw_only=True):
     """A GPU or MIG device as it is published. The devices of an offer are in the order in which to use them.
 
     shared: several claims may have it at once. counters: what it consumes of its GPU's counter set; empty for none.
-    counter_set: name of that set.
+    counter_set: name of that set. fault: why no claim can have it, or empty.
     """
 
     name: str
@@ -60,6 +60,7 @@ class OfferedDevice(Struct, frozen=True, kw_only=True):
     shared: bool = False
     counter_set: str = ""
     counters: dict[str, int] = {}
+    fault: str = ""
 
 
 class PreparedName(Struct, frozen=True):

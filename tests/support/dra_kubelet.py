@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,14 @@ CALL_S = 45.0
 WAIT_S = 10.0
 KNOWN = {"v1.DRAPlugin": "v1", "v1beta1.DRAPlugin": "v1beta1"}
 SERVICE = "/k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin/{}"
+# Kubernetes -> versions of DRAResourceHealth that its kubelet knows, the newest first; before 1.37 it asks by v1alpha1
+# whatever the driver says that it serves. Read in dra_plugin.go and dra_plugin_manager.go (above) of v1.34.4, v1.35.4,
+# v1.36.3 and v1.37.2; in the first two the gate ResourceHealthStatus is off by default.
+ASKED_ANYWAY = ("v1alpha1",)
+HEALTH: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("1.34", "1.35", "1.36"), ASKED_ANYWAY),
+    "1.37": ("v1", "v1alpha1"),
+}
 
 
 class ClaimFaultError(Exception):
@@ -34,13 +42,19 @@ class ClaimFaultError(Exception):
 
 @dataclass
 class Driver:
-    """One registered endpoint. found: the registration socket that led to it."""
+    """One registered endpoint. found: the registration socket that led to it. served: as its registration says it."""
 
     name: str
     endpoint: Path
     version: str
     channel: Any
     found: Signature | None
+    served: Sequence[str] = ()
+
+    def health_service(self, release: str) -> str:
+        """By which service that kubelet asks it for health; empty: by none, so that all of it is Unknown."""
+        services = [f"{version}.DRAResourceHealth" for version in HEALTH[release]]
+        return next((each for each in services if HEALTH[release] is ASKED_ANYWAY or each in self.served), "")
 
 
 class DraKubelet:
@@ -170,7 +184,8 @@ class DraKubelet:
             why = self.refuse or self._why_not(info, version)
             if not why:
                 dialled = grpc.aio.insecure_channel(f"unix:{info.endpoint}", options=options)
-                self.drivers[path] = Driver(info.name, Path(info.endpoint), version, dialled, found)
+                endpoint, served = Path(info.endpoint), tuple(info.supported_versions)
+                self.drivers[path] = Driver(info.name, endpoint, version, dialled, found, served)
                 self.registered += 1
             else:
                 self.refused += 1

@@ -189,6 +189,11 @@ def test_unhealthy_gpus_are_tainted(gpu: Gpu, policy: Policy | None, expected: t
     assert taints(gpu, policy=policy) == ([Taint("gpu.nri.io/unhealthy", *expected)] if expected else [])
 
 
+def test_a_device_that_no_claim_can_have_says_why() -> None:
+    devices, _ = offered([make.gpu(0), make.gpu(1, unavailable="GPU is lost"), make.mig_gpu(2, unavailable="XID 79")])
+    assert [each.fault for each in devices] == ["", "GPU is lost", *["XID 79"] * (len(devices) - 2)]
+
+
 def held(by: str) -> Taint:
     return Taint("gpu.nri.io/held", by, "NoSchedule")
 

@@ -13,12 +13,11 @@ import pytest
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.device_health import SERVICE, DeviceHealthService
-from nri_gpu.dra.devices import UNHEALTHY
+from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.driver import DriverProcess, DriverTimes
-from nri_gpu.dra.messages import AskPrepare, ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName, Taint
+from nri_gpu.dra.messages import AskPrepare, ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
 from nri_gpu.system.tasks import cancelled
-from tests.support.dra_kubelet import DraKubelet
+from tests.support.dra_kubelet import HEALTH, DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
 from tests.support.log import Log
 from tests.support.resource_claims import DRIVER, NODE, POD, UID, resource_claim
@@ -98,11 +97,14 @@ async def test_each_view_is_published_and_the_daemon_told_how_that_goes(folder: 
         assert set(node.daemon.reports) == {DriverReport(published=7)}
 
 
-async def test_the_kubelet_is_told_of_devices_that_fall_ill(folder: Path) -> None:
-    ill = OfferedDevice(name="gpu-0", attributes={}, capacity={}, taints=(Taint(UNHEALTHY, "bad", "NoSchedule"),))
+@pytest.mark.parametrize("release", HEALTH)
+async def test_each_kubelet_is_told_of_devices_that_fall_ill(folder: Path, release: str) -> None:
+    ill = OfferedDevice(name="gpu-0", attributes={}, capacity={}, fault="GPU is lost")
     async with served(folder) as (kubelet, node, _):
-        call = kubelet.driver(DRIVER).channel.unary_stream(
-            f"/{SERVICE}/NodeWatchResources", response_deserializer=pb.NodeWatchResourcesResponse.FromString
+        driver = kubelet.driver(DRIVER)
+        call = driver.channel.unary_stream(
+            f"/{driver.health_service(release)}/NodeWatchResources",
+            response_deserializer=pb.NodeWatchResourcesResponse.FromString,
         )(b"", timeout=20)
         assert not (await call.read()).devices
         await node.daemon.change(devices=(ill,))
