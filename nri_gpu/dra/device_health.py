@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 import grpc
 import grpc.aio
+from loguru import logger
 
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.domain.text import shown
@@ -35,13 +37,17 @@ class DeviceHealthService:
         self._changed = asyncio.Event()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        method = grpc.unary_stream_rpc_method_handler(
-            self.watch,
+        return tuple(
+            grpc.method_handlers_generic_handler(service, {"NodeWatchResources": self._method(service)})
+            for service in SERVICES
+        )
+
+    def _method(self, service: str) -> grpc.RpcMethodHandler:
+        return grpc.unary_stream_rpc_method_handler(
+            partial(self.watch, service),
             request_deserializer=pb.NodeWatchResourcesRequest.FromString,
             response_serializer=pb.NodeWatchResourcesResponse.SerializeToString,
         )
-        methods = {"NodeWatchResources": method}
-        return tuple(grpc.method_handlers_generic_handler(service, methods) for service in SERVICES)
 
     def put(self, view: NodeView) -> None:
         """What the daemon says of the devices now. Nothing is told before it knows them."""
@@ -52,8 +58,9 @@ class DeviceHealthService:
             changed.set()
 
     async def watch(
-        self, request: pb.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
+        self, service: str, request: pb.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.NodeWatchResourcesResponse]:
+        logger.bind(method=service).debug("kubelet asks for the devices' health")
         while True:
             changed, answer = self._changed, pb.NodeWatchResourcesResponse()
             answer.CopyFrom(self._answer)

@@ -80,6 +80,13 @@ def environment(cluster: Cluster, name: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if pair)
 
 
+def health(cluster: Cluster, name: str) -> list[tuple[str, bool]]:
+    """What the pod's status says of each device of its claims, and whether it gives the XID as the reason."""
+    (status,) = cluster.get("pod", name)["status"]["containerStatuses"]
+    told = [each for resource in status.get("allocatedResourcesStatus", []) for each in resource["resources"]]
+    return [(each["health"], "XID 79" in each.get("message", "")) for each in told]
+
+
 @pytest.mark.short
 def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(HGX)
@@ -211,6 +218,9 @@ def test_a_bad_gpu_keeps_claims_away_and_evicts_where_policy_stops(cluster: Clus
     assert cluster.minors("rest") == frozenset(range(4)) - {minor}
     cluster.wait_said("none", WAITS)
     cluster.wait_phase("first")
+    wait_for("the kubelet to say so, with the reason", lambda: ("Unhealthy", True) in health(cluster, "first"))
+    assert health(cluster, "rest") == [("Healthy", False)] * 3
+    assert " method=v1.DRAResourceHealth" in cluster.log(DRA)  # the newest that both know
 
     cluster.stop(DAEMON)
     dra.run_daemon(bad, '[health]\ncontainers = "stop"\n')
