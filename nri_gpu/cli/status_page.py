@@ -186,7 +186,7 @@ def _of_dra(status: DaemonStatus) -> Iterator[str]:
         yield from (f"dra: {sentence}" for sentence in gate_advice(dra.report))
     for claim in status.claims:
         devices = ", ".join(f"{each.device} ({'admin' if each.admin else each.mode})" for each in claim.devices)
-        pods = ", ".join(claim.pods) or "no pod"
+        pods = (", ".join(claim.pods) or "no pod") + (f" of PodGroup {', '.join(claim.groups)}" * bool(claim.groups))
         yield f"dra: claim {claim.namespace}/{claim.name} has {devices}, for {pods}"
 
 

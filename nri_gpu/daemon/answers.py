@@ -110,13 +110,17 @@ class ClaimedDeviceStatus(Struct, frozen=True, kw_only=True):
 
 
 class ClaimStatus(Struct, frozen=True, kw_only=True):
-    """A ResourceClaim that is prepared here. pods: names of those that it is reserved for."""
+    """A ResourceClaim that is prepared here. pods: names of those that may have it.
+
+    groups: names of the PodGroups that it is reserved for, whose pods are told apart as they come.
+    """
 
     uid: str
     namespace: str
     name: str
     pods: tuple[str, ...]
     devices: tuple[ClaimedDeviceStatus, ...]
+    groups: tuple[str, ...] = ()
 
 
 class StrayStatus(Struct, frozen=True):

@@ -130,6 +130,7 @@ def _claim(claim: PreparedClaim) -> answers.ClaimStatus:
         namespace=claim.namespace,
         name=claim.name,
         pods=tuple(sorted(claim.pods.values())),
+        groups=tuple(sorted(claim.groups.values())),
         devices=tuple(
             answers.ClaimedDeviceStatus(
                 request=each.request, device=each.device, gpu_uuid=each.uuid, mode=each.mode, admin=each.admin

@@ -53,7 +53,10 @@ class _Found(Struct, frozen=True):
 
 
 def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) -> PreparedClaim | NotPrepared:
-    """The claim with its devices found. One that is prepared already keeps them; its pods are those of now."""
+    """The claim with its devices found. One that is prepared already keeps them, and pods that came by a group.
+
+    Whom else it is reserved for are those of now.
+    """
     if (known := ledger.claims.get(claim.uid)) is not None:
         return _again(known, claim)
     if policy.fault:
@@ -74,6 +77,7 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
         pods=claim.pods,
         devices=tuple(each.device for each in all_found),
         owned=claim.owned,
+        groups=claim.groups,
     )
     return _held_by_others(whole, all_found, ledger) or _denied(whole, all_found, node, ledger, policy) or whole
 
@@ -84,7 +88,9 @@ def _not(code: Code, sentence: str) -> NotPrepared:
 
 def _again(known: PreparedClaim, claim: AllocatedClaim) -> PreparedClaim | NotPrepared:
     if [each.identity for each in known.devices] == [each.identity for each in claim.results]:
-        return replace(known, pods=claim.pods, owned=claim.owned)
+        members = {uid: others for uid, others in known.members.items() if uid not in claim.pods}
+        pods = {**claim.pods, **{uid: known.pods[uid] for uid in members}}
+        return replace(known, pods=pods, owned=claim.owned, groups=claim.groups, members=members)
     had = ", ".join(dict.fromkeys(each.device for each in known.devices))
     return _not(
         Code.BAD_REQUEST, f"{known.called} is prepared with {had}, and its allocation names other devices now: {_ANEW}"
@@ -156,9 +162,12 @@ def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: L
 def _denied(
     claim: PreparedClaim, all_found: Sequence[_Found], node: Node, ledger: Ledger, policy: Policy
 ) -> NotPrepared | None:
-    """Why none of its pods may have what it asks for; None where one may, or where only its containers show."""
+    """Why none of its pods may have what it asks for; None where one may, or where only its containers show.
+
+    Of a group's pods the namespace is known, and nothing else.
+    """
     reason: Reason | None = None
-    for uid, name in claim.pods.items():
+    for uid, name in (*claim.pods.items(), *([(PodUid(""), "")] if claim.groups else [])):
         pod = Pod(id=PodId(""), uid=uid, name=name, namespace=claim.namespace)
         container = Container(id=ContainerId(""), name="", pod=pod)  # stands for those of the pod
         verdict = _verdict(policy, container)
@@ -172,9 +181,10 @@ def _denied(
 
 
 def _verdict(policy: Policy, container: Container) -> Verdict | None:
-    """What policy says of every container of that pod; None where it depends on more than the pod's name."""
+    """What policy says of every container of that pod, or namespace; None where it depends on more than its name."""
     for rule in policy.rule.rules:
         wide = replace(rule, container=None, runtime_handler=None, labels=None, qos=None)
+        wide = wide if container.pod.name else replace(wide, pod=None)
         if wide.matches(container):
             return select(policy, container) if wide == rule else None
     return select(policy, container)

@@ -18,6 +18,9 @@ REQUIRED_NAME: Final = "required"
 REQUIRED_SOURCE: Final = "/proc/nri-gpu-is-not-running-on-this-node"
 REQUIRED_DESTINATION: Final = "/nri-gpu-is-not-running-on-this-node"
 ClaimUid = NewType("ClaimUid", str)  # of a ResourceClaim
+# Of the CDI devices that stand for devices of claims, whatever name the driver has: devices of vendors below nvidia.com
+# are left alone.
+CLAIM_KIND: Final = f"{BASE_KEY}/claim"
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 
@@ -84,14 +87,29 @@ class ResourceStatus(Struct, frozen=True):
 
 
 class ContainerDevices(Struct, frozen=True):
-    """What PodResources lists for a container. The ids are any device plugin's, so they are untrusted."""
+    """What PodResources lists for a container. The ids are any device plugin's, so they are untrusted.
+
+    claims: those by whose devices of ours it gets GPUs.
+    """
 
     name: str
     devices: tuple[AllocatedDevice, ...] = ()
+    claims: frozenset[ClaimUid] = frozenset()
 
     def of(self, resource: str) -> frozenset[str]:
         """The ids of one resource's devices."""
         return frozenset(each.id for each in self.devices if each.resource == resource)
+
+
+def claim_device(claim: ClaimUid, place: int) -> str:
+    """The qualified name of the CDI device that stands for the claim's device at that place."""
+    return f"{CLAIM_KIND}={claim}-{place}"
+
+
+def claim_of_device(name: str) -> ClaimUid | None:
+    """The claim of which a qualified CDI device is one; None where it is none of ours."""
+    kind, _, device = name.partition("=")
+    return ClaimUid(device.rpartition("-")[0]) if kind == CLAIM_KIND else None
 
 
 class PodDevices(Struct, frozen=True):

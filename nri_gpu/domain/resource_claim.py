@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.container import Container, PodUid
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit, whole
 from nri_gpu.domain.kubelet import ClaimUid as ClaimUid
 from nri_gpu.domain.value import Recorded
@@ -39,7 +39,11 @@ class AllocatedResult(Struct, frozen=True, kw_only=True):
 
 
 class AllocatedClaim(Struct, frozen=True, kw_only=True):
-    """A ResourceClaim as the API server has it. pods: of `reservedFor`, UID -> name. owned: one pod is its owner."""
+    """A ResourceClaim as the API server has it. owned: one pod is its owner.
+
+    pods, groups: of `reservedFor`, the pods and PodGroups, UID -> name. others: what else is there, such as
+    `jobs.batch`; none of it is served.
+    """
 
     uid: ClaimUid
     namespace: str
@@ -47,6 +51,8 @@ class AllocatedClaim(Struct, frozen=True, kw_only=True):
     pods: dict[PodUid, str]
     results: tuple[AllocatedResult, ...]
     owned: bool = False
+    groups: Mapping[str, str] = {}
+    others: tuple[str, ...] = ()
 
 
 class ClaimedDevice(AllocatedResult, Recorded, frozen=True, kw_only=True):
@@ -56,10 +62,12 @@ class ClaimedDevice(AllocatedResult, Recorded, frozen=True, kw_only=True):
     mode: Mode
 
 
-class PreparedClaim(Recorded, frozen=True, kw_only=True):
+class PreparedClaim(Recorded, frozen=True, kw_only=True, omit_defaults=True):
     """A claim from NodePrepareResources to NodeUnprepareResources. It holds its GPUs for its pods for that long.
 
-    pods: those it is reserved for, UID -> name. owned: it was made for one pod, so that seldom another comes for it.
+    pods: those it is reserved for and `members`, UID -> name. owned: it was made for one pod, so that seldom another
+    comes for it. groups: the PodGroups that it is reserved for, UID -> name. members: pods for which the kubelet's
+    PodResources names it, while it is reserved for groups -> those of their containers for which it does not.
     """
 
     uid: ClaimUid
@@ -68,6 +76,13 @@ class PreparedClaim(Recorded, frozen=True, kw_only=True):
     pods: dict[PodUid, str]
     devices: tuple[ClaimedDevice, ...]
     owned: bool = False
+    groups: Mapping[str, str] = {}
+    members: Mapping[PodUid, tuple[str, ...]] = {}
+
+    def is_for(self, container: Container) -> bool:
+        """Whether a container that has its markers may have its devices."""
+        uid = container.pod.uid
+        return uid in self.pods and container.name not in self.members.get(uid, ())
 
     @property
     def holds(self) -> Mapping[GpuUuid, Mode]:

@@ -12,9 +12,11 @@ from typing import Final, Protocol
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.allocation.claims import prepare, unprepare
+from nri_gpu.allocation.claims import join, prepare, unprepare
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.prepare import NotPrepared, prepared
+from nri_gpu.domain.container import Pod
+from nri_gpu.domain.kubelet import PodDevices
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClaim
 from nri_gpu.dra.claims import ClaimAllocations
@@ -37,7 +39,9 @@ from nri_gpu.dra.messages import (
     Unprepared,
 )
 from nri_gpu.dra.socket import dra_service
+from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.kubelet.answer import RequiredDevice
+from nri_gpu.kubelet.controller import inquire
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra import dra_faults
 from nri_gpu.policy.model import Policy
@@ -54,6 +58,10 @@ NOT_CONNECTED: Final = ClaimFault(
 CDI_OFF: Final = ClaimFault(
     "containerd 1.x drops the CDI devices of claims unless its configuration has enable_cdi = true, and pods would "
     "start without their GPUs: set that, restart containerd, then set dra.cdi_enabled = true in nri-gpu's policy"
+)
+NO_GROUPS: Final = ClaimFault(
+    "it is reserved for a PodGroup, whose pods the kubelet's PodResources tells, and nri-gpu's policy has "
+    'kubelet.podresources = "": take that line out, and restart nri-gpu'
 )
 
 
@@ -102,6 +110,10 @@ class DraController:
         self._file = ClaimsFile(folder)
         self._socket = folder / DRA_SOCKET
         self._woken = asyncio.Event()
+        self._grouped = asyncio.Event()  # a PodGroup has a claim here
+        if self.settings.enabled and fixed.kubelet.podresources:
+            # Before the runtime is asked for events: those of sandboxes are among them then.
+            plugin.claims.pods = KubeletPods(told=self._told)
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = NodeView(
             number=time.monotonic_ns() // 1_000,  # another one than those of the daemon before this one
@@ -134,14 +146,33 @@ class DraController:
     def changed(self) -> None:
         """Something of which the view is made may be another one."""
         self._woken.set()
+        if any(claim.groups for claim in self._node_state.ledger.claims.values()):
+            self._grouped.set()
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        if listener := self._listener() if self.settings.enabled else None:
-            await serve(listener, dra_service(self._socket, self.answer))
+        listener = self._listener() if self.settings.enabled else None
         if self.fault:
             logger.bind(fault=self.fault).error("driver process not served")
-        await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as tasks:
+            if listener:
+                tasks.create_task(serve(listener, dra_service(self._socket, self.answer)))
+            if self._plugin.claims.pods is not None:
+                tasks.create_task(self._inquire(self._plugin.claims.pods))
+            await asyncio.Event().wait()
+
+    async def _inquire(self, pods: KubeletPods) -> None:
+        """Ask the kubelet which pods of groups have which claims. No gRPC is loaded where no group has any."""
+        await self._grouped.wait()
+        await inquire(self._fixed.kubelet, pods)
+
+    def _told(self, pod: Pod, listed: PodDevices) -> None:
+        """Let a pod have those claims of PodGroups that the kubelet names for it: it knows the pods of a group."""
+        state, pods = self._node_state, self._plugin.claims.pods
+        after = join(state.ledger, pod, listed, pods.uids if pods else frozenset())
+        if after is not state.ledger and not self._written(after):
+            state.commit(after)
+            logger.bind(namespace=pod.namespace, pod_name=pod.name).info("pod has claims of its PodGroup")
 
     def _listener(self) -> socket.socket | None:
         """Return the socket that listens; None, with `fault`, where there is none."""
@@ -206,6 +237,8 @@ class DraController:
             return NOT_CONNECTED
         if self._cdi_off:
             return CDI_OFF
+        if claim.groups and self._plugin.claims.pods is None:
+            return NO_GROUPS
         self._plugin.lapse()
         state, plugin = self._node_state, self._plugin
         policy = replace(state.policy, dra=self.settings)  # as devices are offered

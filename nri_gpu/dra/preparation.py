@@ -25,7 +25,7 @@ from nri_gpu.dra.messages import (
     Question,
     Unprepared,
 )
-from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim
+from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim, unserved
 from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.system.tasks import Backoff
 
@@ -90,7 +90,7 @@ class ClaimPreparation:
     async def prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
         """Reserve its devices. The same claim again: the same answer. Raises: NriGpuError, with the sentence."""
         async with self._alone(asked.uid):
-            return await self._prepare(asked)
+            return await self._prepare(asked, new=True)
 
     async def unprepare(self, uid: ClaimUid) -> None:
         """Release what it has; nothing where it has nothing. Raises: NriGpuError, with the sentence."""
@@ -125,8 +125,11 @@ class ClaimPreparation:
     def _alone(self, uid: ClaimUid) -> asyncio.Lock:
         return self._locks.setdefault(uid, asyncio.Lock())
 
-    async def _prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
+    async def _prepare(self, asked: PreparedName, *, new: bool = False) -> tuple[PreparedDevice, ...]:
+        """new: for the kubelet. Of one that is prepared those who may have it are served, whoever else there is."""
         claim = parse_resource_claim(await self._document(asked), asked, self._driver, self._pool)
+        if new and (fault := unserved(claim)):
+            raise ResourceClaimError(fault)
         prepared = await self._settle(AskPrepare(claim), Prepared)
         names = self._specifications.write(claim.uid, prepared)
         return tuple(map(PreparedDevice, claim.results, names))

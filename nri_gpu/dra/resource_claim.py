@@ -14,12 +14,15 @@ from msgspec import Raw, Struct, field
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, usable_uid
-from nri_gpu.domain.text import shown
+from nri_gpu.domain.text import listed, shown
 from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import PreparedName
 
 BYTES_MAX: Final = 2 << 20  # etcd takes less (kubernetes: its request limit of 1.5 MiB)
 NAME_MAX: Final = 253  # characters of a Kubernetes object's name
+# Whom `reservedFor` can name; Kubernetes calls that an open list (resource/v1). A pod group's pods are not in it.
+POD: Final = "pods"
+POD_GROUP: Final = "podgroups.scheduling.k8s.io"
 
 
 class ResourceClaimError(NriGpuError):
@@ -46,8 +49,9 @@ class _Consumer(Struct, rename="camel"):
     api_group: str = ""
 
     @property
-    def is_pod(self) -> bool:
-        return self.resource == "pods" and not self.api_group
+    def kind(self) -> str:
+        """`pods`, `podgroups.scheduling.k8s.io`."""
+        return f"{self.resource}.{self.api_group}" if self.api_group else self.resource
 
 
 class _Result(Struct, rename="camel"):
@@ -118,13 +122,27 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         sentence = f"{what}: status.allocation.devices.results: none is of the driver {driver} on {pool}"
         raise ResourceClaimError(sentence, over=True)
     texts = _texts(what, allocation.devices.config or (), ours, driver)
+    consumers = claim.status.reserved_for or ()
     return AllocatedClaim(
         uid=asked.uid,
         namespace=asked.namespace,
         name=asked.name,
-        pods={PodUid(each.uid): each.name for each in claim.status.reserved_for or () if each.is_pod},
+        pods={PodUid(each.uid): each.name for each in consumers if each.kind == POD},
         results=tuple(_result(each, text) for each, text in zip(ours, texts, strict=True)),
         owned=any(each.kind == "Pod" for each in claim.metadata.owner_references),
+        groups={each.uid: each.name for each in consumers if each.kind == POD_GROUP},
+        others=tuple(sorted({each.kind for each in consumers} - {POD, POD_GROUP})),
+    )
+
+
+def unserved(claim: AllocatedClaim) -> str:
+    """Why a claim that is reserved for others than pods and PodGroups cannot be prepared; empty for one that is not."""
+    if not claim.others:
+        return ""
+    return (
+        f"{claim_name(PreparedName(claim.uid, claim.namespace, claim.name))}: status.reservedFor: it is reserved for "
+        f"{listed(map(shown, claim.others))}, and only pods and PodGroups are served here: use a claim of its own for "
+        "these pods, or a newer nri-gpu"
     )
 
 

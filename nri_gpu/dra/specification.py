@@ -18,7 +18,7 @@ from msgspec import Struct
 from nri_gpu.cdi.file import READ_MAX, SpecFile
 from nri_gpu.cdi.specification import mount_json
 from nri_gpu.domain.edits import Mount
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
+from nri_gpu.domain.kubelet import CLAIM_KIND, REQUIRED_DESTINATION, REQUIRED_SOURCE, claim_device
 from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.messages import Prepared
@@ -27,7 +27,6 @@ from nri_gpu.system.storage import boot_id, text_of
 # Annotations came with 0.6.0, which containerd reads from 1.7.12 on (container-device-interface: specs-go/version.go).
 VERSION: Final = "0.6.0"
 BOOT_KEY: Final = f"{BASE_KEY}/boot"
-KIND: Final = f"{BASE_KEY}/claim"  # whatever name the driver has: devices of vendors below nvidia.com are left alone
 FILE_MODE: Final = 0o600
 _BEFORE, _AFTER = "nri-gpu-claim-", ".json"
 _REQUIRED: Final = mount_json(Mount(REQUIRED_DESTINATION, REQUIRED_SOURCE, ("bind", "ro")))
@@ -47,17 +46,17 @@ class ClaimSpecifications:
 
     def write(self, uid: ClaimUid, prepared: Prepared) -> tuple[str, ...]:
         """Write that of a claim. Returns the qualified name of each device, in order. Raises: SpecFileError."""
-        names = [f"{uid}-{at}" for at in range(len(prepared.markers))]
+        names = tuple(claim_device(uid, at) for at in range(len(prepared.markers)))
         devices = [
-            {"name": name, "containerEdits": {"env": [f"{variable}={value}"]}}
+            {"name": name.removeprefix(f"{CLAIM_KIND}="), "containerEdits": {"env": [f"{variable}={value}"]}}
             for name, (variable, value) in zip(names, prepared.markers, strict=True)
         ]
-        document: dict[str, object] = {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+        document: dict[str, object] = {"cdiVersion": VERSION, "kind": CLAIM_KIND, "devices": devices}
         document["annotations"] = {BOOT_KEY: boot_id()}
         if prepared.required:
             document["containerEdits"] = {"mounts": [_REQUIRED]}
         self._file(uid).write(json.dumps(document))
-        return tuple(f"{KIND}={name}" for name in names)
+        return names
 
     def remove(self, uid: ClaimUid) -> bool:
         """Remove that of a claim. Returns whether there was one. Raises: SpecFileError."""
@@ -75,7 +74,7 @@ class ClaimSpecifications:
         return frozenset(ClaimUid(file.name[len(_BEFORE) : -len(_AFTER)]) for file in old)
 
     def _file(self, uid: ClaimUid) -> SpecFile:
-        return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", KIND, FILE_MODE)
+        return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", CLAIM_KIND, FILE_MODE)
 
 
 def _boot_of(file: Path) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Entry, Ledger, Reservation
 from nri_gpu.allocation.reservations import carried_over, redeem_running, reserve_for_pod
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices
@@ -175,11 +175,12 @@ class KubeletPods:
     """Sandboxes, what the kubelet listed for them, and the sandboxes it is still to be asked about.
 
     settled: the kubelet's first List is here, or failed. Before that, allocations from before our start are unknown.
-    questions: sandboxes to ask about, oldest first. asked: set with each new question.
+    questions: sandboxes to ask about, oldest first. asked: set with each new question. told: called with each answer.
     """
 
-    def __init__(self, *, settled: bool = True) -> None:
+    def __init__(self, *, settled: bool = True, told: Callable[[Pod, PodDevices], None] | None = None) -> None:
         self.settled = settled
+        self._told = told
         self.questions: deque[Pod] = deque(maxlen=QUESTIONS_MAX)
         self.asked = asyncio.Event()
         self._pods: dict[PodId, Pod] = {}
@@ -195,7 +196,7 @@ class KubeletPods:
             self.remove(next(iter(self._pods)))
         self._pods[pod.id] = pod
         self._by_name[pod.namespace, pod.name] = pod.id
-        self._ask(pod)
+        self.ask(pod)
 
     def remove(self, pod_id: PodId) -> None:
         pod = self._pods.pop(pod_id, None)
@@ -212,12 +213,17 @@ class KubeletPods:
             return None
         devices = self._devices.get(pod.id)
         if devices is None or not devices.containers:
-            self._ask(pod)
+            self.ask(pod)
         return devices
 
     def sandbox_of(self, devices: PodDevices) -> Pod | None:
         """The sandbox that runs under the name of a listed pod."""
         return self._pods.get(self._by_name.get((devices.namespace, devices.name), PodId("")))
+
+    @property
+    def uids(self) -> frozenset[PodUid]:
+        """The pods whose sandboxes they are."""
+        return frozenset(pod.uid for pod in self._pods.values())
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._pods.values())
@@ -236,6 +242,8 @@ class KubeletPods:
         now = self._pods.get(pod.id)
         if now is not None and now.uid == pod.uid:
             self._devices[pod.id] = devices
+            if self._told:
+                self._told(now, devices)
 
     def put_list(self, pods: Iterable[Pod], listed: Iterable[PodDevices]) -> None:
         """Keep a List. pods: the sandboxes that were known when it was asked for."""
@@ -247,7 +255,8 @@ class KubeletPods:
             if devices is not None:
                 self.put(pod, devices)
 
-    def _ask(self, pod: Pod) -> None:
+    def ask(self, pod: Pod) -> None:
+        """Ask the kubelet about it, again where it has answered."""
         if all(each.id != pod.id for each in self.questions):
             self.questions.append(pod)
         self.asked.set()

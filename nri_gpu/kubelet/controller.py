@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from loguru import logger
 
 from nri_gpu.domain.errors import RestartNeededError
-from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.domain.kubelet import PodDevices, ResourceStatus
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.kubelet.answer import RequiredDevice, TokenKey
 from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
@@ -38,6 +38,20 @@ def set_up_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
     # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+
+async def inquire(
+    settings: KubeletSettings, pods: KubeletPods, listed: Callable[[tuple[PodDevices, ...]], None] | None = None
+) -> None:
+    """Ask PodResources about these pods until cancelled. listed: told all pods now and then; None: nobody is."""
+    set_up_grpc()
+    try:
+        from nri_gpu.kubelet.podresources import SELDOM, USUAL, Inquiry, PodResources
+    except ImportError as error:
+        logger.bind(fault=import_failed(error)).error("PodResources cannot be asked")
+        pods.settled = True
+        return
+    await Inquiry(PodResources(Path(settings.podresources)), pods, listed, USUAL if listed else SELDOM).run()
 
 
 class KubeletController:
@@ -123,25 +137,15 @@ class KubeletController:
         Raises: RestartNeededError: this process cannot reach the kubelet's folder.
         """
         pods = self._plugin.external.pods
-        if self._settings.enabled or pods is not None:
+        if self._settings.enabled:
             set_up_grpc()
         with raised_alone(RestartNeededError):
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
                     tasks.create_task(self._serve(tasks))
                 if pods is not None:
-                    tasks.create_task(self._inquire(pods))
+                    tasks.create_task(inquire(self._settings, pods, self._plugin.kubelet_listed))
         await asyncio.Event().wait()
-
-    async def _inquire(self, pods: KubeletPods) -> None:
-        try:
-            from nri_gpu.kubelet.podresources import Inquiry, PodResources
-        except ImportError as error:
-            logger.bind(fault=import_failed(error)).error("PodResources cannot be asked")
-            pods.settled = True
-            return
-        client = PodResources(Path(self._settings.podresources))
-        await Inquiry(client, pods, self._plugin.kubelet_listed).run()
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         """Be the kubelet's device plugin: a task for each resource."""

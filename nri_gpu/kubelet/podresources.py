@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -16,7 +17,7 @@ from msgspec import Struct
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
+from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices, claim_of_device
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done
@@ -126,7 +127,9 @@ def _pod(pod: pb.PodResources) -> PodDevices:
 def _container(container: pb.ContainerResources) -> ContainerDevices:
     # There is an entry for each NUMA node, so a resource can appear several times.
     devices = {AllocatedDevice(each.resource_name, id_): None for each in container.devices for id_ in each.device_ids}
-    return ContainerDevices(container.name, tuple(devices))
+    resources = (each for resource in container.dynamic_resources for each in resource.claim_resources)
+    claims = {claim_of_device(device.name) for each in resources for device in each.cdi_devices}
+    return ContainerDevices(container.name, tuple(devices), frozenset(each for each in claims if each))
 
 
 class QuestionPace(Struct, frozen=True):
@@ -139,16 +142,17 @@ class QuestionPace(Struct, frozen=True):
 
 
 USUAL: Final = QuestionPace()
+SELDOM: Final = QuestionPace(list_every=math.inf)
 
 
 class Inquiry:
-    """Asks about new sandboxes at once, and for everything now and then. listed: called with each List."""
+    """Asks about new sandboxes at once, and for everything now and then. listed: called with each List; or None."""
 
     def __init__(
         self,
         client: PodResources,
         pods: KubeletPods,
-        listed: Callable[[tuple[PodDevices, ...]], None],
+        listed: Callable[[tuple[PodDevices, ...]], None] | None,
         pace: QuestionPace = USUAL,
     ) -> None:
         self._client = client
@@ -206,6 +210,7 @@ class Inquiry:
             self._pods.answered(questions)
             self._list_due = asyncio.get_running_loop().time() + self._pace.list_every
             self._pods.put_list(pods, listed)
-            self._listed(listed)
+            if self._listed:
+                self._listed(listed)
         finally:
             self._pods.settled = True

@@ -268,6 +268,7 @@ class Plugin:
         entries += self._not_listed(ids | lost, now, request_timeout_s)
         reserved = self.kubelet.listed(containers, old, now)
         self.external.synchronized(containers)
+        self.claims.synchronized(containers, old)
         anew = rebuilt(entries, old.external.values(), old.releasing, lives, reserved, old.claims)
         anew = seen(anew, *self._observed)
         anew = anew.with_stuck(old.stuck)
@@ -465,6 +466,7 @@ class Plugin:
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
             self.external.pods.remove(change.pod_id)
+        self.claims.pod_gone(change.pod_id)
         now = self._needs.clock()
         after = sandbox_gone(self.ledger.pod_gone(change.pod_id, now), change.pod_id, now)
         if after is not self.ledger:

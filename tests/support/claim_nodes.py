@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.claims import prepare, unprepare
+from nri_gpu.allocation.claims import join, prepare, unprepare
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.prepare import NotPrepared, prepared
 from nri_gpu.domain.container import Container, Pod, PodUid
-from nri_gpu.domain.kubelet import ClaimUid
+from nri_gpu.domain.kubelet import ClaimUid, ContainerDevices, PodDevices
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim
 from nri_gpu.dra.markers import markers_of
+from nri_gpu.kubelet.allocations import KubeletPods
 from tests.support import builders
 from tests.support.kubelet_nodes import PluginNode
 from tests.support.plugin import KEY
@@ -27,6 +28,7 @@ def allocated(
     text: str = "",
     owned: bool = False,
     admin: bool = False,
+    groups: Iterable[str] = (),
 ) -> AllocatedClaim:
     """A claim to which the scheduler allocated these GPUs; its UID is made of its name."""
     results = (
@@ -36,7 +38,13 @@ def allocated(
     pods_by_uid = {PodUid(f"uid-{each}"): each for each in pods}
     uid = ClaimUid(f"claim-{name}")
     return AllocatedClaim(
-        uid=uid, namespace=namespace, name=name, pods=pods_by_uid, results=tuple(results), owned=owned
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        pods=pods_by_uid,
+        results=tuple(results),
+        owned=owned,
+        groups={f"uid-{each}": each for each in groups},
     )
 
 
@@ -53,6 +61,20 @@ class ClaimNode(PluginNode):
         claims = self.node_state.ledger.claims
         super().start_daemon(connected=connected)
         self.node_state.ledger = Ledger(claims=claims)
+        self.pods = self.plugin.claims.pods = KubeletPods(told=self._told)
+
+    def _told(self, pod: Pod, listed: PodDevices) -> None:
+        self.node_state.commit(join(self.plugin.ledger, pod, listed, self.pods.uids))
+
+    def kubelet_lists(self, pod: Pod, **claims: Iterable[PreparedClaim]) -> None:
+        """Its answer about a pod, if it was asked. claims: of each container that it lists."""
+        named = {name: frozenset(each.uid for each in those) for name, those in claims.items()}
+        listed = PodDevices(
+            pod.namespace, pod.name, tuple(ContainerDevices(name, (), of) for name, of in named.items())
+        )
+        for asked in [each for each in self.pods.questions if each.uid == pod.uid]:
+            self.pods.answered((asked,))
+            self.pods.put(asked, listed)
 
     def prepare(self, claim: AllocatedClaim) -> PreparedClaim | NotPrepared:
         self.plugin.lapse()

@@ -26,13 +26,15 @@ UNLISTED: Given = {}
 class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
     """Its methods are the API's.
 
-    pods: (namespace, name) -> what each container has. gets: whether `Get` is on. asked: calls, in order.
+    pods: (namespace, name) -> what each container has. claimed: the same -> the CDI devices of its claims.
+    gets: whether `Get` is on. asked: calls, in order.
     """
 
     def __init__(self, folder: Path, *, gets: bool = True) -> None:
         self.folder = folder / "pod-resources"
         self.socket = self.folder / "kubelet.sock"
         self.pods: dict[tuple[str, str], Given] = {}
+        self.claimed: dict[tuple[str, str], Mapping[str, Sequence[str]]] = {}
         self.twice: set[tuple[str, str]] = set()  # a pod of that name that is over, and its successor
         self.gets = gets
         self.fault: tuple[grpc.StatusCode, str] | None = None
@@ -67,8 +69,8 @@ class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: ANN401
         del request
         await self._begin("List", context)
-        pods = [_pod(key, given) for key, given in self.pods.items()]
-        pods += [_pod(key, UNLISTED) for key in self.twice]
+        pods = [self._pod(key, given) for key, given in self.pods.items()]
+        pods += [self._pod(key, UNLISTED) for key in self.twice]
         return pb.ListPodResourcesResponse(pod_resources=pods)
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: ANN401
@@ -78,7 +80,7 @@ class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         if key not in self.pods:
             await context.abort(grpc.StatusCode.UNKNOWN, f"pod {key[1]} in namespace {key[0]} not found")
-        return pb.GetPodResourcesResponse(pod_resources=_pod(key, self.pods[key]))
+        return pb.GetPodResourcesResponse(pod_resources=self._pod(key, self.pods[key]))
 
     async def GetAllocatableResources(
         self,
@@ -91,6 +93,18 @@ class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
         # One entry for each NUMA node, as here each device has its own.
         devices = [pb.ContainerDevices(resource_name=resource, device_ids=[id_]) for id_, resource in each.items()]
         return pb.AllocatableResourcesResponse(devices=devices)
+
+    def _pod(self, key: tuple[str, str], given: Given) -> pb.PodResources:
+        pod = pb.PodResources(namespace=key[0], name=key[1])
+        for name, resources in given.items():
+            container = pod.containers.add(name=name, cpu_ids=[0])
+            for resource, ids in resources.items():
+                for id_ in ids:
+                    container.devices.add(resource_name=resource, device_ids=[id_])
+            devices = [pb.CDIDevice(name=each) for each in self.claimed.get(key, {}).get(name, ())]
+            found = pb.ClaimResource(cdi_devices=devices, driver_name="gpu.nri.io")
+            container.dynamic_resources.add(claim_name="shared", claim_namespace=key[0], claim_resources=[found])
+        return pod
 
     async def _begin(self, call: str, context: Any) -> None:  # noqa: ANN401
         self.asked.append(call)
@@ -120,13 +134,3 @@ class PodResourcesThread:
 
     def do(self, action: Any) -> Any:  # noqa: ANN401 - a coroutine
         return asyncio.run_coroutine_threadsafe(action, self._loop).result(10)
-
-
-def _pod(key: tuple[str, str], given: Given) -> pb.PodResources:
-    pod = pb.PodResources(namespace=key[0], name=key[1])
-    for name, resources in given.items():
-        container = pod.containers.add(name=name, cpu_ids=[0])
-        for resource, ids in resources.items():
-            for id_ in ids:
-                container.devices.add(resource_name=resource, device_ids=[id_])
-    return pod

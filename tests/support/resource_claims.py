@@ -28,9 +28,10 @@ def resource_claim(
     namespace: str = "ml",
     config: list[dict[str, Any]] | None = None,
     pods: dict[str, str] | None = None,
+    groups: dict[str, str] | None = None,
     owner: str = "",
 ) -> dict[str, Any]:
-    """An allocated claim. pods: UID -> name. owner: kind of the object that it was made for."""
+    """An allocated claim. pods, groups: UID -> name. owner: kind of the object that it was made for."""
     consumers = {POD: "web"} if pods is None else pods
     owners = [{"apiVersion": "v1", "kind": owner, "name": "web", "uid": POD, "controller": True}] if owner else []
     return {
@@ -40,9 +41,20 @@ def resource_claim(
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
         "status": {
             "allocation": {"devices": {"results": list(results) or [result()], "config": config or []}},
-            "reservedFor": [{"resource": "pods", "name": each, "uid": pod} for pod, each in consumers.items()],
+            "reservedFor": [
+                *(consumer("pods", uid=uid, name=each) for uid, each in consumers.items()),
+                *(
+                    consumer("podgroups", "scheduling.k8s.io", uid=uid, name=each)
+                    for uid, each in (groups or {}).items()
+                ),
+            ],
         },
     }
+
+
+def consumer(resource: str, group: str = "", *, uid: str, name: str = "x") -> dict[str, str]:
+    """An entry of `reservedFor`."""
+    return {"resource": resource, "name": name, "uid": uid, **({"apiGroup": group} if group else {})}
 
 
 def document(claim: dict[str, Any]) -> bytes:

@@ -500,8 +500,8 @@ ALWAYS |= {"/proc": "ro", "/sys/fs/cgroup": "ro"}
 SERVING = ALWAYS | {"/var/run/cdi": "rw", f"{KUBELET}/device-plugins": "rw"}
 HOST_PATHS = dict.fromkeys(VARIANTS, SERVING | {f"{KUBELET}/pod-resources": "ro"}) | {
     "annotations": ALWAYS,
-    "claims": ALWAYS,
-    "claims elsewhere": ALWAYS,
+    "claims": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
+    "claims elsewhere": ALWAYS | {"/data/kubelet/pod-resources": "ro"},
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
     "stray": ALWAYS | {f"{KUBELET}/pod-resources": "ro", "/run/containerd": "ro"},
     "all of it": SERVING

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -46,6 +47,13 @@ def test_what_is_written_is_read_again(tmp_path: Path, log: Log) -> None:
     ClaimsFile(tmp_path, BOOT).write([])
     assert ClaimsFile(tmp_path, BOOT).read() == {}
     assert not log.lines
+
+
+def test_a_version_that_knows_no_groups_reads_what_has_none(tmp_path: Path) -> None:
+    ClaimsFile(tmp_path, BOOT).write([replace(CLAIM, groups={"g-1": "gang"}), OTHER])
+    known = {"uid", "namespace", "name", "pods", "devices", "owned"}  # of 0.1.0, which takes no other field
+    of_group, other = msgspec.json.decode((tmp_path / FILE_NAME).read_bytes())["document"]["claims"]
+    assert (of_group.keys() - known, other.keys() - known) == ({"groups"}, set())
 
 
 def test_this_boot_is_the_kernel_s(tmp_path: Path) -> None:

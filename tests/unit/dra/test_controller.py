@@ -13,6 +13,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.health import Health, HealthState
@@ -40,9 +41,10 @@ from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
-from tests.support.kubelet_nodes import PluginNode
+from tests.support.kubelet_nodes import PluginNode, until
 from tests.support.log import Log
 from tests.support.plugin import KEY
+from tests.support.podresources import PodResourcesServer
 
 UID: Final = ClaimUid("8c5e6c5a-7d4f-4a53-8d7a-3f1c9f1f1e01")
 OTHER: Final = ClaimUid("8c5e6c5a-7d4f-4a53-8d7a-3f1c9f1f1e02")
@@ -277,6 +279,37 @@ async def test_claims_at_once_get_no_gpu_twice(tmp_path: Path) -> None:
             "gpu-7",
         ]
         assert at.recorded().keys() == at.claims.keys()
+
+
+async def test_the_kubelet_says_which_pods_of_a_group_have_its_claim(tmp_path: Path) -> None:
+    async with PodResourcesServer(tmp_path) as kubelet:
+        using = policy(kubelet=KubeletSettings(podresources=str(kubelet.socket)))
+        async with serving(tmp_path, using) as at:
+            await at.prepare(claim("gpu-7", pods={}, groups={"g-1": "gang"}))
+            for name in ("a", "thief"):
+                kubelet.give(name, {"main": {}}, "ml")
+                kubelet.claimed["ml", name] = {"main": [f"gpu.nri.io/claim={UID}-0"] if name == "a" else []}
+                came = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=make.pod_message(make.pod(name)))
+                at.node.plugin.lifecycle(came.SerializeToString())
+            pods = at.node.plugin.claims.pods
+            assert pods
+            await until(lambda: bool(at.recorded()[UID].pods) and not pods.questions)
+            assert at.recorded()[UID].pods == {PodUid("uid-a"): "a"}
+            assert at.node.node_state.ledger.claims == at.recorded()
+        # What it said is known to the next daemon, and nobody is asked where no group has a claim.
+        asked = len(kubelet.asked)
+        async with serving(tmp_path, using) as at:
+            assert at.controller.recalled()[UID].pods == {PodUid("uid-a"): "a"}
+            await at.prepare(claim("gpu-6", uid=OTHER))
+        assert len(kubelet.asked) == asked
+
+
+async def test_a_group_s_claim_is_refused_where_the_kubelet_is_not_asked(tmp_path: Path) -> None:
+    async with serving(tmp_path, policy(kubelet=KubeletSettings(podresources=""))) as at:
+        answer = await at.prepare(claim("gpu-7", groups={"g-1": "gang"}))
+        assert isinstance(answer, ClaimFault)
+        assert "kubelet.podresources" in answer.sentence
+        assert not at.claims
 
 
 async def test_what_cannot_be_written_is_not_reserved(tmp_path: Path, log: Log) -> None:

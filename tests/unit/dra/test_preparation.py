@@ -18,7 +18,7 @@ from nri_gpu.dra.messages import AskPrepare, AskUnprepare, ClaimFault, PreparedN
 from nri_gpu.system.storage import boot_id
 from tests.support.dra_node import TIMES, DraNode
 from tests.support.log import Log
-from tests.support.resource_claims import POD, UID, resource_claim, result
+from tests.support.resource_claims import POD, UID, consumer, resource_claim, result
 
 ASKED = PreparedName(ClaimUid(UID), "ml", "train")
 FILE = f"nri-gpu-claim-{UID}.json"
@@ -68,6 +68,20 @@ async def test_the_same_claim_again_gets_the_same_answer_and_pods_of_now(node: D
     last = node.daemon.asked[-1]
     assert isinstance(last, AskPrepare)
     assert set(last.claim.pods.values()) == {"web", "api"}
+
+
+async def test_a_claim_that_is_reserved_for_another_kind_holds_nothing_and_keeps_what_it_had(node: DraNode) -> None:
+    jobs = resource_claim()
+    jobs["status"]["reservedFor"].append(consumer("jobs", "batch", uid="j-1"))
+    node.api_server.put(jobs)
+    assert "status.reservedFor: it is reserved for jobs.batch" in await sentence(node)
+    assert not node.daemon.asked
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+    node.api_server.put(jobs)
+    await node.claims.refresh(ASKED)
+    assert list(node.daemon.prepared) == [UID]
+    assert node.files() == [FILE]
 
 
 async def test_one_claim_is_worked_on_by_one_caller_at_a_time_and_several_at_once(node: DraNode) -> None:

@@ -10,8 +10,19 @@ import pytest
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, usable_uid
 from nri_gpu.dra.messages import PreparedName
-from nri_gpu.dra.resource_claim import BYTES_MAX, ResourceClaimError, parse_resource_claim
-from tests.support.resource_claims import CONFIG, DRIVER, NODE, POD, UID, document, opaque, resource_claim, result
+from nri_gpu.dra.resource_claim import BYTES_MAX, ResourceClaimError, parse_resource_claim, unserved
+from tests.support.resource_claims import (
+    CONFIG,
+    DRIVER,
+    NODE,
+    POD,
+    UID,
+    consumer,
+    document,
+    opaque,
+    resource_claim,
+    result,
+)
 
 ASKED = PreparedName(ClaimUid(UID), "ml", "train")
 SHARED = {**CONFIG, "mode": "shared"}
@@ -49,13 +60,25 @@ def test_a_claim_that_stands_by_itself_or_belongs_to_a_group_is_not_owned_by_one
     assert not parsed(resource_claim(owner="PodGroup")).owned
 
 
-def test_what_reserves_it_and_is_no_pod_is_passed_over() -> None:
-    claim = resource_claim()
-    claim["status"]["reservedFor"] += [
-        {"resource": "podgroups", "apiGroup": "scheduling.k8s.io", "name": "g", "uid": "g-1"},
-        {"resource": "pods", "apiGroup": "metrics.k8s.io", "name": "m", "uid": "m-1"},
-    ]
-    assert parsed(claim).pods == {POD: "web"}
+def test_pods_and_pod_groups_may_have_it_and_every_other_kind_is_named() -> None:
+    claim = resource_claim(groups={"g-1": "gang"})
+    assert unserved(parsed(claim)) == ""
+    kinds = [("pods", "metrics.k8s.io"), ("podgroups", ""), ("jobs", "batch")]
+    claim["status"]["reservedFor"] += [consumer(*kinds[at % 3], uid=f"u-{at}") for at in range(298)]
+    read = parsed(claim)
+    assert (read.pods, read.groups) == ({POD: "web"}, {"g-1": "gang"})
+    assert "it is reserved for jobs.batch, podgroups, pods.metrics.k8s.io, and only pods and PodGroups" in unserved(
+        read
+    )
+
+
+def test_kinds_that_are_many_long_or_odd_fit_into_a_sentence() -> None:
+    claim = resource_claim(pods={})
+    claim["status"]["reservedFor"] = [consumer(f"{at}\n" + "ä" * 500, uid=f"u-{at}") for at in range(300)]
+    sentence = unserved(parsed(claim))
+    assert sentence.isascii()
+    assert "and 296 more" in sentence
+    assert len(sentence) < 600
 
 
 def texts(*config: dict[str, Any], requests: tuple[str, ...] = ("gpu",)) -> tuple[str, ...]:

@@ -53,6 +53,14 @@ async def test_one_pod(folder: Path, gets: bool) -> None:
     assert gets_asked == (3 if gets else 1)  # a kubelet that has none is not asked again
 
 
+async def test_the_claims_of_a_pod_are_those_of_our_cdi_devices(folder: Path) -> None:
+    async with served(folder) as (server, client):
+        ours = ["gpu.nri.io/claim=8c5e-7d4f-0", "gpu.nri.io/claim=8c5e-7d4f-1"]
+        server.claimed["default", "train"] = {"main": [*ours, "gpu.nvidia.com/claim=8c5e-0", "no name", ""]}
+        main, side = (await client.get("default", "train")).containers
+        assert [*main.claims, *side.claims] == ["8c5e-7d4f"]
+
+
 async def test_all_pods_and_what_can_be_given(folder: Path) -> None:
     async with served(folder) as (_, client):
         assert await client.list() == (TRAIN,)
