@@ -20,7 +20,7 @@ from nri_gpu.daemon.answers import (
     UnitStatus,
 )
 from nri_gpu.domain.decision import Refused
-from nri_gpu.dra.advice import gate_advice, silence
+from nri_gpu.dra.advice import files_advice, gate_advice, silence
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -181,9 +181,9 @@ def _of_dra(status: DaemonStatus) -> Iterator[str]:
     """The driver process, and a line for each claim; nothing where it is off and no claim is prepared."""
     dra = status.dra
     if dra.enabled:
-        fault = dra.fault or silence(dra.asked_s, dra.silent_s) or dra.report.fault
+        fault = dra.fault or silence(dra.asked_s, dra.silent_s) or dra.report.unwritten or dra.report.fault
         yield f"dra: {fault}" if fault else f"dra: {dra.driver} publishes {dra.report.published} devices"
-        yield from (f"dra: {sentence}" for sentence in gate_advice(dra.report))
+        yield from (f"dra: {sentence}" for sentence in (*files_advice(dra.report), *gate_advice(dra.report)))
     for claim in status.claims:
         devices = ", ".join(f"{each.device} ({'admin' if each.admin else each.mode})" for each in claim.devices)
         pods = (", ".join(claim.pods) or "no pod") + (f" of PodGroup {', '.join(claim.groups)}" * bool(claim.groups))

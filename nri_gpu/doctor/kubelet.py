@@ -15,8 +15,10 @@ from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_li
 from nri_gpu.doctor.processes import ON_THE_HOST, running
 from nri_gpu.doctor.runtime import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.kubelet import ClaimUid
 from nri_gpu.domain.text import listed
-from nri_gpu.dra.advice import gate_advice, silence
+from nri_gpu.dra.advice import files_advice, gate_advice, silence
+from nri_gpu.dra.specification import file_name
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.system.packages import how_to_install
@@ -139,14 +141,29 @@ def _dra(seen: Examined) -> Iterator[DoctorFinding]:
     subject, dra = "DRA driver", seen.status.dra if seen.status else None
     if dra is None or not dra.enabled:
         return
-    if fault := dra.fault or silence(dra.asked_s, dra.silent_s):
+    away = dra.fault or silence(dra.asked_s, dra.silent_s)
+    if fault := away or dra.report.unwritten or dra.report.fault:
         yield error(subject, fault, *_DRA)
-    elif dra.report.fault:
-        yield error(subject, dra.report.fault, *_DRA)
     else:
         yield ok(subject, f"{dra.driver} publishes {dra.report.published} devices")
+    for sentence in (*files_advice(dra.report), *_missing_files(seen)):
+        yield warning(subject, sentence, *_DRA)
     for sentence in gate_advice(dra.report):
         yield warning(subject, sentence, "kubectl get --raw /metrics | grep kubernetes_feature_enabled")
+
+
+def _missing_files(seen: Examined) -> Iterator[str]:
+    """Specifications of prepared claims that are not there, as far as their folder is seen from here."""
+    folder = seen.at(seen.policy.kubelet.cdi_dir)
+    claims = seen.status.claims if seen.status and folder.is_dir() else ()
+    missing = [
+        f"{each.namespace}/{each.name}" for each in claims if not (folder / file_name(ClaimUid(each.uid))).exists()
+    ]
+    if missing:
+        yield (
+            f"{seen.policy.kubelet.cdi_dir} lacks the CDI specification of claim {listed(missing)}: its containers do "
+            "not start again until `nri-gpu dra` has written it"
+        )
 
 
 def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bool) -> Iterator[DoctorFinding]:

@@ -55,6 +55,9 @@ FIXES: Final[Mapping[str, str]] = {
     "prepared ResourceClaims not compared with the API server": (
         "Mend what the line says about the API server or the daemon."
     ),
+    "CDI specification of a prepared claim not written, trying again": (
+        "Make room in that folder and let `nri-gpu dra` write there."
+    ),
     "DRA driver not registered, trying again": (
         "Start the kubelet, or set dra.dir and kubelet.registry_dir to its folders."
     ),

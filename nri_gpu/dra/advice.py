@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from nri_gpu.allocation.messages import counted
 from nri_gpu.dra.messages import DriverReport
 
 SILENT_S: Final = 60.0  # a driver process that runs asks every 20 s
@@ -26,6 +27,16 @@ def silence(asked_s: float | None, silent_s: float | None) -> str:
         f"`nri-gpu dra` has not asked the daemon {since}: pods with new ResourceClaims do not start, and its "
         "ResourceSlices are not kept"
     )
+
+
+def files_advice(report: DriverReport) -> Iterator[str]:
+    """A sentence where something on the node removes what containers with claims need to start."""
+    if report.restored:
+        yield (
+            "CDI specifications of prepared claims were removed or changed by something on this node "
+            f"{counted(report.restored, 'time')}, and written again; meanwhile their containers could not start: keep "
+            "it from kubelet.cdi_dir"
+        )
 
 
 def gate_advice(report: DriverReport) -> Iterator[str]:

@@ -13,7 +13,9 @@ from typing import Final, Protocol
 
 from loguru import logger
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from nri_gpu.cdi.file import SpecFileError
 from nri_gpu.domain.errors import Exit, NriGpuError, RestartNeededError
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
@@ -21,7 +23,8 @@ from nri_gpu.dra.messages import AskView, DriverReport, NodeView, PreparedName
 from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, PreparationError, ReadsClaims
 from nri_gpu.dra.service import ClaimService
 from nri_gpu.dra.specification import ClaimSpecifications
-from nri_gpu.kubelet.endpoint import EndpointTimes
+from nri_gpu.kubelet.endpoint import EndpointTimes, check_reached
+from nri_gpu.system.inotify import folder_changed
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done, raised_alone
@@ -44,13 +47,17 @@ class Publishes(Protocol):
 class DriverTimes(Struct, frozen=True):
     """Seconds. retry, longest_retry: for the daemon, while it is away. reread: for a claim that could not be read.
 
-    tidy: between two comparisons of all that is prepared with the API server.
+    tidy: between two comparisons of all that is prepared with the API server. look: between two looks at the files of
+    prepared claims in whose folder nothing comes or goes. restore, longest_restore: between two losses of those.
     """
 
     retry: float = 0.1
     longest_retry: float = 2.0
     reread: float = 2.0
     tidy: float = 600.0
+    look: float = 10.0
+    restore: float = 0.05
+    longest_restore: float = 10.0
     claims: ClaimTimes = field(default_factory=ClaimTimes)
     sockets: EndpointTimes = field(default_factory=EndpointTimes)
 
@@ -75,7 +82,8 @@ class DriverProcess:
         self._view: NodeView | None = None
         self._changed = asyncio.Event()
         self._tidy_at = 0.0  # on the loop's clock
-        self._away, self._unread = LogOnce(), LogOnce()
+        self._away, self._unread, self._unwritten = LogOnce(), LogOnce(), LogOnce()
+        self._restored = 0
 
     async def run(self) -> Exit:
         """Serve until SIGTERM or SIGINT. Slices stay: the next process is there before the kubelet removes them."""
@@ -115,6 +123,7 @@ class DriverProcess:
                     tasks.create_task(self._tell())
                     tasks.create_task(self._follow(view))
                     tasks.create_task(self._keep(claims))
+                    tasks.create_task(self._restore(specifications))
                     await sockets.opened.wait()
                     logger.bind(name=view.driver, socket=str(sockets.socket)).info("serving claims")
                     self._notifier.ready(f"serving claims of {view.driver}")
@@ -158,7 +167,8 @@ class DriverProcess:
                 return answer
 
     def _ask_view(self, after: int = 0) -> AskView:
-        return AskView(after, self._publisher.report)
+        report = replace(self._publisher.report, unwritten=self._unwritten.fault, restored=self._restored)
+        return AskView(after, report)
 
     async def _follow(self, first: NodeView) -> None:
         """Take each view. Raises: RestartNeededError: it is another driver's, or has other folders."""
@@ -178,6 +188,30 @@ class DriverProcess:
             well = await self._refresh(claims, known, sweep=tidy)
             left_s = self._tidy_at - loop.time()
             await first_done(self._changed.wait(), timeout_s=left_s if well else min(left_s, self._times.reread))
+
+    async def _restore(self, specifications: ClaimSpecifications) -> None:
+        """Write files again that somebody removes: without them no container of such a claim starts again.
+
+        Raises: RestartNeededError: this process cannot reach the folder that is there now.
+        """
+        waits = Backoff(self._times.restore, self._times.longest_restore)
+        while True:
+            check_reached(specifications.folder)
+            told = self._restored, self._unwritten.fault
+            try:
+                lost = specifications.restore()
+                self._unwritten.clear()
+            except SpecFileError as error:
+                lost = True
+                self._unwritten.warning("CDI specification of a prepared claim not written, trying again", str(error))
+            self._restored = specifications.restored
+            if (self._restored, self._unwritten.fault) != told:
+                self._publisher.reported.set()
+            if lost:  # whoever removes them may do so for ever
+                await asyncio.sleep(waits.next_s())
+            else:
+                waits.reset()
+                await folder_changed(specifications.folder, self._times.look)
 
     async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool) -> bool:
         """Returns whether all went well. sweep: also specifications that no claim has."""

@@ -95,12 +95,15 @@ class DriverReport(Struct, frozen=True):
     """What the driver process says of itself, for `nri-gpu status`.
 
     published: devices in the slices on the API server. missing: feature gates that the server lacks for what policy
-    wants, `DRADeviceTaints`. fault: what does not work now, a sentence; empty where all is well.
+    wants, `DRADeviceTaints`. fault: what does not work now, a sentence; empty where all is well. unwritten: why a CDI
+    specification of a prepared claim is missing or wrong. restored: how many were, and were written again.
     """
 
     published: int = 0
     missing: tuple[str, ...] = ()
     fault: str = ""
+    unwritten: str = ""
+    restored: int = 0
 
 
 class AskView(Struct, frozen=True, tag=True):

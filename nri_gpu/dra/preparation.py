@@ -131,7 +131,7 @@ class ClaimPreparation:
         if new and (fault := unserved(claim)):
             raise ResourceClaimError(fault)
         prepared = await self._settle(AskPrepare(claim), Prepared)
-        names = self._specifications.write(claim.uid, prepared)
+        names = self._specifications.write(claim.uid, prepared, new=new)
         return tuple(map(PreparedDevice, claim.results, names))
 
     async def _release(self, uid: ClaimUid) -> None:

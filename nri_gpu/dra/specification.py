@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.cdi.file import READ_MAX, SpecFile
@@ -39,13 +40,21 @@ class _Written(Struct):
 
 
 class ClaimSpecifications:
-    """Those in one folder, which is one of the runtime's `cdi_spec_dirs`. Their UIDs do as names."""
+    """Those in one folder, which is one of the runtime's `cdi_spec_dirs`. Their UIDs do as names.
+
+    restored: how many of prepared claims were missing or another's, and were written again.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
+        self.restored = 0
+        self._texts: dict[ClaimUid, str] = {}
 
-    def write(self, uid: ClaimUid, prepared: Prepared) -> tuple[str, ...]:
-        """Write that of a claim. Returns the qualified name of each device, in order. Raises: SpecFileError."""
+    def write(self, uid: ClaimUid, prepared: Prepared, *, new: bool = True) -> tuple[str, ...]:
+        """Write that of a claim. Returns the qualified name of each device, in order. Raises: SpecFileError.
+
+        new: it need not be there yet.
+        """
         names = tuple(claim_device(uid, at) for at in range(len(prepared.markers)))
         devices = [
             {"name": name.removeprefix(f"{CLAIM_KIND}="), "containerEdits": {"env": [f"{variable}={value}"]}}
@@ -55,11 +64,28 @@ class ClaimSpecifications:
         document["annotations"] = {BOOT_KEY: boot_id()}
         if prepared.required:
             document["containerEdits"] = {"mounts": [_REQUIRED]}
-        self._file(uid).write(json.dumps(document))
+        file, text = self._file(uid), json.dumps(document)
+        missing = not new and not file.path.exists()
+        file.write(text)
+        self._texts[uid] = text
+        if missing:
+            self._was_lost(file)
         return names
+
+    def restore(self) -> bool:
+        """Write those again that somebody removed or changed. Returns whether there were any. Raises: SpecFileError."""
+        lost = [file for uid, text in self._texts.items() if (file := self._file(uid)).write(text)]
+        for file in lost:
+            self._was_lost(file)
+        return bool(lost)
+
+    def _was_lost(self, file: SpecFile) -> None:
+        self.restored += 1
+        logger.bind(path=str(file.path)).warning("CDI specification of a prepared claim was missing, written again")
 
     def remove(self, uid: ClaimUid) -> bool:
         """Remove that of a claim. Returns whether there was one. Raises: SpecFileError."""
+        self._texts.pop(uid, None)
         return self._file(uid).remove()
 
     def outdated(self) -> frozenset[ClaimUid]:
@@ -70,11 +96,16 @@ class ClaimSpecifications:
         no boot, as earlier versions wrote it.
         """
         kept = {"", boot_id()}
-        old = (file for file in self._folder.glob(f"{_BEFORE}*{_AFTER}") if _boot_of(file) not in kept)
+        old = (file for file in self.folder.glob(f"{_BEFORE}*{_AFTER}") if _boot_of(file) not in kept)
         return frozenset(ClaimUid(file.name[len(_BEFORE) : -len(_AFTER)]) for file in old)
 
     def _file(self, uid: ClaimUid) -> SpecFile:
-        return SpecFile(self._folder / f"{_BEFORE}{uid}{_AFTER}", CLAIM_KIND, FILE_MODE)
+        return SpecFile(self.folder / file_name(uid), CLAIM_KIND, FILE_MODE)
+
+
+def file_name(uid: ClaimUid) -> str:
+    """What the specification of a claim is called."""
+    return f"{_BEFORE}{uid}{_AFTER}"
 
 
 def _boot_of(file: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DraStatus, KubeletStatus
+from nri_gpu.daemon.answers import ClaimStatus, DraStatus, KubeletStatus
 from nri_gpu.doctor.finding import Level
 from nri_gpu.doctor.kubelet import kubelet_findings
 from nri_gpu.domain.kubelet import ResourceStatus
@@ -152,6 +152,16 @@ DRA = {
     "silent": (replace(ASKED, silent_s=101.0), Level.ERROR, "has not asked the daemon for 101 s"),
     "not served": (replace(ASKED, fault="no socket"), Level.ERROR, "no socket"),
     "its own fault": (replace(ASKED, report=DriverReport(0, (), "HTTP 403")), Level.ERROR, "HTTP 403"),
+    "a file that cannot be written": (
+        replace(ASKED, report=DriverReport(8, unwritten="/run/cdi/x cannot be written")),
+        Level.ERROR,
+        "/run/cdi/x cannot be written",
+    ),
+    "somebody who removes files": (
+        replace(ASKED, report=DriverReport(8, restored=3)),
+        Level.WARNING,
+        "were removed or changed by something on this node 3 times",
+    ),
     "an old API server": (
         replace(ASKED, report=DriverReport(8, ("DRADeviceTaints",))),
         Level.WARNING,
@@ -160,6 +170,16 @@ DRA = {
     "all is well": (ASKED, Level.OK, "gpu.nri.io publishes 8 devices"),
     "the time of day was set": (replace(ASKED, asked_s=-86400.0), Level.OK, "gpu.nri.io publishes 8 devices"),
 }
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_file_of_a_prepared_claim(served: DoctorNode, there: bool) -> None:
+    claim = ClaimStatus(uid="uid-1", namespace="ml", name="train", pods=(), devices=())
+    served.write("var/run/cdi/nri-gpu-claim-uid-1.json" if there else "var/run/cdi/other.json", "{}")
+    seen = replace(served.seen, status=replace(served.status(dra=ASKED), claims=(claim,)), now_s=1001.0)
+    said = [each.meaning for each in kubelet_findings(seen, None) if each.level is Level.WARNING]
+    assert said == ([] if there else [said[0]])
+    assert there or "lacks the CDI specification of claim ml/train" in said[0]
 
 
 @pytest.mark.parametrize(("dra", "level", "words"), DRA.values(), ids=DRA)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.driver import DriverProcess, DriverTimes
 from nri_gpu.dra.messages import AskPrepare, ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
+from nri_gpu.system.storage import text_of
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import HEALTH, DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
 from tests.support.log import Log
 from tests.support.resource_claims import DRIVER, NODE, POD, UID, resource_claim
 
-DRIVER_TIMES = DriverTimes(retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, claims=TIMES, sockets=QUICK)
+DRIVER_TIMES = DriverTimes(
+    retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, look=0.3, claims=TIMES, sockets=QUICK
+)
 CLAIM = ClaimUid(UID)
 FILE = f"nri-gpu-claim-{UID}.json"
 
@@ -138,6 +142,66 @@ async def test_specifications_follow_a_daemon_that_signs_with_another_key(folder
         await until(lambda: publisher.left)
         node.daemon.away = False
         await until(lambda: "mac=cd" in (node.cdi / FILE).read_text())
+
+
+async def removed(node: DraNode) -> None:
+    (node.cdi / FILE).unlink()
+
+
+async def emptied(node: DraNode) -> None:
+    (node.cdi / FILE).write_text("")
+
+
+async def replaced(node: DraNode) -> None:
+    (node.cdi / FILE).rename(node.cdi / "elsewhere")
+    (node.cdi / FILE).mkdir()
+    await asyncio.sleep(0.1)
+    (node.cdi / FILE).rmdir()
+
+
+async def with_its_folder(node: DraNode) -> None:
+    shutil.rmtree(node.cdi)
+
+
+@pytest.mark.parametrize("lost", [removed, emptied, replaced, with_its_folder])
+async def test_a_file_that_somebody_removes_is_written_at_once_and_that_is_told(
+    folder: Path, log: Log, lost: Callable[[DraNode], Awaitable[None]]
+) -> None:
+    async with served(folder) as (kubelet, node, _):
+        claim = node.api_server.put(resource_claim())
+        await kubelet.prepare(DRIVER, claim)
+        written = (node.cdi / FILE).read_text()
+        node.api_server.silent = True  # what is in the file is known
+        for times in (1, 2):
+            await lost(node)
+            async with asyncio.timeout(2):
+                await until(lambda: text_of(node.cdi / FILE, 1 << 20) == written)
+                await until(lambda: node.daemon.reports[-1].restored == times)  # noqa: B023
+        await kubelet.unprepare(DRIVER, claim)
+        await asyncio.sleep(0.1)
+        assert FILE not in node.files()
+    assert len(log.said("CDI specification of a prepared claim was missing, written again")) == 2
+
+
+async def test_a_file_that_was_removed_while_nobody_looked_is_told_too(folder: Path, log: Log) -> None:
+    node = DraNode(folder)
+    node.api_server.put(resource_claim())
+    node.daemon.prepared[CLAIM] = PreparedName(CLAIM, "ml", "train")
+    async with DraKubelet(folder), process(node):
+        await until(lambda: node.files() == [FILE])
+        await until(lambda: node.daemon.reports[-1].restored)
+    log.one("CDI specification of a prepared claim was missing, written again")
+
+
+async def test_a_file_that_cannot_be_written_is_told_until_it_can(folder: Path, log: Log) -> None:
+    async with served(folder) as (kubelet, node, _):
+        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
+        (node.cdi / f".{FILE}.new").mkdir()  # what it is written by
+        (node.cdi / FILE).unlink()
+        await until(lambda: FILE in node.daemon.reports[-1].unwritten)
+        (node.cdi / f".{FILE}.new").rmdir()
+        await until(lambda: node.daemon.reports[-1].unwritten == "" and FILE in node.files())
+    log.one("CDI specification of a prepared claim not written, trying again")
 
 
 async def test_an_answer_that_is_no_view_is_a_daemon_that_is_away(folder: Path, log: Log) -> None:
