@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from nri_gpu.allocation.ledger import UNUSED, Ledger
+from nri_gpu.allocation.ledger import UNUSED, Ledger, Usage
 from nri_gpu.allocation.messages import busy, called, cannot, why_not
 from nri_gpu.decision.claim import MONITORING
 from nri_gpu.decision.eligibility import as_sentence, check_request, node_fault, over_limit
@@ -33,10 +33,14 @@ _NAMES_SHOWN_MAX: Final = 200  # characters
 
 
 class NotPrepared(Struct, frozen=True):
-    """Why a claim cannot be prepared. released: its GPU was just released, and may be free in a moment."""
+    """Why a claim cannot be prepared. released: its GPU was just released, and may be free in a moment.
+
+    holders: the claims that hold it, where nobody else does: the API server may know that they are ending.
+    """
 
     reason: Reason
     released: bool = False
+    holders: tuple[PreparedClaim, ...] = ()
 
     @property
     def passing(self) -> bool:
@@ -155,8 +159,16 @@ def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: L
         held = use.held_from_claim(claim, device.mode)
         if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
             reason = busy(found.unit, PodUid(""), device.mode, use)
-            return NotPrepared(Reason(reason.code, f"{device.device}: {reason.sentence}"), released=not held)
+            said = Reason(reason.code, f"{device.device}: {reason.sentence}")
+            return NotPrepared(said, released=not held, holders=_only_claims(use))
     return None
+
+
+def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
+    """The claims on a GPU; none where others than their pods hold it, too."""
+    claims = tuple(each.claim for each in use.claims.values())
+    pods = frozenset[PodUid]().union(*(each.pods for each in claims))
+    return () if use.external or any(each.pod_uid not in pods for each in use.holders) else claims
 
 
 def _denied(

@@ -244,7 +244,8 @@ class DraController:
         policy = replace(state.policy, dra=self.settings)  # as devices are offered
         found = prepared(claim, plugin.aged(state.node), state.ledger, policy)
         if isinstance(found, NotPrepared):
-            return ClaimFault(found.reason.sentence, found.passing)
+            holders = tuple(PreparedName(each.uid, each.namespace, each.name) for each in found.holders)
+            return ClaimFault(found.reason.sentence, found.passing, holders)
         after = prepare(state.ledger, found)
         if after is not state.ledger:
             if fault := self._written(after):

@@ -144,10 +144,14 @@ class Unprepared(Struct, frozen=True, tag=True):
 
 
 class ClaimFault(Struct, frozen=True, tag=True):
-    """Why not: one sentence, which `kubectl describe pod` shows. passing: it may be over in less than a second."""
+    """Why not: one sentence, which `kubectl describe pod` shows. passing: it may be over in less than a second.
+
+    holders: it may be over as soon, if the API server says that all of these claims, which hold the GPU, are ending.
+    """
 
     sentence: str
     passing: bool = False
+    holders: tuple[PreparedName, ...] = ()
 
 
 Answer = NodeView | Prepared | Unprepared | ClaimFault

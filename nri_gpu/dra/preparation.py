@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -25,10 +26,13 @@ from nri_gpu.dra.messages import (
     Question,
     Unprepared,
 )
-from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, parse_resource_claim, unserved
+from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, is_ending, parse_resource_claim, unserved
 from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.system.tasks import Backoff
 
+# What the node authorizer answers to a kubelet of a claim that no pod of the node has any more, or not yet after the
+# API server's start (kubernetes: plugin/pkg/auth/authorizer/node/node_authorizer.go).
+NO_POD: Final = "no relationship found between node"
 RUN: Final = "the daemon (`nri-gpu run`)"
 Settled = TypeVar("Settled", Prepared, Unprepared)
 
@@ -161,6 +165,7 @@ class ClaimPreparation:
         """Ask the daemon, again as long as what keeps it from answering may pass soon."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._times.passing
+        ending: set[ClaimUid] = set()
         waits = Backoff(self._times.again, 1.0, jitter=0.5)  # after a boot all pods of the node wait here
         while True:
             try:
@@ -169,12 +174,32 @@ class ClaimPreparation:
                     return answer
                 if not isinstance(answer, ClaimFault):
                     raise PreparationError(f"{RUN} answered what was not asked: is it another version of nri-gpu?")
-                fault, passes = PreparationError(answer.sentence), answer.passing
+                fault = PreparationError(answer.sentence)
+                passes = answer.passing or await self._all_end(answer.holders, ending)
             except DaemonAwayError as error:
                 fault, passes = PreparationError(str(error)), True
             if not passes or loop.time() + self._times.again > until:
                 raise fault
             await asyncio.sleep(waits.next_s())
+
+    async def _all_end(self, holders: Collection[PreparedName], ending: set[ClaimUid]) -> bool:
+        """Whether the GPU's holders are claims that are all ending. ending: those that are known to be."""
+        for each in holders:
+            if each.uid not in ending and not await self._ends(each):
+                return False
+            ending.add(each.uid)
+        return bool(holders)
+
+    async def _ends(self, holder: PreparedName) -> bool:
+        try:
+            async with asyncio.timeout(self._times.daemon):
+                return is_ending(await self._api_server.claim(holder.namespace, holder.name), holder.uid)
+        except NotFoundError:
+            return True
+        except NriGpuError as error:
+            return NO_POD in str(error)
+        except TimeoutError:
+            return False
 
     async def _prepared(self) -> frozenset[ClaimUid]:
         """The claims that the daemon has prepared now."""

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct, field
 
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, usable_uid
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, usable_uid
 from nri_gpu.domain.text import listed, shown
 from nri_gpu.dra.config import ConfigError, parse_config
 from nri_gpu.dra.messages import PreparedName
@@ -40,6 +40,7 @@ class _Owner(Struct):
 class _Metadata(Struct, rename="camel"):
     uid: str
     owner_references: list[_Owner] = []
+    deletion_timestamp: str | None = None
 
 
 class _Consumer(Struct, rename="camel"):
@@ -133,6 +134,18 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         groups={each.uid: each.name for each in consumers if each.kind == POD_GROUP},
         others=tuple(sorted({each.kind for each in consumers} - {POD, POD_GROUP})),
     )
+
+
+def is_ending(document: bytes, uid: ClaimUid) -> bool:
+    """Whether the claim that had this name is gone, is being deleted, or is reserved for nobody.
+
+    Its pods may be terminating on this node: the kubelet unprepares it as soon as they have ended.
+    """
+    try:
+        claim = msgspec.json.decode(document, type=_ResourceClaim)
+    except (ValueError, RecursionError):
+        return False
+    return claim.metadata.uid != uid or bool(claim.metadata.deletion_timestamp) or not claim.status.reserved_for
 
 
 def unserved(claim: AllocatedClaim) -> str:

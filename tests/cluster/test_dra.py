@@ -270,6 +270,34 @@ def test_restarts_with_claims_alive(cluster: Cluster, dra: DraCluster) -> None:
     dra.wait_nothing_left()
 
 
+def test_a_gpu_of_a_pod_that_is_terminating_is_waited_for(cluster: Cluster, dra: DraCluster) -> None:
+    """Deleted by force, it is gone for the scheduler at once, and on the node some seconds later."""
+    dra.run(ONE_GPU)
+    of_slow, slow = claiming("slow")
+    slow["spec"]["terminationGracePeriodSeconds"] = 5
+    slow["spec"]["containers"][0]["command"] = ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]
+    cluster.apply(of_slow, slow)
+    cluster.wait_phase("slow")
+    dra.delete("pod", "slow", "--force", "--grace-period=0")
+    cluster.apply(*claiming("next"))
+    cluster.wait_phase("next")
+    assert "FailedPrepareDynamicResources" not in cluster.said_of("next")
+    (waited_ms,) = re.findall(r"ResourceClaim prepared .*elapsed_ms=(\d+).* name=next", cluster.log(DRA))
+    assert int(waited_ms) > 1000
+
+
+def test_a_removed_specification_is_written_at_once(cluster: Cluster, dra: DraCluster) -> None:
+    dra.run()
+    cluster.apply(*claiming("train"))
+    cluster.wait_phase("train")
+    (file,) = cluster.cdi.glob("nri-gpu-claim-*")
+    file.unlink()
+    wait_for("it to be there again", file.exists, 2)
+    os.kill(cluster.pids("train")[0], 9)
+    cluster.wait_phase("train", restarts=1)
+    wait_for("status to say so", lambda: "by something on this node 1 time" in cluster.nri_gpu("status").stdout, 5)
+
+
 def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(HGX)
     record = cluster.folder / "record-claims"

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.api_server import NotFoundError, UnavailableError
+from nri_gpu.dra.api_server import NotFoundError, RefusedError, UnavailableError
 from nri_gpu.dra.client import DaemonAwayError
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
 from nri_gpu.dra.messages import (
@@ -118,10 +118,14 @@ class TellingDaemon:
 
 
 class TellingApiServer:
-    """claims: by namespace and name. silent: it never answers. busy: to so many questions it does not answer."""
+    """claims: by namespace and name. silent: it never answers. busy: to so many questions it does not answer.
+
+    refused: claims that may not be read, with why.
+    """
 
     def __init__(self) -> None:
         self.busy = 0
+        self.refused: dict[tuple[str, str], str] = {}
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.silent = False
         self.reads = 0
@@ -139,6 +143,8 @@ class TellingApiServer:
         if self.busy:
             self.busy -= 1
             raise UnavailableError("the API server answered 503")
+        if why := self.refused.get((namespace, name)):
+            raise RefusedError(why)
         claim = self.claims.get((namespace, name))
         if claim is None:
             raise NotFoundError("404")

@@ -70,6 +70,18 @@ def test_what_a_claim_has_is_kept_while_nothing_runs(node: ClaimNode) -> None:
     assert node.create(container("device=0", of="other")) == (uuid(0),)
 
 
+def test_the_claims_that_hold_a_gpu_are_named_where_nobody_else_does(node: ClaimNode) -> None:
+    claim = node.prepared(allocated(0, pods=("train",)))
+    other = allocated(0, name="next", pods=("next",))
+    assert node.not_prepared(other).holders == (claim,)
+    node.create(with_claims(container(), claim))
+    assert node.not_prepared(other).holders == (claim,)
+    node.prepared(allocated(0, pods=("eval",)))  # what runs is no pod of it any more, and does not end with it
+    assert node.not_prepared(other).holders == ()
+    assert node.create(container("device=1", of="annotated")) == (uuid(1),)
+    assert node.not_prepared(allocated(1, name="next", pods=("next",))).holders == ()
+
+
 def test_released_gpus_wait_for_others_and_not_for_the_claims_own_pods() -> None:
     node = ClaimNode()
     node.put_gpus(node.node.inventory.gpus, simulated=False)

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -105,6 +106,62 @@ async def test_a_fault_that_passes_is_waited_for_and_one_that_stays_is_told_in_t
     assert await sentence(node) == "GPU 0 is being released"
     assert time.monotonic() - began < 5 * TIMES.passing
     assert node.daemon.faults
+
+
+HOLDER = PreparedName(ClaimUid("uid-holder"), "ml", "holder")
+HELD = ClaimFault("gpu-0: it is held exclusively by claim ml/holder", holders=(HOLDER,))
+
+
+ENDING: dict[str, dict[str, Any] | None] = {
+    "gone": None,
+    "made anew": resource_claim(uid="another", name="holder"),
+    "being deleted": {
+        **(running := resource_claim(uid=HOLDER.uid, name="holder")),
+        "metadata": {**running["metadata"], "deletionTimestamp": "2026-11-25T00:00:00Z"},
+    },
+    "reserved for nobody": resource_claim(uid=HOLDER.uid, name="holder", pods={}),
+}
+
+
+@pytest.mark.parametrize("holder", ENDING.values(), ids=ENDING)
+async def test_a_gpu_whose_holder_is_ending_is_waited_for(node: DraNode, holder: dict[str, Any] | None) -> None:
+    node.api_server.put(resource_claim())
+    if holder:
+        node.api_server.put(holder)
+    node.daemon.faults = [HELD] * 2
+    await node.claims.prepare(ASKED)
+    assert node.api_server.reads == 2  # the claim, and its holder once
+    node.daemon.faults = [HELD] * 50
+    began = time.monotonic()
+    assert await sentence(node) == HELD.sentence
+    assert time.monotonic() - began < 5 * TIMES.passing
+
+
+async def test_a_gpu_whose_holder_goes_on_is_not_waited_for(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    node.api_server.put(resource_claim(uid=HOLDER.uid, name="holder"))
+    node.daemon.faults = [
+        HELD,
+        replace(HELD, holders=(PreparedName(ClaimUid("uid-gone"), "ml", "gone"), HOLDER)),
+        replace(HELD, holders=()),
+    ]
+    for _ in range(3):
+        assert await sentence(node) == HELD.sentence
+    assert node.daemon.faults == []
+
+
+@pytest.mark.parametrize(
+    ("says", "waits"), [("no relationship found between node 'a' and this object", True), ("", False)]
+)
+async def test_the_kubelet_s_credentials_read_only_claims_of_its_pods(node: DraNode, says: str, waits: bool) -> None:
+    node.api_server.put(resource_claim())
+    node.api_server.refused["ml", "holder"] = f"forbidden: {says}"
+    node.daemon.faults = [HELD] * 2
+    if waits:
+        await node.claims.prepare(ASKED)
+    else:
+        assert await sentence(node) == HELD.sentence
+    assert len(node.daemon.faults) == (0 if waits else 1)
 
 
 async def test_what_lasts_is_asked_for_more_and_more_rarely(folder: Path) -> None:
