@@ -312,6 +312,12 @@ def test_the_driver_process_and_claims_have_a_line_each() -> None:
         "dra: claim ml/train has gpu-7 (shared), for a, b",
         "dra: claim ml/watch has gpu-7 (admin), for no pod",
     ]
+    grouped = replace(TRAINING, groups={"g-1": "gang"})
+    assert lines(ledger=Ledger(claims={grouped.uid: grouped}), dra=dra)[-1].endswith(", for a, b of PodGroup gang")
+    lossy = replace(dra, report=replace(report, restored=1, unwritten="x cannot be written"))
+    lost, removed, *_ = lines(ledger=ledger, dra=lossy)[-5:]
+    assert lost == "dra: x cannot be written"
+    assert "were removed or changed by something on this node 1 time, and written again" in removed
     assert "has not asked the daemon for 90 s" in lines(dra=replace(dra, silent_s=90.0))[-2]
     (said, _) = status_json(view(ledger))["claims"]
     assert said.items() >= {"uid": "claim", "namespace": "ml", "name": "train", "pods": ["a", "b"]}.items()
