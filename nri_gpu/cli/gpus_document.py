@@ -10,7 +10,7 @@ from nri_gpu.allocation.messages import why_not
 from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
 from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, Gpu, Unit
-from nri_gpu.domain.health import History
+from nri_gpu.domain.health import History, RecoveryAction
 from nri_gpu.domain.node import Inventory, KernelGpu, Link
 
 
@@ -65,6 +65,8 @@ class GpuLine(Struct, frozen=True, kw_only=True):
     ecc: Ecc | None
     addressing: str
     fabric: Fabric | None
+    remap_pending: bool | None
+    recovery_action: RecoveryAction | None
 
 
 class MajorsLine(Struct, frozen=True):

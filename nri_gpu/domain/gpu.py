@@ -11,7 +11,7 @@ from typing import ClassVar, Final, NewType
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from nri_gpu.domain.health import WELL, Health, Sign
+from nri_gpu.domain.health import WELL, Health, RecoveryAction, Sign
 from nri_gpu.domain.value import Recorded, Value
 
 # Compute slices where they are fewer than the GPU instance's, its slices, its memory, and its attributes.
@@ -199,7 +199,8 @@ class Gpu(Value, frozen=True, kw_only=True):
     pids: theirs, in the same order. These change all the time, so they do not count when inventories are compared.
     signs: what else the query showed, for `health/` and for people. health: what follows from signs and events.
     architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
-    addressing: `hmm`, `ats` or `none`. pcie_root: of its PCI tree, `pci0000:c9`. These are
+    remap_pending: whether a row of its memory is replaced at its next reset. recovery_action: what the driver wants
+    done about it. addressing: `hmm`, `ats` or `none`. pcie_root: of its PCI tree, `pci0000:c9`. These are
     empty, and the other facts None, where NVML or the kernel does not tell.
     compute_mode: an MPS daemon that we start changes it, so it does not count in comparisons; a GPU on which it
     prohibits all programs is `unavailable`.
@@ -233,6 +234,8 @@ class Gpu(Value, frozen=True, kw_only=True):
     addressing: str = ""
     fabric: Fabric | None = None
     pcie_root: str = ""
+    remap_pending: bool | None = None
+    recovery_action: RecoveryAction | None = None
 
     def __post_init__(self) -> None:
         _forget_zeros(self)

@@ -25,11 +25,36 @@ class Sign(StrEnum):
     POWER_BRAKE = "power-brake"  # its clocks are held down because the power supply says so
 
 
+class RecoveryAction(StrEnum):
+    """What the driver wants done about a GPU, in the order of nvml.h's numbers; from R570 on."""
+
+    NONE = "none"
+    GPU_RESET = "gpu-reset"
+    NODE_REBOOT = "node-reboot"
+    DRAIN_P2P = "drain-p2p"
+    DRAIN_AND_RESET = "drain-and-reset"
+    RECOVER_IMEX_DOMAIN = "recover-imex-domain"
+    BUS_RESET = "bus-reset"
+    SYSTEM_REBOOT = "system-reboot"
+
+
+# The others concern its peers, or nothing.
+RESETS: Final = frozenset(
+    {
+        RecoveryAction.GPU_RESET,
+        RecoveryAction.NODE_REBOOT,
+        RecoveryAction.DRAIN_AND_RESET,
+        RecoveryAction.BUS_RESET,
+        RecoveryAction.SYSTEM_REBOOT,
+    }
+)
+
+
 class HealthState(StrEnum):
     """Whether containers may be granted a GPU."""
 
     HEALTHY = "healthy"
-    SUSPECT = "suspect"  # granted, and one more incident makes it bad
+    SUSPECT = "suspect"  # granted
     BAD = "bad"  # not granted
     RECOVERING = "recovering"  # without trouble again, and granted after a while of it
 
@@ -86,6 +111,24 @@ class GpuEvent(Struct, frozen=True):
     xid: int = 0
     gpu_instance: int | None = None
     compute_instance: int | None = None
+
+
+class HealthNotes(Struct, frozen=True, kw_only=True):
+    """What is known of a GPU beside its health.
+
+    reset: why it is withheld until it was reset, and what to do; empty where it is not. soon: why it is withheld once
+    nobody holds it. xid: its last one, with its meaning, at xid_at_s. namespaces: those under whose containers
+    applications failed on it within a day, if that looks as if the GPU were the cause.
+    """
+
+    reset: str = ""
+    soon: str = ""
+    xid: str = ""
+    xid_at_s: float | None = None
+    namespaces: tuple[str, ...] = ()
+
+
+NO_NOTES: Final = HealthNotes()
 
 
 class ScriptedEvent(Recorded, frozen=True):

@@ -11,7 +11,9 @@ from nri_gpu.domain.node import GpuFault, Inventory
 
 _MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
 # Fields with a sentence of their own; all others share one.
-_OWN: Final = frozenset({"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "health"})
+_OWN: Final = frozenset(
+    {"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "remap_pending", "health"}
+)
 _HOW: Final = {HealthState.HEALTHY: "is healthy, recovered from", HealthState.RECOVERING: "is recovering from"}
 _SHORT: Final = 60  # characters of a fact that a sentence can hold
 

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
-from nri_gpu.domain.health import Sign
+from nri_gpu.domain.health import RESETS, RecoveryAction, Sign
 from nri_gpu.inventory.formats import (
     ADDRESSING,
     ARCHITECTURES,
@@ -16,6 +16,7 @@ from nri_gpu.inventory.formats import (
     FABRIC_STATES,
     MIG_UUID,
     PCIE_ROOT,
+    RECOVERY_ACTIONS,
     STARTED_MAX,
     UNKNOWN_PROFILE,
     profile_in,
@@ -35,8 +36,6 @@ from nri_gpu.system.storage import text_of
 
 # Numbers of nvml.h.
 FIELD_RECOVERY_ACTION: Final = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from R570 on
-# GPU_RESET, NODE_REBOOT, DRAIN_AND_RESET, BUS_RESET, SYSTEM_REBOOT; the others concern its peers, or nothing.
-RESET_ACTIONS: Final = frozenset({1, 2, 4, 6, 7})
 FABRIC_STARTING: Final = frozenset({1, 2})  # NVML_GPU_FABRIC_STATE_NOT_STARTED, _IN_PROGRESS
 FABRIC_COMPLETED: Final = 3
 # nvmlClocksEventReasonSwThermalSlowdown, ...HwThermalSlowdown, ...HwPowerBrakeSlowdown
@@ -99,14 +98,20 @@ def setup_facts(
     yield {"fabric": _fabric(fabric)}
 
 
-def health_signs(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo | None) -> list[Sign]:
+def health_facts(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo | None) -> Mapping[str, object]:
     """What NVML shows of a GPU's health. Raises: NvmlCallError, when the GPU is gone."""
-    return [
-        *_memory_signs(nvml, handle, index),
-        *_recovery_signs(nvml, handle, index),
+    # From Ampere on, spare rows of memory replace those that fail.
+    rows = nvml.optional("nvmlDeviceGetRemappedRows", handle, gpu=index)
+    pending, failed = (None, None) if rows is None else (bool(rows[2]), bool(rows[3]))
+    action = _recovery_action(nvml, handle, index)
+    signs = [
+        *([Sign.REMAP_FAILED] if failed else []),
+        *([Sign.REMAP_PENDING] if pending else []),
+        *([Sign.RESET_REQUIRED] if action in RESETS else []),
         *_fabric_signs(fabric),
         *_clock_signs(nvml, handle, index),
     ]
+    return {"remap_pending": pending, "recovery_action": action, "signs": signs}
 
 
 def sign_of(error: NvmlCallError) -> Sign | None:
@@ -131,20 +136,12 @@ def _fabric(info: FabricInfo | None) -> dict[str, object] | None:
     }
 
 
-def _memory_signs(nvml: NvmlClient, handle: object, index: int) -> Iterator[Sign]:
-    """From Ampere on, spare rows of memory replace those that fail."""
-    _, _, pending, failed = nvml.optional("nvmlDeviceGetRemappedRows", handle, default=(0, 0, 0, 0), gpu=index)
-    if failed:
-        yield Sign.REMAP_FAILED
-    if pending:
-        yield Sign.REMAP_PENDING
-
-
-def _recovery_signs(nvml: NvmlClient, handle: object, index: int) -> Iterator[Sign]:
+def _recovery_action(nvml: NvmlClient, handle: object, index: int) -> RecoveryAction | None:
+    """What the driver wants done; None where it does not tell, or names what we do not know."""
     fields = nvml.optional("nvmlDeviceGetFieldValues", handle, [FIELD_RECOVERY_ACTION], default=(), gpu=index)
     # Each field has a return code of its own.
-    if any(field.nvmlReturn == 0 and field.value.uiVal in RESET_ACTIONS for field in fields):
-        yield Sign.RESET_REQUIRED
+    found = [field.value.uiVal for field in fields if field.nvmlReturn == 0]
+    return RECOVERY_ACTIONS[found[0]] if found and found[0] in range(len(RECOVERY_ACTIONS)) else None
 
 
 def _fabric_signs(info: FabricInfo | None) -> Iterator[Sign]:

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState, PciBusId, spelled
+from nri_gpu.domain.health import RecoveryAction
 
 SHOWN_MAX: Final = 96  # characters of a wrong value that an error message repeats
 
@@ -80,6 +81,7 @@ ARCHITECTURES: Final[Mapping[int, str]] = {
     13: "rubin",
 }
 COMPUTE_MODES: Final = tuple(ComputeMode)  # in NVML's order
+RECOVERY_ACTIONS: Final = tuple(RecoveryAction)  # in NVML's order
 ADDRESSING: Final = ("none", "hmm", "ats")
 # State 0 belongs to a GPU that is not made for a fabric.
 FABRIC_STATES: Final[Mapping[int, FabricState]] = dict(enumerate(FabricState, 1))

@@ -19,7 +19,7 @@ from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.inventory.formats import CPULIST, MODEL, UUID, parse_bus_id
 from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, MODULES, read_majors, read_mig_minors
-from nri_gpu.system.storage import text_of
+from nri_gpu.system.storage import boot_id, text_of
 
 _MEMORY: Final = "MemTotal:"
 
@@ -96,6 +96,12 @@ def kernel_view(folders: HostFolders) -> Hashable:
     gpus = tuple(_names(folders.proc / "driver/nvidia/gpus"))
     instances = tuple(_subfolders(folders.proc / "driver/nvidia/capabilities", CAPABILITIES_DEPTH))
     return modules, majors, gpus, instances, tuple(_device_nodes(folders.dev))
+
+
+def module_load(sys: Path) -> str:
+    """Which load of the driver's kernel module, in which boot; empty while it is not loaded."""
+    inode = _inode(sys / "module/nvidia")
+    return f"{boot_id()}/{inode}" if inode else ""
 
 
 def _names(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import ComputeMode, FabricState
-from nri_gpu.domain.health import Sign
+from nri_gpu.domain.health import RecoveryAction, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.inventory import formats
 from nri_gpu.system.kernel_modules import MODULES
@@ -103,6 +103,8 @@ class _Gpu(Struct):
     addressing: Annotated[str, formats.one_of(("", *formats.ADDRESSING))] = ""
     fabric: _Fabric | None = None
     pcie_root: Annotated[str, formats.PCIE_ROOT.meta("")] = ""
+    remap_pending: bool | None = None
+    recovery_action: RecoveryAction | None = None
 
 
 class _Fault(Struct):

@@ -23,6 +23,7 @@ from nri_gpu.inventory.kernel import (
     HostFolders,
     host_majors,
     kernel_view,
+    module_load,
     numa_nodes,
     nvswitches,
     unlisted_gpus,
@@ -125,6 +126,10 @@ class NvmlSource:
     def kernel_view(self) -> Hashable:
         """What the kernel shows without the driver: another value means that the node may have changed."""
         return kernel_view(self._folders)
+
+    def module_load(self) -> str:
+        """Which load of the driver's kernel module it is: a reset of all GPUs; empty while it is not loaded."""
+        return module_load(self._folders.sys)
 
     @property
     def starts(self) -> int:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.facts import (
-    health_signs,
+    health_facts,
     mig_devices,
     process_facts,
     setup_facts,
@@ -138,7 +138,7 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(nvml, device, folder), "drm": list(_drm_nodes(folder))}
     fabric = nvml.optional("nvmlDeviceGetGpuFabricInfoV", handle, gpu=index)
-    yield {"signs": health_signs(nvml, handle, index, fabric)}
+    yield health_facts(nvml, handle, index, fabric)
     for fact in setup_facts(nvml, handle, index, folder, fabric):
         yield fact
         if fact.get("compute_mode") is ComputeMode.PROHIBITED:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, MigDevice
-from nri_gpu.domain.health import Sign
+from nri_gpu.domain.health import RESETS, RecoveryAction, Sign
 from nri_gpu.domain.node import Inventory, Majors
 
 LOST: Final = "GPU is lost (simulated by the topology file)"
@@ -21,7 +21,8 @@ class ScenarioChange(Struct, frozen=True, kw_only=True):
 
     at_s: seconds after the file was first read. gpu: index; None for the node. present: whether it is in the machine.
     lost: whether NVML reports it as lost. unavailable: empty makes the GPU available again. signs: all that it shows
-    from now on. fault: why the driver does not answer from now on; empty when it answers again.
+    from now on. recovery_action: what the driver wants done. fault: why the driver does not answer from now on; empty
+    when it answers again.
     """
 
     at_s: float
@@ -30,6 +31,7 @@ class ScenarioChange(Struct, frozen=True, kw_only=True):
     lost: bool | None = None
     unavailable: str | None = None
     signs: tuple[Sign, ...] | None = None
+    recovery_action: RecoveryAction | None = None
     mig_enabled: bool | None = None
     mig: tuple[MigDevice, ...] | None = None
     driver: str | None = None
@@ -81,10 +83,33 @@ def _set(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def with_recovery(signs: tuple[Sign, ...], action: RecoveryAction | None) -> tuple[Sign, ...]:
+    """The signs of a GPU with that recovery action, as NVML shows them."""
+    if action is None or (action in RESETS) == (Sign.RESET_REQUIRED in signs):
+        return signs
+    others = tuple(sign for sign in signs if sign is not Sign.RESET_REQUIRED)
+    return (*others, Sign.RESET_REQUIRED) if action in RESETS else others
+
+
 def _changed_gpu(gpu: Gpu, change: ScenarioChange) -> Gpu:
     unavailable, signs = change.unavailable, change.signs
+    remap_pending = (
+        None
+        if signs is None or {*signs, *gpu.signs}.isdisjoint({Sign.REMAP_PENDING})
+        else (Sign.REMAP_PENDING in signs)
+    )
+    if change.recovery_action is not None:
+        signs = with_recovery(gpu.signs if signs is None else signs, change.recovery_action)
     if change.lost is not None:
         unavailable = LOST if change.lost else ""
         others = (sign for sign in (gpu.signs if signs is None else signs) if sign is not Sign.LOST)
         signs = (Sign.LOST, *others) if change.lost else tuple(others)
-    return replace(gpu, **_set(unavailable=unavailable, signs=signs, mig_enabled=change.mig_enabled, mig=change.mig))
+    values = _set(
+        unavailable=unavailable,
+        signs=signs,
+        remap_pending=remap_pending,
+        recovery_action=change.recovery_action,
+        mig_enabled=change.mig_enabled,
+        mig=change.mig,
+    )
+    return replace(gpu, **values)

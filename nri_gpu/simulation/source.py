@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.value import canonical
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.system.storage import signature
 
@@ -23,6 +24,7 @@ class TopologySource:
         self._clock = clock
         self._began = clock()
         self._times: tuple[float, ...] = ()
+        self._majors = ""  # as last seen
         self.starts = 0  # it needs no process
         self.answered: Hashable = None  # a simulated node has no kernel view to compare with
 
@@ -32,13 +34,19 @@ class TopologySource:
 
         scenario = load_scenario(self._path)
         self._times = tuple(change.at_s for change in scenario.changes)
-        return scenario.after(self._clock() - self._began)
+        inventory = scenario.after(self._clock() - self._began)
+        self._majors = canonical(inventory.majors)
+        return inventory
 
     def kernel_view(self) -> Hashable:
         """Another value each time that the file, or the node that it describes, changed."""
         elapsed_s = self._clock() - self._began
         due = sum(at_s <= elapsed_s for at_s in self._times)
         return due, signature(self._path)
+
+    def module_load(self) -> str:
+        """The majors stand for it: a module that is loaded anew may have others."""
+        return self._majors
 
     async def close(self) -> None:
         """Nothing was opened."""

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, Ecc, FabricState, Gpu, GpuUuid, MigDevice, MigEngines, PciBusId
-from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
+from nri_gpu.domain.health import EventType, RecoveryAction, ScriptedEvent, Sign
 from nri_gpu.domain.node import Majors
 from nri_gpu.inventory import formats
 from nri_gpu.inventory.extras import SOCKETS, socket_mount
 from nri_gpu.inventory.kernel import COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
 from nri_gpu.requirements.check import BRANDS
 from nri_gpu.simulation.reader import Table, parsed, unique
-from nri_gpu.simulation.scenario import ScenarioChange
+from nri_gpu.simulation.scenario import ScenarioChange, with_recovery
 from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, MODULES
 
 NOT_KNOWN: Final = -1  # of a capability minor
@@ -30,7 +30,7 @@ EXTRAS: Final = tuple(extra for extra in Extra if extra not in {Extra.DRM, Extra
 EVENT_KINDS: Final[Mapping[str, EventType]] = {
     kind.name.lower().replace("_", "-"): kind for kind in EventType if kind.name
 }
-GPU_KEYS: Final = ("lost", "unavailable", "signs", "mig", "present")
+GPU_KEYS: Final = ("lost", "unavailable", "signs", "recovery_action", "mig", "present")
 NODE_KEYS: Final = ("driver", "cuda", "majors", "fault")
 _ARCH: Final = formats.Format(r"[0-9]{1,2}\.[0-9]{1,2}", 'a compute capability ("9.0")')  # in TOML, 8.10 is 8.1
 _MODE: Final = formats.Format("0[0-7]{3}", 'a mode ("0666")')  # TOML has no 0666
@@ -185,6 +185,8 @@ class GpuTable(
     processes: formats.ProcessCount | None = None
     fabric: FabricTable | None = None
     pcie_root: Annotated[str, formats.PCIE_ROOT.meta("")] = ""
+    remap_pending: bool | None = None
+    recovery_action: RecoveryAction | None = None
     drm: tuple[DrmTable, ...] = ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -204,7 +206,7 @@ class GpuTable(
             **{name: getattr(self, name) for name in self.__struct_fields__ if name in Gpu.__struct_fields__},
             "arch": None if self.arch is None else tuple(map(int, self.arch.split("."))),
             "unavailable": self.unavailable or (formats.compute_prohibited(self.pci_bus_id) if prohibited else ""),
-            "signs": tuple(dict.fromkeys(self.signs)),
+            "signs": with_recovery(tuple(dict.fromkeys(self.signs)), self.recovery_action),
             "mig_enabled": self.partition is not False,
             "mig": _devices(self.partition, self.minor_number),
             "ecc": None if self.ecc is None else Ecc(self.ecc, bool(pending)),
@@ -346,6 +348,7 @@ class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
     lost: bool | None = None
     unavailable: str | None = None
     signs: Signs | None = None
+    recovery_action: RecoveryAction | None = None
     partition: Partition | None = None
     present: bool | None = None
     driver: Annotated[str, formats.VERSION.meta("")] | None = None
@@ -374,7 +377,7 @@ class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
 
     def change(self, gpu_minor: int) -> ScenarioChange:
         """gpu_minor: of the GPU that it changes."""
-        plain = ("at_s", "gpu", "present", "lost", "unavailable", "driver", "cuda", "fault")
+        plain = ("at_s", "gpu", "present", "lost", "unavailable", "recovery_action", "driver", "cuda", "fault")
         change = convert({name: getattr(self, name) for name in plain}, ScenarioChange)
         return replace(
             change,

@@ -103,6 +103,7 @@ def facts() -> st.SearchStrategy[dict[str, Any]]:
             "ecc": st.none() | st.builds(Ecc, st.booleans(), st.booleans()),
             "addressing": st.sampled_from(["", "none", "hmm", "ats"]),
             "pcie_root": st.sampled_from(["", "pci0000:c9", "pci00010000:00"]),
+            "remap_pending": st.none() | st.booleans(),
             "fabric": st.none()
             | st.builds(Fabric, st.sampled_from(FabricState), numbers, cluster, numbers, st.none() | numbers),
         }

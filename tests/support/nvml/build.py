@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 
 from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.formats import ADDRESSING, ARCHITECTURES, COMPUTE_MODES
+from nri_gpu.inventory.formats import ADDRESSING, ARCHITECTURES, COMPUTE_MODES, RECOVERY_ACTIONS
 from nri_gpu.requirements.check import BRANDS
 from tests.support import packages
 
@@ -47,7 +47,7 @@ class FakeMig(Struct, frozen=True, kw_only=True):
 
 
 class FakeHealth(Struct, frozen=True, kw_only=True):
-    """Numbers of nvml.h. recovery_action: -1 where the driver does not know the field."""
+    """Numbers of nvml.h. recovery_action: -1 where the driver does not know the field. remap_pending: -1: no remaps."""
 
     remap_pending: int = 0
     remap_failed: int = 0
@@ -239,12 +239,20 @@ def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, s
             brand=BRANDS.index(gpu.brand) if gpu.brand else -1,
             nvlinks=(SWITCH,) * links[gpu.index],
             parts=tuple(map(_fake_mig, gpu.mig)),
+            health=_fake_health(gpu),
             facts=_fake_facts(gpu),
             fabric=_fake_fabric(gpu.fabric) if gpu.fabric else None,
         )
         for gpu in inventory.gpus
     ]
     return gpus, [(link.a, link.b, link.pcie) for link in inventory.links]
+
+
+def _fake_health(gpu: Gpu) -> FakeHealth:
+    return FakeHealth(
+        remap_pending=-1 if gpu.remap_pending is None else int(gpu.remap_pending),
+        recovery_action=-1 if gpu.recovery_action is None else RECOVERY_ACTIONS.index(gpu.recovery_action),
+    )
 
 
 def _fake_facts(gpu: Gpu) -> FakeFacts:

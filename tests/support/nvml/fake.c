@@ -702,6 +702,8 @@ int nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsi
     for (int i = 0; i < mig_count; i++)
         if (migs[i].parent == index_of(device))
             return NOT_SUPPORTED; /* while it has instances */
+    if (device->remap_pending < 0)
+        return NOT_SUPPORTED; /* before Ampere */
     *corrected = *uncorrected = 0;
     *pending = (unsigned int)device->remap_pending;
     *failed = (unsigned int)device->remap_failed;

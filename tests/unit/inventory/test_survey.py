@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice, MigEngines
-from nri_gpu.domain.health import Sign
+from nri_gpu.domain.health import RecoveryAction, Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.inventory.formats import profile_in
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
@@ -208,6 +208,8 @@ HEALTH: dict[FakeHealth, tuple[Sign, ...]] = {
     FakeHealth(clock_reasons=0x20 | 0x80 | 0x4): (Sign.THERMAL, Sign.POWER_BRAKE),
     FakeHealth(recovery_action=1): (Sign.RESET_REQUIRED,),
     FakeHealth(recovery_action=3): (),
+    FakeHealth(recovery_action=7): (Sign.RESET_REQUIRED,),
+    FakeHealth(recovery_action=20): (),
     FakeHealth(recovery_action=-1): (),
     FakeHealth(fabric_state=2): (Sign.FABRIC_NOT_READY,),
     FakeHealth(fabric_state=3): (),
@@ -235,6 +237,11 @@ TOLD: dict[str, tuple[Sequence[FakeGpu], Sequence[object]]] = {
     "ecc": ([H100, *MODES], [Ecc(current=True, pending=False), *[Ecc(current=True, pending=True)] * 4]),
     "numa_node": ([FakeGpu(numa=1), FakeGpu(numa=-1)], [1, None]),
     "signs": (SICK, [*HEALTH.values()]),
+    "recovery_action": (
+        [FakeGpu(health=FakeHealth(recovery_action=action)) for action in (*range(9), -1)],
+        [*RecoveryAction, None, None],
+    ),
+    "remap_pending": ([FakeGpu(health=FakeHealth(remap_pending=n)) for n in (0, 1, -1)], [False, True, None]),
     "processes": ([FakeGpu(running=running) for running in RUNNING], [*RUNNING.values()]),
 }
 

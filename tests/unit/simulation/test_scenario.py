@@ -43,6 +43,17 @@ def test_a_gpu_is_not_there_from_the_beginning_and_is_plugged_in() -> None:
     assert played.after(5).gpus[0].signs == (Sign.REMAP_PENDING,)
 
 
+def test_a_recovery_action_comes_with_its_sign_and_goes() -> None:
+    """As NVML shows them; and a remap that was pending is done."""
+    text = f"{NODE}{GPU}recovery_action = 'none'\nsigns = ['remap-pending']\n"
+    for at_s, line in ((1, "recovery_action = 'gpu-reset'"), (2, "signs = []\nrecovery_action = 'none'")):
+        text += f"[[change]]\nat_s = {at_s}\ngpu = 0\n{line}\n"
+    seen = [scenario(text).after(at_s).gpus[0] for at_s in range(3)]
+    assert [gpu.recovery_action for gpu in seen] == ["none", "gpu-reset", "none"]
+    assert [gpu.signs for gpu in seen] == [("remap-pending",), ("remap-pending", "reset-required"), ()]
+    assert seen[2].remap_pending is False
+
+
 def test_modules_change_with_a_driver() -> None:
     text = f"{NODE}[node.majors]\nnvidia = 195\nnvidia_uvm = 508\n[[change]]\nat_s = 1\ndriver = '590.10'\n"
     assert scenario(f"{text}majors = {{ nvidia = 195, nvidia_caps = 9 }}\n").after(1).majors == Majors(195, None, 9)
