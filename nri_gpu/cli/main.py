@@ -172,6 +172,18 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "repaired",
+        "nri_gpu.cli.repaired",
+        "tell the daemon that a GPU was reset, where the driver does not say so",
+        "After an XID whose action is a reset, a GPU is withheld until a reset is proven: by the driver's recovery\n"
+        "action (570 and newer), by a driver that was loaded anew, by a memory remapping that is done, by a boot, or\n"
+        "by this word, which only root may give and the audit log records. Exits 1 when no reset was due.",
+        (
+            _option("gpu", help="its UUID, index or PCI address", metavar="GPU"),
+            STATE_DIR,
+        ),
+    ),
+    Verb(
         "verify",
         "nri_gpu.cli.verify",
         "prove that each container has the GPUs it was granted, and no others",

@@ -21,6 +21,7 @@ from nri_gpu.daemon.answers import (
 )
 from nri_gpu.domain.decision import Refused
 from nri_gpu.dra.advice import files_advice, gate_advice, silence
+from nri_gpu.health.messages import sentences
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -82,6 +83,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
         *lines(_of_kubelet(status, now), Tone.PLAIN),
         *lines(_of_dra(status), Tone.PLAIN),
         *lines(health_lines({gpu.place: gpu.health for gpu in status.gpus}), Tone.WARN),
+        *lines(_health_notes(status), Tone.WARN),
         *([] if glance else wrong),
         *lines(_refusal_lines(status), Tone.WARN),
         *lines(transition_lines(status.transitions), Tone.FAINT),
@@ -115,6 +117,12 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
         yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime says that they are over"
     for fault in status.faults:
         yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
+
+
+def _health_notes(status: DaemonStatus) -> Iterator[str]:
+    """What is known of whole GPUs beside their state."""
+    for gpu in status.gpus:
+        yield from sentences(gpu.place, gpu.uuid, gpu.notes, at(gpu.notes.xid_at_s or 0))
 
 
 def _lost_line(lost: LostStatus) -> str:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from nri_gpu.daemon.ledger_file import HolderLine
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import Unit, health_of, whole
-from nri_gpu.domain.health import HealthState, History
+from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, History
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.dra.messages import DriverReport
@@ -216,7 +216,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
 
     place: NVML's index, `1`, of a MIG device `1:0`. unavailable: why a container of another pod could not have it
     exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods of other components.
-    monitors: pods that open it and do not hold it.
+    monitors: pods that open it and do not hold it. notes: of a GPU, beside its health.
     """
 
     place: str
@@ -228,6 +228,7 @@ class UnitStatus(Struct, frozen=True, kw_only=True):
     withheld: str = ""
     unavailable_since_s: float | None = None
     health: HealthStatus = HealthStatus()
+    notes: HealthNotes = NO_NOTES
     holders: tuple[HolderStatus, ...]
     foreign: tuple[str, ...]
     opened_by: tuple[OpenedBy, ...] = ()
@@ -277,6 +278,14 @@ class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
     lost: tuple[LostStatus, ...] = ()
     overlaps: tuple[OverlapStatus, ...] = ()
     external: tuple[ExternalStatus, ...] = ()
+
+
+class RepairedAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repaired/v1"):
+    """The answer to `repaired`. gpu_uuid: empty where there is no such GPU. due: what was; empty where nothing was."""
+
+    gpu_uuid: str
+    due: str
+    hold_down_s: int
 
 
 class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):

@@ -13,7 +13,7 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.daemon.answers import DraStatus
+from nri_gpu.daemon.answers import DraStatus, RepairedAnswer
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal
@@ -107,6 +107,8 @@ class Daemon:
             dra=self._dra_status,
             lost=self._plugin.lost.described,
             rejected=self._rejected,
+            notes=self._node.health.notes,
+            repaired=self._repaired,
             options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._metrics = MetricsController(fixed.metrics, self._reading)
@@ -295,12 +297,23 @@ class Daemon:
             inventory_age_s=self._node.cache.age_s(),
             inventory_fault=bool(self._node.cache.fault),
             restarts=self._node.restarts(),
-            health_transitions=self._node.health_transitions,
+            health_transitions=self._node.health.transitions,
+            health_notes=self._node.health.notes(),
+            xids=self._node.health.xids.counts,
         )
 
     def _rejected(self) -> str:
         """The fault of the policy file, where the policy before it stays in force."""
         return "" if self._state.policy.fault else self._policy_file.fault
+
+    def _repaired(self, word: str) -> RepairedAnswer:
+        """Take root's word that a GPU was reset."""
+        uuid, due = self._node.health.repaired(word)
+        if due:
+            logger.bind(gpu_uuid=uuid, reason=due).warning("root says that a gpu was reset")
+            if self._audit:
+                self._audit.repaired(uuid, due)
+        return RepairedAnswer(uuid, due, self._state.settings.health.hold_down_s)
 
     def _dra_status(self) -> DraStatus:
         dra = self._dra

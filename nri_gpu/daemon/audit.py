@@ -29,6 +29,7 @@ from nri_gpu.decision.replay import (
     ledger_record,
     node_record,
     policy_record,
+    repair_record,
 )
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
@@ -65,7 +66,15 @@ class _Synchronized(Struct, frozen=True):
     ledger: Ledger
 
 
-_Note = _Decided | PolicyNote | Ledger | _Synchronized
+class RepairNote(Struct, frozen=True):
+    """Root said that a GPU was reset. due: what had asked for it. at: seconds since the epoch."""
+
+    gpu_uuid: str
+    due: str
+    at: float
+
+
+_Note = _Decided | PolicyNote | Ledger | _Synchronized | RepairNote
 
 
 class AuditLog:
@@ -99,6 +108,10 @@ class AuditLog:
     def policy_changed(self, policy: PolicyNote) -> None:
         """Decisions are by this policy from now on."""
         self._note(policy)
+
+    def repaired(self, gpu_uuid: str, due: str) -> None:
+        """Root said that a GPU was reset."""
+        self._note(RepairNote(gpu_uuid, due, self._wall()))
 
     def follow(self, state: NodeState) -> None:
         state.subscribe_inline(lambda: self._note(state.ledger), Changed.LEDGER)
@@ -189,6 +202,8 @@ class AuditLog:
                 self._ledger = note
                 if changed:
                     yield changed
+            case RepairNote(uuid, due, at):
+                yield repair_record(uuid, due, at)
             case _Decided(container, decision, node, at, now):
                 if self._node is not node:
                     self._node = node

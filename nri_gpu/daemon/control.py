@@ -1,8 +1,8 @@
-"""The control socket: local, guarded by file permissions, and read only. One question a connection, one answer.
+"""The control socket: local, and guarded by file permissions. One question a connection, one answer.
 
     client: `status` and a line break          daemon: one JSON document, then it closes
 
-Questions are words in a table, and none can change anything.
+Questions are words in a table. None of them can change anything but `repaired GPU`, which root alone may say.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from nri_gpu.daemon.answers import (
 )
 from nri_gpu.daemon.report import View, status_of
 from nri_gpu.domain.decision import Refused
+from nri_gpu.domain.health import HealthNotes
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
@@ -40,17 +41,31 @@ from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
+Command = Callable[[str], object]  # likewise, of the rest of the line
+ROOT: Final = 0
+FOR_ROOT: Final = "root alone may say so"
 LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
 
 
-def control_service(path: Path, table: Mapping[str, Answer], limits: ServerLimits = LIMITS) -> Service:
-    """Return the protocol of the control socket. table: question -> answer."""
+def control_service(
+    path: Path,
+    table: Mapping[str, Answer],
+    limits: ServerLimits = LIMITS,
+    *,
+    commands: Mapping[str, Command] = {},
+) -> Service:
+    """Return the protocol of the control socket. table: question -> answer. commands: that root alone may give."""
 
-    async def answer(question: bytes, _: Peer) -> list[bytes]:
-        word = question.decode(errors="replace").strip()
-        if word not in table:
-            return [_error(f"unknown question {word!r}, known: {', '.join(sorted(table))}")]
-        return [_line(to_builtins(table[word]()))]
+    async def answer(question: bytes, peer: Peer) -> list[bytes]:
+        asked = question.decode(errors="replace").strip()
+        word, _, rest = asked.partition(" ")
+        if word in commands:
+            if peer.who != ROOT:
+                return [_error(f"{word}: {FOR_ROOT}")]
+            return [_line(to_builtins(commands[word](rest.strip())))]
+        if asked not in table:
+            return [_error(f"unknown question {asked!r}, known: {', '.join(sorted((*table, *commands)))}")]
+        return [_line(to_builtins(table[asked]()))]
 
     return Service(
         name="control socket",
@@ -85,7 +100,7 @@ class Reporter:
 
     list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
     command line, by their key in the policy, and `topology`, the simulated node's file. session: of the supervisor.
-    rejected: of `PolicyStatus`.
+    rejected: of `PolicyStatus`. notes: of each GPU's health. repaired: takes root's word that a GPU was reset.
     """
 
     def __init__(
@@ -104,6 +119,8 @@ class Reporter:
         dra: Callable[[], DraStatus] = DraStatus,
         rejected: Callable[[], str] = str,
         lost: Callable[[], tuple[Lost, ...]] = tuple,
+        notes: Callable[[], Mapping[str, HealthNotes]] = dict,
+        repaired: Command,
     ) -> None:
         self._path = path
         self._session = session
@@ -111,6 +128,8 @@ class Reporter:
         self._dra = dra
         self._rejected = rejected
         self._lost = lost
+        self._notes = notes
+        self._commands: Mapping[str, Command] = {"repaired": repaired}
         self._node_state = node_state
         self._cache = cache
         self._inventory = inventory
@@ -137,7 +156,7 @@ class Reporter:
         self._listening = True
         self.policy_changed()
         try:
-            await serve(listener, control_service(self._path, self._questions))
+            await serve(listener, control_service(self._path, self._questions, commands=self._commands))
         finally:
             self._listening = False
 
@@ -190,6 +209,7 @@ class Reporter:
             refusals=self._refusals(),
             dra=self._dra(),
             lost=self._lost(),
+            notes=self._notes(),
             stray=StrayStatus(self._node_state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
         )
 

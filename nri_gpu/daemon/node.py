@@ -9,7 +9,6 @@ from typing import Final
 
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
-from nri_gpu.domain.health import HealthState
 from nri_gpu.driver.controller import DriverController
 from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.health.controller import HealthController
@@ -45,7 +44,7 @@ class NodeControllers:
         self._source = source_of(topology, driver.root, driver.library_dirs, host_root=driver.host_root)
         self._watch = node_watch(self._source.kernel_view, self._node_changed, simulated=self._simulated)
         self.inventory = InventoryController(node_state)
-        self._health, self.cache = self._inventory_parts(folder)
+        self.health, self.cache = self._inventory_parts(folder)
         self.mps = MpsController(folder.path.absolute(), node_state)
         self._profiles = ProfileController(Path(fixed.driver.stage_dir), node_state)
         self._labels = LabelController(node_state, fixed.kubelet)
@@ -71,6 +70,7 @@ class NodeControllers:
             publish=self.inventory.publish,
             refresh=look.set,
             simulated=self._simulated,
+            module_load=self._source.module_load,
         )
         cache = InventoryCache(
             self._source,
@@ -98,7 +98,8 @@ class NodeControllers:
         self.inventory.subscribe(self._profiles.again.set, PROFILES)
         self.inventory.subscribe(self._labels.again.set, LABELS)
         self._node_state.subscribe(self._labels.again.set, Changed.POLICY)
-        self._node_state.subscribe(self._health.changed.set, Changed.POLICY, Changed.LEDGER)
+        self._node_state.subscribe(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
+        self._node_state.subscribe_inline(self.health.follow_ledger, Changed.LEDGER)
         self._node_state.subscribe_inline(self.mps.prepare, Changed.NODE, Changed.POLICY)
         self._node_state.subscribe(self.mps.woken.set, Changed.POLICY)
         self._node_state.subscribe(self.mps.follow_ledger, Changed.LEDGER)
@@ -118,7 +119,7 @@ class NodeControllers:
 
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
         """What has to run, each until it is cancelled."""
-        yield from (self._driver.run(), self.cache.run(), self._health.run(), self._profiles.run(), self._watch.run())
+        yield from (self._driver.run(), self.cache.run(), self.health.run(), self._profiles.run(), self._watch.run())
         yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
 
     def look_again(self) -> None:
@@ -126,14 +127,9 @@ class NodeControllers:
         self.cache.poke()
         self._driver.look_again()
 
-    @property
-    def health_transitions(self) -> Mapping[HealthState, int]:
-        """How often a GPU came into each state of health."""
-        return self._health.transitions
-
     def restarts(self) -> Mapping[str, int]:
         """Child -> how often it was started after the first time."""
-        starts = {"nvml": self._source.starts, "events": self._health.listeners}
+        starts = {"nvml": self._source.starts, "events": self.health.listeners}
         return {child: max(0, started - 1) for child, started in starts.items()}
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import FirstProcess
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
-from nri_gpu.domain.health import NO_HISTORY, History, TransitionKind
+from nri_gpu.domain.health import NO_HISTORY, NO_NOTES, HealthNotes, History, TransitionKind
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.plugin.lost import Lost
@@ -31,7 +31,7 @@ class View(Struct, frozen=True, kw_only=True):
     """The daemon at one moment.
 
     wall, monotonic: that moment in seconds, on both clocks. inventory_age_s, inventory_confirmed: of `NodeStatus`.
-    history: the node's transitions since the daemon began. options: of `DaemonStatus`.
+    history: the node's transitions since the daemon began. options: of `DaemonStatus`. notes: of whole GPUs.
     """
 
     node: Node
@@ -50,6 +50,7 @@ class View(Struct, frozen=True, kw_only=True):
     refusals: tuple[Refused, ...] = ()
     dra: answers.DraStatus = answers.DraStatus()
     lost: tuple[Lost, ...] = ()
+    notes: Mapping[str, HealthNotes] = {}
 
     @property
     def grants(self) -> bool:
@@ -152,6 +153,7 @@ def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
         withheld=why_not(unit),
         unavailable_since_s=_since_s(unit, view.history),
         health=answers.HealthStatus.of(unit),
+        notes=view.notes.get(unit.uuid, NO_NOTES),
         holders=_holders(view, lambda uuids: unit.uuid in uuids),
         foreign=tuple(each.pod for each in others if not each.container),
         opened_by=tuple(answers.OpenedBy(each.pod, each.container) for each in others if each.container),

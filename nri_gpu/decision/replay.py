@@ -8,6 +8,7 @@ A log is a list of records, each a JSON object with a `kind`:
     changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs,
               reservations, prepared claims
     decision  a request and the answer to it
+    repaired  root said that a GPU was reset; no decision depends on it
 
 `decide` is pure, so an unchanged replay gives every answer again to the byte. With another policy the replay keeps its
 own ledger: a container that is refused there holds nothing, and one that is granted more lets it lapse.
@@ -49,6 +50,7 @@ class RecordKind(StrEnum):
     LEDGER = "ledger"
     CHANGED = "changed"
     DECISION = "decision"
+    REPAIRED = "repaired"
 
 
 class _NodeRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.NODE.value):
@@ -78,6 +80,12 @@ class _DecisionRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.DECI
     now: float
     container: Record
     answer: Record
+
+
+class _RepairRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.REPAIRED.value):
+    at_s: float
+    gpu_uuid: str
+    due: str
 
 
 def answer_json(decision: Decision) -> dict[str, object]:
@@ -125,6 +133,11 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
         "container": container_json(container),
         "answer": answer_json(decision),
     }
+
+
+def repair_record(gpu_uuid: str, due: str, at: float) -> dict[str, object]:
+    """Root's word that a GPU was reset. due: what had asked for it. at: seconds since the epoch."""
+    return {"kind": RecordKind.REPAIRED.value, "at_s": at, "gpu_uuid": gpu_uuid, "due": due}
 
 
 def container_json(container: Container) -> Record:
@@ -178,6 +191,9 @@ def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None
     return reservation_of(device, grant, grant.mode, entry.since, until)
 
 
+_AnyRecord = _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _DecisionRecord | _RepairRecord
+
+
 class Compared(Struct, frozen=True):
     """One decision of the log, and the same decision now."""
 
@@ -209,7 +225,7 @@ class Replay:
     def take(self, record: object) -> Compared | None:
         """One record; for a decision, the comparison. Raises: ValueError: it is not a record of ours."""
         try:
-            found = convert(record, _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _DecisionRecord)
+            found = convert(record, _AnyRecord)
         except ValidationError as error:
             raise ValueError(f"this is not a record of an audit log: {error}") from None
         match found:
@@ -224,6 +240,8 @@ class Replay:
                 self._take_ledger(found)
             case _DecisionRecord():
                 return self._decide(found)
+            case _RepairRecord():
+                pass
         return None
 
     def _take_ledger(self, record: _LedgerRecord) -> None:

@@ -16,6 +16,7 @@ from nri_gpu.doctor.driver import driver_findings
 from nri_gpu.doctor.external import external_findings
 from nri_gpu.doctor.files import files_findings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
+from nri_gpu.doctor.health import health_findings
 from nri_gpu.doctor.host import host_findings
 from nri_gpu.doctor.kubelet import kubelet_findings
 from nri_gpu.doctor.nri import runtime_findings
@@ -58,7 +59,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("driver", lambda seen, _: driver_findings(seen)),
     ("host", host_findings),
     ("container runtime", runtime_findings),
-    ("nri-gpu", daemon_findings),
+    ("nri-gpu", lambda seen, runtime: chain(daemon_findings(seen, runtime), health_findings(seen))),
     ("CDI", lambda seen, _: cdi_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),

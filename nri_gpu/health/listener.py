@@ -21,7 +21,7 @@ from nri_gpu.system.line_process import LineProcess
 from nri_gpu.system.tasks import Backoff, LogOnce
 
 LINE_MAX: Final = 1 << 16  # bytes; a line that no GPU of 247 can be watched has some 40 000
-KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType
+KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType, and eventData
 TEXT_MAX: Final = 1000  # characters of a sentence
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
@@ -53,12 +53,12 @@ class EventReport(Struct, tag="event"):
 
     uuid: Annotated[str, formats.UUID.meta()]
     kind: Annotated[int, Meta(ge=0)]
-    xid: Annotated[int, Meta(ge=0, le=65535)]
+    xid: Annotated[int, Meta(ge=0)]
     gi: Instance = None
     ci: Instance = None
 
     def __post_init__(self) -> None:
-        if self.kind > KIND_MAX:  # Meta has no bounds beyond 63 bits
+        if max(self.kind, self.xid) > KIND_MAX:  # Meta has no bounds beyond 63 bits
             raise ValueError("no kind of event")
 
     @property

@@ -4,84 +4,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Final, TypeVar
 
 from loguru import logger
-from msgspec import Struct, field, json
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
-from nri_gpu.domain.health import WELL, GpuEvent, Health, HealthState, Sign
+from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fabric import judged_signs, waiting, withheld
-from nri_gpu.health.states import (
-    NOT_LISTED,
-    TROUBLE,
-    Signal,
-    is_of_mig_device,
-    next_state,
-    signal_of_event,
-    signal_of_signs,
-    unreadable_only,
+from nri_gpu.health.record import (
+    DueReset,
+    GpuRecord,
+    HealthChange,
+    MigPlace,
+    Moment,
+    Source,
+    Word,
+    after_signal,
+    after_word,
+    confirmed,
+    reset_text,
 )
-from nri_gpu.policy.health import HealthSettings
-from nri_gpu.system.storage import write_whole
+from nri_gpu.health.resets import after_answer, after_contained, after_memory
+from nri_gpu.health.states import NOT_LISTED, Meaning, Signal, meaning_of, signal_of_signs, unreadable_only
+from nri_gpu.health.xids import CONTAINED
+from nri_gpu.policy.health import HealthSettings, ResetBy
 
-LONG_AGO: Final = float("-inf")
-ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})
 NO_UNITS: Final[frozenset[str]] = frozenset()
 MISSING_MAX: Final = 256  # more than a machine has had in one boot
 WHOLE: Final = "GPU-"  # how the UUID of a whole GPU begins
+SOON: Final = "it had contained memory errors beside a pending remap: reset it while nobody holds it"
 
 Shown = tuple[tuple[Sign, ...], str]  # signs, and NVML's message where they are of a call that failed
 U = TypeVar("U", Gpu, MigDevice)
 Verdict = tuple[Signal | None, str]  # the class of what was seen, and why
-
-
-class Moment(Struct, frozen=True):
-    """Now, on two clocks. clock_s: one that never jumps, for durations. wall_s: seconds since the epoch, for people."""
-
-    clock_s: float
-    wall_s: float
-
-
-class MigPlace(Struct, frozen=True):
-    """A MIG device of a GPU. index: in NVML's list. gpu_instance, compute_instance: events identify it by these."""
-
-    uuid: GpuUuid
-    index: int
-    gpu_instance: int
-    compute_instance: int
-
-
-class GpuRecord(Struct, frozen=True, omit_defaults=True):
-    """What is remembered of one GPU, or of a MIG device with an event of its own.
-
-    trouble_s: when there last was trouble, on the clock. doubt_s: since when it cannot be read, on the clock; None:
-    it can. place, bus_id, parts: its index, address and MIG devices when it could last be described.
-    """
-
-    health: Health = WELL
-    trouble_s: float = LONG_AGO
-    doubt_s: float | None = None
-    place: str = ""
-    bus_id: str = ""
-    parts: tuple[MigPlace, ...] = ()
-
-    @property
-    def units(self) -> frozenset[str]:
-        """UUIDs of its MIG devices."""
-        return frozenset(part.uuid for part in self.parts)
-
-
-class HealthChange(Struct, frozen=True):
-    """A GPU or MIG device changed its state. place: `0`, or `0:1` of a MIG device; empty where it was never known."""
-
-    uuid: GpuUuid
-    before: HealthState
-    now: Health
-    place: str = ""
 
 
 class NodeHealth(Struct, frozen=True):
@@ -90,57 +48,96 @@ class NodeHealth(Struct, frozen=True):
     records: Mapping[GpuUuid, GpuRecord] = field(default_factory=dict)
 
     def after_event(
-        self, event: GpuEvent, rules: HealthSettings, now: Moment
+        self, event: GpuEvent, rules: HealthSettings, now: Moment, module: str = ""
     ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
-        """After an event. One of a GPU that no inventory has shown changes nothing."""
-        gpu = self.records.get(GpuUuid(event.uuid))
-        signal, why = signal_of_event(event, rules)
-        if gpu is None or signal is None:
+        """After an event. One of a GPU that no inventory has shown changes nothing. module: of `after_inventory`."""
+        uuid, meaning = GpuUuid(event.uuid), meaning_of(event, rules)
+        if (gpu := self.records.get(uuid)) is None:
             return self, ()
-        uuid, record = GpuUuid(event.uuid), gpu
-        if is_of_mig_device(event, rules) and (part := _part_of(gpu, event)):
-            uuid, record = part.uuid, self.records.get(part.uuid, GpuRecord())
-        # One incident often has several XIDs: a contained ECC error (94) and the row that is remapped for it (63).
-        repeated = signal is Signal.INCIDENT and record.health.state is HealthState.SUSPECT
-        if repeated and now.clock_s - record.trouble_s < rules.reprobe_s:
-            return self, ()
-        return self._with({uuid: (signal, why)}, now)
+        if event.kind == EventType.XID and event.xid == CONTAINED and event.xid not in rules.ignored:
+            gpu = after_contained(gpu, rules, now)
+        records = {**self.records, uuid: gpu}
+        if meaning.signal:
+            part = None if meaning.whole else _part_of(gpu, event)
+            uuid = part.uuid if part else uuid
+            record = _after_meaning(records.get(uuid, GpuRecord()), event, meaning, rules, now)
+            if meaning.reset:
+                pending = record.reset is not None and record.reset.pending
+                record = replace(record, reset=DueReset(event.xid, now.clock_s, module, pending))
+            records[uuid] = record
+        after = NodeHealth(records)
+        return after, self._changes(after)
 
     def after_inventory(
-        self, inventory: Inventory, rules: HealthSettings, now: Moment, held: frozenset[str] | None = NO_UNITS
+        self,
+        inventory: Inventory,
+        rules: HealthSettings,
+        now: Moment,
+        held: frozenset[str] | None = NO_UNITS,
+        *,
+        began_s: float | None = None,
+        module: str = "",
     ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
         """After a refresh. An inventory with a fault says nothing about any GPU.
 
         held: UUIDs of the GPUs and MIG devices that containers hold; None: not known yet. A held GPU that is no longer
-        there is lost; another one was only taken out.
+        there is lost; another one was only taken out. began_s: when the refresh began, on the clock; None: now.
+        module: which load of the driver's kernel module it is; empty where that is not known.
         """
         if inventory.fault:
             return self, ()
+        before = self
         health, missing = self._with_present(inventory, held)
         waits = waiting(inventory, rules)
         shown = {gpu.uuid: (judged_signs(gpu, waits), gpu.unavailable) for gpu in inventory.gpus}
         doubts = {uuid: _with_doubt(health.records[uuid], signs, now) for uuid, (signs, _) in (shown | missing).items()}
         health = NodeHealth({**health.records, **doubts})
+        asked_s = now.clock_s if began_s is None else began_s
+        health = health._answered(inventory, now, asked_s, module)
         shown |= {part.uuid: ((), "") for part in inventory.parts if part.uuid in health.records}
         verdicts = {uuid: _verdict(health.records[uuid], *seen, rules, now) for uuid, seen in (shown | missing).items()}
         # A missing GPU never counts as quiet.
         verdicts |= {uuid: _with_quiet(verdicts[uuid], health.records[uuid], rules, now) for uuid in shown}
-        return health._with({uuid: (signal, why) for uuid, (signal, why) in verdicts.items() if signal}, now)
+        moved = {
+            uuid: after_signal(health.records[uuid], signal, why, now)
+            for uuid, (signal, why) in verdicts.items()
+            if signal
+        }
+        health = NodeHealth({**health.records, **moved})
+        return health, before._changes(health)
 
-    def applied_to(self, inventory: Inventory, rules: HealthSettings) -> Inventory:
-        """The inventory with each GPU's health, why some cannot be granted because of it, and the missing GPUs."""
+    def after_repair(self, uuid: GpuUuid) -> NodeHealth:
+        """After somebody said that a GPU was reset. It is granted again once it was quiet for the hold-down."""
+        return NodeHealth({**self.records, uuid: replace(confirmed(self.records[uuid]), reset=None)})
+
+    def applied_to(
+        self, inventory: Inventory, rules: HealthSettings, held: frozenset[str] | None = NO_UNITS
+    ) -> Inventory:
+        """The inventory with each GPU's health, why some cannot be granted because of it, and the missing GPUs.
+
+        held: as in `after_inventory`.
+        """
         with_mig = (
             replace(gpu, mig=tuple(self._with_health(device, rules) for device in gpu.mig)) for gpu in inventory.gpus
         )
-        waits = waiting(inventory, rules)
-        gpus = tuple(withheld(self._with_health(gpu, rules), waits) for gpu in with_mig)
+        waits, soon = waiting(inventory, rules), self.offered_to_nobody(held)
+        well = (withheld(self._with_health(gpu, rules), waits) for gpu in with_mig)
+        gpus = tuple(
+            replace(gpu, unavailable=SOON) if gpu.uuid in soon and not gpu.unavailable else gpu for gpu in well
+        )
         faults = self._faults(inventory, rules)
         return replace(inventory, gpus=gpus, faults=faults)
+
+    def offered_to_nobody(self, held: frozenset[str] | None) -> frozenset[str]:
+        """GPUs that should be reset soon and that nobody holds; none while that is not known."""
+        found = ((uuid, record) for uuid, record in self.records.items() if record.reset_soon)
+        return frozenset(uuid for uuid, record in found if held is not None and held.isdisjoint({uuid, *record.units}))
 
     @property
     def has_unhealthy(self) -> bool:
         """Whether some GPU should be looked at again soon."""
-        return any(record.health.state is not HealthState.HEALTHY for record in self.records.values())
+        records = self.records.values()
+        return any(record.health.state is not HealthState.HEALTHY or record.reset_soon for record in records)
 
     @property
     def withheld(self) -> Mapping[str, Health]:
@@ -152,9 +149,15 @@ class NodeHealth(Struct, frozen=True):
         return found
 
     @property
-    def places(self) -> Mapping[GpuUuid, tuple[str, str, tuple[MigPlace, ...]]]:
-        """Where each GPU is and what MIG devices it has: a restart must not forget these."""
-        return {uuid: (record.place, record.bus_id, record.parts) for uuid, record in self.records.items()}
+    def lasting(self) -> Mapping[GpuUuid, object]:
+        """What a restart must not forget of each GPU, beside its state: where it is, its MIG devices, a due reset."""
+        return {
+            uuid: (
+                *(each.place, each.bus_id, each.parts, each.contained, each.remap),
+                each.reset and replace(each.reset, at_s=0.0),
+            )
+            for uuid, each in self.records.items()
+        }
 
     def _with_present(
         self, inventory: Inventory, held: frozenset[str] | None
@@ -200,25 +203,31 @@ class NodeHealth(Struct, frozen=True):
         found = []
         for fault in inventory.faults:
             uuid = uuids.get(id(fault))
-            why = _unavailable(absent.pop(uuid).health, rules) if uuid else ""
+            why = _unavailable(absent.pop(uuid), rules) if uuid else ""
             found.append(replace(fault, uuid=uuid or fault.uuid, reason=why or fault.reason))
         for uuid, record in absent.items():
-            if record.place and (why := _unavailable(record.health, rules)):
+            if record.place and (why := _unavailable(record, rules)):
                 found.append(GpuFault(int(record.place), why, sign=Sign.LOST, uuid=uuid, pci_bus_id=record.bus_id))
         return tuple(found)
 
-    def _with(
-        self, signals: Mapping[GpuUuid, tuple[Signal, str]], now: Moment
-    ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
-        if not signals:
-            return self, ()
-        records, changes = dict(self.records), []
-        for uuid, (signal, why) in signals.items():
-            before = records.get(uuid, GpuRecord())
-            records[uuid] = record = _after_signal(before, signal, why, now)
-            if record.health.state is not before.health.state:
-                changes.append(HealthChange(uuid, before.health.state, record.health, self._place(uuid)))
-        return NodeHealth(records), tuple(changes)
+    def _answered(self, inventory: Inventory, now: Moment, asked_s: float, module: str) -> NodeHealth:
+        """With what proves that a reset was done, or that none is needed."""
+        records = dict(self.records)
+        for gpu in inventory.gpus:
+            records[gpu.uuid] = after_answer(after_memory(records[gpu.uuid], gpu), gpu, now, asked_s, module)
+            for part in gpu.mig:
+                if part.uuid in records:
+                    records[part.uuid] = after_answer(records[part.uuid], gpu, now, asked_s, module)
+        return NodeHealth(records)
+
+    def _changes(self, after: NodeHealth) -> tuple[HealthChange, ...]:
+        """The changes of state from this one to another. Who went without a change is forgotten."""
+        found = []
+        for uuid, record in after.records.items():
+            before = self.records[uuid].health.state if uuid in self.records else HealthState.HEALTHY
+            if record.health.state is not before:
+                found.append(HealthChange(uuid, before, record.health, after._place(uuid)))
+        return tuple(found)
 
     def _place(self, uuid: GpuUuid) -> str:
         """`0` of a GPU, `0:1` of a MIG device."""
@@ -228,10 +237,10 @@ class NodeHealth(Struct, frozen=True):
         return next((f"{record.place}:{part.index}" for record, part in wholes if part.uuid == uuid), "")
 
     def _with_health(self, unit: U, rules: HealthSettings) -> U:
-        health = self.records.get(unit.uuid, GpuRecord()).health
-        if health == unit.health:
+        record = self.records.get(unit.uuid, GpuRecord())
+        if record.health == unit.health:
             return unit
-        return replace(unit, health=health, unavailable=_unavailable(health, rules) or unit.unavailable)
+        return replace(unit, health=record.health, unavailable=_unavailable(record, rules) or unit.unavailable)
 
 
 def _described(record: GpuRecord, gpu: Gpu) -> GpuRecord:
@@ -285,7 +294,7 @@ def _verdict(record: GpuRecord, signs: tuple[Sign, ...], message: str, rules: He
 def _with_quiet(verdict: Verdict, record: GpuRecord, rules: HealthSettings, now: Moment) -> Verdict:
     """The verdict on a GPU that is not broken, by how long there was no trouble."""
     signal, why = verdict
-    if signal is Signal.FATAL:
+    if signal is Signal.FATAL or (record.reset and rules.reset is ResetBy.PROOF):
         return verdict
     quiet_s = now.clock_s - record.trouble_s
     rested = quiet_s >= rules.hold_down_s
@@ -296,42 +305,42 @@ def _with_quiet(verdict: Verdict, record: GpuRecord, rules: HealthSettings, now:
     return Signal.CALM if quiet_s >= rules.reprobe_s else None, why
 
 
-def _after_signal(record: GpuRecord, signal: Signal, why: str, now: Moment) -> GpuRecord:
-    health, state = record.health, next_state(record.health.state, signal)
-    # An odd sign is trouble as long as it shows, but not for a GPU that waits to be granted again.
-    troubled = signal in TROUBLE or state is HealthState.SUSPECT is not health.state
-    troubled = troubled or (signal in ODDITIES and health.state is HealthState.SUSPECT)
-    trouble_s = now.clock_s if troubled else record.trouble_s
-    if state is health.state:
-        return replace(record, trouble_s=trouble_s)
-    kept = health.why if state in (HealthState.RECOVERING, HealthState.HEALTHY) else why
-    return replace(record, health=Health(state, now.wall_s, kept, health.changes + 1), trouble_s=trouble_s)
+def _after_meaning(
+    record: GpuRecord, event: GpuEvent, meaning: Meaning, rules: HealthSettings, now: Moment
+) -> GpuRecord:
+    """The record after an event that means something."""
+    if meaning.signal is None:
+        return record
+    word = Word(meaning.signal, meaning.why, now.clock_s)
+    if meaning.word:
+        return after_word(record, Source.CATALOGUE, word, now)
+    if event.kind == EventType.DOUBLE_BIT_ECC:
+        contained = now.clock_s - record.contained_s < rules.reprobe_s
+        return record if contained else after_word(record, Source.DOUBLE_BIT, word, now)
+    if meaning.signal is Signal.INCIDENT:
+        return _after_incident(record, meaning.why, rules, now)
+    return after_signal(record, meaning.signal, meaning.why, now)
 
 
-def _unavailable(health: Health, rules: HealthSettings) -> str:
-    """Why it is not granted, the same text until its state changes; empty where it is granted."""
+def _after_incident(record: GpuRecord, why: str, rules: HealthSettings, now: Moment) -> GpuRecord:
+    """Incidents that come together are one, as those of a memory error and the row that is remapped for it do."""
+    since_s = now.clock_s - record.incident_s
+    suspect = record.health.state is HealthState.SUSPECT
+    if suspect and since_s < rules.reprobe_s:
+        return record
+    # Signs and unclear events are no incidents: the second incident makes it bad.
+    first = suspect and since_s >= rules.hold_down_s
+    record = replace(record, incident_s=now.clock_s)
+    return after_signal(record, Signal.UNCLEAR if first else Signal.INCIDENT, why, now)
+
+
+def _unavailable(record: GpuRecord, rules: HealthSettings) -> str:
+    """Why it is not granted, the same text until that changes; empty where it is granted."""
+    health = record.health
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(health.since))
     if health.state is HealthState.BAD:
-        return f"bad since {since}: {health.why}"
+        due = reset_text(record) if rules.reset is ResetBy.PROOF else ""
+        return f"bad since {since}: {health.why}{due and f'; {due}'}"
     if health.state is HealthState.RECOVERING:
         return f"recovering since {since}, granted after {rules.hold_down_s:g} s without a fault: {health.why}"
     return ""
-
-
-def load_health(file: Path) -> NodeHealth:
-    """What was saved; nothing where that cannot be read, since refreshes and events show it again."""
-    try:
-        return json.decode(file.read_bytes(), type=NodeHealth)
-    except FileNotFoundError:
-        return NodeHealth()
-    except (OSError, ValueError, RecursionError) as error:
-        logger.bind(path=str(file), fault=str(error)).warning("saved health not read")
-        return NodeHealth()
-
-
-def save_health(file: Path, health: NodeHealth) -> None:
-    """Some hundred bytes, on each change of a state."""
-    try:
-        write_whole(file, json.encode(health))
-    except OSError as error:
-        logger.bind(path=str(file), fault=str(error)).warning("health not saved")

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
+from msgspec import Struct
+
 from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
+from nri_gpu.health.xids import APPLICATIONS, ActionClass, class_of, xid_name
 from nri_gpu.policy.health import HealthSettings, OtherXids
 
 
@@ -14,7 +17,8 @@ class Signal(StrEnum):
     """The class of what was seen. "Quiet" is counted from the last trouble."""
 
     FATAL = "fatal"  # an event, or a refresh that found it broken
-    INCIDENT = "incident"  # an event that may not be the GPU's fault
+    INCIDENT = "incident"  # an event that may not be the GPU's fault, and was not the first of late
+    UNCLEAR = "unclear"  # an event that says nothing by itself, however often it comes; or the first incident of late
     ODD = "odd"  # a refresh found something odd
     CALM = "calm"  # a refresh found nothing, and it was quiet since the last probe
     RESTED = "rested"  # a refresh found nothing, and it was quiet for the whole hold-down
@@ -26,6 +30,7 @@ TRANSITIONS: Final[Mapping[HealthState, Mapping[Signal, HealthState]]] = {
     HealthState.HEALTHY: {
         Signal.FATAL: HealthState.BAD,
         Signal.INCIDENT: HealthState.SUSPECT,
+        Signal.UNCLEAR: HealthState.SUSPECT,
         Signal.ODD: HealthState.SUSPECT,
         Signal.ODD_RESTED: HealthState.SUSPECT,
     },
@@ -48,35 +53,12 @@ TRANSITIONS: Final[Mapping[HealthState, Mapping[Signal, HealthState]]] = {
     },
 }
 TROUBLE: Final = frozenset({Signal.FATAL, Signal.INCIDENT})
+ODDITIES: Final = frozenset({Signal.UNCLEAR, Signal.ODD, Signal.ODD_RESTED})  # trouble for a GPU that is granted
 
 
 def next_state(state: HealthState, signal: Signal) -> HealthState:
     return TRANSITIONS[state].get(signal, state)
 
-
-# As in NVIDIA's list of XIDs (docs.nvidia.com/deploy/xid-errors), for messages only.
-XID_NAMES: Final[Mapping[int, str]] = {
-    13: "graphics engine exception",
-    31: "GPU memory page fault",
-    43: "GPU stopped processing",
-    45: "preemptive cleanup",
-    48: "double-bit ECC error",
-    62: "internal micro-controller halt",
-    63: "memory row remapped or page retired",
-    64: "memory row or page could not be retired",
-    68: "video processor exception",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    92: "many single-bit ECC errors",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    109: "context switch timeout",
-    119: "GSP does not answer",
-    120: "GSP error",
-    140: "unrecovered ECC error",
-    143: "GPU could not be initialized",
-    154: "GPU recovery action changed",
-}
 
 # The meaning of the newer bits is taken from their names in nvml.h; none was seen on hardware yet.
 _KINDS: Final[Mapping[int, tuple[Signal, str]]] = {
@@ -88,7 +70,6 @@ _KINDS: Final[Mapping[int, tuple[Signal, str]]] = {
     EventType.FATAL_POISON: (Signal.FATAL, "fatal poison error"),
     EventType.UNAVAILABLE: (Signal.FATAL, "the driver calls the GPU unavailable"),
 }
-_OTHER_XIDS: Final = {OtherXids.SUSPECT: Signal.INCIDENT, OtherXids.BAD: Signal.FATAL}
 SIGN_TEXTS: Final[Mapping[Sign, str]] = {
     Sign.LOST: "GPU is lost",
     Sign.RESET_REQUIRED: "GPU requires a reset",
@@ -104,19 +85,39 @@ _FAILURES: Final = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE})
 NOT_LISTED: Final = "GPU is lost: NVML does not list it any more"
 
 
-def signal_of_event(event: GpuEvent, rules: HealthSettings) -> tuple[Signal | None, str]:
-    """The class of an event, None where it means nothing, and its name."""
+class Meaning(Struct, frozen=True):
+    """What an event means. signal: None where it changes nothing. why: its name.
+
+    word: trouble on the catalogue's word, which the driver's recovery action may take back. reset: a reset is due.
+    whole: it concerns the whole GPU, whatever MIG device it names.
+    """
+
+    signal: Signal | None
+    why: str
+    word: bool = False
+    reset: bool = False
+    whole: bool = True
+
+
+def meaning_of(event: GpuEvent, rules: HealthSettings) -> Meaning:
     if event.kind != EventType.XID:
-        return _KINDS.get(event.kind, (None, f"event {event.kind:#x}"))
-    name = xid_name(event.xid)
-    if event.xid in rules.ignored_xids:
-        return None, name
-    return Signal.FATAL if event.xid in rules.fatal_xids else _OTHER_XIDS.get(rules.other_xids), name
-
-
-def is_of_mig_device(event: GpuEvent, rules: HealthSettings) -> bool:
-    """Whether an event concerns only the MIG device that it names. A fatal one concerns the whole GPU."""
-    return event.kind == EventType.XID and event.gpu_instance is not None and event.xid not in rules.fatal_xids
+        return Meaning(*_KINDS.get(event.kind, (None, f"event {event.kind:#x}")))
+    name, found = xid_name(event.xid), class_of(event.xid)
+    whole = event.gpu_instance is None
+    if event.xid in rules.ignored:
+        return Meaning(None, name)
+    if event.xid in rules.fatal:
+        return Meaning(Signal.FATAL, name)
+    resets = found is ActionClass.RESET and event.xid not in APPLICATIONS
+    match rules.other_xids:
+        case OtherXids.IGNORE:
+            return Meaning(None, name)
+        case OtherXids.BAD:
+            return Meaning(Signal.FATAL, name, reset=resets, whole=whole or resets)
+    if resets:
+        return Meaning(Signal.FATAL, name, word=True, reset=True)
+    unclear = found in (ActionClass.UNCLEAR, ActionClass.UNKNOWN) and event.xid not in APPLICATIONS
+    return Meaning(Signal.UNCLEAR if unclear else None, name, word=unclear, whole=whole)
 
 
 def signal_of_signs(signs: tuple[Sign, ...], rules: HealthSettings, message: str = "") -> tuple[Signal | None, str]:
@@ -134,8 +135,3 @@ def signal_of_signs(signs: tuple[Sign, ...], rules: HealthSettings, message: str
 def unreadable_only(signs: tuple[Sign, ...], rules: HealthSettings) -> bool:
     """Whether the only fatal sign is that the GPU could not be read."""
     return rules.fatal_signs.intersection(signs) == {Sign.UNREADABLE}
-
-
-def xid_name(xid: int) -> str:
-    """`XID 79, GPU has fallen off the bus`."""
-    return ", ".join(filter(None, (f"XID {xid}", XID_NAMES.get(xid, ""))))

@@ -30,9 +30,9 @@ class InventoryCache:
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
     the sentence of each failure. After a failure the last inventory stays `current`
     and its age grows. Where there was none, an inventory with that fault is published. completed: adds to an answer
-    what the source does not know. poked: set by whoever wants a refresh now. current: None before the first. fault: why
-    the last refresh failed; empty when it did not. confirmed: the source has answered; until then `current` was
-    recalled from an earlier process.
+    what the source does not know; it is also told when the source was asked, by `boot_clock`. poked: set by whoever
+    wants a refresh now. current: None before the first. fault: why the last refresh failed; empty when it did not.
+    confirmed: the source has answered; until then `current` was recalled from an earlier process.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class InventoryCache:
         publish: Callable[[Inventory], None],
         on_fault: Callable[[str], None],
         *,
-        completed: Callable[[Inventory], Inventory] = lambda inventory: inventory,
+        completed: Callable[[Inventory, float], Inventory] = lambda inventory, _: inventory,
         poked: asyncio.Event | None = None,
         refresh_s: float = REFRESH_S,
         boot_clock: Callable[[], float] = since_boot_s,
@@ -102,9 +102,9 @@ class InventoryCache:
             await self._source.close()
 
     async def refresh(self) -> None:
-        began = self._monotonic()
+        began, asked_s = self._monotonic(), self._boot_clock()
         try:
-            inventory = self._completed(await self._source.refresh())
+            inventory = self._completed(await self._source.refresh(), asked_s)
         except InventoryError as error:
             self._failed(error)
         else:

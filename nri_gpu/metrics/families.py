@@ -14,7 +14,8 @@ from nri_gpu.allocation.rebuild import overlaps
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
-from nri_gpu.domain.health import HealthState, Sign
+from nri_gpu.domain.health import NO_NOTES, HealthState, Sign
+from nri_gpu.health.xid_log import by_action
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.system.counts import BOUNDS_S, REFUSALS, Failure, Outcome
 
@@ -113,6 +114,7 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     yield _gauge("nri_gpu_gpu_suspect", help_text, suspect, "uuid", "index", "model")
     fabric = sum(Sign.FABRIC_NOT_READY in gpu.signs for gpu in inventory.gpus)
     yield _gauge("nri_gpu_fabric_not_ready_gpus", "GPUs whose NVLink fabric is not ready.", fabric)
+    yield from _health(reading)
     undescribed = len(inventory.faults) + sum(gpu.given for gpu in inventory.unlisted)
     yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
     holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())
@@ -125,6 +127,25 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     yield _gauge("nri_gpu_monitors", "Containers that open GPUs and hold none of these.", monitors)
     stray = [((kind,), count) for kind, count in (reading.stray or {}).items()]
     yield _gauge("nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", stray, "kind")
+
+
+def _health(reading: Reading) -> Iterator[Metric]:
+    gpus = reading.node.inventory.gpus
+    xids = [((gpu.uuid, action), count) for gpu in gpus for action, count in by_action(reading.xids, gpu.uuid).items()]
+    yield _counter(
+        "nri_gpu_xids", "XIDs, by GPU and the action that NVIDIA's catalogue has for it.", xids, "uuid", "action"
+    )
+    notes = [(gpu, reading.health_notes.get(gpu.uuid, NO_NOTES)) for gpu in gpus]
+    due = [((gpu.uuid, gpu.place), bool(note.reset)) for gpu, note in notes]
+    yield _gauge("nri_gpu_gpu_reset_due", "1 while the GPU is withheld until it was reset.", due, "uuid", "index")
+    failed = [((gpu.uuid, gpu.place), len(note.namespaces)) for gpu, note in notes]
+    yield _gauge(
+        "nri_gpu_gpu_failing_namespaces",
+        "Namespaces under whose containers applications failed on the GPU within a day; 0 below 3.",
+        failed,
+        "uuid",
+        "index",
+    )
 
 
 def _model(unit: Unit) -> str:

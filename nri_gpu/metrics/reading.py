@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.health import HealthState
+from nri_gpu.domain.health import HealthNotes, HealthState
 from nri_gpu.domain.node import Node
+from nri_gpu.health.xids import ActionClass
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.counts import Counts
 
@@ -20,7 +21,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     its containers and is being answered. ungranted: running containers that asked and were created without us.
     guard_connected: None where no guard can be seen from here, as in a pod. inventory_age_s: None before the driver's
     first answer. inventory_fault: its last answer was none. restarts: child -> how often it was started again.
-    health_transitions: how often a GPU came into each state. stray: kind -> findings of the stray-use audit; None
+    health_transitions: how often a GPU came into each state. health_notes: of each GPU. xids: how often which came, by
+    GPU and class of the catalogue's action. stray: kind -> findings of the stray-use audit; None
     while it does not look.
     """
 
@@ -37,4 +39,6 @@ class Reading(Struct, frozen=True, kw_only=True):
     inventory_fault: bool
     restarts: Mapping[str, int]
     health_transitions: Mapping[HealthState, int]
+    health_notes: Mapping[str, HealthNotes] = {}
+    xids: Mapping[tuple[str, ActionClass], int] = {}
     stray: Mapping[str, int] | None = None

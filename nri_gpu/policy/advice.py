@@ -17,6 +17,7 @@ from nri_gpu.policy.advice_rules import (
     unreachable_rules,
 )
 from nri_gpu.policy.forms import Globs, is_literal
+from nri_gpu.policy.health import shipped_lists
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.policy.stray import OnStray
@@ -187,6 +188,10 @@ def _folders(policy: Policy) -> Iterator[str]:
             yield f'{path} = "{value}" is in a folder that anyone can write to: containers load libraries from it'
 
 
+def _xids(policy: Policy) -> Iterator[str]:
+    yield from shipped_lists(policy.health)
+
+
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _request_size,
     _who_may_ask,
@@ -202,5 +207,6 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _stopped_strays,
     other_settings,
     _external_allocations,
+    _xids,
     _folders,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,9 @@ from nri_gpu.domain.health import Sign
 from nri_gpu.policy.forms import about
 
 _Xid = Annotated[int, Meta(ge=1, le=65535)]
+# What the policy file wrote out before each XID's action was known.
+SHIPPED_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109, 154})
+SHIPPED_FATAL: Final = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
 
 
 class Events(StrEnum):
@@ -21,11 +24,18 @@ class Events(StrEnum):
 
 
 class OtherXids(StrEnum):
-    """What an XID of neither list does."""
+    """What an XID does that neither the lists nor NVIDIA's catalogue have; but for suspect, that no list has."""
 
     IGNORE = "ignore"
     SUSPECT = "suspect"
     BAD = "bad"
+
+
+class ResetBy(StrEnum):
+    """What ends the withholding of a GPU after an XID whose action is a reset."""
+
+    PROOF = "proof"
+    QUIET = "quiet"
 
 
 class OnBad(StrEnum):
@@ -52,21 +62,35 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
             "cannot be reset, and the driver cannot be unloaded."
         ),
     ] = Events.HELD
-    # Application errors as NVIDIA's device plugin has them (NVIDIA/k8s-device-plugin: internal/rm/health.go), and 154,
-    # which only announces a recovery action that every query shows anyway.
+    # By default NVIDIA's catalogue says what each XID asks for (health/xids.py).
     ignored_xids: Annotated[
         frozenset[_Xid],
         Meta(max_length=256),
-        about("XIDs that say nothing about the GPU: application errors, and 154, which other XIDs explain."),
-    ] = frozenset({13, 31, 43, 45, 68, 109, 154})
-    # After the immediate actions in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors): reset or restart.
-    fatal_xids: Annotated[frozenset[_Xid], Meta(max_length=256), about("XIDs after which a GPU is bad at once.")] = (
-        frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
-    )
+        about("XIDs that say nothing about the GPU, whatever NVIDIA's catalogue and the driver's recovery action say."),
+    ] = frozenset()
+    fatal_xids: Annotated[
+        frozenset[_Xid],
+        Meta(max_length=256),
+        about(
+            "XIDs after which a GPU is bad at once, whatever NVIDIA's catalogue and the driver's recovery action say; "
+            "hold_down_s without trouble ends it."
+        ),
+    ] = frozenset()
     other_xids: Annotated[
         OtherXids,
-        about("XIDs of neither list: ignore; suspect, which stays granted and turns bad with the next incident; bad."),
+        about(
+            "suspect: XIDs that neither the lists nor NVIDIA's catalogue have make a GPU suspect, which stays granted. "
+            "ignore, bad: what all XIDs do that the lists do not have."
+        ),
     ] = OtherXids.SUSPECT
+    reset: Annotated[
+        ResetBy,
+        about(
+            "What ends the withholding after an XID whose action is a reset. proof: the driver's recovery action, a "
+            "driver that was loaded anew, a memory remapping that is done, or `nri-gpu repaired`. quiet: hold_down_s "
+            "without trouble."
+        ),
+    ] = ResetBy.PROOF
     fatal_signs: Annotated[
         frozenset[Sign],
         about("Signs that make a GPU bad when a query shows them; unreadable: when it still shows reprobe_s later."),
@@ -83,7 +107,9 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = UnreadyFabric.WITHHOLD
     hold_down_s: Annotated[
-        int, Meta(ge=1, le=86400), about("Seconds without trouble after which a bad GPU is granted again.")
+        int,
+        Meta(ge=1, le=86400),
+        about("Seconds without trouble after which a bad GPU is granted again, if it needs no reset or was reset."),
     ] = 300
     reprobe_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two queries while a GPU is not healthy.")] = (
         30
@@ -96,13 +122,36 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = OnBad.REPORT
 
+    @property
+    def ignored(self) -> frozenset[int]:
+        """The operator's own list: the one that earlier versions' files wrote out counts as not given."""
+        return frozenset() if self.ignored_xids == SHIPPED_IGNORED else self.ignored_xids
+
+    @property
+    def fatal(self) -> frozenset[int]:
+        """The operator's own list, likewise."""
+        return frozenset() if self.fatal_xids == SHIPPED_FATAL else self.fatal_xids
+
 
 def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
     """Faults between keys: key path and sentence of each."""
     for key, one, other in (
-        ("fatal_xids", health.fatal_xids, health.ignored_xids),
+        ("fatal_xids", health.fatal, health.ignored),
         ("suspect_signs", health.suspect_signs, health.fatal_signs),
     ):
         if both := sorted(map(str, one & other)):
             among = "ignored_xids" if key == "fatal_xids" else "fatal_signs"
             yield f"health.{key}", f"{', '.join(both)}: in {among} too"
+
+
+def shipped_lists(health: HealthSettings) -> Iterator[str]:
+    """Advice about lists that an earlier version's file wrote out, a sentence for each."""
+    for key, found, shipped in (
+        ("ignored_xids", health.ignored_xids, SHIPPED_IGNORED),
+        ("fatal_xids", health.fatal_xids, SHIPPED_FATAL),
+    ):
+        if found == shipped:
+            yield (
+                f"health.{key} is the list that an earlier version's policy file came with, and counts as not given: "
+                "NVIDIA's catalogue says what each XID asks for; remove the key"
+            )

@@ -62,10 +62,11 @@ class PeerGoneError(Exception):
 
 
 class Peer:
-    """The client that an answer is for."""
+    """The client that an answer is for. who: its uid on a Unix socket, else its address."""
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    def __init__(self, reader: asyncio.StreamReader, who: int | str) -> None:
         self._reader = reader
+        self.who = who
 
     async def while_there(self, answer: Awaitable[T]) -> T:
         """Return its result. Raises: PeerGoneError: the client went before, and `answer` was cancelled."""
@@ -235,7 +236,7 @@ class _Server:
             async with asyncio.timeout(patience_s):
                 question = await self._question(reader)
             place.asked = True
-            answer = await self._answer(question, Peer(reader))
+            answer = await self._answer(question, Peer(reader, place.who))
             async with asyncio.timeout(patience_s):
                 await _write(writer, answer)
         except (OSError, EOFError, PeerGoneError):  # TimeoutError is an OSError; the client went

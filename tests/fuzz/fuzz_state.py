@@ -23,7 +23,9 @@ from nri_gpu.daemon.snapshot import SnapshotError, from_bytes
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.dra.claims_file import ClaimsFile
-from nri_gpu.health.node_health import NodeHealth, load_health
+from nri_gpu.health.file import load_health
+from nri_gpu.health.node_health import NodeHealth
+from nri_gpu.health.record import GpuRecord
 from nri_gpu.mps.folders import NOTE, noted_folders
 from nri_gpu.plugin.guard_status import read_guard_status
 from tests.fuzz.fuzz_signed import GRANT, SIGNED
@@ -72,7 +74,7 @@ def claims(data: bytes) -> bool:
 
 
 def health(data: bytes) -> bool:
-    return load_health(_written(data, "health.json")) != NodeHealth()
+    return load_health(_written(data, "health.json"))[0] != NodeHealth()
 
 
 def last_policy(data: bytes) -> bool:
@@ -140,10 +142,15 @@ STATE: Final = Target(
         *named("snapshot.json", b'{"schema":"nri-gpu/snapshot/v2","evidence":{},"inventory":{},"driver":{}}'),
         *named("policy.last", b""),
         *named("health.json", b'{"gpus":{},"seen":{}}'),
+        *named("health.json", b'{"records":{"GPU-0":{"words":{"catalogue":{"signal":"fatal","why":"","at_s":"1"}}}}}'),
     ],
     pieces=(
         *READERS,
-        *msgspec.json.encode(sorted(NodeHealth.__struct_fields__ + GpuEvent.__struct_fields__)).decode().split(","),
+        *msgspec.json.encode(
+            sorted(NodeHealth.__struct_fields__ + GpuRecord.__struct_fields__ + GpuEvent.__struct_fields__)
+        )
+        .decode()
+        .split(","),
         *(
             '"schema":',
             '"grants":',

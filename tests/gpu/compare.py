@@ -79,6 +79,10 @@ def _on(value: bool | None) -> str | None:
     return None if value is None else "enabled" if value else "disabled"
 
 
+def _yes(value: bool | None) -> str | None:
+    return None if value is None else "yes" if value else "no"
+
+
 def _ecc(when: str) -> Callable[[Mapping[str, Any]], str | None]:
     return lambda gpu: _on(gpu["ecc"][when]) if gpu["ecc"] else None
 
@@ -119,6 +123,13 @@ FIELDS: Final = (
     Field("ECC", "ecc_mode/current_ecc", _ecc("current")),
     Field("ECC pending", "ecc_mode/pending_ecc", _ecc("pending")),
     Field("addressing", "addressing_mode", lambda gpu: gpu["addressing"]),
+    Field(
+        "recovery action",
+        "gpu_recovery_action",
+        lambda gpu: gpu["recovery_action"],
+        lambda text: text.lower().replace(" ", "-"),
+    ),
+    Field("remap pending", "remapped_rows/remapped_row_pending", lambda gpu: _yes(gpu["remap_pending"])),
     Field("fabric state", "fabric/state", _fabric("state"), lambda text: text.lower().replace(" ", "-")),
     Field(
         "fabric status",

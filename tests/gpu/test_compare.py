@@ -44,6 +44,8 @@ DOCUMENT = """<nvidia_smi_log>
         <fb_memory_usage><total>81559 MiB</total></fb_memory_usage>
         <compute_mode>Default</compute_mode>
         <ecc_mode><current_ecc>Enabled</current_ecc><pending_ecc>Disabled</pending_ecc></ecc_mode>
+        <gpu_recovery_action>None</gpu_recovery_action>
+        <remapped_rows><remapped_row_pending>N/A</remapped_row_pending></remapped_rows>
         <fabric>
             <state>Completed</state>
             <status>Success</status>

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import json
 from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.domain.health import HealthState, Sign
-from nri_gpu.domain.node import GpuFault
+from nri_gpu.domain.health import RESETS, EventType, GpuEvent, HealthState, RecoveryAction, Sign
+from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.node_health import NodeHealth
+from nri_gpu.health.record import Source
+from nri_gpu.health.xids import APPLICATIONS, XIDS, ActionClass, class_of
+from nri_gpu.policy.health import HealthSettings, ResetBy
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
-XIDS = st.sampled_from([31, 48, 63, 79, 94])
+NUMBERS = st.sampled_from([31, 48, 63, 79, 94, 145])
 SIGNS = st.sets(st.sampled_from(list(Sign)), max_size=2).map(lambda found: tuple(sorted(found)))
 HAPPENINGS = st.lists(
     st.tuples(
         st.integers(0, 40),  # seconds until it
         st.one_of(
-            XIDS.map(lambda number: ("xid", number)), SIGNS.map(lambda found: ("look", found)), st.just(("gone", ()))
+            NUMBERS.map(lambda number: ("xid", number)), SIGNS.map(lambda found: ("look", found)), st.just(("gone", ()))
         ),
     ),
     max_size=40,
@@ -61,6 +65,83 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
         now += RULES.hold_down_s
         node, _ = node.after_inventory(look((), ()), RULES, at(now))
     assert node.records[UUIDS[0]].health.state is HealthState.HEALTHY
+
+
+# What no program can help causing, or can cause as often as it likes.
+HARMLESS = sorted(
+    {number for number in XIDS if class_of(number) in (ActionClass.NOTHING, ActionClass.RESTART)} | APPLICATIONS
+)
+DEFAULT = HealthSettings()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.sampled_from(HARMLESS), st.booleans(), st.booleans()), max_size=60),
+    st.sampled_from([None, RecoveryAction.NONE, RecoveryAction.DRAIN_P2P]),
+    st.sampled_from(ResetBy),
+)
+def test_no_number_of_harmless_events_takes_a_gpu_from_others(
+    events: list[tuple[int, int, bool, bool]], action: RecoveryAction | None, reset: ResetBy
+) -> None:
+    """Of NVIDIA's catalogue: nothing, restart the application, and what its device plugin calls an application's."""
+    rules, now, shown = replace(DEFAULT, reset=reset), 0.0, with_parts(look((), ()), 0, 0)
+    shown = replace(shown, gpus=tuple(replace(gpu, recovery_action=action) for gpu in shown.gpus))
+    node, _ = NodeHealth().after_inventory(shown, rules, at(0))
+    for pause_s, number, of_part, looks in events:
+        now += pause_s
+        place = {"gpu_instance": 1, "compute_instance": 0} if of_part else {}
+        node, changes = node.after_event(replace(xid(number), **place), rules, at(now))
+        assert not changes
+        if looks:
+            node, changes = node.after_inventory(shown, rules, at(now))
+            assert not changes
+        assert not node.withheld
+        assert not node.offered_to_nobody(frozenset())
+        assert node.applied_to(shown, rules, frozenset()) == shown
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 400),
+        st.one_of(
+            st.sampled_from([46, 48, 62, 69, 79, 94, 95, 109, 145, 173]).map(xid),
+            st.sampled_from(EventType).map(lambda kind: GpuEvent(UUIDS[0], int(kind))),
+            st.sampled_from([None, *RecoveryAction]),
+        ),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS, st.sampled_from(ResetBy))
+def test_laws_of_resets(steps: list[tuple[int, GpuEvent | RecoveryAction | None]], reset: ResetBy) -> None:
+    """A GPU that owes a reset is granted to nobody, nor is one that the driver calls broken; NONE ends what it owes."""
+    rules, now = replace(DEFAULT, reset=reset), 0.0
+    node, _ = NodeHealth().after_inventory(look((), ()), rules, at(now))
+    for pause_s, step in steps:
+        now += pause_s
+        before = node.records[UUIDS[0]]
+        if isinstance(step, GpuEvent):
+            node, changes = node.after_event(step, rules, at(now), "boot/1")
+        else:
+            gpu, other = look((Sign.RESET_REQUIRED,) if step in RESETS else (), ()).gpus
+            shown = Inventory(taken_at=1.0, gpus=(replace(gpu, recovery_action=step), other))
+            node, changes = node.after_inventory(shown, rules, at(now), module="boot/1")
+        record = node.records[UUIDS[0]]
+        if record.reset and reset is ResetBy.PROOF:
+            assert not record.health.grantable
+        if step in RESETS:
+            assert record.health.state is HealthState.BAD
+        if step is RecoveryAction.NONE:
+            assert record.reset is None
+            assert Source.CATALOGUE not in record.words
+            if before.words.keys() == {Source.CATALOGUE}:
+                assert record.health.severity <= before.health.severity
+        # Words and the course without them come and go together, and a healthy GPU has neither.
+        assert bool(record.words) == (record.without is not None)
+        assert not (record.words and record.health.state is HealthState.HEALTHY)
+        assert record.health.changes - before.health.changes == len(changes) <= 1
+        assert json.decode(json.encode(node), type=NodeHealth) == node
+        assert node.records[UUIDS[1]].health.state is HealthState.HEALTHY
 
 
 @given(

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.node_health import Moment
+from nri_gpu.health.record import Moment
 from nri_gpu.policy.health import HealthSettings, OtherXids
 from tests.support import builders as make
 

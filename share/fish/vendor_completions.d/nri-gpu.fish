@@ -7,6 +7,7 @@ complete -c nri-gpu -n __fish_use_subcommand -a guard -d 'stop containers that a
 complete -c nri-gpu -n __fish_use_subcommand -a dra -d 'be this node\'s driver for ResourceClaims, beside `run --dra` (docs/dra.md)'
 complete -c nri-gpu -n __fish_use_subcommand -a gpus -d 'show the GPUs of this node as nri-gpu sees them'
 complete -c nri-gpu -n __fish_use_subcommand -a status -d 'show who holds which GPU, in which mode and since when, and why a GPU is unavailable'
+complete -c nri-gpu -n __fish_use_subcommand -a repaired -d 'tell the daemon that a GPU was reset, where the driver does not say so'
 complete -c nri-gpu -n __fish_use_subcommand -a verify -d 'prove that each container has the GPUs it was granted, and no others'
 complete -c nri-gpu -n __fish_use_subcommand -a driver -d 'show which files of the NVIDIA driver containers can get, and which are missing'
 complete -c nri-gpu -n __fish_use_subcommand -a check -d 'check a policy file, and report all faults at once with their lines'
@@ -64,6 +65,9 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l probe -d 'exit 0 
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -l guard -x -a '(__fish_complete_directories)' -d 'ask about the guard with this --run-dir instead'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -s o -l output -x -a 'text json' -d 'json: for programs; fields are added, never changed'
 complete -c nri-gpu -n '__fish_seen_subcommand_from status' -s h -l help -d 'show this help and exit'
+complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -x
+complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
+complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l watch -d 'keep looking, and print what changes'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l every -x -d 'with --watch: seconds between looks (default 5)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l containerd-state -x -a '(__fish_complete_directories)' -d 'containerd\'s state folder (default: the usual ones)'

@@ -28,7 +28,7 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:
-    names = "run guard dra gpus status verify driver check doctor cdi explain replay prepare"
+    names = "run guard dra gpus status repaired verify driver check doctor cdi explain replay prepare"
     assert names.split() == VERBS
     text = helped(capsys)
     assert all(verb.help in " ".join(text.split()) for verb in cli.VERBS)

@@ -29,7 +29,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import PciBusId
-from nri_gpu.domain.health import Health, HealthState, History, Sign, Transition, TransitionKind
+from nri_gpu.domain.health import Health, HealthNotes, HealthState, History, Sign, Transition, TransitionKind
 from nri_gpu.domain.kubelet import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
@@ -397,6 +397,29 @@ def test_a_line_for_each_that_is_or_was_not_healthy(inventory: Inventory, beginn
     found = list(health_lines({gpu.place: gpu.health for gpu in answer(inventory).gpus}))
     assert len(found) == len(beginnings)
     assert all(line.startswith(beginning) for line, beginning in zip(found, beginnings, strict=True))
+
+
+NOTES = HealthNotes(
+    reset="a reset is due since XID 46, GPU stopped processing",
+    soon="it had errors",
+    xid="XID 69, graphics engine class error",
+    xid_at_s=NOW,
+    namespaces=("a", "b", "c"),
+)
+
+
+def test_what_is_known_beside_a_gpus_health() -> None:
+    status = status_of(view(notes={make.uuid(1): NOTES}))
+    page = plain(status_page(status, NOW))
+    for sentence in (
+        "GPU 1 is withheld until it was reset: a reset is due since XID 46, GPU stopped processing.",
+        f"say so after the reset: nri-gpu repaired {make.uuid(1)}",
+        "GPU 1 is offered to nobody once its holder has gone: it had errors",
+        "GPU 1: applications failed on it within a day under containers of 3 namespaces (a, b, c)",
+        "GPU 1's last XID, 2027-01-15 08:00:00 UTC: XID 69, graphics engine class error",
+    ):
+        assert sentence in page
+    assert "GPU 0" not in page
 
 
 def test_health_in_the_table_of_gpus() -> None:

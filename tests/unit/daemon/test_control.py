@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nri_gpu.cli.client import ask
-from nri_gpu.daemon.control import LIMITS, admit, control_service
+from nri_gpu.daemon.control import FOR_ROOT, LIMITS, admit, control_service
 from nri_gpu.system.server import ServerLimits, listen
 from tests.support.daemon import Launch, NriGpu
 from tests.support.log import Log
@@ -75,6 +75,29 @@ ERRORS = {
 async def test_what_is_no_question_is_told_so(tmp_path: Path, question: bytes, error: str) -> None:
     async with listening(tmp_path) as path:
         assert error in (await said(path, question + b"\n"))["error"]
+
+
+async def test_only_root_gives_commands(folder: Path) -> None:
+    """Whoever else may ask: the peer's uid counts, not the mode of the socket."""
+    path = folder / "control.sock"
+    given: list[str] = []
+
+    def repaired(word: str) -> dict[str, int]:
+        given.append(word)
+        return {"n": 2}
+
+    service = control_service(path, {"status": dict}, commands={"repaired": repaired})
+    async with served(listen(path), service):
+        for each in (folder, path):
+            each.chmod(0o777)
+        with connected(path, 4711, 4711) as other:
+            other.settimeout(10)
+            other.sendall(b"repaired GPU-1\n")
+            answer = await asyncio.to_thread(other.recv, 4096)
+        assert json.loads(answer) == {"error": f"repaired: {FOR_ROOT}"}
+        assert await said(path, b"repaired  GPU-1 \n") == {"n": 2}
+        assert "known: repaired, status" in (await said(path, b"repair GPU-1\n"))["error"]
+    assert given == ["GPU-1"]
 
 
 async def test_a_bug_in_an_answer_ends_nothing(tmp_path: Path, log: Log) -> None:

@@ -42,6 +42,9 @@ HEALTHY: Final = {
     "nri_gpu_policy_rejected": 0,
     'nri_gpu_child_restarts_total{child="nvml"}': 1,
     'nri_gpu_gpu_available{uuid="GPU-0",index="0"}': 1,
+    'nri_gpu_gpu_reset_due{uuid="GPU-0",index="0"}': 0,
+    'nri_gpu_gpu_suspect{uuid="GPU-0",index="0"}': 0,
+    'nri_gpu_gpu_failing_namespaces{uuid="GPU-0",index="0"}': 0,
     "nri_gpu_undescribed_gpus": 0,
     'nri_gpu_health_transitions_total{state="bad"}': 3,
 }
@@ -69,6 +72,16 @@ FAULTS: Final[Mapping[str, tuple[Mapping[str, str], float, Mapping[str, str]]]] 
     "NriGpuGpuWithheld": (
         {'nri_gpu_gpu_available{uuid="GPU-0",index="0"}': "0x420"},
         0,
+        {"uuid": "GPU-0", "index": "0"},
+    ),
+    "NriGpuGpuNeedsReset": (
+        {'nri_gpu_gpu_reset_due{uuid="GPU-0",index="0"}': "1x420"},
+        1,
+        {"uuid": "GPU-0", "index": "0"},
+    ),
+    "NriGpuGpuFailsApplications": (
+        {'nri_gpu_gpu_failing_namespaces{uuid="GPU-0",index="0"}': "3x420"},
+        3,
         {"uuid": "GPU-0", "index": "0"},
     ),
     "NriGpuGpuLost": ({"nri_gpu_undescribed_gpus": "1x420"}, 1, {}),

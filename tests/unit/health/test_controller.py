@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,15 +17,18 @@ from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, ScriptedEvent, Sign
+from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, RecoveryAction, ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.controller import HealthController
-from nri_gpu.health.node_health import Moment
+from nri_gpu.health.node_health import SOON
+from nri_gpu.health.record import Moment
 from nri_gpu.health.stops import Stops, holders_of
+from nri_gpu.health.xid_log import UNKNOWN_MAX
+from nri_gpu.health.xids import xid_name
 from nri_gpu.policy.health import Events, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Changed, NodeState
-from tests.support.builders import container, entry, ledger, uuid
+from tests.support.builders import container, entry, ledger, pod, uuid
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
 from tests.support.log import Log
 from tests.support.scripted_runtime import until
@@ -301,7 +305,7 @@ async def test_a_stop_that_failed_is_tried_again(tmp_path: Path) -> None:
 
 
 async def test_a_container_that_appears_on_a_recovering_gpu_is_stopped(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, containers=OnBad.STOP)
+    daemon = Daemon(tmp_path, containers=OnBad.STOP, fatal_xids=frozenset({79}))
     daemon.hold()
     async with running(daemon):
         daemon.shows()
@@ -317,6 +321,7 @@ async def test_a_container_that_appears_on_a_recovering_gpu_is_stopped(tmp_path:
 
 
 async def test_a_container_is_reported_once_for_each_loss(daemon: Daemon, log: Log) -> None:
+    daemon.use(fatal_xids=frozenset({79}))
     daemon.hold()
     async with running(daemon):
         daemon.shows()
@@ -333,6 +338,123 @@ async def test_a_container_is_reported_once_for_each_loss(daemon: Daemon, log: L
         bad(daemon)
         await turns()
         assert len(log.said("container is on a bad gpu")) == 2
+
+
+# --- XIDs -------------------------------------------------------------------------------------------------------------
+
+
+def answering(action: RecoveryAction | None = RecoveryAction.NONE) -> Inventory:
+    """Two well GPUs of a driver with recovery actions."""
+    shown = look((), ())
+    return replace(shown, gpus=tuple(replace(gpu, recovery_action=action) for gpu in shown.gpus))
+
+
+@pytest.mark.parametrize("number", [69, 46, 145, 999])
+async def test_a_flood_is_counted_and_holds_nothing_up(daemon: Daemon, log: Log, number: int) -> None:
+    """10,000 a second."""
+    daemon.controller.with_health(answering(None))
+    began = time.process_time()
+    for _ in range(10_000):
+        daemon.controller.take_event(xid(number))
+    assert time.process_time() - began < 5
+    assert sum(daemon.controller.xids.counts.values()) == 10_000
+    assert len([line for line in log.lines if line.level != "DEBUG"]) <= 3
+    assert len(daemon.published) <= 1
+    assert daemon.controller.notes()[UUIDS[0]].xid == xid_name(number)
+
+
+@pytest.mark.parametrize(("action", "looks"), [(RecoveryAction.NONE, 1), (None, 0)])
+async def test_the_driver_is_asked_for_its_recovery_action(
+    daemon: Daemon, action: RecoveryAction | None, looks: int
+) -> None:
+    """Also after an XID that changes nothing, though not for each, if the driver has one."""
+    daemon.use(reprobe_s=3600)
+    daemon.controller.with_health(answering(action))
+    for _ in range(1000):
+        daemon.controller.take_event(xid(13))
+    await asyncio.sleep(0.01)
+    assert daemon.looks == looks
+
+
+async def test_what_came_while_the_driver_was_asked_is_asked_about_later(daemon: Daemon) -> None:
+    daemon.use(reprobe_s=0)
+    daemon.controller.with_health(answering())
+    for _ in range(2):
+        daemon.controller.take_event(xid(13))
+        await asyncio.sleep(0.01)
+    assert daemon.looks == 2
+
+
+async def test_a_check_that_began_before_the_event_answers_nothing(daemon: Daemon) -> None:
+    daemon.controller.with_health(answering())
+    daemon.controller.take_event(xid(46))
+    before, after = daemon.now.clock_s - 1, daemon.now.clock_s + 1
+    daemon.later(2)
+    assert daemon.controller.with_health(answering(), before).gpus[0].health.state is HealthState.BAD
+    assert daemon.controller.with_health(answering(), after).gpus[0].health.state is HealthState.HEALTHY
+
+
+async def test_numbers_that_the_catalogue_lacks_are_logged_once_each(daemon: Daemon, log: Log) -> None:
+    daemon.shows()
+    for number in [173, 173, 0, 2**31, *range(1000, 2000)] * 2:
+        daemon.controller.take_event(xid(number))
+    found = [line.fields["xid"] for line in log.said("xid is not in the catalogue")]
+    assert found[:3] == [173, 0, 2**31]
+    assert len(found) == len(set(found)) == UNKNOWN_MAX
+
+
+async def test_applications_of_three_namespaces_fail_on_one_gpu(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.shows()
+    for namespace in ("ml", "ml", "web", "dev"):
+        assert daemon.controller.notes()[UUIDS[1]].namespaces == ()
+        grant = Grant.to(container(of=pod(namespace, namespace=namespace)), (UUIDS[1],), Mode.EXCLUSIVE, "-")
+        daemon.node_state.commit(Ledger().with_entry(Entry(grant, GrantPhase.RUNNING, 0)))
+        daemon.controller.take_event(xid(69, gpu=1))
+    for each in (daemon, Daemon(tmp_path)):  # and after a restart
+        each.shows()
+        assert each.controller.notes()[UUIDS[1]].namespaces == ("dev", "ml", "web")
+        assert each.controller.notes()[UUIDS[0]].namespaces == ()
+    daemon.later(86_400)
+    assert daemon.controller.notes()[UUIDS[1]].namespaces == ()
+
+
+@pytest.mark.parametrize("word", [UUIDS[1], "1", "0000:11:00.0", "00000000:11:00.0"])
+async def test_roots_word_that_a_gpu_was_reset(tmp_path: Path, word: str) -> None:
+    Daemon(tmp_path).shows()
+    before = Daemon(tmp_path)
+    before.shows()
+    before.controller.take_event(xid(95, gpu=1))
+    daemon = Daemon(tmp_path)  # a restart forgets no reset
+    for _ in range(3):
+        daemon.later(1000)
+        assert daemon.shows().gpus[1].health.state is HealthState.BAD
+    assert daemon.controller.notes()[UUIDS[1]].reset == "a reset is due since XID 95, uncontained ECC error"
+    assert daemon.controller.repaired("7") == ("", "")
+    assert daemon.controller.repaired("0") == (UUIDS[0], "")
+    assert daemon.controller.repaired(word) == (UUIDS[1], "a reset is due since XID 95, uncontained ECC error")
+    assert daemon.controller.repaired(word) == (UUIDS[1], "")
+    daemon = Daemon(tmp_path)
+    daemon.later(5000)
+    daemon.shows()
+    assert daemon.shows().gpus[1].health.state is HealthState.HEALTHY
+
+
+async def test_a_gpu_that_should_be_reset_soon_is_withheld_the_moment_that_its_holder_goes(daemon: Daemon) -> None:
+    daemon.node_state.subscribe_inline(daemon.controller.follow_ledger, Changed.LEDGER)
+    shown = look((Sign.REMAP_PENDING,), ())
+    shown = replace(shown, gpus=(replace(shown.gpus[0], remap_pending=True), shown.gpus[1]))
+    daemon.hold(UUIDS[0])
+    daemon.controller.with_health(shown)
+    for _ in range(3):
+        daemon.later(45)
+        daemon.controller.take_event(xid(94))
+    assert daemon.controller.with_health(shown).gpus[0].unavailable == ""
+    daemon.node_state.commit(Ledger())
+    assert daemon.published[-1].gpus[0].unavailable == SOON
+    daemon.hold(UUIDS[0])
+    assert daemon.published[-1].gpus[0].unavailable == ""
+    assert daemon.runtime.asked == []
 
 
 def test_who_only_monitors_a_bad_gpu_goes_on() -> None:

@@ -242,6 +242,13 @@ def test_an_event_in_full() -> None:
     assert said.event == GpuEvent(GPUS[0].uuid, 8, 79, 1, 0)
 
 
+@pytest.mark.parametrize("number", [0, 65536, 2**31, 2**64 - 1])
+def test_an_xid_is_any_number_that_nvml_can_report(number: int) -> None:
+    said = parse_line(json.dumps(EVENT | {"xid": number}).encode())
+    assert isinstance(said, EventReport)
+    assert said.event.xid == number
+
+
 def sends(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes]) -> None:
     """The event process says these lines, and then nothing."""
     words, program = folder / "words", folder / "program"

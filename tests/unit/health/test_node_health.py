@@ -11,7 +11,7 @@ from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fabric import NOT_READY, waiting
 from nri_gpu.health.node_health import NodeHealth
-from nri_gpu.health.states import Signal, signal_of_event
+from nri_gpu.health.states import Signal, meaning_of
 from nri_gpu.policy.health import HealthSettings, UnreadyFabric
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
@@ -37,7 +37,9 @@ def looked_by(rules: HealthSettings, health: NodeHealth, seconds: float, invento
     ("event", "signal"),
     [
         (xid(79), Signal.FATAL),
-        (xid(63), Signal.INCIDENT),
+        (xid(63), None),
+        (xid(999), Signal.UNCLEAR),
+        (xid(109), None),
         (xid(31), None),
         (GpuEvent(UUIDS[0], int(EventType.DOUBLE_BIT_ECC)), Signal.FATAL),
         (GpuEvent(UUIDS[0], int(EventType.UNAVAILABLE)), Signal.FATAL),
@@ -48,7 +50,7 @@ def looked_by(rules: HealthSettings, health: NodeHealth, seconds: float, invento
     ],
 )
 def test_classes_of_events(event: GpuEvent, signal: Signal | None) -> None:
-    assert signal_of_event(event, RULES)[0] is signal
+    assert meaning_of(event, RULES).signal is signal
 
 
 def test_a_bad_gpu_of_two_and_its_recovery() -> None:
@@ -78,9 +80,10 @@ def test_an_event_that_changes_nothing(event: GpuEvent) -> None:
 
 HAPPENINGS: dict[str, GpuEvent | Inventory] = {
     "xid48": xid(48, gpu=1),
-    "xid63": xid(63, gpu=1),
     "xid79": xid(79, gpu=1),
     "xid94": xid(94, gpu=1),
+    "storm": GpuEvent(UUIDS[1], int(EventType.ECC_STORM)),
+    "retired": GpuEvent(UUIDS[1], int(EventType.DRAM_RETIRED)),
     "well": WELL,
     "lost": look((), (Sign.LOST,)),
     "pending": look((), (Sign.REMAP_PENDING,)),
@@ -93,10 +96,10 @@ HAPPENINGS: dict[str, GpuEvent | Inventory] = {
 }
 # Of GPU 1, which was well at 0 s: seconds, what happens then, its state after it.
 TIMELINES = {
-    "incidents that come together are one": "1 xid94 suspect, 2 xid63 suspect, 12 xid94 bad",
-    "an incident of a bad GPU begins the hold-down anew": "0 xid79 bad, 5 xid63 bad, "
+    "incidents that come together are one": "1 storm suspect, 2 retired suspect, 12 storm bad",
+    "an incident of a bad GPU begins the hold-down anew": "0 xid79 bad, 5 retired bad, "
     "50 well recovering, 104 well recovering, 105 well healthy",
-    "so does one of a recovering GPU": "0 xid79 bad, 50 well recovering, 60 xid63 bad, "
+    "so does one of a recovering GPU": "0 xid79 bad, 50 well recovering, 60 retired bad, "
     "80 well recovering, 159 well recovering, 160 well healthy",
     "bad as long as it is lost": "10 lost bad, 500 lost bad, 599 well recovering, 600 well healthy",
     "missed when nothing tells of it any more": "10 no-handle bad, 200 renumbered bad, 210 well recovering",
@@ -316,16 +319,19 @@ def test_an_incident_of_one_mig_device_is_its_own() -> None:
     assert health.after_inventory(PARTITIONED, bad, at(105))[0].withheld == {}
 
 
-def test_two_incidents_make_one_mig_device_bad() -> None:
-    health = looked(UNSEEN, 0, PARTITIONED).after_event(of_part(94), RULES, at(5))[0]
-    assert health.after_event(of_part(94, place=1), RULES, at(50))[0].withheld == {}
-    assert health.after_event(of_part(94), RULES, at(50))[0].withheld.keys() == {PARTS[0]}
+def test_an_unclear_xid_of_one_mig_device_makes_that_suspect_however_often() -> None:
+    health = looked(UNSEEN, 0, PARTITIONED)
+    for seconds in range(5, 500, 45):
+        health = health.after_event(of_part(145), RULES, at(seconds))[0]
+    states = {uuid: record.health.state for uuid, record in health.records.items()}
+    assert states == {UUIDS[0]: HEALTHY, UUIDS[1]: HEALTHY, PARTS[0]: SUSPECT}
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        of_part(79),  # what is fatal is never one part's
+        of_part(79),  # what the operator calls fatal is never one part's
+        of_part(46),  # nor is what asks for a reset
         of_part(94, place=2),  # an unknown MIG device
         GpuEvent(UUIDS[1], int(EventType.XID), 94, None, None),
         GpuEvent(UUIDS[1], int(EventType.XID), 94, 1, None),
@@ -338,7 +344,7 @@ def test_all_other_events_are_the_whole_gpus(event: GpuEvent) -> None:
 
 
 def test_a_mig_device_that_is_made_again_is_another_one() -> None:
-    health = looked(UNSEEN, 0, PARTITIONED).after_event(of_part(94), RULES, at(5))[0]
+    health = looked(UNSEEN, 0, PARTITIONED).after_event(of_part(145), RULES, at(5))[0]
     assert PARTS[0] in health.records
     assert PARTS[0] not in looked(health, 10, with_parts(WELL, 1, 1)).records
     assert PARTS[0] in looked(health, 10, look((), faults=(LOST_1,))).records, "its GPU only hides"

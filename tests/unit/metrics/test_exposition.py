@@ -14,13 +14,15 @@ from nri_gpu.allocation.ledger import GrantPhase
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import PciBusId
-from nri_gpu.domain.health import HealthState
+from nri_gpu.domain.health import HealthNotes, HealthState
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.health.xids import ActionClass
 from nri_gpu.metrics import exposition
 from nri_gpu.metrics.exposition import GRANTS_MAX, pages
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.counts import BOUNDS_S, Failure, Outcome
+from tests.support import builders as make
 from tests.support.daemon import UUIDS
 from tests.support.metrics import Scraped, entry, ledger, reading, scraped
 from tests.support.plugin import node
@@ -81,6 +83,22 @@ def test_each_fault_shows(changed: dict[str, object], name: str, value: float) -
 )
 def test_what_is_not_known_has_no_sample(changed: dict[str, object], name: str) -> None:
     assert scrape(**changed).series(name) == []
+
+
+def test_what_is_known_of_each_gpus_health() -> None:
+    uuid = make.uuid(0)
+    gpus = (make.gpu(0), make.gpu(1))
+    now = reading(
+        node=replace(node(), inventory=make.inventory(gpus)),
+        xids={(uuid, ActionClass.RESTART): 7},
+        health_notes={uuid: HealthNotes(reset="a reset is due", namespaces=("a", "b", "c"))},
+    )
+    said = scraped(text(now))
+    assert said.value("nri_gpu_xids_total", uuid=uuid, action="restart-application") == 7
+    assert said.value("nri_gpu_xids_total", uuid=uuid, action="reset") == 0
+    for name, values in (("reset_due", (1, 0)), ("failing_namespaces", (3, 0))):
+        found = [said.value(f"nri_gpu_gpu_{name}", uuid=gpu.uuid, index=gpu.place) for gpu in gpus]
+        assert found == [*values], name
 
 
 def test_what_was_counted() -> None:

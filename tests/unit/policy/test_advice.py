@@ -40,6 +40,10 @@ QUIET: dict[str, Raw] = {
         "namespaces": {"allow": ["a"]},
         "stray": {"enabled": True, "action": "stop", "namespaces": ["ml-*"]},
     },
+    "lists of XIDs of one's own": {
+        "namespaces": {"allow": ["a"]},
+        "health": {"ignored_xids": [13, 48], "fatal_xids": [79, 31]},
+    },
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
 
@@ -54,6 +58,14 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     "everybody but some": (
         {"namespaces": {"deny": ["kube-*"]}},
         "every namespace but those of namespaces.deny may ask",
+    ),
+    "a list of an earlier file": (
+        {"health": {"ignored_xids": [154, 13, 31, 43, 45, 68, 109]}},
+        "health.ignored_xids is the list that an earlier version's policy file came with, and counts as not given",
+    ),
+    "another list of an earlier file": (
+        {"health": {"fatal_xids": [48, 62, 64, 74, 79, 95, 119, 120, 140, 143], "ignored_xids": [48]}},
+        "health.fatal_xids is the list that an earlier version's policy file came with, and counts as not given",
     ),
     "stopped, and not looked for": ({"stray": {"action": "stop"}}, "stops nothing: stray.enabled is false"),
     "stopped in no namespace": (

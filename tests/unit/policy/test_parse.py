@@ -59,7 +59,7 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         "less than memory_at_least",
     ),
     "an XID of two lists": (
-        {"health": {"fatal_xids": [79, 31]}},
+        {"health": {"fatal_xids": [79, 31], "ignored_xids": [31]}},
         "health.fatal_xids",
         "31: in ignored_xids too",
     ),

@@ -66,7 +66,7 @@ def in_bash(*words: str) -> set[str]:
 
 def test_bash_offers_every_verb_and_every_option() -> None:
     assert in_bash("") == {*NAMES, "--help", "--version"}
-    assert in_bash("re") == {"replay"}
+    assert in_bash("repl") == {"replay"}
     for name in NAMES:
         assert in_bash(name, "--") >= {flag for flag in OPTIONS[name] if flag.startswith("--")}
     assert "--watch" not in in_bash("gpus", "--")  # it only says what to use instead

@@ -222,6 +222,9 @@ WRONG_GPU = {
     "event[0].kind: 'flood' is not one of double-bit-ecc, x": EVENT + "kind = 'flood'\n",
     "event[0].xid: only an event of kind xid has": EVENT + "kind = 'poison'\n",
     "event[0].xid: missing; a whole number": EVENT.replace("xid = 79\n", ""),
+    "event[0].xid: 0 is not a whole number from 1 to 65535": EVENT.replace("79", "0"),
+    "event[0].xid: -1 is not a whole number from 1 to 65535": EVENT.replace("79", "-1"),
+    "event[0].xid: 2147483648 is not a whole number from 1 to 65535": EVENT.replace("79", str(2**31)),
 }
 WRONG = (
     WRONG_FILE

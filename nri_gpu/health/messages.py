@@ -1,0 +1,51 @@
+"""What people are told about a GPU beside its state: sentences for `status`, steps for `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from nri_gpu.domain.health import HealthNotes
+
+REPAIRED: Final = "nri-gpu repaired"  # the operator's word
+
+
+def sentences(place: str, uuid: str, notes: HealthNotes, xid_at: str) -> Iterator[str]:
+    """Lines of `status` about a GPU. place: its index. xid_at: when its last XID came."""
+    if notes.reset:
+        yield (
+            f"GPU {place} is withheld until it was reset: {notes.reset}. If the driver has no recovery action (before "
+            f"570), say so after the reset: {REPAIRED} {uuid}"
+        )
+    if notes.soon:
+        yield f"GPU {place} is offered to nobody once its holder has gone: {notes.soon}"
+    if notes.namespaces:
+        yield f"GPU {place}: {failing(notes)}; nri-gpu doctor says how to withhold it"
+    if notes.xid:
+        yield f"GPU {place}'s last XID, {xid_at}: {notes.xid}"
+
+
+def failing(notes: HealthNotes) -> str:
+    """Why the GPU may be the cause of what fails on it."""
+    return (
+        f"applications failed on it within a day under containers of {len(notes.namespaces)} namespaces "
+        f"({', '.join(notes.namespaces)}), so the GPU may be the cause"
+    )
+
+
+def reset_steps(uuid: str) -> tuple[str, ...]:
+    return (
+        f"nvidia-smi --gpu-reset -i {uuid}    # once nothing uses it; or load the driver anew, or boot",
+        f"{REPAIRED} {uuid}    # after such a reset, if the driver has no recovery action (before 570)",
+    )
+
+
+def withhold_steps(uuid: str) -> tuple[str, ...]:
+    """How to withhold a GPU by hand: a pool that is for nobody."""
+    return (
+        "# in /etc/nri-gpu/policy.toml, above all other pools:",
+        "[[pool]]",
+        'name = "withheld"',
+        f'device = ["{uuid}"]',
+        "nri-gpu check && systemctl reload nri-gpu",
+    )

@@ -1,0 +1,54 @@
+"""What ends trouble before its time: the driver's recovery action, a reset that shows, an error that was contained."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.domain.gpu import Gpu
+from nri_gpu.domain.health import RESETS, RecoveryAction, Sign
+from nri_gpu.health.record import GpuRecord, Moment, Source, confirmed, taken_back
+from nri_gpu.policy.health import HealthSettings
+
+NO_ACTION: Final = "the driver's recovery action is none"
+IS_CONTAINED: Final = "the error is contained"
+
+
+def after_contained(record: GpuRecord, rules: HealthSettings, now: Moment) -> GpuRecord:
+    """After a contained ECC error. Those that come together are one."""
+    another = record.remap and now.clock_s - record.contained_s >= rules.reprobe_s
+    record = replace(record, contained_s=now.clock_s, contained=record.contained + another)
+    word = record.words.get(Source.DOUBLE_BIT)
+    if word and now.clock_s - word.at_s < rules.reprobe_s:
+        return taken_back(record, Source.DOUBLE_BIT, IS_CONTAINED, now)
+    return record
+
+
+def after_memory(record: GpuRecord, gpu: Gpu) -> GpuRecord:
+    """The record after a refresh told whether a remap is pending."""
+    pending = Sign.REMAP_PENDING in gpu.signs or gpu.remap_pending
+    if pending is None:
+        return record
+    remap = pending and gpu.recovery_action is None
+    record = replace(record, remap=remap, contained=record.contained if remap else 0)
+    if record.reset is None:
+        return record
+    if pending:
+        return replace(record, reset=replace(record.reset, pending=True))
+    return replace(confirmed(record), reset=None) if record.reset.pending else record
+
+
+def after_answer(record: GpuRecord, gpu: Gpu, now: Moment, asked_s: float, module: str) -> GpuRecord:
+    """The record after a refresh told the driver's recovery action, and which load of its module it is."""
+    due, word = record.reset, record.words.get(Source.CATALOGUE)
+    if due and module and due.module and module != due.module:
+        record, due = replace(confirmed(record), reset=None), None
+    if gpu.recovery_action is RecoveryAction.NONE:
+        if due and asked_s >= due.at_s:
+            record = replace(record, reset=None)
+        if word and asked_s >= word.at_s:
+            return taken_back(record, Source.CATALOGUE, NO_ACTION, now)
+    elif gpu.recovery_action in RESETS:
+        return confirmed(record)
+    return record
