@@ -195,10 +195,6 @@ class GpuTable(
             yield "ecc_pending", "needs `ecc`, which is missing"
         yield from _twice(self.partition)
 
-    @property
-    def mig_tables(self) -> tuple[MigTable, ...]:
-        return _tables(self.partition)
-
     def gpu(self) -> Gpu:
         prohibited = self.compute_mode is ComputeMode.PROHIBITED
         pending = self.ecc if self.ecc_pending is None else self.ecc_pending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,6 @@ from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.errors import Fault, InventoryError
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.policy.lines import key_lines, line_of
-from nri_gpu.simulation.contradictions import contradictions
 from nri_gpu.simulation.reader import TableReader
 from nri_gpu.simulation.scenario import Scenario
 from nri_gpu.simulation.tables import FileTable
@@ -52,7 +51,8 @@ def load_scenario(path: str | Path, *, boot_clock: Callable[[], float] = since_b
 def parse_scenario(text: str, file: str, taken_at: float) -> Scenario:
     """The node that `text` describes, with its changes.
 
-    Raises: TopologyError, with every value that is wrong, or, where there is none, with every contradiction.
+    Raises: TopologyError, with every value that is wrong, or, where there is none, with every GPU that is named and not
+    there, or every UUID that a change uses again.
     """
     try:
         data = tomllib.loads(text)
@@ -65,7 +65,8 @@ def parse_scenario(text: str, file: str, taken_at: float) -> Scenario:
     table = reader.read(FileTable, data)
     faults, scenario = reader.faults, table and _scenario(table, taken_at)
     if table and scenario and not faults:
-        faults = [Fault(file, path, message) for path, message in contradictions(table, scenario)]
+        found = tuple(_references(table)) or _uuids_after_changes(table, scenario)
+        faults = [Fault(file, path, message) for path, message in found]
     if faults or not scenario:
         lines = key_lines(text)
         raise TopologyError(*(replace(fault, line=line_of(lines, fault.key)) for fault in faults))
@@ -76,6 +77,32 @@ def _scenario(file: FileTable, taken_at: float) -> Scenario:
     minors = {gpu.index: gpu.minor_number for gpu in file.gpu}
     changes = (table.change(minors.get(-1 if table.gpu is None else table.gpu, 0)) for table in file.change)
     return Scenario(_inventory(file, taken_at), tuple(sorted(changes, key=attrgetter("at_s"))))
+
+
+def _references(file: FileTable) -> Iterator[tuple[str, str]]:
+    """Links, events and changes of GPUs that are not there, and links that come twice. Yields key path and sentence."""
+    known, pairs = {gpu.index for gpu in file.gpu}, dict[tuple[int, int], int]()
+    named = [(f"link[{place}].{end}", getattr(link, end)) for place, link in enumerate(file.link) for end in "ab"]
+    named += [(f"event[{place}].gpu", event.gpu) for place, event in enumerate(file.event)]
+    named += [(f"change[{at}].gpu", change.gpu) for at, change in enumerate(file.change) if change.gpu is not None]
+    yield from ((path, f"there is no GPU with index {index}") for path, index in named if index not in known)
+    for place, link in enumerate(file.link):
+        if (first := pairs.setdefault((link.a, link.b), place)) != place:
+            yield f"link[{place}]", f"the same as link[{first}]"
+
+
+def _uuids_after_changes(file: FileTable, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """MIG devices that a change gives the UUID of another; `TableReader` finds those of the beginning."""
+    changes = tuple(replace(change, fault=None) for change in scenario.changes)
+    places = sorted(range(len(changes)), key=lambda place: file.change[place].at_s)
+    told = set[str]()
+    for number, place in enumerate(places, 1):
+        met = dict[str, str]()
+        for part in Scenario(scenario.inventory, changes[:number]).after(float("inf")).parts:
+            if (first := met.setdefault(part.uuid, part.place)) != part.place and part.uuid not in told:
+                told.add(part.uuid)
+                message = f"{part.uuid} is already the UUID of MIG device {first}"
+                yield f"change[{place}].mig", f"from then on: {message}"
 
 
 def _inventory(file: FileTable, taken_at: float) -> Inventory:

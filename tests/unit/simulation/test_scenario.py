@@ -1,10 +1,12 @@
-"""What a topology file plays: each change at its time, what contradicts itself refused with its place."""
+"""What a topology file plays: each change at its time; a change that is wrong is refused with its place."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from pathlib import Path
+
+import pytest
 
 from nri_gpu.domain.health import ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory, Majors
@@ -14,7 +16,7 @@ from nri_gpu.simulation.scenario import LOST, Scenario
 from nri_gpu.simulation.source import TopologySource
 from nri_gpu.simulation.topology import parse_scenario
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.simulation.files import GPU, LINK, MIG, NODE, PLAYED, SECOND, parse
+from tests.unit.simulation.files import GPU, LINK, MIG, NODE, PLAYED, SECOND, faults, parse
 
 
 def scenario(text: str = PLAYED) -> Scenario:
@@ -133,3 +135,42 @@ def test_the_example_of_the_docs_plays() -> None:
     assert [change.at_s for change in played.changes] == [3.5, 6, 8, 10, 20, 25]
     assert played.after(25).driver_version == "590.10"
     assert played.inventory.script == (ScriptedEvent(30, 0, 63),)
+
+
+def changed(at_s: float, gpu: int, *parts: str) -> str:
+    return f"[[change]]\nat_s = {at_s}\ngpu = {gpu}\n" + "".join(parts).replace("gpu.mig", "change.mig")
+
+
+NODE_AT_1 = "[[change]]\nat_s = 1\n"
+AT_1 = NODE_AT_1 + "gpu = 0\n"
+# How a fault begins, and what follows the node and its first GPU.
+CHANGES: dict[str, str] = {
+    "change[0].at_s: missing; a number from 0 to 31536000": "[[change]]\ngpu = 0\nlost = true\n",
+    "change[0].gpu: there is no GPU with index 7": changed(1, 7) + "lost = true\n",
+    "change[0]: changes nothing: lost, unavailable, signs, mig, pre": AT_1,
+    "change[0]: changes nothing: driver, cuda, majors, fault": NODE_AT_1,
+    "change[0].lost: says the same as": AT_1 + "lost = true\nunavailable = 'x'\n",
+    "change[0].driver: 'new' is not a version": NODE_AT_1 + "driver = 'new'\n",
+    "change[0].lost: needs `gpu`, which is missing": NODE_AT_1 + "lost = true\n",
+    "change[0].majors: is of the node, not of a GPU": AT_1 + "lost = true\nmajors = {}\n",
+    "change[0].present: a GPU that leaves changes in no other way at that time": AT_1
+    + "present = false\nlost = true\n",
+    "change[0].mig[1].uuid: the same as change[0].mig[0].uuid": changed(1, 0, MIG, MIG),
+    "change[0].mig: from then on: MIG-01234567-89ab-5def-8123-456789abcdef is already the UUID of MIG device 0:0": MIG
+    + SECOND
+    + changed(1, 1, MIG),
+    "change[1].mig: ": SECOND + changed(1, 0, MIG) + changed(2, 1, MIG),
+    # In the order of their times, and not of the file; and while nobody can be asked.
+    "change[0].mig: ": SECOND + changed(5, 1, MIG) + changed(2, 0, MIG),
+    "change[2].mig: ": SECOND + NODE_AT_1 + "fault = 'gone'\n" + changed(2, 0, MIG) + changed(3, 1, MIG),
+}
+
+
+@pytest.mark.parametrize(("words", "text"), CHANGES.items(), ids=CHANGES)
+def test_wrong_change(words: str, text: str) -> None:
+    assert faults(NODE + GPU + text)[0].startswith(words)
+
+
+def test_a_device_may_move_once_it_is_free() -> None:
+    text = NODE + GPU + SECOND + changed(2, 0, MIG) + changed(3, 0) + "mig = false\n" + changed(5, 1, MIG)
+    assert scenario(text).after(5).parts[0].gpu.index == 1

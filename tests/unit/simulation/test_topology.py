@@ -216,9 +216,12 @@ WRONG_GPU = {
     "gpu[1].drm[0].name: the same as gpu[0].drm[0].name": DRM + SECOND + DRM,
     "fault[0].index: the same as gpu[0].index": "[[fault]]\nindex = 0\nreason = 'gone'\n",
     "link[0].a: must be less than b": SECOND + LINK.replace("a = 0\nb = 1", "a = 1\nb = 0"),
+    "link[0].b: there is no GPU with index 1": "[[fault]]\nindex = 1\nreason = 'gone'\n" + LINK,
+    "link[1]: the same as link[0]": SECOND + LINK + LINK,
     "link[0].pcie: 'X' is not one of PIX, PXB, PHB, NODE": SECOND + LINK.replace("PIX", "X"),
     "event[0].at_s: -1.5 is not a number from 0": EVENT.replace("= 2", "= -1.5"),
     "event[0].at_s: nan is not a number from 0 to": EVENT.replace("= 2", "= nan"),
+    "event[0].gpu: there is no GPU with index 7": EVENT.replace("gpu = 0", "gpu = 7"),
     "event[0].kind: 'flood' is not one of double-bit-ecc, x": EVENT + "kind = 'flood'\n",
     "event[0].xid: only an event of kind xid has": EVENT + "kind = 'poison'\n",
     "event[0].xid: missing; a whole number": EVENT.replace("xid = 79\n", ""),
@@ -259,23 +262,22 @@ def test_all_wrong_values_at_once() -> None:
     ]
 
 
+def test_values_that_cannot_be_true_together_are_taken() -> None:
+    """All but duplicates and dead references: a majors' table with one number twice, and 14 slices of a GPU."""
+    majors = "[node.majors]\nnvidia = 195\nnvidia_uvm = 195\n"
+    parts = part(1, profile="7g.80gb", ci_minor=13) + part(2, profile="7g.80gb", ci_minor=13)
+    assert len(parse(NODE + majors + GPU + parts).parts) == 2
+
+
 def test_faults_have_their_lines() -> None:
-    text = (
-        NODE + GPU + part(1, ci_minor=13) + SECOND + part(2, ci_minor=13, memory_bytes=-1) + "drm = [{ name = 'x' }]\n"
-    )
-    with pytest.raises(TopologyError) as caught:
-        parse(text)
+    text = NODE + GPU + LINK + SECOND.replace("minor = 1", "minor = -1")
     lines = text.splitlines()
-    found = {fault.key: lines[(fault.line or 0) - 1] for fault in caught.value.faults}
-    assert found == {
-        "gpu[1].mig[0].memory_bytes": "memory_bytes = -1",
-        "gpu[1].mig[0].drm": "drm = [{ name = 'x' }]",
-    }
-    with pytest.raises(TopologyError) as caught:
-        parse(text.replace("= -1", "= 1").replace("drm = [{ name = 'x' }]\n", ""))
-    (fault,) = caught.value.faults
-    assert (fault.key, lines[(fault.line or 0) - 1]) == ("gpu[1].mig[0].ci_minor", "ci_minor = 13")
-    assert str(fault).startswith(f"node.toml:{fault.line}: gpu[1].mig[0].ci_minor: ")
+    for wrong, key, line in ((text, "gpu[1].minor", "minor = -1"), (NODE + GPU + LINK, "link[0].b", "b = 1")):
+        with pytest.raises(TopologyError) as caught:
+            parse(wrong)
+        (fault,) = caught.value.faults
+        assert (fault.key, lines[(fault.line or 0) - 1]) == (key, line)
+        assert str(fault).startswith(f"node.toml:{fault.line}: {fault.key}: ")
 
 
 def test_syntax_faults_have_their_line() -> None:
