@@ -44,7 +44,7 @@ class Argument(Struct, frozen=True):
 
 
 def arguments_of(verb: Verb) -> list[Argument]:
-    """Options as `--help` has them, and --help itself; without those that only say what to use instead."""
+    """Options as `--help` has them, and --help itself; without those that are ignored."""
     shown = [(flags, told) for flags, told in verb.options if told["help"] != argparse.SUPPRESS]
     return [*(_argument(flags, told) for flags, told in shown), _argument(("-h", "--help"), HELP)]
 

@@ -22,7 +22,7 @@ from nri_gpu.cli.replay import ReplayDocument
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examine import DoctorDocument
-from nri_gpu.verify.report import NoReport, Report
+from nri_gpu.verify.report import Report
 
 FOLDER: Final = Path(__file__).parent
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -37,7 +37,7 @@ DOCUMENTS: Final[dict[str, tuple[object, ...]]] = {
     "replay": (ReplayDocument,),
     "status": (DaemonStatus,),
     "status-watch": (WatchLine[DaemonStatus],),
-    "verify": (Report, NoReport),
+    "verify": (Report,),
 }
 Schema = dict[str, object]
 

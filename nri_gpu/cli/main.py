@@ -47,6 +47,18 @@ def _value(flag: str, metavar: str, help: str) -> Option:
     return _option(flag, help=help, metavar=metavar)
 
 
+class _Dropped(argparse.Action):
+    """Note an option that is ignored in `dropped`, with what to do instead (`const`)."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, *__: object) -> None:
+        namespace.dropped = {**namespace.dropped, self.option_strings[0]: self.const}
+
+
+def _dropped(flag: str, fix: str, *, values: int = 0) -> Option:
+    """An option of the version before: read and ignored for a release, with a warning. values: how many follow it."""
+    return _option(flag, help=argparse.SUPPRESS, action=_Dropped, nargs=values, const=fix, default=argparse.SUPPRESS)
+
+
 SOCKET: Final = _value("--socket", "PATH", "the runtime's NRI socket (default /var/run/nri/nri.sock)")
 POLICY: Final = _value("--policy", "FILE", "policy file (default /etc/nri-gpu/policy.toml)")
 GPUS: Final = _value("--gpus", "FILE", "simulate the node in this topology file instead of asking NVML")
@@ -190,14 +202,8 @@ VERBS: Final = (
         "Compares every running container's OCI spec, mounts, environment and the kernel's device rules with its\n"
         "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen.",
         (
-            _switch("--watch", "keep looking, and print what changes"),
-            _option(
-                "--every",
-                help="with --watch: seconds between looks (default 5)",
-                type=float,
-                default=5.0,
-                metavar="SECONDS",
-            ),
+            _dropped("--watch", "run `nri-gpu verify` from a timer, and read its exit code"),
+            _dropped("--every", "set the interval of that timer", values=1),
             _value("--containerd-state", "DIR", "containerd's state folder (default: the usual ones)"),
             POLICY,
             STATE_DIR,
@@ -314,6 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
     args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
     run = _imported(args.module)
+    _warn_of(args.dropped)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that this locale lacks
     try:
@@ -356,6 +363,13 @@ def _imported(module: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
+def _warn_of(dropped: Mapping[str, str]) -> None:
+    from loguru import logger  # set up by now
+
+    for name, fix in dropped.items():
+        logger.bind(name=name, fix=fix).warning("option is gone and ignored")
+
+
 def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nri-gpu",
@@ -374,7 +388,7 @@ def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
             epilog=EXIT_HELP,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(module=verb.module)
+        sub.set_defaults(module=verb.module, dropped={})
         add: Callable[..., object] = sub.add_argument
         for flags, settings in verb.options:
             add(*flags, **settings)

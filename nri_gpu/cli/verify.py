@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import to_builtins
-from msgspec.structs import replace
-
 from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.cli.client import ask, daemon_status, overrides_of
-from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text, plain
-from nri_gpu.cli.render import at, lines, show
+from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text
+from nri_gpu.cli.render import lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.daemon.policy_file import build_policy, load_last_good, read_policy, was_kept
 from nri_gpu.daemon.snapshot import SnapshotError, read_snapshot
@@ -31,22 +25,14 @@ from nri_gpu.verify.report import (
     SNAPSHOT,
     ContainerReport,
     Expected,
-    NoReport,
     Report,
     Verdict,
-    changed,
-    ended,
     verify,
 )
-
-LOOK_MIN_S: Final = 0.1
-LOOK_MAX_S: Final = 86400.0
 
 
 def run(args: argparse.Namespace) -> int:
     """Print it. Returns 1 for a difference, 69 or 77 when something could not be seen."""
-    if args.watch:
-        return _watch(args)
     report, inventory = _look(args)
     if args.output == "json":
         print(json_text(report))
@@ -181,51 +167,3 @@ def _sentences(each: ContainerReport) -> Iterator[str]:
     yield from (f"{name}: {clause}" for clause in each.differences)
     if each.unseen:
         yield f"{name} not seen: {each.unseen}"
-
-
-def _watch(args: argparse.Namespace) -> int:
-    """Look again and again until SIGINT or SIGTERM. Returns the code of the last look."""
-    ends = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # a look is not cut off: they are seen after it
-    every_s = min(max(LOOK_MIN_S, args.every), LOOK_MAX_S)
-    tell = _as_json if args.output == "json" else _as_text
-    before, fault = None, ""
-    while True:
-        try:
-            report, inventory = _look(args)
-        except CommandError as error:
-            code, news = error.code, str(error)
-            told = tell(before, news) if news != fault else ()
-            fault = news
-        else:
-            code, fault = code_of(report), ""
-            told = tell(before, (report, inventory)) if report != before else ()
-            before = report
-        for line in told:
-            print(line, flush=True)
-        if signal.sigtimedwait(ends, every_s):
-            return code
-
-
-def _as_json(_: Report | None, news: tuple[Report, Inventory] | str) -> Iterator[str]:
-    """A whole report on a line, or why there is none."""
-    now = time.time()
-    yield json.dumps(to_builtins(NoReport(news, now) if isinstance(news, str) else replace(news[0], at_s=now)))
-
-
-def _as_text(before: Report | None, news: tuple[Report, Inventory] | str) -> Iterator[str]:
-    """The first report whole, and then a line for what became of each container."""
-    if isinstance(news, str):
-        yield f"{at(time.time())} {news}"
-        return
-    report, inventory = news
-    if before is None:
-        yield plain(verify_page(report, inventory))
-        return
-    now = at(time.time())
-    for each in ended(before, report):
-        yield f"{now} {each.pod} {each.container}: ended"
-    for each in changed(before, report):
-        yield f"{now} {each.pod} {each.container}: {each.verdict}"
-        yield from (f"{now} {sentence}" for sentence in _sentences(each))
-    yield from (f"{now} not seen: {sentence}" for sentence in report.unseen if sentence not in before.unseen)

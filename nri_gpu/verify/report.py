@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
@@ -66,23 +66,12 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """The whole node. numbers_from: `daemon`, or `snapshot` of the last one. unseen: what else could not be seen.
-
-    at_s: with --watch, seconds since the epoch.
-    """
+    """The whole node. numbers_from: `daemon`, or `snapshot` of the last one. unseen: what else could not be seen."""
 
     numbers_from: str
     containers: tuple[ContainerReport, ...]
     unseen: tuple[str, ...] = ()
     denied: bool = False
-    at_s: float | UnsetType = UNSET
-
-
-class NoReport(Struct, frozen=True, tag_field="schema", tag=SCHEMA):
-    """With --watch, why there is no report at the moment. at_s: seconds since the epoch."""
-
-    error: str
-    at_s: float
 
 
 class Expected(Struct, frozen=True, kw_only=True):
@@ -196,14 +185,3 @@ def _grant(bundle: Bundle, key: bytes) -> SignedGrant | InvalidGrant | None:
 
 def _unseen(bundle: Bundle, why: str) -> ContainerReport:
     return ContainerReport(id=bundle.id, pod=bundle.pod, container=bundle.name, verdict=Verdict.UNSEEN, unseen=why)
-
-
-def changed(before: Report, now: Report) -> tuple[ContainerReport, ...]:
-    """Containers that are new, or of which something else is said."""
-    known = {each.id: each for each in before.containers}
-    return tuple(each for each in now.containers if known.get(each.id) != each)
-
-
-def ended(before: Report, now: Report) -> tuple[ContainerReport, ...]:
-    present = {each.id for each in now.containers}
-    return tuple(each for each in before.containers if each.id not in present)

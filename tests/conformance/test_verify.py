@@ -21,7 +21,7 @@ from tests.support.bpf import attached
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, UUIDS, NriGpu
+from tests.support.daemon import TOPOLOGIES, UUIDS, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -202,28 +202,6 @@ def test_mig_devices_and_void(cgroup_node: Containerd, tmp_path: Path) -> None:
         found = reported(cgroup_node, daemon, 0, [*EVERY, *caps])
     assert {found[each]["verdict"] for each in (*shared, alone)} == {"ok"}
     assert all(each.startswith("MIG-") for each in found[alone]["gpu_uuids"])
-
-
-@on_newest
-def test_watching(cgroup_node: Containerd, serving: NriGpu) -> None:
-    command = [*serving.words(), "verify", "--watch", "--every", "0.1", "--state-dir", str(serving.launch.state)]
-    command += ["--containerd-state", str(cgroup_node.base / "state")]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, cwd="/") as watching:
-        assert watching.stdout
-
-        def until(text: str) -> str:
-            return next(line for line in watching.stdout or () if text in line)
-
-        until("0 containers")
-        container = cgroup_node.cri.run_asking("device=1", "train")
-        until("default/train main: ok")
-        pod = cgroup_node.cri.run_pod(PodSpec(name="agent", privileged=True))
-        widen(cgroup_node, container, cgroup_node.cri.run(pod, ContainerSpec(privileged=True)))
-        assert "UTC default/train main: can open" in until("/dev/nvidia2 ")
-        cgroup_node.cri.stop(container)
-        until("default/train main: ended")
-        watching.terminate()
-        assert watching.wait(20) == 0
 
 
 @on_newest

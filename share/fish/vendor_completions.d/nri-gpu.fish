@@ -68,8 +68,6 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from status' -s h -l help -d 'sho
 complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -x
 complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from repaired' -s h -l help -d 'show this help and exit'
-complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l watch -d 'keep looking, and print what changes'
-complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l every -x -d 'with --watch: seconds between looks (default 5)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l containerd-state -x -a '(__fish_complete_directories)' -d 'containerd\'s state folder (default: the usual ones)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l policy -r -F -d 'policy file (default /etc/nri-gpu/policy.toml)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from verify' -l state-dir -x -a '(__fish_complete_directories)' -d 'the daemon\'s state folder (default /run/nri-gpu)'

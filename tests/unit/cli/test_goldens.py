@@ -22,7 +22,6 @@ from nri_gpu.cli.page import json_text
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.doctor.examine import to_text
 from nri_gpu.host.facts import HostPaths
-from nri_gpu.verify.report import NoReport
 from tests.support.driver_root import make_driver_root
 from tests.support.schemas import conforming
 from tests.unit.cli.conftest import NriGpuCall
@@ -147,7 +146,6 @@ DOCUMENTS = {
     "status": json_text(node_in_trouble()),
     "status-watch": json_text(WatchLine(NOW, (LOST, GRANTED), node_in_trouble())),
     "verify": json_text(CHECKED),
-    "verify-error": json_text(NoReport("no daemon answers", NOW)),
 }
 
 

@@ -72,6 +72,32 @@ def test_wrong_usage_is_2(
     assert words in capsys.readouterr().err
 
 
+# What a command line of 0.1.0 may have and nothing reads any more; and words of what to do instead.
+DROPPED = {
+    "verify": (["--watch", "--every", "nan"], ["run `nri-gpu verify` from a timer", "the interval of that timer"]),
+}
+
+
+@pytest.mark.parametrize(("verb", "options", "fixes"), [(verb, *each) for verb, each in DROPPED.items()])
+def test_an_option_that_is_gone_is_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    options: list[str],
+    fixes: list[str],
+) -> None:
+    monkeypatch.setattr(f"nri_gpu.cli.{verb}.run", lambda _: 40)
+    told = next(each.options for each in cli.VERBS if each.name == verb)
+    assert {flags[0] for flags, settings in told if settings["help"] == argparse.SUPPRESS} <= {*options}
+    positional = ["generate"] if verb == "cdi" else []
+    for given, expected in ((options, fixes), ([], [])):
+        assert cli.main([verb, *positional, *given]) == 40
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == len(expected)
+        assert all(each.startswith("WARNING option is gone and ignored ") for each in lines)
+        assert all(fix in line for fix, line in zip(expected, lines, strict=True))
+
+
 def test_launched_by_the_runtime_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime passes no arguments, only NRI_PLUGIN_SOCKET."""
     from nri_gpu.cli import run

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,9 +19,8 @@ from nri_gpu.daemon.policy_file import LAST_GOOD
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.domain.errors import Exit
 from nri_gpu.verify.bundles import TASKS
-from nri_gpu.verify.report import ContainerReport, Report, Verdict, changed, ended
+from nri_gpu.verify.report import ContainerReport, Report, Verdict
 from tests.support import builders as make
-from tests.support.schemas import conforming
 from tests.unit.cli.conftest import NriGpuCall
 from tests.unit.cli.test_status import FREE
 
@@ -104,11 +100,6 @@ INVENTORY = to_builtins(InventoryAnswer(make.inventory()))
 )
 def test_exit_codes(found: Report, code: Exit) -> None:
     assert code_of(found) is code
-
-
-def test_what_changed_between_two_looks() -> None:
-    before, now = report(GOOD, BAD), report(GOOD, HIDDEN)
-    assert (changed(before, now), ended(before, now)) == ((HIDDEN,), (BAD,))
 
 
 def test_a_node_without_containers(nri_gpu: NriGpuCall, state: Path) -> None:
@@ -210,18 +201,3 @@ def test_the_stage_folder_of_a_policy_that_vanished(state: Path) -> None:
     """It is that of the last good policy, on which the daemon goes on, and not the default one."""
     (state / LAST_GOOD).write_text('[driver]\nstage_dir = "/srv/staged"\n')
     assert _stage_dir(None, state) == Path("/srv/staged")
-
-
-def test_watching_says_once_what_cannot_be_seen_and_ends_by_a_signal(state: Path) -> None:
-    command = [sys.executable, "-m", "nri_gpu", "verify", *map(str, options(state)), "--watch", "--every", "nan"]
-    with subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout
-        first = conforming(json.loads(watching.stdout.readline()))
-        assert "which device numbers the GPUs have is not known" in first["error"]
-        with daemon(state, {"status": FREE, "inventory": INVENTORY}):
-            second = conforming(json.loads(watching.stdout.readline()))
-            assert (second["schema"], second["containers"]) == ("nri-gpu/verify/v1", [])
-        assert any("error" in json.loads(line) for line in watching.stdout)
-        watching.send_signal(signal.SIGINT)
-        assert watching.stdout.read() == ""
-        assert watching.wait(20) == Exit.UNAVAILABLE
