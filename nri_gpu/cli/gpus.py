@@ -25,17 +25,11 @@ from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.source import TopologySource, ask_once, source_of
 from nri_gpu.system.clocks import since_boot_s
 
-WATCH_IS_GONE: Final = (
-    "`nri-gpu gpus --watch` is gone: run `nri-gpu status --watch`, which follows the daemon's GPUs, their holders and "
-    "their health, with `-o json` as one line a change"
-)
 LINK: Final = "it is a link; name the file that it leads to, or print with `--record -`"
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them. Returns 1 when none can be granted, 69 when NVML cannot be asked."""
-    if args.watch:
-        raise CommandError(Exit.USAGE, WATCH_IS_GONE)
     # A simulated node has a daemon only where one is named.
     state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
     try:

@@ -162,7 +162,7 @@ VERBS: Final = (
             DRIVER_ROOT,
             STATE_DIR,
             OUTPUT,
-            _switch("--watch", argparse.SUPPRESS),  # says what to use instead
+            _dropped("--watch", "run `nri-gpu status --watch`, which shows holders and health, too"),
             _switch("--topology", "how the GPUs are connected, as `nvidia-smi topo -m` shows it"),
             _value("--record", "FILE", "write this node as a topology file for --gpus; -: print it"),
             _switch("--scrub", "with --record: replace the UUIDs by made-up ones"),

@@ -1,4 +1,4 @@
-"""`nri-gpu gpus`: a table for people, a schema for programs, a code for scripts; and each change with --watch."""
+"""`nri-gpu gpus`: a table for people, a schema for programs, a code for scripts."""
 
 from __future__ import annotations
 
@@ -257,9 +257,3 @@ def test_without_nvml_the_kernel_names_the_gpus(
     assert done.code == Exit.UNAVAILABLE
     assert "was not found" in done.err
     assert not (tmp_path / "node.toml").exists()
-
-
-def test_watching_is_of_status(shown: Shown) -> None:
-    done = shown(FOUR_GPUS, "--watch")
-    assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "run `nri-gpu status --watch`" in done.err

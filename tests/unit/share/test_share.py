@@ -69,7 +69,7 @@ def test_bash_offers_every_verb_and_every_option() -> None:
     assert in_bash("repl") == {"replay"}
     for name in NAMES:
         assert in_bash(name, "--") >= {flag for flag in OPTIONS[name] if flag.startswith("--")}
-    assert "--watch" not in in_bash("gpus", "--")  # it only says what to use instead
+    assert "--watch" not in in_bash("gpus", "--")  # it is ignored
     assert {"--kubelet", "--no-kubelet"} <= in_bash("run", "--")
 
 
