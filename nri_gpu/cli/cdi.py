@@ -1,18 +1,17 @@
-"""`nri-gpu cdi generate`: the node's GPUs as a CDI specification without hooks, once or kept up to date."""
+"""`nri-gpu cdi generate`: the node's GPUs as a CDI specification without hooks."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile, SpecFileError
-from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, SpecificationWatch, remove_old, specification_text
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, specification_text
 from nri_gpu.cli.working import working
-from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
@@ -23,16 +22,19 @@ from nri_gpu.system.cpu import why_no_hwcaps
 # Not the daemon's folder: it removes what none of its grants uses, and does not know containers that others start.
 DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
 
+ENDS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 LOOKS: Final = 5  # at a driver that is changing; after that, the next event starts us again
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it, write it, or keep it written. Returns 69 when there is nothing to describe; a stale file is removed."""
-    options, file = _options(args), _file(args)
-    if args.watch and file:
-        logs.set_up(args.log_level)
-        return asyncio.run(SpecificationWatch(options, file).run())
-    return _once(options, file)
+    """Print it or write it. Returns 69 when there is nothing to describe; a stale file is removed."""
+    file = _file(args)
+    code = _once(_options(args), file)
+    if file and "--watch" in args.dropped:  # a service that ended now would be started again without an end
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, *ENDS})
+        signal.sigwait(ENDS)
+        return Exit.OK
+    return code
 
 
 def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
@@ -49,7 +51,8 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
         _withdraw(file)
         return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
     except SpecFileError as error:
-        raise CommandError(Exit.PERMISSION, error) from None
+        _say(str(error))
+        return Exit.PERMISSION
     _say(*file.conflicts(options.standard), *_removed_old(options, file, inventory), *_without_drm(options, inventory))
     return Exit.OK
 
@@ -116,7 +119,6 @@ def _options(args: argparse.Namespace) -> SpecificationOptions:
         loader=loader,
         capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
         topology=args.gpus,
-        refresh_s=policy.inventory.refresh_s,
         standard=STANDARD,
     )
 
@@ -131,8 +133,6 @@ def _capabilities(text: str) -> Capabilities:
 def _file(args: argparse.Namespace) -> SpecFile | None:
     """Raises: CommandError."""
     if args.output is None:
-        if args.watch:
-            raise CommandError(Exit.USAGE, "--watch needs a file to keep up to date: give --output")
         return None
     path = Path(args.output).absolute()
     if path.suffix not in SUFFIXES:

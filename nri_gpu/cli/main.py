@@ -263,8 +263,8 @@ VERBS: Final = (
             _value("--stage-dir", "DIR", "folder for staged driver files (default /var/lib/nri-gpu/cdi)"),
             _value("--capabilities", "LIST", "driver capabilities to include (default: the policy's)"),
             _value("--output", "FILE", "file to write, ending in .json or .yaml"),
-            _switch("--watch", "keep running, and update the file when driver or GPUs change"),
-            LOG_LEVEL,
+            _dropped("--watch", "enable nri-gpu-cdi.path, which has the file written again; it is written once here"),
+            _dropped("--log-level", "leave it out: this verb logs warnings alone", values=1),
         ),
     ),
     Verb(

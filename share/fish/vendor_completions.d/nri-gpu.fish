@@ -97,8 +97,6 @@ complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l driver-root -x -a '(
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l stage-dir -x -a '(__fish_complete_directories)' -d 'folder for staged driver files (default /var/lib/nri-gpu/cdi)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l capabilities -x -d 'driver capabilities to include (default: the policy\'s)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l output -r -F -d 'file to write, ending in .json or .yaml'
-complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l watch -d 'keep running, and update the file when driver or GPUs change'
-complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -l log-level -x -a 'TRACE DEBUG INFO WARNING ERROR' -d 'lowest level to log (default INFO)'
 complete -c nri-gpu -n '__fish_seen_subcommand_from cdi' -s h -l help -d 'show this help and exit'
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -F
 complete -c nri-gpu -n '__fish_seen_subcommand_from explain' -s n -l namespace -x -d 'namespace of what names none (default: default)'

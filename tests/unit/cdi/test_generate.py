@@ -1,8 +1,7 @@
-"""`nri-gpu cdi generate`: printed, written, kept up to date, removed where nothing is true; and old drivers' files."""
+"""`nri-gpu cdi generate`: printed, written, removed where nothing is true; and old drivers' files."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,6 @@ from nri_gpu.cdi.generate import (
     BOOT_FILE,
     NotReadyError,
     SpecificationOptions,
-    SpecificationWatch,
     remove_old,
     specification_text,
 )
@@ -54,7 +51,7 @@ class Place:
     def options(self, **fields: Any) -> SpecificationOptions:  # noqa: ANN401 - any field of a SpecificationOptions
         every = DEFAULT_CAPABILITIES
         return replace(
-            SpecificationOptions(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), 0.02, ()),
+            SpecificationOptions(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), ()),
             **fields,
         )
 
@@ -145,7 +142,6 @@ def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytes
 FAILURES: dict[str, tuple[list[str], Exit, str]] = {
     "no capability": (["--capabilities", "compute,magic"], Exit.USAGE, "'magic' is not one of compute, utility"),
     "an empty capability": (["--capabilities", "compute,"], Exit.USAGE, "'' is not one of"),
-    "nothing to watch for": (["--watch"], Exit.USAGE, "give --output"),
     "a file that no runtime reads": (["--output", "cdi.txt"], Exit.USAGE, "only read files that end in .json or .yaml"),
     "a broken policy": (["--policy", "broken.toml"], Exit.CONFIGURATION, "broken.toml:1: nonsense"),
     "a broken topology": (["--gpus", "broken.toml"], Exit.CONFIGURATION, "broken.toml"),
@@ -233,76 +229,30 @@ def test_what_can_be_given_has_a_name(place: Place) -> None:
         assert [device["name"] for device in document["devices"]] == names
 
 
-def watched(place: Place, *steps: Callable[[], object]) -> None:
-    """Run the watch; after each step wait until `step` no longer raises AssertionError, OSError or ValueError."""
-
-    async def main() -> None:
-        watch = SpecificationWatch(place.options(), SpecFile(place.file))
-        running = asyncio.create_task(watch.run())
-        for step in steps:
-            deadline = time.monotonic() + WAIT_S
-            while True:
-                try:
-                    step()
-                except (AssertionError, OSError, ValueError):
-                    if running.done() or time.monotonic() > deadline:
-                        raise
-                    await asyncio.sleep(0.01)
-                else:
-                    break
-        watch.stop()
-        assert await asyncio.wait_for(running, WAIT_S) == Exit.OK
-
-    asyncio.run(main())
-
-
-def test_watch_follows_gpus_and_driver(place: Place) -> None:
-    """From when nothing can be said yet, by way of when nothing is true any more."""
-    text = place.topology.read_text()
-    last = text.rindex("[[gpu]]")
-    fewer = text[:last] + text[text.index("[[link]]", last) :].split("[[link]]")[0]
-    place.topology.unlink()
-
-    def node(text: str) -> Callable[[], object]:
-        return lambda: place.topology.write_text(text)
-
-    def has_gpus(number: int, version: str = V) -> Callable[[], None]:
-        def check() -> None:
-            document = place.specification()
-            assert len(document["devices"]) == 2 * number + 1
-            assert f"/{version}-" in document["containerEdits"]["mounts"][0]["hostPath"]
-
-        return check
-
-    def upgrade() -> None:
-        shutil.rmtree(place.driver)
-        make_driver_root(place.driver, "590.1.2")
-
-    def gone() -> None:
-        assert not place.file.exists()
-
-    watched(place, node(text), has_gpus(4), node(fewer), has_gpus(3), node("schema = 1\n[node]\n"), gone)
-    watched(place, node(text), has_gpus(4), upgrade, has_gpus(4, "590.1.2"))
-    assert place.file.exists(), "it stays, for containers go on being started"
-
-
-def test_watch_as_a_process_hears_signals(place: Place) -> None:
-    """SIGHUP: look again now, where the pause would be a minute. SIGTERM: an end in good order."""
-    command = [sys.executable, "-m", "nri_gpu", *place.command, "--watch", "--output", str(place.file)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("node", "names"), [(FOUR_GPUS.read_text(), 9), ("schema = 1\n[node]\n", 0)])
+def test_a_service_that_watched_writes_once_and_stays(place: Place, node: str, names: int) -> None:
+    """One that ended would be started again and again."""
+    place.topology.write_text(node)
+    place.file.parent.mkdir()
+    place.file.write_text('{"kind": "nvidia.com/gpu", "devices": "of yesterday"}')
+    command = [*place.command, "--watch", "--log-level", "debug", "--output", str(place.file)]
+    process = subprocess.Popen([sys.executable, "-m", "nri_gpu", *command], stderr=subprocess.PIPE, text=True)
     try:
-        wait_for("the file", place.file.exists, WAIT_S)
-        shutil.copy(TOPOLOGIES / "dgx-a100.toml", place.topology)
+        signals = Path(f"/proc/{process.pid}/status")
+        wait_for(
+            "sigwait, which lets through what it waits for",
+            lambda: "SigBlk:\t0000000000000001" in signals.read_text(),
+            WAIT_S,
+        )
+        written = len(place.specification()["devices"]) if place.file.exists() else 0
         process.send_signal(signal.SIGHUP)
-        wait_for("eight GPUs", lambda: len(place.specification()["devices"]) == 17, WAIT_S)
         process.terminate()
         _, log = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == Exit.OK
-    assert log.count("CDI specification written") == 2
-    assert place.file.exists()
+    assert (process.returncode, written) == (Exit.OK, names)
+    assert "enable nri-gpu-cdi.path" in log
 
 
 def test_the_folder_of_a_daemon_is_left_to_it(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

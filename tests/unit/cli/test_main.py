@@ -74,6 +74,7 @@ def test_wrong_usage_is_2(
 
 # What a command line of 0.1.0 may have and nothing reads any more; and words of what to do instead.
 DROPPED = {
+    "cdi": (["--watch", "--log-level", "debug"], ["enable nri-gpu-cdi.path", "leave it out"]),
     "gpus": (["--watch"], ["run `nri-gpu status --watch`"]),
     "verify": (["--watch", "--every", "nan"], ["run `nri-gpu verify` from a timer", "the interval of that timer"]),
 }
