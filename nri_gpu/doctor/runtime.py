@@ -213,8 +213,6 @@ def _described(
     else:
         settings = containerd_settings(seen.root, config, release_of(version))
         found, handler = settings, settings.cri.containerd.default_runtime_name
-        if process and (folder := process.option("--root")):
-            settings = replace(settings, root=folder)
     version_read = settings.version if settings and settings.files else 0
     sockets = listening(seen.at(f"/proc/{process.pid}")) if process else ()
     return ContainerRuntime(

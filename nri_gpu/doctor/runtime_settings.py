@@ -20,7 +20,6 @@ from nri_gpu.doctor.releases import EACH_MIGRATED, READINGS
 from nri_gpu.system.storage import stat_of, text_of
 
 CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/crio/crio.conf"}
-DEFAULT_ROOT: Final = "/var/lib/containerd"
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 NRI: Final = "io.containerd.nri.v1.nri"
 CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # version 3, 2 and 1
@@ -112,7 +111,6 @@ class ContainerdSettings(Struct, frozen=True, kw_only=True):
     """
 
     version: Annotated[int, Meta(ge=1)] = 2
-    root: str = DEFAULT_ROOT
     nri: NriSettings = NriSettings()
     nri_table: str = NRI
     cri: CriSettings = CriSettings()
@@ -147,7 +145,6 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
         said[f"disabled_plugins.{entry}"] = tuple(name for each, name in disabled if each == entry)
     return ContainerdSettings(
         version=tops[0].version if tops else 2,
-        root=next((top.root for top in reversed(tops) if top.root != DEFAULT_ROOT), DEFAULT_ROOT),
         nri=_read(_together(nri), NriSettings, name, faults),
         nri_table=name,
         cri=_read(_together(cri), CriSettings, "the CRI plugin", faults),
@@ -172,7 +169,7 @@ class _File(Struct, frozen=True):
     @property
     def top(self) -> Toml:
         """Its settings that belong to no plugin."""
-        top: Toml = {key: self.content[key] for key in ("root", "disabled_plugins", "imports") if key in self.content}
+        top: Toml = {key: self.content[key] for key in ("disabled_plugins", "imports") if key in self.content}
         return top | {"version": self.content.get("version") or 1}
 
     @property

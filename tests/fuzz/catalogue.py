@@ -26,9 +26,7 @@ ENTRANCES: Final[Mapping[str, Entrance]] = {
     "requirements": Entrance("fuzz_requirements", "an image's NVIDIA_REQUIRE variables"),
     "signed": Entrance("fuzz_signed", "signed grants, kubelet tokens, claim markers"),
     "claim": Entrance("fuzz_claim", "ResourceClaims of the API server"),
-    "peers": Entrance(
-        "fuzz_peers", "answers of children, daemon, API server, kubelet; audit log; files in /etc; images"
-    ),
+    "peers": Entrance("fuzz_peers", "answers of children, daemon, API server, kubelet; audit log; files in /etc"),
     "state": Entrance("fuzz_state", "files of the state folder"),
     "policy": Entrance("fuzz_documents", "the policy"),
     "topology": Entrance("fuzz_documents", "topology files"),

@@ -2,7 +2,7 @@
 
 nvml, event, stray: our children, which a driver's library or a race may have broken. question, answer: of `nri-gpu
 dra` and the daemon. config: a claim's opaque parameters. slices, refusal, watch: the API server. allocate, preferred:
-the kubelet. replay: a line of the audit log. kubeconfig; image: the configuration of an image in containerd's store;
+the kubelet. replay: a line of the audit log. kubeconfig;
 containerd, cdi: files in /etc that others write.
 """
 
@@ -21,7 +21,6 @@ import urllib3
 from nri_gpu.cdi.file import SpecFile, SpecFileError
 from nri_gpu.cli.replay import compare
 from nri_gpu.decision.replay import decision_record, node_record, policy_record
-from nri_gpu.doctor.others import names_devices
 from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
 from nri_gpu.domain.errors import InventoryError, RequestError
 from nri_gpu.dra.api_access import Access, AccessError, by_kubeconfig
@@ -171,10 +170,6 @@ def replay(data: bytes) -> bool:
     return all(not isinstance(each, str) for each in compare(("log:1", line) for line in lines))
 
 
-def image(data: bytes) -> bool:
-    return names_devices(data)
-
-
 def containerd(data: bytes) -> bool:
     (FOLDER / "config.toml").write_bytes(data)
     found = containerd_settings(FOLDER, "/config.toml", (2, 1, 4))
@@ -214,7 +209,6 @@ READERS: Final[dict[str, Callable[[bytes], object]]] = {
     "allocate": allocate,
     "preferred": preferred,
     "replay": replay,
-    "image": image,
     "containerd": containerd,
     "cdi": cdi,
 }
@@ -252,7 +246,6 @@ PEERS: Final = Target(
         *named("allocate", make.uuid(0), f"{make.uuid(1)} {make.uuid(2)}\n{make.uuid(3)}"),
         *named("preferred", f"2\n{make.uuid(0)} {make.uuid(1)} {make.uuid(2)}\n{make.uuid(1)}"),
         *named("replay", RECORDS[-1]),
-        *named("image", '{"config": {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}}'),
         *named("containerd", "version = 3\nimports = []\n[plugins.'io.containerd.nri.v1.nri']\ndisable = false\n"),
         *named("cdi", '{"kind": "nvidia.com/gpu"}', "kind: nvidia.com/gpu\n"),
     ],
@@ -268,7 +261,6 @@ PEERS: Final = Target(
             for name in (
                 "refusal",
                 "missing",
-                "image",
                 "cdi",
                 "slices",
                 "watch",

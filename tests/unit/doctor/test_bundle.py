@@ -11,7 +11,6 @@ from nri_gpu.doctor.examine import examine
 from nri_gpu.doctor.finding import Examined
 from nri_gpu.doctor.runtime import container_runtime
 from tests.unit.doctor.node import CONFIG, DoctorNode
-from tests.unit.doctor.test_others import image
 
 SECRET = "hunter2"
 
@@ -46,7 +45,6 @@ def test_no_secret_is(node: DoctorNode) -> None:
     node.process(900, "kubelet", "/usr/bin/kubelet", f"--token={SECRET}")
     node.write("proc/cmdline", f"root=/dev/sda password={SECRET}")
     node.write("etc/cdi/nvidia.yaml", f"kind: nvidia.com/gpu\nhooks:\n- env: [{SECRET}]\n")
-    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all", f"TOKEN={SECRET}")
     files = unpacked(node)
     assert not any(SECRET in text for text in files.values())
     assert "/etc/cdi/nvidia.yaml" in files["components.json"]

@@ -14,7 +14,7 @@ from nri_gpu.doctor.bundle import bundle
 from nri_gpu.doctor.runtime import container_runtime
 from tests.unit.doctor.node import DoctorNode
 from tests.unit.doctor.test_kubelet import CHECKPOINT, HEALTHY, PLUGINS
-from tests.unit.doctor.test_others import image, installed
+from tests.unit.doctor.test_others import installed
 
 
 def garbage(path: Path) -> None:
@@ -57,7 +57,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("spoil", KINDS.values(), ids=KINDS)
 def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[Path], None]) -> None:
     installed(node)
-    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
     node.listen(f"{PLUGINS}/kubelet.sock")
     node.write(CHECKPOINT, HEALTHY)
     node.write("var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n")
@@ -82,7 +81,7 @@ def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[P
         assert time.monotonic() - began < 4, path
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (node.root.parent / "kept").rename(path)
-    assert node.found().keys() == {"other injectors", "images", "cgroup driver"}
+    assert node.found().keys() == {"other injectors", "cgroup driver"}
 
 
 def test_what_vanishes_while_it_is_read(node: DoctorNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
-"""Other injectors, and images that name GPUs by themselves."""
+"""Other injectors of GPUs."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 from msgspec.structs import replace
@@ -16,11 +14,6 @@ DEFAULT = CONFIG + (
     '[plugins."io.containerd.cri.v1.runtime".containerd]\n  default_runtime_name = "nvidia"\n'
     '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "io.containerd.runc.v2"\n'
 )
-BLOBS = "var/lib/containerd/io.containerd.content.v1.content/blobs/sha256"
-
-
-def image(node: DoctorNode, name: str, *variables: str) -> None:
-    node.write(f"{BLOBS}/{name * 64}", json.dumps({"architecture": "amd64", "config": {"Env": [*variables, "A=b"]}}))
 
 
 def installed(node: DoctorNode) -> None:
@@ -29,7 +22,6 @@ def installed(node: DoctorNode) -> None:
 
 def test_nvidia_as_the_default_runtime(node: DoctorNode) -> None:
     node.write("etc/containerd/config.toml", DEFAULT)
-    node.write(f"{BLOBS}/x", "")
     found = node.found()
     assert (found["default runtime"].level, found["default runtime"].fix[1]) == (
         Level.ERROR,
@@ -54,37 +46,10 @@ def test_nvidia_as_the_default_runtime_of_docker(node: DoctorNode, text: str, fo
 
 def test_an_installed_runtime_and_what_to_write_into_the_policy(node: DoctorNode) -> None:
     installed(node)
-    node.write(f"{BLOBS}/x", "")
     advice = [each for each in node.examine().findings if each.subject == "other injectors"]
     assert [each.level for each in advice] == [Level.WARNING] * 2
     assert advice[0].fix[1] == 'visible_devices = "void"    # below [environment]'
     assert node.found(policy=IDLE).keys() <= {"policy advice"}
-
-
-def test_images_that_ask_by_themselves(node: DoctorNode) -> None:
-    installed(node)
-    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
-    image(node, "b", "NVIDIA_VISIBLE_DEVICES=void")
-    image(node, "c", "PATH=/bin")
-    node.write(f"{BLOBS}/{'d' * 64}", "NVIDIA_VISIBLE_DEVICES=all, in some layer")
-    (node.root / BLOBS / ("0" * 64)).symlink_to(
-        "removed"
-    )  # as one that the runtime removes after the look at the folder
-    finding = node.found()["images"]
-    assert finding.level is Level.WARNING
-    assert "1 image sets NVIDIA_VISIBLE_DEVICES" in finding.meaning
-    assert "sha256:aaaaaaaaaaaa" in finding.meaning
-    assert 'disarm = "all"    # below [environment]' in finding.fix
-
-
-def test_nobody_obeys_them(node: DoctorNode) -> None:
-    image(node, "a", "NVIDIA_VISIBLE_DEVICES=all")
-    assert node.found() == {}
-
-
-def test_a_store_that_is_not_there(node: DoctorNode) -> None:
-    installed(node)
-    assert node.found()["images"].level is Level.UNSEEN
 
 
 @pytest.mark.parametrize(
