@@ -9,22 +9,17 @@ from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.domain.gpu import closure
 from nri_gpu.policy.advice_rules import (
     catch_all,
-    limits_among_themselves,
     namespaces_behind_rules,
     other_settings,
     pools_among_themselves,
     rule_terms,
     unreachable_rules,
 )
-from nri_gpu.policy.forms import Globs, is_literal
 from nri_gpu.policy.health import shipped_lists
-from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import Disarm, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.policy.stray import OnStray
 
-# Kubernetes' names for namespaces (RFC 1123 labels), and what a pattern adds to them.
-_NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
-_NAME_MAX: Final = 63
 _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 
 
@@ -58,50 +53,6 @@ def _who_may_ask(policy: Policy) -> Iterator[str]:
             f"every namespace{but} may ask: everyone who can create a pod there can take this node's GPUs{pools} by an "
             "annotation; list the namespaces in namespaces.allow"
         )
-
-
-def _patterns_for_nothing(policy: Policy) -> Iterator[str]:
-    rules = policy.namespaces
-    for name, globs in (("allow", rules.allow), ("deny", rules.deny)):
-        for index, pattern in enumerate(globs.patterns):
-            if why := _never_matches(pattern):
-                yield f'namespaces.{name}[{index}] = "{pattern}" can never match a Kubernetes namespace: {why}'
-    if "*" in rules.allow.patterns and len(rules.allow.patterns) > 1:
-        yield 'namespaces.allow has "*", so its other patterns change nothing'
-    if "*" not in rules.deny.patterns:
-        yield from _denied_anyway(rules)
-        yield from _denied_for_nothing(rules)
-
-
-def _never_matches(pattern: str) -> str:
-    """Why no namespace can have such a name. Brackets are left alone: they hold what they like."""
-    if "[" in pattern:
-        return ""
-    odd = sorted(set(pattern) - _NAME_LETTERS - set("*?"))
-    if odd:
-        return f"names have no {' '.join(odd)}"
-    if len(pattern.replace("*", "")) > _NAME_MAX:
-        return f"names have at most {_NAME_MAX} characters"
-    return "names begin and end with a letter or digit" if "-" in (pattern[0], pattern[-1]) else ""
-
-
-def _denied_anyway(rules: NamespaceRules) -> Iterator[str]:
-    for index, pattern in enumerate(rules.allow.patterns):
-        if pattern in rules.deny.patterns:
-            denied: int | None = rules.deny.patterns.index(pattern)
-        else:
-            denied = rules.deny.first(pattern) if is_literal(pattern) else None
-        if denied is not None:
-            yield f'namespaces.allow[{index}] = "{pattern}" changes nothing: namespaces.deny[{denied}] denies it'
-
-
-def _denied_for_nothing(rules: NamespaceRules) -> Iterator[str]:
-    """Where allow is a plain list of names, a denial must hit one of them to mean anything."""
-    if not all(is_literal(pattern) for pattern in rules.allow.patterns):
-        return
-    for index, pattern in enumerate(rules.deny.patterns):
-        if not any(Globs((pattern,)).first(name) == 0 for name in rules.allow.patterns):
-            yield f'namespaces.deny[{index}] = "{pattern}" changes nothing: namespaces.allow lists no such name'
 
 
 def _stopped_strays(policy: Policy) -> Iterator[str]:
@@ -195,11 +146,9 @@ def _xids(policy: Policy) -> Iterator[str]:
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _request_size,
     _who_may_ask,
-    _patterns_for_nothing,
     unreachable_rules,
     namespaces_behind_rules,
     rule_terms,
-    limits_among_themselves,
     pools_among_themselves,
     _parts,
     _extras,

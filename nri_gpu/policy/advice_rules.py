@@ -1,20 +1,19 @@
-"""Advice on rules, limits and pools; also on rules that never decide because an earlier one matches all they match.
+"""Advice on rules and pools; also on rules that never decide because an earlier one matches all they match.
 
 Rules are compared by their patterns alone: what is said is certain, and what cannot be told that way is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Final
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import UNLIMITED, Globs, is_literal
 from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
-from nri_gpu.policy.rules import LIMIT_KEYS, Limits, Pool, Rule
+from nri_gpu.policy.rules import LIMIT_KEYS, Pool, Rule
 from nri_gpu.policy.select import Terms
 
 # Each rule is compared with so many earlier ones, and as many about its own namespace, so that `check` ends soon.
@@ -74,15 +73,7 @@ def pattern_covers(broad: str, narrow: str) -> bool:
 
 
 SHOWN_MAX: Final = 20  # sentences of one kind; a generated policy may have thousands
-# Of each, the first cannot be reached where the second is lower.
-_WITHIN: Final = (
-    ("gpus_per_container", "gpus_per_pod"),
-    ("gpus_per_pod", "gpus_per_namespace"),
-    ("exclusive_gpus_per_namespace", "gpus_per_namespace"),
-    ("gpus_per_namespace", "gpus_per_node"),
-)
 _WHOM: Final = ("namespace", "pod", "container", "runtime_handler", "labels", "qos")
-_PathOf = Callable[[str], str]
 
 
 def unreachable_rules(policy: Policy) -> Iterator[str]:
@@ -146,7 +137,6 @@ def _terms_of(policy: Policy, index: int) -> Iterator[str]:
             f"{path} allows by labels alone, in any namespace: the creator of a pod writes its labels; name the "
             "namespaces too"
         )
-    yield from _limits_of(terms.limits, terms.limit_path, only=frozenset(dict(rule.limits or ())))
 
 
 def _lonely(allowed: Capabilities, path: str) -> Iterator[str]:
@@ -154,29 +144,6 @@ def _lonely(allowed: Capabilities, path: str) -> Iterator[str]:
         lacking = closure(frozenset({each})) - allowed
         if each in allowed and lacking:
             yield f"{path} lists {each}, never allowed: it brings {', '.join(sorted(lacking))}, not listed there"
-
-
-def limits_among_themselves(policy: Policy) -> Iterator[str]:
-    """Limits that exclude everything, or that another keeps from ever binding."""
-    yield from _limits_of(policy.limits, "limits.{}".format, only=frozenset(LIMIT_KEYS))
-    if policy.limits.containers_per_gpu != UNLIMITED and not _sharing_allowed(policy):
-        yield "limits.containers_per_gpu changes nothing: no mode that is allowed shares a GPU"
-
-
-def _sharing_allowed(policy: Policy) -> bool:
-    lists = (policy.modes.allowed, *(rule.modes for rule in policy.rule.rules if rule.modes is not None))
-    return any(modes - {Mode.EXCLUSIVE} for modes in lists)
-
-
-def _limits_of(limits: Limits, path_of: _PathOf, *, only: frozenset[str]) -> Iterator[str]:
-    values = {key: getattr(limits, key) for key in LIMIT_KEYS}
-    for key in LIMIT_KEYS:
-        if key in only and values[key] == 0:
-            which = " in exclusive mode" if key.startswith("exclusive") else ""
-            yield f"{path_of(key)} = 0: no container that it is about can get a GPU{which}"
-    for inner, outer in _WITHIN:
-        if (inner in only or outer in only) and values[outer] < values[inner] < UNLIMITED:
-            yield f"{path_of(inner)} = {values[inner]} changes nothing: {path_of(outer)} = {values[outer]} is lower"
 
 
 def pools_among_themselves(policy: Policy) -> Iterator[str]:
