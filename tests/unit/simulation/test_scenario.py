@@ -147,7 +147,7 @@ AT_1 = NODE_AT_1 + "gpu = 0\n"
 CHANGES: dict[str, str] = {
     "change[0].at_s: missing; a number from 0 to 31536000": "[[change]]\ngpu = 0\nlost = true\n",
     "change[0].gpu: there is no GPU with index 7": changed(1, 7) + "lost = true\n",
-    "change[0]: changes nothing: lost, unavailable, signs, mig, pre": AT_1,
+    "change[0]: changes nothing: lost, unavailable, signs, reco": AT_1,
     "change[0]: changes nothing: driver, cuda, majors, fault": NODE_AT_1,
     "change[0].lost: says the same as": AT_1 + "lost = true\nunavailable = 'x'\n",
     "change[0].driver: 'new' is not a version": NODE_AT_1 + "driver = 'new'\n",
