@@ -23,9 +23,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
+from nri_gpu.allocation.recording import Remembered
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.plugin.dependencies import Remembered
 from nri_gpu.system.storage import write_whole
 
 JOURNAL: Final = "journal"  # in the state folder

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from loguru import logger
 
 from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.recording import Remembered
 from nri_gpu.daemon.audit import AuditLog
 from nri_gpu.daemon.journal import Journal
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
-from nri_gpu.plugin.dependencies import Remembered
 from nri_gpu.system.tasks import LogOnce, tell
 
 

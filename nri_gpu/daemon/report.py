@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation, Usage
 from nri_gpu.allocation.messages import opener, why_not
-from nri_gpu.allocation.rebuild import overlaps
+from nri_gpu.allocation.overlaps import overlaps
 from nri_gpu.daemon import answers
 from nri_gpu.daemon.ledger_file import holder_line
 from nri_gpu.domain.claim import Mode

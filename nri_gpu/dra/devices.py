@@ -14,7 +14,7 @@ from typing import Final
 
 from nri_gpu.allocation.ledger import UNUSED, Ledger, Usage
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.rebuild import overlaps
+from nri_gpu.allocation.overlaps import overlaps
 from nri_gpu.allocation.topology import Topology, split, topology_of
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Mode

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.rebuild import overlaps
+from nri_gpu.allocation.overlaps import overlaps
 from nri_gpu.allocation.topology import Surroundings, choose, topology_of
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Strategy

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from nri_gpu import __version__
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.rebuild import overlaps
+from nri_gpu.allocation.overlaps import overlaps
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of

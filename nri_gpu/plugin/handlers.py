@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from nri_gpu.allocation.external import Monitors, live, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger
-from nri_gpu.allocation.rebuild import overlaps, rebuilt
+from nri_gpu.allocation.overlaps import overlaps
+from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
 from nri_gpu.decision.claim import is_ignored, may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide

@@ -38,7 +38,8 @@ from nri_gpu.allocation.external import opened_uuids, seen
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.rebuild import overlaps
+from nri_gpu.allocation.overlaps import overlaps
+from nri_gpu.allocation.recording import Remembered
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId
@@ -48,7 +49,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
 from nri_gpu.nri.session import Listed
-from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
+from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.forms import NOTHING, Globs
 from nri_gpu.policy.model import ClaimDefaults, ForeignSettings, Policy

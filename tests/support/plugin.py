@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.recording import Remembered
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.gpu import Capability
@@ -18,7 +19,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed, Parts
 from nri_gpu.plugin.decision_log import Refusals
-from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
+from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor

@@ -11,6 +11,7 @@ import pytest
 
 from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.allocation.ledger import GrantPhase
+from nri_gpu.allocation.recording import Remembered
 from nri_gpu.daemon.journal import Journal, revoked_in
 from nri_gpu.daemon.recorder import StateRecorder
 from nri_gpu.domain.claim import Mode
@@ -19,7 +20,7 @@ from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed
-from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
+from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.policy.model import Policy

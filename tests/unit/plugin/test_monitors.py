@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.rebuild import overlaps
+from nri_gpu.allocation.overlaps import overlaps
 from nri_gpu.decision.replay import Replay, ledger_record
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
