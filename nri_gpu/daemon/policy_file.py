@@ -264,6 +264,8 @@ class PolicyFile:
             raise PolicyError(built.empty_tables)
         for fault in built.empty_tables:
             logger.bind(fault=str(fault)).warning("policy has a table without a key")
+        if built.policy.ignored:
+            logger.bind(fault="; ".join(built.policy.ignored)).warning("policy has settings that are ignored")
         if self.from_runtime and self._text is None:
             return built.policy
         self.before = self._used or self._kept_before(source)

@@ -18,7 +18,6 @@ from nri_gpu.policy.advice_rules import (
 from nri_gpu.policy.health import shipped_lists
 from nri_gpu.policy.model import Disarm, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.policy.stray import OnStray
 
 _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 
@@ -26,6 +25,10 @@ _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 def advise(policy: Policy) -> tuple[str, ...]:
     """One sentence for each setting that an operator should check again, the widest first."""
     return tuple(sentence for part in _PARTS for sentence in part(policy))
+
+
+def _ignored(policy: Policy) -> Iterator[str]:
+    yield from policy.ignored
 
 
 def _request_size(policy: Policy) -> Iterator[str]:
@@ -52,26 +55,6 @@ def _who_may_ask(policy: Policy) -> Iterator[str]:
         yield (
             f"every namespace{but} may ask: everyone who can create a pod there can take this node's GPUs{pools} by an "
             "annotation; list the namespaces in namespaces.allow"
-        )
-
-
-def _stopped_strays(policy: Policy) -> Iterator[str]:
-    stray = policy.stray
-    if stray.action is not OnStray.STOP:
-        return
-    if not (stray.enabled and stray.namespaces.patterns):
-        lacking = "stray.namespaces is empty" if stray.enabled else "stray.enabled is false"
-        yield f'stray.action = "stop" stops nothing: {lacking}'
-        return
-    if "*" in stray.namespaces.patterns:
-        yield (
-            'stray.namespaces has "*": containers of every namespace may be stopped, kube-system too; list those whose '
-            "containers can be spared"
-        )
-    if not policy.kubelet.podresources:
-        yield (
-            'kubelet.podresources is empty, and stray.action is "stop": containers whose GPUs another device plugin '
-            "allocated may be stopped; set it where this node has a kubelet"
         )
 
 
@@ -144,6 +127,7 @@ def _xids(policy: Policy) -> Iterator[str]:
 
 
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
+    _ignored,
     _request_size,
     _who_may_ask,
     unreachable_rules,
@@ -153,7 +137,6 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _parts,
     _extras,
     _silence,
-    _stopped_strays,
     other_settings,
     _external_allocations,
     _xids,

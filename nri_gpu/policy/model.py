@@ -338,10 +338,11 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 class Policy(Value, frozen=True, kw_only=True):
     """All settings. source: the file that they come from, for messages; it does not count in comparisons.
 
+    ignored: a sentence for each thing in it that an earlier version knew (`policy/dropped.py`), likewise.
     fault: what is wrong with the policy file; `decide` then refuses every request. Empty for a usable policy.
     """
 
-    aside: ClassVar = ("source",)
+    aside: ClassVar = ("source", "ignored")
 
     plugin: PluginSettings = PluginSettings()
     driver: DriverSettings = DriverSettings()
@@ -373,6 +374,7 @@ class Policy(Value, frozen=True, kw_only=True):
     rule: RuleList = RuleList()
     pool: PoolList = PoolList()
     source: str = BUILT_IN
+    ignored: tuple[str, ...] = ()
     fault: str = ""
 
     @classmethod

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.text import quoted
 from nri_gpu.policy.dra import dra_faults
+from nri_gpu.policy.dropped import without_dropped
 from nri_gpu.policy.forms import given
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
@@ -41,15 +42,23 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     Raises: PolicyError: with every fault, in the order of the file.
     """
     where = lines or {}
-    found = list(faults(_file_info(), raw))
+    dropped: dict[str, str] = {}
+    known = without_dropped(raw, dropped)
+    found = list(faults(_file_info(), known))
     policy = Policy.default()
     if not found:
-        policy = _read(convert(raw, file_type()), file)
+        policy = replace(_read(convert(known, file_type()), file), ignored=tuple(_ignored(dropped, where)))
         found += _cross_faults(policy)
     if found:
         each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
         raise PolicyError(tuple(sorted(each, key=lambda fault: fault.line or 0)))
     return policy
+
+
+def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[str]:
+    for path, why in dropped.items():
+        line = line_of(lines, path)
+        yield f"{path}{f', line {line},' if line else ''} is ignored: {why}; take it out"
 
 
 def empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:

@@ -1,23 +1,15 @@
-"""Settings of the stray-use audit: how often it looks, what it does about what it finds, and what it leaves alone."""
+"""Settings of the stray-use audit: how often it looks, and what it leaves alone."""
 
-from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from nri_gpu.policy.forms import NAMESPACES, NOTHING, Globs, about, patterns, text
+from nri_gpu.policy.forms import Globs, about, patterns, text
 
 # NVIDIA's own, where its packages install them.
 _DAEMONS: Final = ("/usr/bin/nvidia-persistenced", "/usr/bin/nv-fabricmanager", "/usr/bin/nv-hostengine")
 
 _EXCEPTIONS: Final = patterns(text(r"[!-~]*/[!-~]*", "namespace/pod or a path, or a pattern of these", 512))
-
-
-class OnStray(StrEnum):
-    """What happens to a container that uses a GPU which nobody granted to it."""
-
-    REPORT = "report"
-    STOP = "stop"
 
 
 class StraySettings(Struct, frozen=True, kw_only=True):
@@ -31,15 +23,6 @@ class StraySettings(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     every_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two looks.")] = 30
-    action: Annotated[
-        OnStray,
-        about(
-            "report them in status and log; or stop, through CRI, unprivileged containers of the namespaces "
-            "below that two looks 10 s apart show with the same process. As guard.cri_socket and guard.stop_grace_s "
-            "say; needs grpcio."
-        ),
-    ] = OnStray.REPORT
-    namespaces: Annotated[Globs, NAMESPACES, about("Namespaces whose containers may be stopped.")] = NOTHING
     exceptions: Annotated[
         Globs,
         _EXCEPTIONS,

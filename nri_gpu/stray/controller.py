@@ -1,4 +1,4 @@
-"""Looks for stray use now and then, reports each finding once, and stops what the policy lets it stop."""
+"""Looks for stray use now and then, and reports each finding once."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Majors
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.service import GuardSettings
-from nri_gpu.policy.stray import OnStray, StraySettings
+from nri_gpu.policy.stray import StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
 from nri_gpu.stray.judge import Kind, Known, PodName, StrayProcess, StrayUse, container_of, judge
 from nri_gpu.stray.uses import Extent, Use
-from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.line_process import lines_of, python
 from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import LogOnce, first_done
 
 LOOK_LIMIT_S: Final = 20.0
-APART_S: Final = 10.0  # between two looks that have to show the same process before its container is stopped
-FIRST_RETRY_S, LONGEST_RETRY_S = 30.0, 300.0
 REPORTED_MAX: Final = 1024
 HIDDEN: Final = (
     "the processes of the host are hidden from nri-gpu: a pod needs hostPID (chart: stray.enabled=true), the systemd "
@@ -43,7 +39,6 @@ CLOSED: Final = (
     "DAC_READ_SEARCH, which the systemd unit's drop-in stray.conf gives it"
 )
 Containers = Callable[[], Mapping[ContainerId, ListedContainer]]
-StopContainers = Callable[[Mapping[str, str], GuardSettings, str], Awaitable[frozenset[str]]]
 Allocations = Mapping[PodName, frozenset[GpuUuid]]
 _Seen = tuple[str, StrayProcess]  # a finding's container, and one of its processes
 
@@ -87,8 +82,7 @@ class StrayController:
 
     findings: of the last look. fault: why it found less than there may be; empty where nothing is wrong. looked_s: when
     it was, seconds since the epoch; None where there is none, or it failed.
-    containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket. stop: stops
-    containers, and returns which. apart_s: see APART_S. first_retry_s: after a stop that failed.
+    containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket.
     """
 
     def __init__(
@@ -98,9 +92,6 @@ class StrayController:
         *,
         scan: Callable[[Majors], Awaitable[Look]] = look,
         allocations: Callable[[str], Awaitable[Allocations]] = allocated,
-        stop: StopContainers = stop_containers,
-        apart_s: float = APART_S,
-        first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.findings: tuple[StrayUse, ...] = ()
         self.fault = ""
@@ -109,15 +100,10 @@ class StrayController:
         self._containers = containers
         self._scan = scan
         self._allocated = allocations
-        self._stop_containers = stop
-        self._apart_s = apart_s
         # On the host, MPS daemons are known by their programs; they outlive the daemon that started them.
         self._programs = f"{os.path.realpath(node_state.settings.driver.stage_dir)}/*"
-        self._first_seen: dict[_Seen, tuple[float, float]] = {}  # by the monotonic clock, and since the epoch
-        self._told_since: float | None = None  # on the monotonic clock: no look since then lacked the kubelet's answer
+        self._first_seen: dict[_Seen, float] = {}  # seconds since the epoch
         self._reported: dict[tuple[object, ...], None] = {}
-        self._stop_pauses = Backoff(first_retry_s, LONGEST_RETRY_S)
-        self._stop_due_s = 0.0  # on the monotonic clock; after a stop that failed
         self._log = LogOnce()
         self._woken = asyncio.Event()
         node_state.subscribe(self._woken.set, Changed.POLICY)
@@ -128,8 +114,6 @@ class StrayController:
 
     async def run(self) -> None:
         """Until cancelled. The first look comes after an interval: by then a daemon before this one is gone."""
-        if self._settings.enabled and self._settings.action is OnStray.STOP:
-            warn_without_grpc("stray.action")
         while True:
             await first_done(self._woken.wait(), timeout_s=self._settings.every_s if self._settings.enabled else None)
             self._woken.clear()
@@ -161,7 +145,7 @@ class StrayController:
         if state.node.inventory.majors.nvidia is None:
             self._forget("the driver's kernel module is not loaded, so nobody can use a GPU")
             return
-        before, began = (state.ledger, self._containers()), time.monotonic()
+        before = (state.ledger, self._containers())
         seen = await self._scan(state.node.inventory.majors)
         known = Known.of(state.node.inventory, before, (state.ledger, self._containers()))
         # What runs in nri-gpu's own container is its own: MPS daemons, which are no children of its any more.
@@ -175,12 +159,6 @@ class StrayController:
             self._log.warning("stray use is looked for in part", self.fault)
         else:
             self._log.clear()
-        if unknown:
-            self._told_since = None
-        elif self._told_since is None:  # a kubelet that has just started may not know yet what it allocated
-            self._told_since = time.monotonic()
-        else:
-            await self._stop(began, self._told_since)
 
     async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
         """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
@@ -193,8 +171,7 @@ class StrayController:
         try:
             given = await self._allocated(settings.kubelet.podresources)
         except AllocationsUnknownError as error:
-            why = f"the kubelet does not say which GPUs it allocated ({error}), so no container is stopped"
-            return found, why
+            return found, f"the kubelet does not say which GPUs it allocated ({error}), so its pods are findings, too"
         return await asyncio.to_thread(judge, uses, replace(known, allocated=given), exceptions), ""
 
     def _forget(self, why: str = "") -> None:
@@ -203,13 +180,13 @@ class StrayController:
 
     def _see(self, found: Iterable[StrayUse]) -> None:
         """Keep the findings, each with when one of its processes was first seen."""
-        now = (time.monotonic(), time.time())
+        now = time.time()
         dated: list[StrayUse] = []
-        seen: dict[_Seen, tuple[float, float]] = {}
+        seen: dict[_Seen, float] = {}
         for each in found:
             times = {key: self._first_seen.get(key, now) for key in _keys(each)}
             seen |= times
-            dated.append(replace(each, since_s=min(wall for _, wall in times.values())))
+            dated.append(replace(each, since_s=min(times.values())))
         self.findings, self._first_seen = tuple(dated), seen
 
     def _report(self, found: StrayUse) -> None:
@@ -231,30 +208,6 @@ class StrayController:
             "fault": found.message,
         }
         logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray gpu use")
-
-    async def _stop(self, began: float, told_since: float) -> None:
-        """Stop the containers that the policy lets us stop, and whose process a look long enough before showed too.
-
-        began: when this look did, on the monotonic clock. told_since: as `_told_since`.
-        """
-        settings = self._settings
-        if settings.action is not OnStray.STOP:
-            return
-        names = {
-            each.container_id: f"{each.namespace}/{each.pod}"
-            for each in self.findings
-            if each.stoppable
-            and settings.namespaces.match(each.namespace)
-            and any(began - max(told_since, self._first_seen[key][0]) >= self._apart_s for key in _keys(each))
-        }
-        if not names or began < self._stop_due_s:
-            return
-        guard = self._node_state.settings.guard
-        stopped = await self._stop_containers(names, guard, "it uses a GPU that nobody granted it")
-        if stopped >= names.keys():
-            self._stop_pauses.reset()
-        else:
-            self._stop_due_s = time.monotonic() + self._stop_pauses.next_s()
 
 
 def _keys(found: StrayUse) -> list[_Seen]:

@@ -1,4 +1,4 @@
-"""Who uses GPUs that nobody granted, on a real containerd: each is named, and exactly those that may be are stopped.
+"""Who uses GPUs that nobody granted, on a real containerd: each is named, and exactly those.
 
 The simulated GPUs have numbers that a driver of this machine serves, so that they can be held open.
 """
@@ -6,7 +6,6 @@ The simulated GPUs have numbers that a driver of this machine serves, so that th
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.stray.controller import APART_S
-from nri_gpu.system.process import process_of
 from tests.conformance.conftest import launch_on
 from tests.conformance.test_verify import bpftool
 from tests.support.cgroup import Cgroup, device_programs
@@ -45,8 +42,7 @@ TOPOLOGY: Final = (
 HOLDS: Final = "mknod /tmp/n c {} {}; until (: </tmp/n) 2>/dev/null; do sleep 0.05; done; exec sleep 3600 </tmp/n"
 HOLDS_ITS_NODE: Final = ("/bin/sh", "-c", "exec sleep 3600 </dev/loop-control")
 FOUND: Final = "stray gpu use namespace=default pod_name="
-STOPPED: Final = "it uses a GPU that nobody granted it"
-UNTOLD: Final = "so no container is stopped"
+UNTOLD: Final = "so its pods are findings, too"
 
 
 @contextmanager
@@ -68,10 +64,10 @@ def holder(number: Number, **fields: Any) -> ContainerSpec:  # noqa: ANN401 - of
     return ContainerSpec(command=("/bin/sh", "-c", HOLDS.format(*number)), **fields)
 
 
-def widened(node: Containerd, name: str, claim: str = "", namespace: str = "default") -> ContainerId:
+def widened(node: Containerd, name: str, claim: str = "") -> ContainerId:
     """A container that has GPU 1 open, since its device rules were widened behind its runtime's back."""
     asks = {"gpu.nri.io": claim} if claim else {}
-    pod = node.cri.run_pod(PodSpec(name=name, namespace=namespace, annotations=asks))
+    pod = node.cri.run_pod(PodSpec(name=name, annotations=asks))
     container = node.cri.run(pod, holder(OTHER))
     cgroup = node.container_cgroup(container)
     if node.cgroup is Cgroup.V1:
@@ -134,11 +130,11 @@ def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
             assert daemon.log().count(f"{FOUND}{name}") == 1
 
 
-def test_dockers_containers_are_named_by_id_and_never_stopped(node: Containerd, tmp_path: Path) -> None:
+def test_dockers_containers_are_named_by_id(node: Containerd, tmp_path: Path) -> None:
     with Docker() as docker:
         docker.load()
         container = docker.run("--device", "/dev/loop-control", command=HOLDS_ITS_NODE)
-        with auditing(node, tmp_path, action="stop", namespaces=["*"]) as daemon:
+        with auditing(node, tmp_path) as daemon:
             found = wait_found(daemon, container)[container]
             assert (found["kind"], found["stoppable"], found["gpu_uuids"]) == ("unknown-container", False, [UUIDS[1]])
             assert f"container {container} (cgroup /{docker.base.name}/{container}) (pid " in found["message"]
@@ -153,44 +149,26 @@ def test_what_was_there_before_the_daemon_is_named_too(node: Containerd, tmp_pat
     assert [found[each]["stoppable"] for each in (ungranted, agent)] == [True, False]
 
 
-def test_exactly_those_are_stopped_that_may_be(cgroup_node: Containerd, tmp_path: Path) -> None:
-    """Not before the same process was seen for ten seconds."""
+def test_who_may_use_it_is_not_named(cgroup_node: Containerd, tmp_path: Path) -> None:
     cri = cgroup_node.cri
-    policy: dict[str, object] = {"action": "stop", "namespaces": ["default"], "exceptions": ["default/excepted"]}
     with (
         PodResourcesThread(tmp_path) as kubelet,
-        auditing(cgroup_node, tmp_path, **policy) as daemon,
-        holding(tmp_path, OTHER) as process,
+        auditing(cgroup_node, tmp_path, exceptions=["default/excepted"]) as daemon,
     ):
         kubelet.give("allocated", {"main": {"nvidia.com/gpu": [UUIDS[1]]}})
-        kept = {
-            "granted": cri.run(cri.asking("device=0", "granted"), holder(GRANTED)),
-            "excepted": widened(cgroup_node, "excepted"),
-            "allocated by the kubelet": widened(cgroup_node, "allocated"),
-            "in another namespace": widened(cgroup_node, "elsewhere", namespace="prod"),
-            "privileged": privileged(cgroup_node, "agent"),
-        }
-        gone = [widened(cgroup_node, "ungranted"), widened(cgroup_node, "other", claim="device=2")]
-        found = wait_found(daemon, *gone, kept["in another namespace"], kept["privileged"], str(process.pid))
-        assert found.keys().isdisjoint(kept[each] for each in ("granted", "excepted", "allocated by the kubelet"))
-        assert [cri.status(each).state for each in gone] == ["RUNNING", "RUNNING"]
-        wait_for("their stops", lambda: {cri.status(each).state for each in gone} == {"EXITED"}, 40, daemon.log)
-        assert time.time() >= max(found[each]["since_s"] for each in gone) + APART_S
-        wait_for("their ends", lambda: {*gone}.isdisjoint(findings(daemon)), 20)
-        assert {name: cri.status(each).state for name, each in kept.items()} == dict.fromkeys(kept, "RUNNING")
-        assert process_of(process.pid) == process
-        assert daemon.log().count(STOPPED) == len(gone)
+        may = [
+            cri.run(cri.asking("device=0", "granted"), holder(GRANTED)),
+            widened(cgroup_node, "excepted"),
+            widened(cgroup_node, "allocated"),
+        ]
+        found = wait_found(daemon, widened(cgroup_node, "ungranted"))
+        assert found.keys().isdisjoint(may)
 
 
-def test_a_kubelet_that_does_not_answer_keeps_all_alive(node: Containerd, tmp_path: Path) -> None:
+def test_a_kubelet_that_does_not_answer_is_said(node: Containerd, tmp_path: Path) -> None:
     with PodResourcesThread(tmp_path) as kubelet:
         kubelet.delay_s = 60
-        with auditing(node, tmp_path, action="stop", namespaces=["*"]) as daemon:
-            container = widened(node, "ungranted")
-            since_s = wait_found(daemon, container)[container]["since_s"]
+        with auditing(node, tmp_path) as daemon:
+            wait_found(daemon, widened(node, "ungranted"))
             assert UNTOLD in daemon.wait_logged("stray use is looked for in part")
-            enough = len(kubelet.asked) + 2
-            wait_for("looks", lambda: len(kubelet.asked) > enough and time.time() > since_s + APART_S + 1, 40)
             assert UNTOLD in daemon.verb("status").stdout
-            assert node.cri.status(container).state == "RUNNING"
-            assert STOPPED not in daemon.log()

@@ -18,6 +18,7 @@ from tests.support.driver_root import make_driver_root
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.test_status import daemon
 from tests.unit.daemon.test_report import status_json, view
+from tests.unit.policy.samples import OLD
 
 CONFIG = Path(__file__).parents[3] / "config"
 BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'
@@ -62,6 +63,13 @@ def test_faults_come_all_at_once_with_line_and_key(checked: Checked, path: Path)
     assert done.code == Exit.CONFIGURATION
     found = [(fault["line"], fault["key"]) for fault in done.document["faults"]]
     assert (found, done.document["advice"]) == ([(2, "plugin.index"), (5, "driver.rot")], [])
+
+
+@pytest.mark.parametrize(("text", "named"), [(text, named) for text, _, named in OLD.values()], ids=OLD)
+def test_what_an_earlier_version_knew_is_advice(checked: Checked, text: str, named: tuple[str, ...]) -> None:
+    done = checked(text, "-o", "json")
+    said = [each for each in done.document["advice"] if each.endswith("; take it out")]
+    assert (done.code, [each.partition(" is ignored: ")[0] for each in said]) == (Exit.OK, [*named])
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "no such file"), ("a b", "not TOML"), ("[a", "not TOML")])

@@ -66,7 +66,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         "maxSurge": "10%",
     },
     "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
-    "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True, "criDir": "/run/containerd"}},
+    "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True}},
+    "health": {"health": {"criDir": "/run/containerd"}},
     "claims": CLAIMS | {"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
     "claims elsewhere": CLAIMS | {"kubelet": {"enabled": False, "root": "/data/kubelet"}},
     "metrics": {"metrics": {"enabled": True}},
@@ -503,7 +504,8 @@ HOST_PATHS = dict.fromkeys(VARIANTS, SERVING | {f"{KUBELET}/pod-resources": "ro"
     "claims": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
     "claims elsewhere": ALWAYS | {"/data/kubelet/pod-resources": "ro"},
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
-    "stray": ALWAYS | {f"{KUBELET}/pod-resources": "ro", "/run/containerd": "ro"},
+    "stray": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
+    "health": SERVING | {f"{KUBELET}/pod-resources": "ro", "/run/containerd": "ro"},
     "all of it": SERVING
     | {
         "/data/kubelet/plugins_registry": "rw",

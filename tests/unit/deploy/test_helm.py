@@ -59,6 +59,16 @@ def test_notes_on_claims_for_old_manifests(tmp_path_factory: pytest.TempPathFact
     assert 'docs/dra.md, "From the device plugin"' in made.partition("NOTES:")[2]
 
 
+def test_notes_on_a_value_of_an_older_chart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is taken, under its name of today."""
+    helm = Helm("helm4", tmp_path_factory.mktemp("helm"))
+    made = helm("install", *RELEASE, *OPTIONS, "--set=stray.criDir=/run/containerd", "--dry-run=client")
+    now = helm("template", *RELEASE, *OPTIONS, "--set=health.criDir=/run/containerd")
+    assert "is called health.criDir now" in made.partition("NOTES:")[2]
+    assert "mountPath: /run/containerd" in now
+    assert parsed(now) == parsed(helm("template", *RELEASE, *OPTIONS, "--set=stray.criDir=/run/containerd"))
+
+
 def test_what_is_wrong_is_said(helm: Helm) -> None:
     for option, said in {
         "--set=paths.nri=/run/../etc": "/paths/nri",

@@ -23,9 +23,7 @@ GOOD: Final[dict[str, Raw]] = {
     "extras": {"extras": {"allowed": ["drm", "imex", "mig-config"]}},
     "namespaces": {"namespaces": {"allow": ["ml-*", "a?", "[a-c]x", "[!a]"], "deny": ["*"], "otherwise": "ignore"}},
     "most patterns": {"namespaces": {"allow": [f"n{number}" for number in range(256)]}},
-    "strays": {
-        "stray": {"enabled": True, "action": "stop", "namespaces": ["a-*"], "exceptions": ["/usr/bin/dcgm*", "a/*"]}
-    },
+    "strays": {"stray": {"enabled": True, "exceptions": ["/usr/bin/dcgm*", "a/*"]}},
     "monitors": {"foreign": {"monitors": ["gpu-operator/nvidia-dcgm-exporter-*", "gpu-operator/*", "a/b[0-9]?"]}},
     "limits": {"limits": {"gpus_per_container": 0, "containers_per_gpu": 1, "gpus_per_node": 100_000}},
     "requests by environment": {"environment": {"may_ask": ["legacy-*"], "may_ask_all": True}},
@@ -145,4 +143,15 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "no resource to inject for": ({"kubelet": {"inject_for": ["gpu"]}}, "kubelet.inject_for[0]", "a resource such as"),
     "socket that is no path": ({"kubelet": {"podresources": "x"}}, "kubelet.podresources", "empty or an absolute path"),
     "XID twice": ({"health": {"fatal_xids": [79, 79]}}, "health.fatal_xids[1]", "79 is listed twice"),
+}
+
+# Files of an earlier version -> what each means now, and what of it is ignored.
+OLD: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    "strays are stopped": (
+        '[stray]\nenabled = true\naction = "stop"\nnamespaces = ["ml-*"]\n',
+        "[stray]\nenabled = true\n",
+        ("stray.action, line 3,", "stray.namespaces, line 4,"),
+    ),
+    "nothing else stands in its table": ('[stray]\naction = "stop"\n', "#", ("stray.action, line 2,",)),
+    "of any kind": ("stray = { namespaces = 7 }\n", "#", ("stray.namespaces, line 1,",)),
 }

@@ -39,10 +39,6 @@ QUIET: dict[str, Raw] = {
         "namespaces": {"allow": ["a"]},
         "kubelet": {"inject_for": ["nvidia.com/gpu"], "reservations": ["kai-resource-reservation"]},
     },
-    "strays of some namespaces are stopped": {
-        "namespaces": {"allow": ["a"]},
-        "stray": {"enabled": True, "action": "stop", "namespaces": ["ml-*"]},
-    },
     "lists of XIDs of one's own": {
         "namespaces": {"allow": ["a"]},
         "health": {"ignored_xids": [13, 48], "fatal_xids": [79, 31]},
@@ -69,19 +65,6 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     "another list of an earlier file": (
         {"health": {"fatal_xids": [48, 62, 64, 74, 79, 95, 119, 120, 140, 143], "ignored_xids": [48]}},
         "health.fatal_xids is the list that an earlier version's policy file came with, and counts as not given",
-    ),
-    "stopped, and not looked for": ({"stray": {"action": "stop"}}, "stops nothing: stray.enabled is false"),
-    "stopped in no namespace": (
-        {"stray": {"enabled": True, "action": "stop"}},
-        "stops nothing: stray.namespaces is empty",
-    ),
-    "stopped anywhere": (
-        {"stray": {"enabled": True, "action": "stop", "namespaces": ["*"]}},
-        'stray.namespaces has "*"',
-    ),
-    "stopped whatever the kubelet says": (
-        {"stray": {"enabled": True, "action": "stop", "namespaces": ["a"]}, "kubelet": {"podresources": ""}},
-        "containers whose GPUs another device plugin allocated may be stopped",
     ),
     "nobody": ({"namespaces": {"allow": []}}, "namespaces.allow is empty: no container"),
     "everybody denied": ({"namespaces": {"deny": ["*"]}}, 'namespaces.deny has "*": no container'),

@@ -1,8 +1,9 @@
-"""The controller: what it keeps and logs of each look, and which containers it stops."""
+"""The controller: what it keeps and logs of each look."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -12,9 +13,9 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Majors
 from nri_gpu.nri.list_size import ListedContainer
-from nri_gpu.policy.forms import EVERYTHING, Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
-from nri_gpu.policy.stray import OnStray, StraySettings
+from nri_gpu.policy.stray import StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError
 from nri_gpu.stray.controller import Look, LookError, StrayController
 from nri_gpu.stray.judge import Kind, PodName
@@ -28,33 +29,25 @@ from tests.unit.stray.test_judge import ID, INVENTORY, OTHER_ID, TRAIN, listed, 
 
 WHOLE = Extent(100, 0, whole=True)
 FOUND = "stray gpu use"
-STOP = StraySettings(enabled=True, action=OnStray.STOP, namespaces=EVERYTHING)
+ON = StraySettings(enabled=True)
 STRAY = use(number(1))
-ALWAYS = 3600.0
+HOST = use(number(1), cgroup="/a.slice")
 
 
 class Audited:
     """A controller whose looks find what a test says. given: by the kubelet; None: it does not say."""
 
-    def __init__(self, settings: StraySettings = STOP, **times: float) -> None:
+    def __init__(self, settings: StraySettings = ON) -> None:
         self.uses: Sequence[Use] = (STRAY,)
         self.extent = WHOLE
         self.given: Mapping[PodName, frozenset[GpuUuid]] | None = {}
         self.containers: Mapping[ContainerId, ListedContainer] = listed()
         self.looks = 0
-        self.stopped: list[list[str]] = []
         self.fails: Exception | None = None
-        self.asked = 0
-        self.obeys = True
         self.state = NodeState(INVENTORY, policy=replace(Policy.default(), stray=settings))
         self.state.synchronized = True
         self.controller = StrayController(
-            self.state,
-            lambda: self.containers,
-            scan=self._scan,
-            allocations=self._allocated,
-            stop=self._stop,
-            **{"apart_s": 0.0, **times},
+            self.state, lambda: self.containers, scan=self._scan, allocations=self._allocated
         )
 
     async def _scan(self, majors: Majors) -> Look:
@@ -70,15 +63,6 @@ class Audited:
             raise AllocationsUnknownError("no answer")
         return self.given
 
-    async def _stop(self, names: Mapping[str, str], settings: object, why: str) -> frozenset[str]:
-        assert settings == self.state.settings.guard
-        assert why == "it uses a GPU that nobody granted it"
-        self.asked += 1
-        if not self.obeys:
-            return frozenset()
-        self.stopped.append([f"{name} {id_}" for id_, name in names.items()])
-        return frozenset(names)
-
     async def look(self, *uses: Use) -> None:
         self.uses = uses or self.uses
         await self.controller.look_again()
@@ -88,62 +72,7 @@ class Audited:
         return [each.container_id or str(each.processes[0].pid) for each in self.controller.findings]
 
 
-# --- what may be stopped ----------------------------------------------------------------------------------------------
-
-
-async def test_stopped_after_two_looks_and_not_after_one() -> None:
-    audited = Audited()
-    await audited.look()
-    assert audited.stopped == []
-    await audited.look()
-    assert audited.stopped == [[f"ml/train {ID}"]]
-
-
-async def test_two_looks_too_close_stop_nothing() -> None:
-    audited = Audited(apart_s=ALWAYS)
-    await audited.look()
-    await audited.look()
-    assert audited.stopped == []
-
-
-async def test_a_pid_that_was_used_again_is_another_process() -> None:
-    audited = Audited()
-    await audited.look()
-    await audited.look(replace(STRAY, started=STRAY.started + 1))
-    assert audited.stopped == []
-    await audited.look()
-    assert len(audited.stopped) == 1
-
-
-async def test_what_a_look_did_not_show_begins_anew() -> None:
-    audited = Audited()
-    await audited.look()
-    await audited.look(use(number(1), cgroup="/a.slice"))
-    await audited.look(STRAY)
-    assert audited.stopped == []
-
-
-HOST = use(number(1), cgroup="/a.slice")
-LEFT_ALONE = {
-    "reported only": (replace(STOP, action=OnStray.REPORT), STRAY, listed()),
-    "another namespace": (replace(STOP, namespaces=Globs(("prod-*",))), STRAY, listed()),
-    "an exception": (replace(STOP, exceptions=Globs(("ml/*",))), STRAY, listed()),
-    "privileged": (STOP, STRAY, listed(privileged=True)),
-    "a process of the host": (STOP, HOST, listed()),
-    "a container of another runtime": (STOP, use(number(1), cgroup=f"/docker/{OTHER_ID}"), listed()),
-    "nvidiactl alone": (STOP, use((195, 255)), listed()),
-}
-
-
-@pytest.mark.parametrize(("settings", "each", "containers"), LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
-async def test_left_alone(
-    settings: StraySettings, each: Use, containers: Mapping[ContainerId, ListedContainer]
-) -> None:
-    audited = Audited(settings)
-    audited.containers = containers
-    await audited.look(each)
-    await audited.look(each)
-    assert audited.stopped == []
+# --- what is kept and logged ------------------------------------------------------------------------------------------
 
 
 async def test_what_the_kubelet_allocated_is_no_finding() -> None:
@@ -153,39 +82,37 @@ async def test_what_the_kubelet_allocated_is_no_finding() -> None:
     assert audited.found == []
 
 
-async def test_while_the_kubelet_does_not_say_nothing_is_stopped(log: Log) -> None:
+async def test_while_the_kubelet_does_not_say_its_pods_are_findings(log: Log) -> None:
     audited = Audited()
     audited.given = None
     await audited.look()
-    await audited.look()
-    assert (audited.found, audited.stopped) == ([ID], [])
-    assert "no answer), so no container is stopped" in audited.controller.fault
+    assert audited.found == [ID]
+    assert "no answer), so its pods are findings, too" in audited.controller.fault
     assert log.one("stray use is looked for in part").fields["fault"] == audited.controller.fault
-    audited.given = {}
+    audited.given = {("ml", "train"): frozenset({make.uuid(1)})}
     await audited.look()
-    assert (audited.controller.fault, audited.stopped) == ("", [])  # it may have just started, and not know yet
-    await audited.look()
-    assert len(audited.stopped) == 1
+    assert (audited.controller.fault, audited.found) == ("", [])
 
 
-async def test_a_runtime_that_cannot_stop_it_is_asked_again_after_a_pause() -> None:
-    audited = Audited(first_retry_s=0.5)
-    audited.obeys = False
+async def test_an_exception_is_no_finding() -> None:
+    audited = Audited(replace(ON, exceptions=Globs(("ml/*",))))
     await audited.look()
-    await audited.look()
-    assert audited.asked == 1
-    await audited.look()
-    assert audited.asked == 1
-    audited.obeys = True
-    while not audited.stopped:
-        await audited.look()
+    assert (audited.looks, audited.found) == (1, [])
 
 
-# --- what is kept and logged ------------------------------------------------------------------------------------------
+async def test_a_pid_that_was_used_again_is_another_process() -> None:
+    """So is one that a look did not show."""
+    audited = Audited()
+    for each in (STRAY, replace(STRAY, started=STRAY.started + 1), HOST, STRAY):
+        began = time.time()
+        await audited.look(each)
+        (found,) = audited.controller.findings
+        assert found.since_s is not None
+        assert found.since_s >= began
 
 
 async def test_a_finding_is_logged_once_and_shown_as_long_as_it_lasts(log: Log) -> None:
-    audited = Audited(StraySettings(enabled=True))
+    audited = Audited()
     assert audited.controller.counted() is None
     await audited.look()
     (first,) = audited.controller.findings
@@ -215,7 +142,7 @@ async def test_a_grant_ends_the_finding() -> None:
     await audited.look()
     audited.state.commit(make.ledger(make.entry(1, to=TRAIN)))
     await audited.look()
-    assert (audited.found, audited.stopped) == ([], [])
+    assert audited.found == []
 
 
 async def test_the_mps_daemons_that_we_started_are_ours() -> None:
@@ -265,7 +192,7 @@ async def test_what_it_cannot_see_it_says_once(log: Log, extent: Extent, sentenc
     await audited.look()
     assert sentence.removeprefix("the ") in audited.controller.fault
     assert log.one("stray use is looked for in part").fields["fault"] == audited.controller.fault
-    assert len(audited.stopped) == 1  # what it does see is certain
+    assert audited.found == [ID]
 
 
 @pytest.mark.parametrize("lacking", ["list", "driver"])
@@ -284,7 +211,7 @@ async def test_without_a_list_of_containers_or_a_driver_nobody_is_judged(log: Lo
 
 @pytest.mark.parametrize("fails", [LookError("too slow"), ZeroDivisionError()])
 async def test_a_look_that_fails_is_said_and_the_next_one_comes(log: Log, fails: Exception) -> None:
-    audited = Audited(replace(STOP, every_s=1))
+    audited = Audited(replace(ON, every_s=1))
     audited.fails = fails
     async with running(audited.controller.run()):
         audited.state.use(audited.state.policy)
@@ -301,7 +228,7 @@ async def test_the_policy_switches_it_on_and_off() -> None:
     audited = Audited(StraySettings())
     async with running(audited.controller.run()):
         await asyncio.sleep(0)
-        audited.state.use(replace(Policy.default(), stray=replace(STOP, every_s=3600)))
+        audited.state.use(replace(Policy.default(), stray=replace(ON, every_s=3600)))
         await until("a finding", lambda: audited.found == [ID])
         assert audited.controller.looked_s
         audited.state.use(Policy.default())
