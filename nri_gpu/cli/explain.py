@@ -28,7 +28,6 @@ from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import GpuUuid, closed_sets
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat import scan_compat
-from nri_gpu.driver.profiles import planned_profiles
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.policy.forms import Globs
@@ -185,7 +184,6 @@ def node_snapshot(topology: str | None, policy: Policy) -> Node:
         inventory=inventory,
         compat=_packages(policy),
         hwcaps=not why_no_hwcaps(),
-        profiles=planned_profiles(Path(policy.driver.stage_dir), (gpu.minor_number for gpu in inventory.gpus)),
     )
     try:
         version = inventory.driver_version

@@ -1,4 +1,4 @@
-"""The controllers that keep the node state: inventory, health, driver files, MPS, labels, profiles, snapshot."""
+"""The controllers that keep the node state: inventory, health, driver files, MPS, labels, snapshot."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Final
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.driver.controller import DriverController
-from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.health.controller import HealthController
-from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
+from nri_gpu.inventory.controller import DRIVER, LABELS, InventoryCache, InventoryController
 from nri_gpu.inventory.node_watch import node_watch
 from nri_gpu.kubelet.labels import LabelController
 from nri_gpu.mps.controller import MpsController
@@ -46,7 +45,6 @@ class NodeControllers:
         self.inventory = InventoryController(node_state)
         self.health, self.cache = self._inventory_parts(folder)
         self.mps = MpsController(folder.path.absolute(), node_state)
-        self._profiles = ProfileController(Path(fixed.driver.stage_dir), node_state)
         self._labels = LabelController(node_state, fixed.kubelet)
         self._driver = DriverController(
             fixed,
@@ -95,7 +93,6 @@ class NodeControllers:
     def _follow(self) -> None:
         self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
         self.inventory.subscribe(self._driver.look_again, DRIVER)
-        self.inventory.subscribe(self._profiles.again.set, PROFILES)
         self.inventory.subscribe(self._labels.again.set, LABELS)
         self._node_state.subscribe(self._labels.again.set, Changed.POLICY)
         self._node_state.subscribe(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
@@ -108,7 +105,6 @@ class NodeControllers:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
         self._restored = not self._simulated and self._snapshots.restore(self.cache)
         if self._restored:
-            self._profiles.again.set()
             self._labels.again.set()
 
     async def known(self) -> None:
@@ -119,7 +115,7 @@ class NodeControllers:
 
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
         """What has to run, each until it is cancelled."""
-        yield from (self._driver.run(), self.cache.run(), self.health.run(), self._profiles.run(), self._watch.run())
+        yield from (self._driver.run(), self.cache.run(), self.health.run(), self._watch.run())
         yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
 
     def look_again(self) -> None:

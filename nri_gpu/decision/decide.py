@@ -34,7 +34,7 @@ from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocationPe
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.injection.devices import missing_capability_major
-from nri_gpu.injection.extras import ExtraRequest, extra_edits, kept_limits
+from nri_gpu.injection.extras import ExtraRequest, extra_edits, extras_note
 from nri_gpu.injection.plan import VISIBLE_DEVICES, disarmed
 from nri_gpu.policy.model import Disarm, Policy, PrivilegedAction
 from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
@@ -132,16 +132,15 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
     gpus, mode, seat = chosen
     policy = asked.terms.policy
     extra: Edits | Reason = NO_EDITS
-    kept = ""
     if asked.extras.asked:
-        extra = extra_edits(ExtraRequest(asked.extras, gpus, asked.capabilities, node, container))
-        kept = kept_limits(asked.extras, container)
+        extra = extra_edits(ExtraRequest(asked.extras, gpus, node, container))
     if isinstance(extra, Reason):
         return Refuse(extra)
     plan = plan_for(container, gpus, asked.capabilities, node, policy, extra=extra, mps=seat)
     if isinstance(plan, Reason):
         return Refuse(plan)
-    notes = (unreached_note(container, plan.edits), kept, _privileged_note(container, node, policy))
+    extras = extras_note(asked.extras, container)
+    notes = (unreached_note(container, plan.edits), extras, _privileged_note(container, node, policy))
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, plan.generation, seat)
     return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)
 

@@ -18,7 +18,7 @@ from nri_gpu.decision.mps import folder_fault, seat_fault, single_gpu_fault
 from nri_gpu.domain.claim import Claim, Count, Everything, MigProfiles, Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
-from nri_gpu.domain.edits import Extras
+from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
 from nri_gpu.domain.kubelet import Allocated
 from nri_gpu.domain.mps import Seat
@@ -60,7 +60,7 @@ def check_request(
     terms = allowed.terms
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
-    extras = claim.extras if claim.extras.asked or claim.admin else terms.extras
+    extras = claim.extras if claim.extras != NO_EXTRAS or claim.admin else terms.extras
     denied = (
         (not claim.admin and terms.denied_mode(mode))
         or terms.denied_capabilities(capabilities)

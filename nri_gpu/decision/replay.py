@@ -40,6 +40,7 @@ from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, object]
 SCHEMA: Final = "nri-gpu/audit/v1"
+_FORMER_FIELDS: Final = frozenset({"profiles"})  # of a node, which logs of earlier versions have
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -54,7 +55,7 @@ class RecordKind(StrEnum):
 
 
 class _NodeRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.NODE.value):
-    node: object
+    node: Record
 
 
 class _PolicyRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.POLICY.value):
@@ -230,7 +231,7 @@ class Replay:
             raise ValueError(f"this is not a record of an audit log: {error}") from None
         match found:
             case _NodeRecord(node):
-                self._node = decode(Node, node)
+                self._node = decode(Node, {key: each for key, each in node.items() if key not in _FORMER_FIELDS})
             case _PolicyRecord(source, text, fault):
                 if self._instead is None:
                     self._policy = Policy.broken(fault) if fault else self._read(source, text)

@@ -112,23 +112,23 @@ class Extra(StrEnum):
     IMEX = "imex"
     PERSISTENCED = "persistenced"
     FABRICMANAGER = "fabricmanager"
-    PROFILE = "profile"
     FIRMWARE = "firmware"
     MIG_CONFIG = "mig-config"
     MIG_MONITOR = "mig-monitor"
 
 
-# These open nothing beyond the granted GPUs.
-HARMLESS: Final = frozenset({Extra.DRM, Extra.PROFILE})
+FORMER_EXTRAS: Final = ("profile",)  # of an earlier version; who asks for one is not refused for it
+HARMLESS: Final = frozenset({Extra.DRM})  # opens nothing beyond the granted GPUs
 CHANNEL_MAX: Final = 2**20 - 1  # ids of IMEX channels have 20 bits (kernel-open/nvidia/nv-caps-imex.c)
 CHANNELS_DEFAULT: Final = 2048  # NVreg_ImexChannelCount, if not set
 
 
 class Extras(Struct, frozen=True):
-    """What one container asks for. channels: IMEX channels in rising order, where IMEX is asked for."""
+    """What one container asks for."""
 
     asked: frozenset[Extra] = frozenset()
-    channels: tuple[int, ...] = ()
+    channels: tuple[int, ...] = ()  # of IMEX in rising order, where that is asked for
+    ignored: tuple[str, ...] = ()  # of FORMER_EXTRAS
 
 
 NO_EXTRAS: Final = Extras()
@@ -151,24 +151,3 @@ class NodeExtra(Recorded, frozen=True):
     mounts: tuple[Mount, ...] = ()
     channels: Channels | None = None
     lacking: str = ""
-
-
-PROFILE_GPUS_MAX: Final = 8  # of one node: a file for each set of them is 255 files
-PROFILE_MINOR_MAX: Final = 31  # the driver's README: EGLVisibleDGPUDevices is a mask of 32 bits
-
-
-class Profiles(Recorded, frozen=True):
-    """Application profiles that are written, one for each set of device minors. fault: why there are none, a clause."""
-
-    folder: str
-    minors: frozenset[int] = frozenset()
-    fault: str = ""
-
-    def path(self, minors: Iterable[int]) -> str:
-        """The file for a set of GPUs; all of them must be in `minors`."""
-        return f"{self.folder}/{mask(minors):x}.conf"
-
-
-def mask(minors: Iterable[int]) -> int:
-    """A set of device minors as bits."""
-    return sum(1 << minor for minor in set(minors))

@@ -41,7 +41,6 @@ FIXES: Final[Mapping[str, str]] = {
     "driver files not found": (
         "Install the driver's libraries, or set driver.root; `nri-gpu driver` shows what is found."
     ),
-    "application profiles not written": "Make room, or mend the rights of the folder that the line names.",
     "CUDA compatibility packages left out": "Unpack the package that the line names again, or remove it.",
     "not registered with the kubelet, trying again": (
         "Start the kubelet, remove other device plugins of that resource, or set kubelet.dir to the kubelet's folder."

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import field
 
-from nri_gpu.domain.edits import Extra, NodeExtra, Profiles
+from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, PciBusId, Unit
 from nri_gpu.domain.health import ScriptedEvent, Sign
 from nri_gpu.domain.mps import MpsFolders
@@ -170,10 +170,9 @@ class Node(Recorded, frozen=True, kw_only=True):
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
     driver_fault then says why, or what it waits for. module_version: of the loaded kernel module, as the kernel shows
     it; empty when it was unloaded, None when it was never loaded, or the node is simulated.
-    compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that are
-    written; None before. mps: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
-    since the inventory was last confirmed; filled in only where policy needs it. hwcaps: whether loaders look into
-    `glibc-hwcaps/x86-64-v2` on this CPU.
+    compat: packages of a newer CUDA for this driver, the lowest CUDA first. mps: where each GPU's MPS
+    daemon has its folder. inventory_age_s: seconds since the inventory was last confirmed; filled in only where policy
+    needs it. hwcaps: whether loaders look into `glibc-hwcaps/x86-64-v2` on this CPU.
     """
 
     number: int
@@ -182,7 +181,6 @@ class Node(Recorded, frozen=True, kw_only=True):
     driver_fault: str = ""
     module_version: str | None = None
     compat: tuple[CompatPackage, ...] = ()
-    profiles: Profiles | None = None
     mps: MpsFolders = MpsFolders()
     inventory_age_s: float = 0.0
     hwcaps: bool = True

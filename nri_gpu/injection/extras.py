@@ -21,16 +21,13 @@ from nri_gpu.domain.edits import (
     Edits,
     Extra,
     Extras,
-    Mount,
     NodeExtra,
     Rlimit,
 )
-from nri_gpu.domain.gpu import Capabilities, Capability, MigPart, Unit, whole
+from nri_gpu.domain.gpu import MigPart, Unit, whole
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import draws, drm_nodes
 
-# The driver's libraries read settings of distributions and administrators here; the last file wins.
-PROFILE_PLACE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 CHANNELS_FOLDER: Final = "/dev/nvidia-caps-imex-channels"
 # Who gets the node may open the channel; the driver's own nodes are open to everyone (nv-caps-imex.c).
 CHANNEL_MODE: Final = 0o666
@@ -38,11 +35,10 @@ MEMLOCK: Final = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
 class ExtraRequest(Struct, frozen=True):
-    """One container's extras. gpus: those chosen for it. capabilities: closed."""
+    """One container's extras. gpus: those chosen for it."""
 
     extras: Extras
     gpus: tuple[Unit, ...]
-    capabilities: Capabilities
     node: Node
     container: Container
 
@@ -61,11 +57,13 @@ def extra_edits(wish: ExtraRequest) -> Edits | Reason:
     return edits
 
 
-def kept_limits(extras: Extras, container: Container) -> str:
-    """A note about a limit that the container has already, since NRI can add limits and change none."""
+def extras_note(extras: Extras, container: Container) -> str:
+    """Return what of its extras a container does not get, or empty: NRI can add limits and change none."""
+    notes = [f"extra {each} is no extra any more, and is ignored: leave it out" for each in extras.ignored]
     if Extra.RDMA in extras.asked and MEMLOCK.type in container.rlimits:
-        return f"the container sets its own {MEMLOCK.type}, which stays: rdma may not be able to pin enough memory"
-    return ""
+        own = f"the container sets its own {MEMLOCK.type}, which stays"
+        notes.append(f"{own}: rdma may not be able to pin enough memory")
+    return "; ".join(notes)
 
 
 def _offered(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
@@ -117,25 +115,6 @@ def _imex(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
     return Edits.of(devices=tuple(DeviceNode(path, channels.major, number, CHANNEL_MODE) for number, path in paths))
 
 
-def _profile(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
-    """Settings by which EGL and Vulkan skip GPUs that are on the host and not in the container."""
-    if Capability.GRAPHICS not in wish.capabilities:
-        return Reason(
-            Code.BAD_REQUEST,
-            "extra profile tells EGL and Vulkan which GPUs are there, and this container has neither: ask for "
-            "capabilities=graphics or display too, or leave this extra out.",
-        )
-    minors = {whole(unit).minor_number for unit in wish.gpus}
-    profiles = wish.node.profiles
-    if profiles is None:
-        return _lacking(extra, "its files are not written yet; try again in a moment")
-    if profiles.fault:
-        return _lacking(extra, profiles.fault)
-    if not minors <= profiles.minors:
-        return _lacking(extra, "no file is written for these GPUs yet; try again in a moment")
-    return Edits.of(mounts=(Mount(PROFILE_PLACE, profiles.path(minors)),))
-
-
 def _lacking(extra: Extra, why: str) -> Reason:
     return Reason(Code.NODE_NOT_READY, f"extra {extra} cannot be given on this node: {why}.")
 
@@ -157,5 +136,4 @@ _MAKERS: Final[Mapping[Extra, Callable[[Extra, ExtraRequest], Edits | Reason]]] 
     Extra.DRM: _drm,
     Extra.RDMA: _rdma,
     Extra.IMEX: _imex,
-    Extra.PROFILE: _profile,
 }

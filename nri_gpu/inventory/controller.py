@@ -144,7 +144,6 @@ def _same(one: Inventory, other: Inventory) -> bool:
 # Which transitions matter to whom. A sign that comes and goes (heat, say) matters to none: scanning the driver's files
 # takes seconds.
 DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
-PROFILES: Final = frozenset({TransitionKind.GPU, TransitionKind.NUMBER})
 LABELS: Final = frozenset(
     {TransitionKind.ANSWER, TransitionKind.DRIVER, TransitionKind.GPU, TransitionKind.MIG, TransitionKind.FACTS}
 )

@@ -9,9 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from nri_gpu.domain.edits import FORMER_EXTRAS
+
 _STRAY: Final = "stray use is reported, and nothing is stopped for it"
+_EXTRAS: Final = ("extras.allowed", "defaults.extras", "rule.extras", "rule.default_extras")
 # Key path without indices, and behind `=` one word of its list -> what is the case now.
-DROPPED: Final[Mapping[str, str]] = {"stray.action": _STRAY, "stray.namespaces": _STRAY}
+DROPPED: Final[Mapping[str, str]] = {
+    "stray.action": _STRAY,
+    "stray.namespaces": _STRAY,
+    **{f"{path}={each}": f"{each} is no extra any more" for path in _EXTRAS for each in FORMER_EXTRAS},
+}
 _INDEX: Final = re.compile(r"\[\d+\]")
 
 

@@ -21,7 +21,7 @@ from nri_gpu.domain.claim import (
     ModelSelector,
     Operator,
 )
-from nri_gpu.domain.edits import CHANNEL_MAX, Extra, Extras
+from nri_gpu.domain.edits import CHANNEL_MAX, FORMER_EXTRAS, Extra, Extras
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability, spelled
 from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
@@ -214,14 +214,16 @@ def read_extras(piece: Piece, _: Operator) -> Extras:
     """`rdma,gds,imex:0`: words, each once, and IMEX channels by number."""
     asked: set[Extra] = set()
     channels: set[int] = set()
-    for item in piece.split(","):
+    words = tuple(piece.split(","))
+    for item in (each for each in words if each.text not in FORMER_EXTRAS):
         extra, channel = _extra(item)
         if channel in channels or (channel is None and extra in asked):
             raise item.error(f"{quoted(item.text)} is named twice")
         asked.add(extra)
         if channel is not None:
             channels.add(channel)
-    return Extras(frozenset(asked), tuple(sorted(channels)))
+    ignored = tuple(each for each in FORMER_EXTRAS if any(each == item.text for item in words))
+    return Extras(frozenset(asked), tuple(sorted(channels)), ignored)
 
 
 def _extra(item: Piece) -> tuple[Extra, int | None]:

@@ -25,7 +25,7 @@ from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, MODULES
 
 NOT_KNOWN: Final = -1  # of a capability minor
 # Those that are made of the granted GPUs alone are in no file.
-EXTRAS: Final = tuple(extra for extra in Extra if extra not in {Extra.DRM, Extra.PROFILE})
+EXTRAS: Final = tuple(extra for extra in Extra if extra is not Extra.DRM)
 # The names in nvml.h, written like `double-bit-ecc`.
 EVENT_KINDS: Final[Mapping[str, EventType]] = {
     kind.name.lower().replace("_", "-"): kind for kind in EventType if kind.name

@@ -8,7 +8,6 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.edits import Profiles
 from nri_gpu.domain.mps import MpsFolders
 from nri_gpu.domain.node import CompatPackage, DriverFiles, Inventory, Node
 from nri_gpu.policy.model import Policy
@@ -93,10 +92,6 @@ class NodeState:
     def put_module(self, version: str) -> None:
         """Another kernel module is loaded; empty: none is."""
         self._publish(replace(self.node, module_version=version))
-
-    def put_profiles(self, profiles: Profiles) -> None:
-        """Application profiles were written for other GPUs than before, or cannot be written."""
-        self._publish(replace(self.node, profiles=profiles))
 
     def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
         """The driver's files changed. fault: why there are none."""

@@ -17,7 +17,7 @@ from nri_gpu.verify.numbers import Owner
 from nri_gpu.verify.spec import Spec
 
 NO_GENERATION: Final = "-"
-NO_GENERATIONS: Final = frozenset({"profiles"})  # entries of the stage folder that are none
+NO_GENERATIONS: Final = frozenset({"profiles"})  # of the stage folder: containers of an earlier version have it mounted
 NAMED_MAX: Final = 8  # numbers or generations in a sentence
 _SPEC_ALONE: Final = "its spec has {}, not granted; the kernel does not let it open that"
 _BY_NODE: Final = (

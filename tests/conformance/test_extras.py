@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import socket
 import threading
@@ -117,7 +116,7 @@ def module_launch(module_launch: Launch, base: Path) -> Launch:
 
 @pytest.fixture(autouse=True)
 def serving(shared_daemon: NriGpu) -> None:
-    shared_daemon.wait_logged("application profiles written")
+    shared_daemon.wait_staged()
 
 
 def claim(extras: str) -> str:
@@ -155,16 +154,6 @@ def test_all_at_once(node: Containerd) -> None:
     assert said(node, container, "/bin/cat", "/etc/cufile.json") == '{"logging": {}}'
     assert node.cri.execute(container, "/bin/sh", "-c", ": > /etc/cufile.json").code != 0
     assert not node.cri.status(container).oci.get("hooks")
-
-
-@pytest.mark.parametrize(("gpus", "mask"), [("1", 2), ("0,3", 9)])
-def test_the_profile_names_the_gpus_granted(node: Containerd, gpus: str, mask: int) -> None:
-    place = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-    asked = f"device={gpus}; mode=shared; capabilities=graphics,utility; extras=profile"
-    container = node.cri.run_asking(asked, user=1000)
-    document = json.loads(said(node, container, "/bin/cat", place))
-    assert document["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", mask]
-    assert node.cri.execute(container, "/bin/sh", "-c", f"echo x > {place}").code != 0
 
 
 def _greet(listening: socket.socket) -> None:

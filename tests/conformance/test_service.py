@@ -93,18 +93,6 @@ def test_the_sandbox_is_there(code: str, answer: str) -> None:
     assert answer in _inside(code)
 
 
-def test_profiles_lie_where_the_runtime_and_everybody_can_read_them(node: Containerd, service: ServiceNriGpu) -> None:
-    service.wait_logged("application profiles written")
-    folder = service.launch.base / "drivers" / "profiles"
-    assert (folder.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in folder.iterdir()}) == (
-        0o755,
-        {0o444},
-    )
-    container = node.cri.run_asking("device=2; capabilities=graphics; extras=profile")
-    read = node.cri.execute(container, "/bin/cat", "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf")
-    assert '"EGLVisibleDGPUDevices", 4]' in read.stdout
-
-
 def test_it_holds_nothing_that_it_does_not_need(service: ServiceNriGpu) -> None:
     daemon, mine = Process(service.pid), Process(os.getpid())
     assert {daemon.status(key) for key in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}

@@ -18,7 +18,6 @@ from nri_gpu.domain.edits import (
     Extra,
     Mount,
     NodeExtra,
-    Profiles,
     Rlimit,
 )
 from nri_gpu.domain.edits import (
@@ -133,9 +132,6 @@ OFFERS: Final = {
 offers = st.one_of(
     st.just(OFFERS), st.sets(st.sampled_from([*OFFERS])).map(lambda some: {extra: OFFERS[extra] for extra in some})
 )
-profiles = st.sampled_from(
-    [None, Profiles("/p", frozenset(range(8))), Profiles("/p", frozenset({7})), Profiles("/p", fault="no space left")]
-)
 
 
 @st.composite
@@ -168,7 +164,6 @@ nodes = st.builds(
     driver_fault=st.sampled_from(["", "looking.\n"]),
     module_version=st.sampled_from([None, None, "580.95.05", "570.26", ""]),
     compat=st.sampled_from([(), (make.package(),)]),
-    profiles=profiles,
     inventory_age_s=st.sampled_from([0.0, 301.0]),
 )
 globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)

@@ -17,7 +17,7 @@ from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.edits import Extra, Profiles
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
@@ -84,8 +84,6 @@ def sources(node: Node) -> Iterator[str]:
     yield from (tree.path for tree in node.driver.trees.values()) if node.driver else ()
     yield from (package.path for package in node.compat)
     yield from (each.source for offer in node.inventory.extras.values() for each in offer.mounts)
-    if node.profiles:
-        yield node.profiles.folder
 
 
 def shared(node: Node) -> set[tuple[int | None, int]]:
@@ -170,9 +168,7 @@ ASKING = st.builds(
     strategies.containers(),
     strategies.claims,
 )
-READY = replace(
-    make.node(staged=strategies.DRIVER, extras=strategies.OFFERS), profiles=Profiles("/p", frozenset(range(8)))
-)
+READY = make.node(staged=strategies.DRIVER, extras=strategies.OFFERS)
 GENEROUS = Policy(extras=ExtraRules(allowed=frozenset(Extra)), mps=MpsSettings(enabled=True))
 
 

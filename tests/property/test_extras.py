@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
-from nri_gpu.domain.edits import NO_EXTRAS, Edits, Extra, Extras, Profiles
+from nri_gpu.domain.edits import NO_EXTRAS, Edits, Extra, Extras
 from nri_gpu.domain.gpu import DrmNode, MigPart, whole
 from nri_gpu.domain.node import Node
-from nri_gpu.injection.extras import CHANNELS_FOLDER, MEMLOCK, PROFILE_PLACE
+from nri_gpu.injection.extras import CHANNELS_FOLDER, MEMLOCK
 from nri_gpu.policy.model import ExtraRules, Policy
 from nri_gpu.request.parse import parse_claim, select_annotation
 from tests.property import strategies
 from tests.support import builders as make
 
-# What a decision can show of each; of drm and profile it depends on the GPUs.
+# What a decision can show of each; of drm it depends on the GPUs.
 ALL_NODES = {extra: {node.path for node in offer.nodes} for extra, offer in strategies.OFFERS.items()}
 ALL_MOUNTS = {extra: {mount.destination for mount in offer.mounts} for extra, offer in strategies.OFFERS.items()}
 
@@ -35,7 +34,7 @@ def seen(edits: Edits) -> set[Extra]:
     found |= {extra for extra, places in ALL_MOUNTS.items() if places & edits.mounts.keys()}
     found |= {Extra.IMEX} if any(path.startswith(CHANNELS_FOLDER) for path in edits.devices) else set()
     found |= {Extra.RDMA} if edits.rlimits else set()
-    return found | ({Extra.PROFILE} if PROFILE_PLACE in edits.mounts else set())
+    return found
 
 
 drawing = st.sampled_from(["", ";capabilities=graphics,compute"])
@@ -60,11 +59,8 @@ eager = st.builds(
 DRM = [(DrmNode(f"card{index}", 226, index),) for index in range(4)]
 GPUS = (*(make.gpu(index, drm=DRM[index]) for index in (0, 1)), make.mig_gpu(2, ("1g.5gb", "1g.5gb+gfx"), drm=DRM[2]))
 READY = st.builds(
-    lambda offers, profiles, found: replace(
-        make.node(found, staged=strategies.DRIVER, extras=offers), profiles=profiles
-    ),
+    lambda offers, found: make.node(found, staged=strategies.DRIVER, extras=offers),
     st.one_of(st.just(strategies.OFFERS), st.just(strategies.OFFERS), strategies.offers),
-    st.one_of(st.just(Profiles("/p", frozenset(range(8)))), strategies.profiles),
     st.sampled_from([GPUS, GPUS, (*GPUS, make.gpu(3))]),
 )
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))

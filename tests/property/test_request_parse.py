@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.domain.edits import Extra
+from nri_gpu.domain.edits import FORMER_EXTRAS, Extra
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.request.parse import select_annotation
 from tests.fuzz.fuzz_request import KEY, check
@@ -27,7 +27,7 @@ profiles = st.builds(
     st.sampled_from(["", ":1", " : 2", ":128", ":0"]),
 )
 extras = st.one_of(
-    st.sampled_from([extra.value for extra in Extra]),
+    st.sampled_from([*FORMER_EXTRAS, *(extra.value for extra in Extra)]),
     st.builds("imex{}{}".format, st.sampled_from([":", " : ", ""]), st.integers(-1, 2**20 + 1)),
 )
 operators = st.sampled_from([">=", "<=", ">", "<", "="])

@@ -18,7 +18,7 @@ from nri_gpu.domain.claim import (
     Selector,
     Wanted,
 )
-from nri_gpu.domain.edits import Extra
+from nri_gpu.domain.edits import NO_EXTRAS, Extra
 
 
 def format_claim(claim: Claim) -> str:
@@ -32,8 +32,8 @@ def _clauses(claim: Claim) -> Iterator[str]:
         yield f"mode={claim.mode}"
     if claim.capabilities is not None:
         yield "capabilities=" + ",".join(sorted(claim.capabilities))
-    if claim.extras.asked:
-        words = [extra.value for extra in sorted(claim.extras.asked - {Extra.IMEX})]
+    if claim.extras != NO_EXTRAS:
+        words = [*claim.extras.ignored, *sorted(claim.extras.asked - {Extra.IMEX})]
         yield "extras=" + ",".join([*words, *(f"imex:{channel}" for channel in claim.extras.channels)])
     shares = {"memory": f"{claim.sharing.memory_mib}Mi", "threads": str(claim.sharing.threads_percent)}
     if asked := [f"{name}:{share}" for name, share in shares.items() if share not in ("0Mi", "0")]:

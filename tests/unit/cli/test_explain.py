@@ -205,12 +205,12 @@ def test_extras(explain: Explain) -> None:
     gpus = ("--gpus", TOPOLOGIES / "hgx-h100.toml")
     done = explain(pod, *gpus)
     assert (done.code, "extras rdma, imex may not be asked for" in done.out) == (Exit.FINDING, True)
-    allowed = '[extras]\nallowed = ["drm", "profile", "rdma", "imex"]\n'
+    allowed = '[extras]\nallowed = ["drm", "rdma", "imex"]\n'
     done = explain(pod.replace("drm,", ""), *gpus, policy=allowed)
     assert (done.code, done.err) == (Exit.OK, "")
     assert "device  c 1523:3 rw  /dev/nvidia-caps-imex-channels/channel3" in done.out
     assert "rlimit  RLIMIT_MEMLOCK=unlimited" in done.out
-    assert "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf  from" in done.out
+    assert "extra profile is no extra any more" in done.out
     assert containers(explain, pod.replace("drm,", ""), *gpus, policy=allowed)
 
 

@@ -17,6 +17,10 @@ from tests.support import builders as make
 from tests.unit.cli.conftest import Done, NriGpuCall
 
 POLICY = '[namespaces]\nallow = ["ml"]\n'
+OLD_NODE = (
+    '{"kind": "node", "schema": "nri-gpu/audit/v1", "node": {"number": 3, "inventory": {"taken_at": 1.0}, "profiles": '
+    '{"folder": "/var/lib/nri-gpu/drivers/profiles", "minors": [0, 1]}}}'
+)
 Replayed = Callable[..., Done]
 
 
@@ -56,6 +60,15 @@ def test_by_the_recorded_policy_nothing_differs(replay: Replayed) -> None:
 
 def test_another_policy_that_refuses_them_is_a_finding(replay: Replayed) -> None:
     assert replay(policy='[namespaces]\ndeny = ["ml"]\n').code == Exit.FINDING
+
+
+def test_a_node_as_d995626f_recorded_it(replay: Replayed, recorded: Path) -> None:
+    """Its application profiles are none of a node's facts any more."""
+    lines = recorded.read_text().splitlines()
+    node = json.loads(lines[0])
+    node["node"]["profiles"] = json.loads(OLD_NODE)["node"]["profiles"]
+    recorded.write_text("\n".join([OLD_NODE, json.dumps(node), *lines[1:]]))
+    assert replay() == Done(Exit.OK, "3 decisions, none differs\n", "")
 
 
 def test_json_for_programs(replay: Replayed) -> None:

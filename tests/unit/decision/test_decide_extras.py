@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Inject, Reason
-from nri_gpu.domain.edits import DeviceNode, Extra, NodeExtra, Profiles
+from nri_gpu.domain.edits import DeviceNode, Extra, NodeExtra
 from nri_gpu.domain.gpu import DrmNode
 from nri_gpu.policy.model import ClaimDefaults, ExtraRules, Policy
 from tests.support import builders as make
@@ -14,15 +12,12 @@ from tests.unit.decision import deciding
 
 GDR = DeviceNode("/dev/gdrdrv", 1521, 0)
 GPUS = tuple(make.gpu(index, drm=(DrmNode(f"card{index}", 226, index),)) for index in range(2))
-NODE = replace(
-    make.node(
-        GPUS,
-        extras={
-            Extra.GDRCOPY: NodeExtra((GDR,)),
-            Extra.RDMA: NodeExtra((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
-        },
-    ),
-    profiles=Profiles("/p", frozenset({6, 7})),
+NODE = make.node(
+    GPUS,
+    extras={
+        Extra.GDRCOPY: NodeExtra((GDR,)),
+        Extra.RDMA: NodeExtra((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
+    },
 )
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
@@ -53,8 +48,15 @@ def test_a_limit_of_the_containers_own_is_told_of() -> None:
 def test_policy_gives_extras_to_whoever_names_none() -> None:
     gifts = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.DRM})))
     assert "/dev/dri/card0" in injected(make.container("device=0"), gifts).edits.devices
-    named = injected(make.container("device=0;capabilities=graphics,compute;extras=profile"), gifts)
-    assert any("profiles" in mount.destination for mount in named.edits.mounts.values())
+
+
+def test_who_names_what_is_no_extra_any_more_gets_no_more_for_it() -> None:
+    """It named extras, so the policy's gifts are not for it; and it is not refused, whatever the policy lists."""
+    gifts = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.DRM})), extras=ExtraRules(allowed=frozenset()))
+    named = injected(make.container("device=0;extras=profile"), gifts)
+    plain = injected(make.container("device=0"), Policy())
+    assert named.edits == plain.edits
+    assert "extra profile is no extra any more" in named.note
 
 
 def test_what_policy_gives_it_must_also_allow() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.edits import Extra
+from nri_gpu.domain.edits import FORMER_EXTRAS, Extra
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS, parse_claim
@@ -57,7 +57,7 @@ def test_it_knows_every_word() -> None:
     names = {"count": "2", "device": "0,1", "mig": "1g.10gb:2", "model": "*H100*", "memory": "40Gi", "arch": "9.0"}
     for name in CLAUSES.keys() - names.keys() - {"mode", "capabilities", "extras", "sharing"}:
         pytest.fail(f"a new clause, {name}: teach it to templates/admission.yaml")
-    extras = [each.value + ":0" * (each is Extra.IMEX) for each in Extra]
+    extras = [each.value + ":0" * (each is Extra.IMEX) for each in Extra] + [*FORMER_EXTRAS]
     said = [*WORDS, *(f"{name} = {text}" for name, text in names.items()), *(f"mode={each}" for each in Mode)]
     said += [f"capabilities={','.join(Capability)}", f"extras={' , '.join(extras)}", "sharing=memory:10Gi,threads:50"]
     assert [value for value in said if told(value)] == []

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from nri_gpu.domain.claim import Everything, Mode
+from nri_gpu.domain.edits import Extras
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.dra.config import BYTES_MAX, FAULTS_MAX, ConfigError, parse_config
 from nri_gpu.request.parse import parse_claim
@@ -39,6 +40,10 @@ def test_everything_it_can_say_becomes_the_grammar_of_the_annotation() -> None:
     assert (claim.mode, claim.wanted) == (Mode.MPS, Everything())
     assert claim.capabilities == frozenset({Capability.COMPUTE, Capability.UTILITY})
     assert (claim.sharing.memory_mib, claim.sharing.threads_percent, claim.extras.channels) == (10240, 50, (0, 7))
+
+
+def test_a_former_extra_is_taken() -> None:
+    assert parse_claim("KEY", text(extras=["profile"]), given=True).extras == Extras(ignored=("profile",))
 
 
 def test_one_that_asks_for_nothing_is_empty() -> None:

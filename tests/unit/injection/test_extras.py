@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
@@ -18,16 +17,13 @@ from nri_gpu.domain.edits import (
     Extras,
     Mount,
     NodeExtra,
-    Profiles,
     Rlimit,
 )
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Unit
-from nri_gpu.domain.node import Node
+from nri_gpu.domain.gpu import Capability, DrmNode, Unit
 from nri_gpu.injection.devices import device_nodes, draws
-from nri_gpu.injection.extras import PROFILE_PLACE, ExtraRequest, extra_edits, kept_limits
+from nri_gpu.injection.extras import ExtraRequest, extra_edits, extras_note
 from tests.support import builders as make
 
-GRAPHICS = frozenset({Capability.GRAPHICS})
 DRM = (DrmNode("card1", 226, 1), DrmNode("renderD129", 226, 129))
 BOUND = make.gpu(2).pci_bus_id
 DRM_NODES = (
@@ -49,29 +45,18 @@ OFFERS = {
     Extra.MIG_CONFIG: NodeExtra((CONFIG,)),
     Extra.GDRCOPY: NodeExtra(lacking="there is no /dev/gdrdrv (`modprobe gdrdrv`)"),
 }
-PROFILES = Profiles("/stage/profiles", frozenset(range(8)))
 CHANNELS = tuple(DeviceNode(f"/dev/nvidia-caps-imex-channels/channel{number}", 511, number) for number in (0, 7))
 MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
-
-
-def node(**fields: object) -> Node:
-    return replace(make.node(extras=OFFERS), **{"profiles": PROFILES, **fields})
 
 
 def wish(
     *asked: Extra,
     channels: tuple[int, ...] = (),
     gpus: tuple[Unit, ...] = (DRAWING,),
-    of: Node | None = None,
     container: Container | None = None,
-    capabilities: frozenset[Capability] = DEFAULT_CAPABILITIES,
 ) -> ExtraRequest:
     extras = Extras(frozenset(asked), channels)
-    return ExtraRequest(extras, gpus, capabilities, of or node(), container or make.container())
-
-
-def profile(name: str) -> Edits:
-    return Edits.of(mounts=(Mount(PROFILE_PLACE, f"/stage/profiles/{name}.conf"),))
+    return ExtraRequest(extras, gpus, make.node(extras=OFFERS), container or make.container())
 
 
 BOUND_MEMORY = make.container(rlimits=frozenset({"RLIMIT_MEMLOCK"}))
@@ -85,11 +70,6 @@ GIVEN = {
     "files below a volume": (wish(Extra.GDS, container=VOLUMES_ABOVE), Edits.of(devices=(FS,), mounts=(CUFILE,))),
     "the channels asked for": (wish(Extra.IMEX, channels=(0, 7)), Edits.of(devices=CHANNELS)),
     "the driver's own mode": (wish(Extra.MIG_CONFIG), Edits.of(devices=(CONFIG,))),
-    "a profile for just these GPUs": (
-        wish(Extra.PROFILE, gpus=(make.gpu(0), DRAWING), capabilities=GRAPHICS),
-        profile("a0"),  # minors 7 and 5
-    ),
-    "a profile for a MIG device's GPU": (wish(Extra.PROFILE, gpus=CUT.parts, capabilities=GRAPHICS), profile("20")),
     "several": (
         wish(Extra.RDMA, Extra.GDS),
         Edits.of(devices=(FS, UVERBS), mounts=(CUFILE,), rlimits=(MEMLOCK,)),
@@ -104,12 +84,15 @@ def test_what_an_extra_is_made_of(asked: ExtraRequest, edits: Edits) -> None:
 
 def test_a_limit_that_is_there_is_told_of() -> None:
     extras = Extras(frozenset({Extra.RDMA}))
-    assert "RLIMIT_MEMLOCK" in kept_limits(extras, BOUND_MEMORY)
-    assert kept_limits(NO_EXTRAS, BOUND_MEMORY) == kept_limits(extras, make.container()) == ""
+    assert "RLIMIT_MEMLOCK" in extras_note(extras, BOUND_MEMORY)
+    assert extras_note(NO_EXTRAS, BOUND_MEMORY) == extras_note(extras, make.container()) == ""
 
 
-def drawing(profiles: Profiles | None) -> ExtraRequest:
-    return wish(Extra.PROFILE, of=node(profiles=profiles), capabilities=GRAPHICS)
+def test_what_is_no_extra_any_more_is_told_of() -> None:
+    both = extras_note(Extras(frozenset({Extra.RDMA}), ignored=("profile",)), BOUND_MEMORY)
+    assert both.startswith(
+        "extra profile is no extra any more, and is ignored: leave it out; the container sets its own"
+    )
 
 
 def covering(place: str) -> ExtraRequest:
@@ -118,7 +101,6 @@ def covering(place: str) -> ExtraRequest:
 
 
 CANNOT = "cannot be given on this node:"
-LATER = "no file is written for these GPUs yet; try again in a moment"
 NOT_READY, BAD = Code.NODE_NOT_READY, Code.BAD_REQUEST
 REFUSED = {
     "lacking": (wish(Extra.GDRCOPY), NOT_READY, f"extra gdrcopy {CANNOT} there is no /dev/gdrdrv (`modprobe"),
@@ -126,14 +108,6 @@ REFUSED = {
     "channel beyond": (wish(Extra.IMEX, channels=(0, 8)), NOT_READY, "channel 8 is not one of its 8, which count"),
     "no node to draw on": (wish(Extra.DRM, gpus=(make.gpu(1),)), NOT_READY, "GPU 1 has no node below /dev/dri: load"),
     "mig that cannot draw": (wish(Extra.DRM, gpus=CUT.parts[:1]), NOT_READY, "is a 1g.5gb, and only profiles with"),
-    "no profile yet": (drawing(None), NOT_READY, "its files are not written yet; try again in a moment"),
-    "no profile of that GPU": (drawing(Profiles("/x", frozenset({1}))), NOT_READY, LATER),
-    "too many GPUs for profiles": (
-        drawing(Profiles("/x", fault="it has 16 GPUs")),
-        NOT_READY,
-        f"extra profile {CANNOT} it has 16 GPUs.",
-    ),
-    "a profile without graphics": (wish(Extra.PROFILE), BAD, "capabilities=graphics"),
     "a volume there": (covering("/etc/cufile.json"), BAD, "/etc/cufile.json"),
     "a volume there, in another spelling": (covering("/etc//./cufile.json/"), BAD, "/etc/cufile.json"),
     "a volume below": (covering("/etc/cufile.json/x"), BAD, "/etc/cufile.json"),
@@ -156,5 +130,5 @@ PROFILED = {"1g.5gb": False, "1g.5gb+gfx": True, "1g.24gb+me.gfx": True, "2g.5gb
 def test_a_mig_device_draws_only_where_its_profile_says_so(profile: str, can: bool) -> None:
     (part,) = make.mig_gpu(2, (profile,), drm=DRM).parts
     assert draws(part) is can
-    nodes = {each.path for each in device_nodes((part,), GRAPHICS, make.MAJORS)}
+    nodes = {each.path for each in device_nodes((part,), frozenset({Capability.GRAPHICS}), make.MAJORS)}
     assert nodes & {each.path for each in DRM_NODES} == ({each.path for each in DRM_NODES} if can else set())

@@ -13,7 +13,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.health import KEPT, Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
-from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
+from nri_gpu.inventory.controller import DRIVER, LABELS, InventoryCache, InventoryController
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.log import log_lines
@@ -201,7 +201,7 @@ class ControllerRig:
         self.lines: list[str] = []
         self.now = 100.0
         self.controller = InventoryController(self.node_state, wall=lambda: self.now, monotonic=lambda: self.now)
-        for name, kinds in (("driver", DRIVER), ("profiles", PROFILES), ("labels", LABELS)):
+        for name, kinds in (("driver", DRIVER), ("labels", LABELS)):
             self.controller.subscribe(partial(self.looks.append, name), kinds)
 
     def then(self, inventory: Inventory) -> list[str]:
@@ -230,7 +230,7 @@ def gpu_with(**fields: object) -> Inventory:
 
 def test_of_the_first_inventory_only_faults_are_logged(rig: ControllerRig) -> None:
     fault = GpuFault(7, "nvmlDeviceGetHandleByIndex: GPU is lost (15)")
-    assert rig.then(replace(gpu_with(unavailable="no"), faults=(fault,))) == ["driver", "profiles", "labels"]
+    assert rig.then(replace(gpu_with(unavailable="no"), faults=(fault,))) == ["driver", "labels"]
     assert rig.noted() == [("description", 101), ("available", 101)]
     assert [line.split()[0] for line in rig.lines] == ["INFO", "WARNING", "WARNING"]
 
@@ -248,8 +248,8 @@ def test_a_sign_that_comes_and_goes_calls_no_follower(rig: ControllerRig) -> Non
     ("after", "looks"),
     [
         (replace(NODE, driver_version="590.10"), ["driver", "labels"]),
-        (replace(NODE, gpus=NODE.gpus[:1]), ["profiles", "labels"]),
-        (gpu_with(minor_number=5), ["profiles"]),
+        (replace(NODE, gpus=NODE.gpus[:1]), ["labels"]),
+        (gpu_with(minor_number=5), []),
         (gpu_with(mig_enabled=True), ["labels"]),
         (gpu_with(memory_bytes=7), ["labels"]),
         (gpu_with(unavailable="no"), []),
@@ -279,7 +279,7 @@ def test_a_gpu_that_cannot_be_described_is_logged_twice(rig: ControllerRig) -> N
 def test_a_driver_that_does_not_answer_and_does_again(rig: ControllerRig) -> None:
     rig.controller.not_refreshed("no driver")
     rig.then(Inventory(taken_at=1.0, fault="no driver"))
-    assert rig.then(NODE) == ["driver", "profiles", "labels"]
+    assert rig.then(NODE) == ["driver", "labels"]
     rig.controller.answered()
     rig.controller.answered()
     said = [each.what for each in rig.controller.history.last if each.kind == TransitionKind.ANSWER]

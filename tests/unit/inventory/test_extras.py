@@ -70,7 +70,7 @@ def host(tmp_path: Path) -> Host:
 
 def test_a_bare_host_lacks_everything_and_says_why(tmp_path: Path) -> None:
     extras = find_extras(Host(tmp_path).roots, VERSION)
-    assert set(extras) == set(Extra) - {Extra.DRM, Extra.PROFILE}
+    assert set(extras) == set(Extra) - {Extra.DRM}
     for found in extras.values():
         assert found.lacking
         assert (found.nodes, found.mounts, found.channels) == ((), (), None)

@@ -154,4 +154,15 @@ OLD: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     ),
     "nothing else stands in its table": ('[stray]\naction = "stop"\n', "#", ("stray.action, line 2,",)),
     "of any kind": ("stray = { namespaces = 7 }\n", "#", ("stray.namespaces, line 1,",)),
+    "profiles are allowed": (
+        '[extras]\nallowed = ["drm", "profile"]\n[defaults]\nextras = ["profile"]\n'
+        '[[rule]]\nallow = true\nextras = ["profile"]\ndefault_extras = ["rdma", "profile"]\n',
+        '[extras]\nallowed = ["drm"]\n[[rule]]\nallow = true\nextras = []\ndefault_extras = ["rdma"]\n',
+        (
+            "extras.allowed[1], line 2,",
+            "defaults.extras[0], line 4,",
+            "rule[0].extras[0], line 7,",
+            "rule[0].default_extras[1], line 8,",
+        ),
+    ),
 }

@@ -168,8 +168,8 @@ def test_a_rule_s_word_stands_in_place_of_the_policy_s() -> None:
                 "modes": ["shared"],
                 "default_capabilities": ["utility"],
                 "capabilities": ["utility", "graphics"],
-                "default_extras": ["profile"],
-                "extras": ["profile", "rdma"],
+                "default_extras": ["gds"],
+                "extras": ["gds", "rdma"],
                 "limits": {"gpus_per_pod": "unlimited"},
             }
         ],
@@ -183,7 +183,7 @@ def test_a_rule_s_word_stands_in_place_of_the_policy_s() -> None:
     assert "mode exclusive may not be asked for: rule[0].modes in f lists shared" in terms.denied_mode(Mode.EXCLUSIVE)
     assert terms.denied_capabilities(frozenset({Capability.GRAPHICS})) == ""
     assert "rule[0].capabilities in f" in terms.denied_capabilities(frozenset({Capability.COMPUTE}))
-    assert terms.extras.asked == {Extra.PROFILE}
+    assert terms.extras.asked == {Extra.GDS}
     assert terms.denied_extras(frozenset({Extra.RDMA})) == ""
     assert "extras drm may not be asked for: rule[0].extras in f" in terms.denied_extras(frozenset({Extra.DRM}))
     assert (terms.limits.gpus_per_pod > 10**6, terms.limits.gpus_per_node) == (True, 4)

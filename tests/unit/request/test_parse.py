@@ -73,6 +73,8 @@ GOOD: dict[str, Claim] = {
     "channels in any order": claim(
         "1;extras=imex:7,drm, imex : 2", extras=Extras(frozenset({Extra.DRM, Extra.IMEX}), (2, 7))
     ),
+    "none but a former one": claim("1;extras= profile ", extras=Extras(ignored=("profile",))),
+    "a former one": claim("1;extras=profile,drm", extras=Extras(frozenset({Extra.DRM}), ignored=("profile",))),
     "the last channel": claim("1;extras=imex:1048575", extras=Extras(frozenset({Extra.IMEX}), (1048575,))),
     "sharing": claim("1;mode=mps;sharing=memory:10Gi,threads:50", mode=Mode.MPS, sharing=MpsLimits(10240, 50)),
     "sharing with blanks": claim("1;mode=mps;sharing= threads : 1 ", mode=Mode.MPS, sharing=MpsLimits(0, 1)),
@@ -85,7 +87,7 @@ def test_understood(expected: Claim) -> None:
     assert parse_claim(KEY, expected.text) == expected
 
 
-EXTRAS = "drm, gds, gdrcopy, rdma, nvswitch, imex:N, persistenced, fabricmanager, profile, firmware, mig-config"
+EXTRAS = "drm, gds, gdrcopy, rdma, nvswitch, imex:N, persistenced, fabricmanager, firmware, mig-config"
 # name -> value, 0-based position, words of the sentence
 BAD: dict[str, tuple[str, int, str]] = {
     "empty": ("", 0, "the value is empty"),

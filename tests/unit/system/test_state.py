@@ -7,7 +7,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.edits import Profiles
 from nri_gpu.domain.node import DriverFiles, Inventory
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Changed, NodeState
@@ -16,18 +15,17 @@ DRIVER = DriverFiles("580.95.05", "580.95.05-1", {}, {})
 
 
 def test_every_change_is_a_new_snapshot() -> None:
-    state, profiles = NodeState(Inventory(taken_at=0, fault="starting"), "looking"), Profiles("/p", frozenset({1}))
+    state = NodeState(Inventory(taken_at=0, fault="starting"), "looking")
     first = state.node
     assert (first.driver, first.driver_fault, first.generation, first.module_version) == (None, "looking", "-", None)
     state.put_inventory(Inventory(taken_at=5))
     state.put_driver(DRIVER)
     assert (state.node.inventory.taken_at, state.node.driver, state.node.driver_fault) == (5, DRIVER, "")
     state.put_driver(None, "gone.")
-    state.put_profiles(profiles)
     state.put_module("580.95.05")
     last = state.node
-    assert (last.driver_fault, last.profiles, last.module_version) == ("gone.", profiles, "580.95.05")
-    assert (first.number, last.number) == (1, 6)
+    assert (last.driver_fault, last.module_version) == ("gone.", "580.95.05")
+    assert (first.number, last.number) == (1, 5)
 
 
 def test_followers_are_told_after_the_reply_once_of_all_changes_that_they_subscribed_to() -> None:
