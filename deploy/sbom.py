@@ -128,15 +128,13 @@ def _licence(installed: metadata.PackageMetadata) -> str:
 
 
 def _needed(name: str) -> list[str]:
-    """What a package asks for, ours with all of its extras, by normal name."""
-    requirements = [Requirement(text) for text in metadata.requires(name) or ()]
-    extras = metadata.metadata(name).get_all("Provides-Extra") or [] if name == NAME else [""]
-    # Which of our extras a release bundles, the lock says: what is not in it is left out by the caller.
+    """What a package asks for, without its extras, by normal name."""
+    requirements = map(Requirement, metadata.requires(name) or ())
     return sorted(
         {
             canonicalize_name(each.name)
             for each in requirements
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+            if each.marker is None or each.marker.evaluate({"extra": ""})
         }
     )
 

@@ -21,7 +21,7 @@ DEVELOPMENT: Final = ("dev",)
 # Parts of it, so it is made first: all that a node may run, which a release bundles; what the demo imports; the kit for
 # machines with a GPU.
 PARTS: Final = {
-    "runtime.txt": ("cri", "dra", "kubernetes", "metrics"),
+    "runtime.txt": (),
     "demo.txt": ("demo",),
     "gpu-kit.txt": ("hardware",),
 }

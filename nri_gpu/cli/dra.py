@@ -14,21 +14,18 @@ from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.controller import set_up_grpc
 from nri_gpu.system.liveness import LivenessFile
-from nri_gpu.system.packages import import_failed
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Returns an exit code."""
     set_up_grpc()
-    try:
-        from nri_gpu.dra.api_access import AccessError, by_kubeconfig, in_cluster
-        from nri_gpu.dra.api_server import ApiServer
-        from nri_gpu.dra.client import DaemonClient
-        from nri_gpu.dra.device_health import DeviceHealthService
-        from nri_gpu.dra.driver import DriverProcess
-        from nri_gpu.dra.publisher import Publisher
-    except ImportError as error:
-        raise CommandError(Exit.UNAVAILABLE, import_failed(error)) from None
+    from nri_gpu.dra.api_access import AccessError, by_kubeconfig, in_cluster
+    from nri_gpu.dra.api_server import ApiServer
+    from nri_gpu.dra.client import DaemonClient
+    from nri_gpu.dra.device_health import DeviceHealthService
+    from nri_gpu.dra.driver import DriverProcess
+    from nri_gpu.dra.publisher import Publisher
+
     try:
         access = by_kubeconfig(Path(args.kubeconfig)) if args.kubeconfig else in_cluster()
     except AccessError as error:

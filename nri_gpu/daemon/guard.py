@@ -31,7 +31,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import PluginSettings
-from nri_gpu.system.cri import stop_containers, warn_without_grpc
+from nri_gpu.system.cri import stop_containers
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import LogOnce, cancelled, exit_code, later
@@ -94,8 +94,6 @@ class GuardProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        if self._settings.guard.stop_ungranted:
-            warn_without_grpc("guard.stop_ungranted")
         self._notifier.feed_watchdog()
         self._keep_writing()
         self._liveness.keep(lambda: self._status.connected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Final
 
 import msgspec
@@ -21,7 +20,6 @@ from nri_gpu.dra.advice import files_advice, gate_advice, silence
 from nri_gpu.dra.specification import file_name
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.kubelet import Registration
-from nri_gpu.system.packages import how_to_install
 from nri_gpu.system.storage import text_of
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
@@ -119,8 +117,6 @@ def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> It
     if not enabled:
         yield ok(subject, "off (kubelet.enabled): annotations allocate, and the scheduler does not count the GPUs")
         return
-    if find_spec("grpc") is None:
-        yield error(subject, "grpcio is not installed, which the device plugin needs", how_to_install("grpc"))
     status = seen.status.kubelet if seen.status else None
     for each in status.resources if status else ():
         if each.since_s is None or each.fault:

@@ -59,7 +59,7 @@ FIXES: Final[Mapping[str, str]] = {
     ),
     "device plugin not started yet": "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
     "what the kubelet allocated to monitors is not known": (
-        "Start the kubelet, set kubelet.podresources to its socket, or install grpcio if the line says so."
+        "Start the kubelet, or set kubelet.podresources to its socket."
     ),
     "PodResources not answered, trying again": "Start the kubelet, or set kubelet.podresources to its socket.",
     "required CDI device not written, containers can start without nri-gpu": (
@@ -77,5 +77,5 @@ FIXES: Final[Mapping[str, str]] = {
         "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=."
     ),
     "liveness file not written": "Make room in the folder of --run-dir, or mend what the line names.",
-    "metrics are not served": "Correct metrics.listen, or install the library by the command that the line has.",
+    "metrics are not served": "Correct metrics.listen, or install nri-gpu again, as the line says.",
 }

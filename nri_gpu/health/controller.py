@@ -25,10 +25,9 @@ from nri_gpu.health.states import meaning_of
 from nri_gpu.health.stops import Stops, holders_of
 from nri_gpu.health.xid_log import XidLog
 from nri_gpu.inventory.formats import parse_bus_id
-from nri_gpu.policy.health import Events, HealthSettings, OnBad, ResetBy
+from nri_gpu.policy.health import Events, HealthSettings, ResetBy
 from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.clocks import since_boot_s
-from nri_gpu.system.cri import warn_without_grpc
 from nri_gpu.system.state import NodeState
 
 _LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthState.SUSPECT: "WARNING"}
@@ -91,8 +90,6 @@ class HealthController:
         return self._listener.starts if self._listener else 0
 
     async def run(self) -> None:
-        if self._settings.containers is OnBad.STOP:
-            warn_without_grpc("health.containers")
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reprobe())

@@ -16,7 +16,7 @@ _PREFIXES: Final = ("GPU-", "MIG-")
 
 
 def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[str, ...]:
-    """A sentence for each thing to do; none where no kubelet answers, or gRPC is not installed."""
+    """A sentence for each thing to do; none where no kubelet answers."""
     socket = Path(policy.kubelet.podresources or "/nowhere")
     try:
         if not socket.is_socket():
@@ -24,10 +24,7 @@ def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[str, ...]:
     except OSError:
         return ()
     set_up_grpc()
-    try:
-        from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
-    except ImportError:
-        return ()
+    from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
 
     async def ask() -> Mapping[str, tuple[str, ...]]:
         client = PodResources(socket, timeout_s)

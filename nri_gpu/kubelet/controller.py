@@ -18,7 +18,6 @@ from nri_gpu.kubelet.answer import RequiredDevice, TokenKey
 from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.system.packages import import_failed
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
 from nri_gpu.system.tasks import LogOnce, first_done, raised_alone
@@ -48,7 +47,7 @@ async def inquire(
     try:
         from nri_gpu.kubelet.podresources import SELDOM, USUAL, Inquiry, PodResources
     except ImportError as error:
-        logger.bind(fault=import_failed(error)).error("PodResources cannot be asked")
+        logger.bind(fault=str(error)).error("PodResources cannot be asked")
         pods.settled = True
         return
     await Inquiry(PodResources(Path(settings.podresources)), pods, listed, USUAL if listed else SELDOM).run()
@@ -152,7 +151,7 @@ class KubeletController:
         try:
             from nri_gpu.kubelet.endpoint import Endpoint
         except ImportError as error:
-            self._fault = import_failed(error)
+            self._fault = str(error)
             logger.bind(fault=self._fault).error("device plugin cannot be served")
             return
         if self._succession and self._succession.succeeds:

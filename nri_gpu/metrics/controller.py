@@ -17,14 +17,12 @@ from loguru import logger
 
 from nri_gpu.metrics.reading import Reading
 from nri_gpu.policy.metrics import MetricsSettings, address_of, metrics_faults
-from nri_gpu.system.packages import not_installed
 from nri_gpu.system.server import BACKLOG, Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.tasks import LogOnce
 
 Pages = Callable[[Reading], Iterator[bytes]]
 LIMITS: Final = ServerLimits(places=8, each=4, question_bytes=8192, patience_s=10.0)
 RETRY_S: Final = 30.0
-WITHOUT_LIBRARY: Final = not_installed("prometheus_client")
 CONFINED: Final = "the systemd unit needs its drop-in metrics.conf for a port, and none for a Unix socket"
 NOT_SERVED: Final = "metrics are not served"
 
@@ -65,8 +63,8 @@ class MetricsController:
             return
         try:
             from nri_gpu.metrics.exposition import CONTENT_TYPE, pages
-        except ImportError:
-            logger.bind(fault=WITHOUT_LIBRARY).error(NOT_SERVED)
+        except ImportError as error:
+            logger.bind(fault=str(error)).error(NOT_SERVED)
         else:
             self._pages, self._type = pages, CONTENT_TYPE
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.packages import not_installed
 from nri_gpu.system.process import process_of
 from nri_gpu.system.storage import text_of, write_whole
 
@@ -88,10 +85,6 @@ def _settings_advice(policy: Policy) -> Iterator[str]:
             f'guard.index = "{policy.guard.index}" is not behind plugin.index = "{policy.plugin.index}": starts are '
             "then refused with the guard's sentence, where nri-gpu's own would say more"
         )
-    if policy.guard.stop_ungranted and find_spec("grpc") is None:
-        yield f"guard.stop_ungranted has no effect: {not_installed('grpc')}"
-    if policy.health.containers is OnBad.STOP and find_spec("grpc") is None:
-        yield f"health.containers has no effect: {not_installed('grpc')}"
 
 
 def _node_advice(run_dir: Path) -> Iterator[str]:

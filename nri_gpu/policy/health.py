@@ -118,7 +118,7 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         OnBad,
         about(
             "Containers on a GPU that is bad or recovering: report them, or stop them through CRI, so that the kubelet "
-            "starts them on another. As guard.cri_socket and guard.stop_grace_s say; needs grpcio."
+            "starts them on another. As guard.cri_socket and guard.stop_grace_s say."
         ),
     ] = OnBad.REPORT
 

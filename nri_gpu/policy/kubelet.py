@@ -46,7 +46,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
 
     enabled: Annotated[
         bool,
-        about("Offer this node's GPUs to the kubelet. Needs grpcio.", flag="--kubelet"),
+        about("Offer this node's GPUs to the kubelet.", flag="--kubelet"),
     ] = False
     dir: Annotated[str, FOLDER, about("Folder of the kubelet's socket and of its device plugins'.")] = (
         "/var/lib/kubelet/device-plugins"

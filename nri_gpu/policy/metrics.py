@@ -17,7 +17,7 @@ _LISTEN: Final = text(
 
 
 class MetricsSettings(Struct, frozen=True, kw_only=True):
-    """Metrics of this node for Prometheus (docs/metrics.md). Needs the metrics extra (prometheus-client)."""
+    """Metrics of this node for Prometheus (docs/metrics.md)."""
 
     listen: Annotated[
         str,

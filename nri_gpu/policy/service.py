@@ -97,10 +97,7 @@ class GuardSettings(Struct, frozen=True, kw_only=True):
     ] = "90"
     stop_ungranted: Annotated[
         bool,
-        about(
-            "Stop containers that run without the GPUs they asked for, when the guard finds some as it connects. "
-            "Needs grpcio."
-        ),
+        about("Stop containers that run without the GPUs they asked for, when the guard finds some as it connects."),
     ] = False
     stop_grace_s: Annotated[int, Meta(ge=0, le=300), about("Seconds that such a container has to end on its own.")] = 10
     cri_socket: Annotated[str, SOCKET, about("The runtime's CRI socket, through which they are stopped.")] = (

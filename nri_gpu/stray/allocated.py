@@ -19,7 +19,6 @@ import msgspec
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.system.line_process import lines_of, python
-from nri_gpu.system.packages import import_failed
 from nri_gpu.system.storage import stat_of
 
 LIMIT_S: Final = 15.0
@@ -74,8 +73,6 @@ async def _ask(socket: Path) -> bytes:
 def main(arguments: list[str]) -> None:
     try:
         sys.stdout.buffer.write(asyncio.run(_ask(Path(arguments[0]))))
-    except ImportError as error:
-        sys.exit(import_failed(error))
     except NriGpuError as error:
         sys.exit(str(error))
 

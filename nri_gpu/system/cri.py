@@ -12,23 +12,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from typing import Final
 
 from loguru import logger
 
 from nri_gpu.policy.service import GuardSettings
-from nri_gpu.system.packages import import_failed, not_installed
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 STOP_LIMIT_S: Final = 2 * PATIENCE_S
 DONE: Final = "ok"
-
-
-def warn_without_grpc(setting: str) -> None:
-    """Log that a setting has no effect, where grpcio is not installed."""
-    if find_spec("grpc") is None:
-        logger.bind(name=setting, fault=not_installed("grpc")).error("setting has no effect")
 
 
 async def stop_containers(
@@ -86,7 +78,7 @@ def main(arguments: list[str], ids: Iterable[str]) -> int:
 
     patience_s goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
     """
-    import grpc  # not every installation has it; then the exit message says so
+    import grpc  # here, because the daemon imports this module, too
 
     from nri_gpu._pb.cri_pb2 import StopContainerRequest
     from nri_gpu._pb.cri_pb2_grpc import RuntimeServiceStub
@@ -111,7 +103,4 @@ def main(arguments: list[str], ids: Iterable[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:], sys.stdin))
-    except ImportError as error:
-        sys.exit(import_failed(error))
+    sys.exit(main(sys.argv[1:], sys.stdin))

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from nri_gpu.domain.errors import Exit
-from nri_gpu.system.packages import PACKAGES
-
-BLOCKED = "import sys; sys.modules[{!r}] = None; from nri_gpu.cli.main import main; sys.exit(main({!r}))"
 
 
-def told(*arguments: str, without: str = "nothing") -> tuple[int, str]:
-    """Exit code and standard error. without: a library that is not installed."""
-    words = ["dra", *arguments]
+def told(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard error."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED.format(without, words)],
+        [sys.executable, "-m", "nri_gpu", "dra", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -44,12 +37,3 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     code, said = told("--kubeconfig", str(config))
     assert code == Exit.CONFIGURATION
     assert f"{config} is no kubeconfig" in said
-
-
-@pytest.mark.parametrize("library", ["grpc", "urllib3"])
-def test_without_its_libraries_it_says_what_to_install(library: str) -> None:
-    code, said = told(without=library)
-    assert code == Exit.UNAVAILABLE
-    assert library in said
-    assert f"{shlex.quote(sys.executable)} -m pip install {PACKAGES[library]}" in said
-    assert len(said.splitlines()) == 1

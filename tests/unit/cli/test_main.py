@@ -126,7 +126,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["gpus"]) == 130
 
 
-FOREIGN = ("yaml", "pynvml", "grpc", "ctypes", "rich")
+FOREIGN = ("yaml", "pynvml", "grpc", "ctypes", "rich", "urllib3", "prometheus_client")
 # A bug in what decides must not be a bug of the guard's, nor its memory the guard's.
 DECIDING = ("decision.decide", "injection", "inventory", "driver", "host", "allocation.placement")
 NOT_LOADED = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,15 +32,6 @@ def test_a_socket_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[
     assert cri.main([str(folder / "none.sock"), "0", "0.2"], ["a"]) == 1
     said = capsys.readouterr().out
     assert said.startswith(("a UNAVAILABLE: ", "a DEADLINE_EXCEEDED: "))
-
-
-def test_without_grpcio_it_says_what_to_install(folder: Path) -> None:
-    program = f"import sys; sys.modules['grpc'] = None; sys.argv = ['cri', '{folder}/cri.sock', '0', '1']\n"
-    program += "import runpy; runpy.run_module('nri_gpu.system.cri', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", program], input="a", capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == f"grpcio is not installed: {shlex.quote(sys.executable)} -m pip install grpcio\n"
-    assert "Traceback" not in done.stderr
 
 
 async def test_what_the_runtime_did_not_stop_is_not_stopped(folder: Path, log: Log) -> None:
