@@ -13,7 +13,6 @@ PACKAGE: Final = Path(nri_gpu.__file__).parent
 SHOWN: Final = {
     "cli/doctor.py": "says that a clock is before 2020, how long ago, and the bundle's name",
     "cli/status.py": "how long ago",
-    "cli/verify.py": "when it looked",
     "cli/watch.py": "when something changed",
     "daemon/app.py": "the audit's records",
     "daemon/control.py": "since when",
