@@ -44,7 +44,7 @@ UNITS: Final = (
     Unit(Path("api/deviceplugin.proto"), grpc=True),
     Unit(Path("api/pluginregistration.proto"), grpc=True),
     Unit(Path("api/podresources.proto"), grpc=True),
-    Unit(Path("api/dra.proto")),  # one servicer serves both versions of its service (dra/service.py)
+    Unit(Path("api/dra.proto")),  # one servicer serves both versions of its service (dra/claim_service.py)
     Unit(Path("api/drahealth.proto")),
     Unit(Path("tests/support/cri_tests.proto"), Path("tests/support/_pb")),
 )

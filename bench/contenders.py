@@ -20,10 +20,10 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Loader
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
-from nri_gpu.dra.client import DaemonClient
-from nri_gpu.dra.messages import AskPrepare, Prepared
-from nri_gpu.dra.specification import ClaimSpecifications
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.dra.claim_cdi import ClaimSpecifications
+from nri_gpu.dra.daemon_client import DaemonClient
+from nri_gpu.dra.questions import AskPrepare, Prepared
+from nri_gpu.inventory.topology_file import load_topology
 from tests.support import packages
 from tests.support.driver_root import PROGRAMS, make_driver_root
 from tests.support.errors import HarnessError

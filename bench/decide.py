@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from bench.effort import Effort
 from bench.figures import Figure, percentile
-from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Rule, RuleList

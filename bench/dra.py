@@ -23,15 +23,15 @@ from bench.figures import Figure, percentile
 from bench.process import Running, cpu_s, daemon, installed, memory_mib
 from bench.wire import contest, when_ready
 from nri_gpu._pb import dra_pb2 as pb
-from nri_gpu.cli.client import ask
+from nri_gpu.cli.ask_daemon import ask
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.api_access import by_kubeconfig
 from nri_gpu.dra.api_server import ApiServer
-from nri_gpu.dra.client import DaemonClient
-from nri_gpu.dra.messages import AskPrepare, AskUnprepare, PreparedName
-from nri_gpu.dra.resource_claim import parse_resource_claim
+from nri_gpu.dra.claim_object import parse_resource_claim
+from nri_gpu.dra.daemon_client import DaemonClient
+from nri_gpu.dra.questions import AskPrepare, AskUnprepare, PreparedName
 from tests.support.api_server import StandInApiServer
 from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_process import kubeconfig_file, policy

@@ -18,18 +18,18 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.topology import Topology, choose, topology_of
 from nri_gpu.cli.page import table
-from nri_gpu.domain.claim import Claim, Count, Mode, Strategy
+from nri_gpu.decision.placement import Asker, place
+from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.topology import Topology, choose, topology_of
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant, Reason
 from nri_gpu.domain.errors import Exit, InventoryError
 from nri_gpu.domain.gpu import whole
+from nri_gpu.domain.gpu_request import Claim, Count, Mode, Strategy
 from nri_gpu.domain.node import Inventory
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 
 BEST_EFFORT_GPUS_MAX: Final = 8  # 105 partitions into pairs; 16 GPUs have two million
 NOT_RUN: Final = f"not run: it looks at every partition, too many above {BEST_EFFORT_GPUS_MAX} GPUs"

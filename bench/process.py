@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from bench.link import Link, listen
-from nri_gpu.cli.client import ask
+from nri_gpu.cli.ask_daemon import ask
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.names import CONTROL_SOCKET
-from nri_gpu.nri.events import event_mask
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.nri.subscription import event_mask
 from nri_gpu.plugin.handlers import EVENTS
-from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import build_fake_nvml, gpus_of
@@ -31,7 +31,7 @@ sys.exit(importlib.import_module(name).main())
 """
 EIGHT_GPUS: Final = TOPOLOGIES / "hgx-h100.toml"
 # What asks NVML, and what waits for its events.
-CHILDREN: Final = ("nri_gpu.inventory.nvml", "nri_gpu.health.events")
+CHILDREN: Final = ("nri_gpu.inventory.nvml_program", "nri_gpu.health.nvml_events")
 SETTLED_S: Final = 30.0
 OUR_EVENTS: Final = event_mask(EVENTS, "")
 

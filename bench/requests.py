@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.ttrpc import SEND_MAX
 from tests.support import nri_messages as nri
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from bench.cpu import Meter
 from bench.process import EIGHT_GPUS
 from nri_gpu.domain.node import Loader
-from nri_gpu.nri.events import Event, event_mask
+from nri_gpu.nri.subscription import Event, event_mask
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Pod

@@ -17,8 +17,8 @@ from bench.figures import Figure
 from bench.link import Link, listen
 from bench.process import EIGHT_GPUS, installed
 from bench.requests import life
-from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE
 from tests.support.daemon import Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.kernel import NriGpuOnNvidia

@@ -19,7 +19,7 @@ from bench.figures import Figure, percentile
 from bench.kubelet import Pair
 from bench.process import CHILDREN, Running, daemon, nothing, nvml_daemon
 from bench.requests import REQUEST_BYTES, life, node
-from nri_gpu.policy.service import REQUEST_BYTES as REQUEST_LIMIT_BYTES
+from nri_gpu.policy.plugin_settings import REQUEST_BYTES as REQUEST_LIMIT_BYTES
 from tests.support import hostile
 
 TITLE: Final = f"The plugin alone; 8 GPUs (simulated), requests of {REQUEST_BYTES} bytes, back to back"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from nri_gpu.policy.document import LISTS, SECTIONS, file_type, section_help
 from nri_gpu.policy.forms import settings_of
-from nri_gpu.policy.schema import LISTS, SECTIONS, file_type, section_help
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
 MANUAL = Path(__file__).parents[1] / "docs" / "policy.md"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
-from nri_gpu.domain.claim import Operator
+from nri_gpu.domain.gpu_request import Operator
 from nri_gpu.domain.health import HealthState
 from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KUBELET_KEY, POD_KEY
 from nri_gpu.health.states import TRANSITIONS
-from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS
+from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS
 from share.generate import Argument, Takes, arguments_of
 
 DOCS: Final = Path(__file__).parent

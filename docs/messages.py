@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nri_gpu.domain.fixes import FIXES
+from nri_gpu.domain.phrases import FIXES
 
 PACKAGE: Final = Path(__file__).parents[1] / "nri_gpu"
 TABLE: Final = PACKAGE / "domain" / "fixes.py"

@@ -18,24 +18,24 @@ from msgspec import to_builtins
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from nri_gpu.allocation.ledger import Entry
 from nri_gpu.cli import terminal
-from nri_gpu.cli.doctor import TONES
+from nri_gpu.cli.doctor_command import TONES
 from nri_gpu.cli.page import Line, Page
 from nri_gpu.cli.render import matrix
 from nri_gpu.cli.watch import Asked, live_page, moments
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.daemon.report import status_of
+from nri_gpu.daemon.view import status_of
 from nri_gpu.doctor.examine import paragraphs
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Refused
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, Health, HealthState, History
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.ledger.ledger import Entry
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.daemon.test_report import CLOCK, NOW, view
+from tests.unit.daemon.test_view import CLOCK, NOW, view
 from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_driver import old_uvm
+from tests.unit.doctor.test_driver_checks import old_uvm
 from tests.unit.host.host_tree import host_below
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"

@@ -13,16 +13,16 @@ from typing import Final
 
 import msgspec
 
-from nri_gpu.cli.check import CheckDocument
-from nri_gpu.cli.driver import DriverDocument
-from nri_gpu.cli.explain import ExplainDocument
+from nri_gpu.cli.check_command import CheckDocument
+from nri_gpu.cli.driver_command import DriverDocument
+from nri_gpu.cli.explain_command import ExplainDocument
 from nri_gpu.cli.gpus_document import GpusDocument
-from nri_gpu.cli.prepare import PrepareDocument
-from nri_gpu.cli.replay import ReplayDocument
+from nri_gpu.cli.prepare_command import PrepareDocument
+from nri_gpu.cli.replay_command import ReplayDocument
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examine import DoctorDocument
-from nri_gpu.verify.report import Report
+from nri_gpu.verify.container_report import Report
 
 FOLDER: Final = Path(__file__).parent
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

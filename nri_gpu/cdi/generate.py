@@ -10,17 +10,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.messages import why_not
-from nri_gpu.cdi.file import STANDARD, SpecFile, spec_files
+from nri_gpu.cdi.spec_file import STANDARD, SpecFile, spec_files
 from nri_gpu.cdi.specification import specification
-from nri_gpu.decision.eligibility import lacking_library
+from nri_gpu.decision.eligible import lacking_library
+from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.errors import DriverError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Gpu
 from nri_gpu.domain.node import DriverTree, Inventory, Loader, Node
-from nri_gpu.driver.owner import owner_of
-from nri_gpu.driver.scan import scan
+from nri_gpu.driver.driver_scan import scan
 from nri_gpu.driver.stage import GENERATION, prune, stage
-from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
+from nri_gpu.driver.stage_owner import owner_of
+from nri_gpu.injection.device_nodes import missing_capability_major, missing_modules, two_versions
 from nri_gpu.system.storage import boot_id, text_of, write_whole
 
 LOCK_WAIT_S: Final = 60.0  # another process may be staging files

@@ -17,8 +17,8 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, PciBusId, Unit, whole
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
-from nri_gpu.injection.mounts import LIBRARY_PATH
-from nri_gpu.injection.plan import Injection, plan
+from nri_gpu.injection.driver_mounts import LIBRARY_PATH
+from nri_gpu.injection.inject import Injection, plan
 
 KIND: Final = "nvidia.com/gpu"
 ALL: Final = "all"

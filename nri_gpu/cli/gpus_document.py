@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct, convert, to_builtins
 
-from nri_gpu.allocation.messages import why_not
 from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
+from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, Gpu, Unit
 from nri_gpu.domain.health import History, RecoveryAction

@@ -80,7 +80,7 @@ LOG_LEVEL: Final = _option(
 VERBS: Final = (
     Verb(
         "run",
-        "nri_gpu.cli.run",
+        "nri_gpu.cli.run_command",
         "serve the container runtime: decide about GPUs and inject them, until stopped",
         "Connects to the runtime's NRI socket, and reconnects when it goes away. Options override the policy file.\n"
         "SIGHUP reloads the policy (a broken one is reported, and the old one stays) and asks NVML again.\n"
@@ -122,7 +122,7 @@ VERBS: Final = (
     ),
     Verb(
         "guard",
-        "nri_gpu.cli.guard",
+        "nri_gpu.cli.guard_command",
         "stop containers that ask for GPUs and were granted none, even while `run` is down",
         "A second NRI plugin, in a process of its own. It grants nothing: it checks signed grants with the key in the\n"
         "state folder of `run`, and refuses to start (with NRI 0.10: to create) a container that asks for GPUs and\n"
@@ -137,7 +137,7 @@ VERBS: Final = (
     ),
     Verb(
         "dra",
-        "nri_gpu.cli.dra",
+        "nri_gpu.cli.dra_command",
         "be this node's driver for ResourceClaims, beside `run --dra` (docs/dra.md)",
         "Publishes what the daemon offers as ResourceSlices, and prepares ResourceClaims for the kubelet. Only this\n"
         "process talks to the API server: in a pod by its service account, elsewhere by --kubeconfig. It decides and\n"
@@ -152,7 +152,7 @@ VERBS: Final = (
     ),
     Verb(
         "gpus",
-        "nri_gpu.cli.gpus",
+        "nri_gpu.cli.gpus_command",
         "show the GPUs of this node as nri-gpu sees them",
         "Asks NVML once, in a child process, and adds what a running daemon knows about the GPUs' health. A GPU that\n"
         "cannot be granted is shown with the reason.",
@@ -170,7 +170,7 @@ VERBS: Final = (
     ),
     Verb(
         "status",
-        "nri_gpu.cli.status",
+        "nri_gpu.cli.status_command",
         "show who holds which GPU, in which mode and since when, and why a GPU is unavailable",
         "Asks the running daemon over its control socket, which root and the policy's control.group may use. Exits 1\n"
         "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
@@ -185,7 +185,7 @@ VERBS: Final = (
     ),
     Verb(
         "repaired",
-        "nri_gpu.cli.repaired",
+        "nri_gpu.cli.repaired_command",
         "tell the daemon that a GPU was reset, where the driver does not say so",
         "After an XID whose action is a reset, a GPU is withheld until a reset is proven: by the driver's recovery\n"
         "action (570 and newer), by a driver that was loaded anew, by a memory remapping that is done, by a boot, or\n"
@@ -197,7 +197,7 @@ VERBS: Final = (
     ),
     Verb(
         "verify",
-        "nri_gpu.cli.verify",
+        "nri_gpu.cli.verify_command",
         "prove that each container has the GPUs it was granted, and no others",
         "Compares every running container's OCI spec, mounts, environment and the kernel's device rules with its\n"
         "signed grant. Needs root. Exits 1 when one differs, 69 or 77 when something could not be seen.",
@@ -212,7 +212,7 @@ VERBS: Final = (
     ),
     Verb(
         "driver",
-        "nri_gpu.cli.driver",
+        "nri_gpu.cli.driver_command",
         "show which files of the NVIDIA driver containers can get, and which are missing",
         "Looks where `run` would and lists, by capability, libraries with the names that programs load them by,\n"
         "programs and configuration files. Exits 1 when files had to be left out, 69 when there is no driver.",
@@ -220,7 +220,7 @@ VERBS: Final = (
     ),
     Verb(
         "check",
-        "nri_gpu.cli.check",
+        "nri_gpu.cli.check_command",
         "check a policy file, and report all faults at once with their lines",
         "Exits 78 when the file has faults, and 1 where all that is wrong is a table without a key. Advice on a valid\n"
         "file does not change the exit code. If a daemon runs, the options that it was started with override the file\n"
@@ -235,7 +235,7 @@ VERBS: Final = (
     ),
     Verb(
         "doctor",
-        "nri_gpu.cli.doctor",
+        "nri_gpu.cli.doctor_command",
         "show what is wrong on this node, from the kernel to the container, and how to fix it",
         "Changes nothing, and takes a second or two. Works without daemon, driver or root, and says what it could not\n"
         "see. Exits 1 when a finding is an error.",
@@ -250,7 +250,7 @@ VERBS: Final = (
     ),
     Verb(
         "cdi",
-        "nri_gpu.cli.cdi",
+        "nri_gpu.cli.cdi_command",
         "write a CDI specification of the GPUs, without hooks, for Docker, podman and others",
         "Devices are named by index, by UUID, and `all`. If the node has no usable GPU (no driver, or a kernel module\n"
         "of another version), it prints why, removes an existing specification, and exits 69. Example:\n"
@@ -269,7 +269,7 @@ VERBS: Final = (
     ),
     Verb(
         "explain",
-        "nri_gpu.cli.explain",
+        "nri_gpu.cli.explain_command",
         "show what each container of a pod would get, and why, without a runtime",
         "Decides about the pods' containers in order, on an otherwise empty node, exactly as `run` would. With --gpus\n"
         "it needs no GPU either. Exits 1 when a container would be refused. Example:\n"
@@ -285,7 +285,7 @@ VERBS: Final = (
     ),
     Verb(
         "replay",
-        "nri_gpu.cli.replay",
+        "nri_gpu.cli.replay_command",
         "decide the requests of an audit log again, and print what differs",
         "With the recorded policies nothing differs. With --policy, try a change of policy on last week's requests.\n"
         "Several files continue each other, the oldest first. Example:\n"
@@ -298,7 +298,7 @@ VERBS: Final = (
     ),
     Verb(
         "prepare",
-        "nri_gpu.cli.prepare",
+        "nri_gpu.cli.prepare_command",
         "prepare the host: load kernel modules, make device nodes and /dev/char links",
         "Does only what is missing. Exits 1 when something is left for the administrator to fix. Makes no device node\n"
         "if the driver's parameter ModifyDeviceFiles is 0.",

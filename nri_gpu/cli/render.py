@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nri_gpu.allocation.messages import IN_MIG_MODE, why_not
 from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
 from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
+from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.node import Inventory, KernelGpu, Link

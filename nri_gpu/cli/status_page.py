@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec import UnsetType
 
-from nri_gpu.allocation.messages import number_of
 from nri_gpu.cli.page import Column, Grid, Line, Tone
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import (
@@ -19,9 +18,10 @@ from nri_gpu.daemon.answers import (
     StrayStatus,
     UnitStatus,
 )
+from nri_gpu.decision.refusals import number_of
 from nri_gpu.domain.decision import Refused
-from nri_gpu.dra.advice import files_advice, gate_advice, silence
-from nri_gpu.health.messages import sentences
+from nri_gpu.dra.dra_findings import files_advice, gate_advice, silence
+from nri_gpu.health.health_notes import sentences
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))

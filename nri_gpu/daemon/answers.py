@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
-from nri_gpu.daemon.ledger_file import HolderLine
+from nri_gpu.domain.allocation import ResourceStatus
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import Unit, health_of, whole
 from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, History
-from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Inventory, KernelGpu
-from nri_gpu.dra.messages import DriverReport
+from nri_gpu.dra.questions import DriverReport
+from nri_gpu.records.ledger_file import HolderLine
 from nri_gpu.stray.judge import StrayUse
 
 

@@ -12,38 +12,38 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.answers import DraStatus, RepairedAnswer
-from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import Reporter
-from nri_gpu.daemon.journal import JOURNAL, Journal
-from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
-from nri_gpu.daemon.node import NodeControllers, restart_only
-from nri_gpu.daemon.policy_file import PolicyFile, first_policy
-from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch
-from nri_gpu.daemon.recorder import StateRecorder
-from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.daemon.metrics import MetricsController
+from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
-from nri_gpu.dra.controller import DraController
-from nri_gpu.kubelet.controller import KubeletController
-from nri_gpu.metrics.controller import MetricsController
-from nri_gpu.metrics.reading import Reading
+from nri_gpu.dra.dra_controller import DraController
+from nri_gpu.kubelet.kubelet_controller import KubeletController
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.guard_status import guard_connected
 from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.plugin.releasing import Rechecks
+from nri_gpu.plugin.rechecks import Rechecks
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
-from nri_gpu.stray.controller import StrayController
+from nri_gpu.records.audit import AuditLog, PolicyNote
+from nri_gpu.records.journal import JOURNAL, Journal
+from nri_gpu.records.ledger_file import LedgerFile, read_ledger
+from nri_gpu.records.policy_file import PolicyFile, first_policy
+from nri_gpu.records.policy_reload import PolicyReload, PolicyWatch
+from nri_gpu.records.recorder import StateRecorder
+from nri_gpu.records.state_folder import StateFolder
+from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
 from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.liveness import LivenessFile
-from nri_gpu.system.notify import Notifier
+from nri_gpu.system.service_manager import Notifier
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
 from nri_gpu.system.tasks import cancelled, exit_code, later

@@ -28,15 +28,15 @@ from nri_gpu.daemon.answers import (
     StrayStatus,
     SynchronizeStatus,
 )
-from nri_gpu.daemon.report import View, status_of
+from nri_gpu.daemon.view import View, status_of
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.health import HealthNotes
-from nri_gpu.inventory.controller import InventoryCache, InventoryController
-from nri_gpu.kubelet.controller import KubeletController
+from nri_gpu.inventory.inventory_controller import InventoryCache, InventoryController
+from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.plugin.supervisor import SessionFacts
-from nri_gpu.stray.controller import StrayController
+from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 

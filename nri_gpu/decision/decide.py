@@ -9,13 +9,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import only
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.decision.claim import claim_of
-from nri_gpu.decision.eligibility import Candidates, Eligible, as_sentence, check_request, node_fault, over_limit
-from nri_gpu.decision.plan import (
+from nri_gpu.decision.asked import claim_of
+from nri_gpu.decision.eligible import Candidates, Eligible, as_sentence, check_request, node_fault, over_limit
+from nri_gpu.decision.foreign import only
+from nri_gpu.decision.grant_plan import (
     NotCompleted,
     complete_asked,
     complete_unasked,
@@ -23,19 +20,22 @@ from nri_gpu.decision.plan import (
     plan_for,
     unreached_note,
 )
-from nri_gpu.decision.validate import validate_restored
-from nri_gpu.domain.claim import Claim, Count, MigProfiles, Mode, Nothing
+from nri_gpu.decision.placement import Asker, place
+from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.start_check import validate_restored
+from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Unit
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
+from nri_gpu.domain.gpu_request import Claim, Count, MigProfiles, Mode, Nothing
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.injection.devices import missing_capability_major
-from nri_gpu.injection.extras import ExtraRequest, extra_edits, extras_note
-from nri_gpu.injection.plan import VISIBLE_DEVICES, disarmed
+from nri_gpu.injection.device_nodes import missing_capability_major
+from nri_gpu.injection.extra_edits import ExtraRequest, extra_edits, extras_note
+from nri_gpu.injection.inject import VISIBLE_DEVICES, disarmed
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Disarm, Policy, PrivilegedAction
 from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
 

@@ -10,19 +10,19 @@ from typing import Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.doctor.cdi import cdi_findings, serves_by_cdi, serves_by_cdi_alone
-from nri_gpu.doctor.daemon import daemon_findings
-from nri_gpu.doctor.driver import driver_findings
-from nri_gpu.doctor.external import external_findings
-from nri_gpu.doctor.files import files_findings
+from nri_gpu.doctor.cdi_checks import cdi_findings, serves_by_cdi, serves_by_cdi_alone
+from nri_gpu.doctor.component_checks import other_findings
+from nri_gpu.doctor.daemon_checks import daemon_findings
+from nri_gpu.doctor.driver_checks import driver_findings
+from nri_gpu.doctor.file_checks import files_findings
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
-from nri_gpu.doctor.health import health_findings
-from nri_gpu.doctor.host import host_findings
-from nri_gpu.doctor.kubelet import kubelet_findings
-from nri_gpu.doctor.nri import runtime_findings
-from nri_gpu.doctor.others import other_findings
+from nri_gpu.doctor.foreign_checks import external_findings
+from nri_gpu.doctor.health_checks import health_findings
+from nri_gpu.doctor.host_checks import host_findings
+from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.processes import ON_THE_HOST
-from nri_gpu.doctor.runtime import ContainerRuntime
+from nri_gpu.doctor.runtime_checks import runtime_findings
+from nri_gpu.doctor.runtimes import ContainerRuntime
 
 WIDTH_MIN: Final = 40
 _INDENT: Final = " " * 10

@@ -12,12 +12,12 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.daemon.policy_file import DEFAULT_PATH
+from nri_gpu.doctor.clock import clock_state
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.clock import clock_state
+from nri_gpu.records.policy_file import DEFAULT_PATH
 from nri_gpu.system.storage import stat_of
 
 _SETTING: Final = re.compile(r"""\bset ([a-z_]+)\.([a-z_]+) = ("[^"]*"|\[[^\]]*\]|[a-z0-9_]+)""")

@@ -8,7 +8,7 @@ from typing import Final, NewType
 
 from msgspec import Struct, field
 
-from nri_gpu.domain.kubelet import KubeletAllocation
+from nri_gpu.domain.allocation import KubeletAllocation
 from nri_gpu.domain.value import Recorded
 
 ContainerId = NewType("ContainerId", str)

@@ -7,10 +7,10 @@ from typing import Final, Self
 
 from msgspec import Struct
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.value import Recorded
 

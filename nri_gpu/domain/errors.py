@@ -1,4 +1,4 @@
-"""The project's errors, by whose fault they are; one table in `nri/status.py` maps them to codes."""
+"""The project's errors, by whose fault they are; one table in `nri/codes.py` maps them to codes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OversizeError(RemoteProtocolError):
 
 
 class TooManyEntriesError(NriGpuError):
-    """A request with more entries of a kind than are read. Met in `plugin/service.py`: that request is refused."""
+    """A request with more entries of a kind than are read. Met in `plugin/nri_service.py`: that request is refused."""
 
     def __init__(self, what: str, count: int, limit: int) -> None:
         super().__init__(f"this container has {count} {what}, over the limit of {limit}: remove some and try again.")

@@ -8,10 +8,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import ClaimUid as ClaimUid
 from nri_gpu.domain.container import Container, PodUid
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit, whole
-from nri_gpu.domain.kubelet import ClaimUid as ClaimUid
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.value import Recorded
 
 # The API server's UIDs have dashes; those that the kubelet makes, of static pods, have none.

@@ -19,7 +19,7 @@ from loguru import logger
 
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.domain.text import shown
-from nri_gpu.dra.messages import NodeView, OfferedDevice
+from nri_gpu.dra.questions import NodeView, OfferedDevice
 from nri_gpu.system.tasks import first_done
 
 SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")  # the same on the wire, and in PluginInfo

@@ -22,13 +22,13 @@ from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.text import shown
+from nri_gpu.dra.claim_service import SUPPORTED
 from nri_gpu.dra.device_health import SERVICES as HEALTH_SERVICES
-from nri_gpu.dra.messages import NodeView
-from nri_gpu.dra.service import SUPPORTED
-from nri_gpu.kubelet.endpoint import EndpointTimes, check_reached
-from nri_gpu.kubelet.service import PluginWatcherService
+from nri_gpu.dra.questions import NodeView
+from nri_gpu.kubelet.device_plugin import PluginWatcherService
+from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
 from nri_gpu.policy.forms import SOCKET_PATH_MAX
-from nri_gpu.system.inotify import folder_changed
+from nri_gpu.system.folder_watch import folder_changed
 from nri_gpu.system.storage import lock_holder, open_lock, signature, try_lock
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.grant import has_mac, mac_of, signed_fields
 from nri_gpu.domain.names import MARKER_PREFIX
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+from nri_gpu.ledger.grant_text import has_mac, mac_of, signed_fields
 
 _FIELDS: Final = ("claim", "device", "mac")
 _CONTEXT: Final = b"nri-gpu claim marker:"

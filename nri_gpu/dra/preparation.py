@@ -13,8 +13,10 @@ from msgspec import Struct
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import AllocatedResult, ClaimUid
 from nri_gpu.dra.api_server import NotFoundError, UnavailableError
-from nri_gpu.dra.client import DaemonAwayError
-from nri_gpu.dra.messages import (
+from nri_gpu.dra.claim_cdi import ClaimSpecifications
+from nri_gpu.dra.claim_object import ResourceClaimError, claim_name, is_ending, parse_resource_claim, unserved
+from nri_gpu.dra.daemon_client import DaemonAwayError
+from nri_gpu.dra.questions import (
     Answer,
     AskPrepare,
     AskUnprepare,
@@ -26,8 +28,6 @@ from nri_gpu.dra.messages import (
     Question,
     Unprepared,
 )
-from nri_gpu.dra.resource_claim import ResourceClaimError, claim_name, is_ending, parse_resource_claim, unserved
-from nri_gpu.dra.specification import ClaimSpecifications
 from nri_gpu.system.tasks import Backoff
 
 # What the node authorizer answers to a kubelet of a claim that no pod of the node has any more, or not yet after the

@@ -24,7 +24,7 @@ from nri_gpu.dra.api_server import (
     SliceEvent,
     UnavailableError,
 )
-from nri_gpu.dra.messages import DriverReport, NodeView
+from nri_gpu.dra.questions import DriverReport, NodeView
 from nri_gpu.dra.slices import (
     ALL_GATES,
     Gate,

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.dra.messages import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
+from nri_gpu.dra.questions import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
 
 # Of devices a slice: 128 without taints and counters. A taint that comes must not move devices to other slices.
 DEVICES_MAX: Final = 64

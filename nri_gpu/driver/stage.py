@@ -20,8 +20,8 @@ from typing import Final
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.driver_scan import FoundDriver, Signatures, signatures
 from nri_gpu.driver.host_files import HostFile, check_folder
-from nri_gpu.driver.scan import FoundDriver, Signatures, signatures
 from nri_gpu.driver.trees import BINARIES, LIBRARIES, LIBRARIES_32, Plan, copied_bytes, plan_of, planned
 from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, set_label
 from nri_gpu.system.storage import lock_holder, open_lock, try_lock

@@ -9,8 +9,8 @@ from typing import Final
 
 from nri_gpu.domain.gpu import Capabilities, Capability, closed_sets
 from nri_gpu.domain.node import DriverFiles, DriverTree
+from nri_gpu.driver.driver_scan import DriverFile, FoundDriver
 from nri_gpu.driver.host_files import HostFile
-from nri_gpu.driver.scan import DriverFile, FoundDriver
 
 LIBRARIES, SINGLES = "lib64", "extra"
 LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import Inventory
-from nri_gpu.policy.health import HealthSettings, UnreadyFabric
+from nri_gpu.policy.health_settings import HealthSettings, UnreadyFabric
 
 MAY_BE_MISSING: Final = (
     "the fabric manager of this node, and on NVL72 also IMEX or the fabric manager of the switch trays"

@@ -14,7 +14,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fabric import judged_signs, waiting, withheld
-from nri_gpu.health.record import (
+from nri_gpu.health.gpu_record import (
     DueReset,
     GpuRecord,
     HealthChange,
@@ -30,7 +30,7 @@ from nri_gpu.health.record import (
 from nri_gpu.health.resets import after_answer, after_contained, after_memory
 from nri_gpu.health.states import NOT_LISTED, Meaning, Signal, meaning_of, signal_of_signs, unreadable_only
 from nri_gpu.health.xids import CONTAINED
-from nri_gpu.policy.health import HealthSettings, ResetBy
+from nri_gpu.policy.health_settings import HealthSettings, ResetBy
 
 NO_UNITS: Final[frozenset[str]] = frozenset()
 MISSING_MAX: Final = 256  # more than a machine has had in one boot

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.health import RESETS, RecoveryAction, Sign
-from nri_gpu.health.record import GpuRecord, Moment, Source, confirmed, taken_back
-from nri_gpu.policy.health import HealthSettings
+from nri_gpu.health.gpu_record import GpuRecord, Moment, Source, confirmed, taken_back
+from nri_gpu.policy.health_settings import HealthSettings
 
 NO_ACTION: Final = "the driver's recovery action is none"
 IS_CONTAINED: Final = "the error is contained"

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
 from nri_gpu.health.xids import APPLICATIONS, ActionClass, class_of, xid_name
-from nri_gpu.policy.health import HealthSettings, OtherXids
+from nri_gpu.policy.health_settings import HealthSettings, OtherXids
 
 
 class Signal(StrEnum):

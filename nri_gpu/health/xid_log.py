@@ -8,12 +8,12 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health.applications import Failures, is_of_application
-from nri_gpu.health.record import Moment
+from nri_gpu.health.gpu_record import Moment
 from nri_gpu.health.xids import ActionClass, class_of, xid_name
+from nri_gpu.ledger.ledger import Ledger
 
 UNKNOWN_MAX: Final = 256  # numbers that are logged
 SAME_S: Final = 60.0  # failures under the same containers are noted as often

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.node import Majors
-from nri_gpu.system.kernel_modules import read_majors
+from nri_gpu.host.modules import read_majors
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
 

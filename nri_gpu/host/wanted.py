@@ -20,7 +20,7 @@ from nri_gpu.host.facts import (
     HostFacts,
     KernelModule,
 )
-from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, read_mig_minors
+from nri_gpu.host.modules import CAP_MINOR_MAX, read_mig_minors
 
 PARAMS: Final = "/proc/driver/nvidia/params"
 GPUS: Final = "/proc/driver/nvidia/gpus"

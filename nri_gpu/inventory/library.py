@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.search import DriverSearch, machine_of
-from nri_gpu.system.kernel_modules import SYSFS, module_version
+from nri_gpu.host.modules import SYSFS, module_version
 
 NVML: Final = "libnvidia-ml.so.1"
 _VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")

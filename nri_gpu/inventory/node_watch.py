@@ -15,7 +15,7 @@ from msgspec import Struct
 from nri_gpu.system.tasks import first_done
 
 if TYPE_CHECKING:
-    from nri_gpu.system.inotify import FolderWatch
+    from nri_gpu.system.folder_watch import FolderWatch
 
 NETLINK_KOBJECT_UEVENT: Final = 15  # linux/netlink.h
 KERNEL_GROUP: Final = 1  # 2 is udev's, whose messages are about the same things and come later
@@ -168,7 +168,7 @@ class NodeWatch:
             logger.bind(fault=explain(error)).info("no device events: looking for changes of the node each second")
         if not self._folders:
             return
-        from nri_gpu.system.inotify import FolderWatch  # a simulated node does without the 2 ms of its import
+        from nri_gpu.system.folder_watch import FolderWatch  # a simulated node does without the 2 ms of its import
 
         watch = FolderWatch(self._woken.set)
         try:

@@ -9,17 +9,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Ledger, Reservation
-from nri_gpu.allocation.reservations import carried_over, redeem_running, reserve_for_pod
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import KUBELET_KEY
-from nri_gpu.kubelet.answer import read_tokens
-from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.request.parse import kubelet_key
+from nri_gpu.kubelet.required_device import read_tokens
+from nri_gpu.ledger.ledger import Entry, Ledger, Reservation
+from nri_gpu.ledger.reservations import carried_over, redeem_running, reserve_for_pod
+from nri_gpu.policy.kubelet_settings import KubeletSettings
+from nri_gpu.request.annotation import kubelet_key
 
 PODS_MAX: Final = 1024  # sandboxes; kubelets run at most some hundreds
 QUESTIONS_MAX: Final = 256  # the next List answers those that fall out

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, claim_of_device
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices, claim_of_device
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done

@@ -18,8 +18,8 @@ from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.names import CHECKPOINTED_KEY, MARKER_PREFIX, NVIDIA_HOOKS, RESTORED_KEY
-from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
-from nri_gpu.requirements.check import PREFIX as REQUIRE
+from nri_gpu.request.image_requirements import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
+from nri_gpu.request.image_requirements import PREFIX as REQUIRE
 
 PREFIX: Final = "gpu.nri.io"
 # The variables that we add to or override. Only they and an image's requirements are kept: no other can get into a log.

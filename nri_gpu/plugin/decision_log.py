@@ -9,11 +9,11 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.allocation.grant import InvalidGrant
-from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.asked import needs_grant
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse, Refused
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.grant_text import InvalidGrant
 from nri_gpu.policy.model import Policy
 
 # NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
-from nri_gpu.allocation.recording import Recorder
 from nri_gpu.domain.decision import Grant
+from nri_gpu.ledger.recording import Recorder
 from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.system.cgroups import ContainerCgroups
 

@@ -14,21 +14,21 @@ from typing import Final, Protocol
 from loguru import logger
 from msgspec import Struct, field
 
-from nri_gpu.allocation.grant import KEY_BYTES, InvalidGrant, SignedGrant
-from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
-from nri_gpu.decision.validate import TAKEN, grant_of, validate_adjusted, validate_restored, validate_start
+from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
+from nri_gpu.decision.start_check import TAKEN, grant_of, validate_adjusted, validate_restored, validate_start
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.ledger.grant_text import KEY_BYTES, InvalidGrant, SignedGrant
 from nri_gpu.nri import convert, validation
+from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.events import HEED_STARTS, Event, Lifecycle
 from nri_gpu.nri.list_size import event_of
 from nri_gpu.nri.session import Listed
-from nri_gpu.nri.status import Reply, status_of
+from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
+from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.counts import Counts
 from nri_gpu.system.storage import Signature, read_private, signature
 from nri_gpu.system.tasks import LogOnce
 

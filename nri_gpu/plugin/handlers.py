@@ -13,41 +13,41 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import Monitors, live, seen, with_live
-from nri_gpu.allocation.grant import SignedGrant, sign_grant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger
-from nri_gpu.allocation.overlaps import overlaps
-from nri_gpu.allocation.rebuild import rebuilt
-from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
-from nri_gpu.decision.claim import is_ignored, may_ask_by_environment, reads_environment
+from nri_gpu.decision.asked import is_ignored, may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.validate import validate_adjusted
+from nri_gpu.decision.foreign import Monitors, live, seen, with_live
+from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.start_check import validate_adjusted
+from nri_gpu.domain.allocation import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.dra.claims import ClaimAllocations
+from nri_gpu.dra.read_claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletAllocations
-from nri_gpu.kubelet.external import ExternalAllocations
+from nri_gpu.kubelet.read_listing import ExternalAllocations
+from nri_gpu.ledger.grant_text import SignedGrant, sign_grant
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
+from nri_gpu.ledger.rebuild import rebuilt
+from nri_gpu.ledger.reservations import cleared_for, expired, reserve, sandbox_gone
 from nri_gpu.nri import convert, validation
+from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY, DecodeError
-from nri_gpu.nri.events import HEED_STARTS, Event, Lifecycle
 from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
-from nri_gpu.nri.status import Reply, status_of
+from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
+from nri_gpu.plugin.counts import Counts, Outcome
 from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, warn_ungranted
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers
 from nri_gpu.plugin.monitors import MonitorPods
-from nri_gpu.plugin.releasing import ReleasedGpus
-from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
+from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
+from nri_gpu.plugin.rechecks import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.unstarted import UnstartedContainers
 from nri_gpu.policy.model import Policy, Stale
-from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.state import NodeState
 
 # The events we subscribe to: each is a round trip for every container of the node, so no more than these.

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 from loguru import logger
 from msgspec import Struct
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 
 if TYPE_CHECKING:
-    from nri_gpu.system.inotify import FolderWatch
+    from nri_gpu.system.folder_watch import FolderWatch
 
 PAUSE_S: Final = 0.1  # between looks, where nothing tells
 WARNED_AFTER_S: Final = 1.0  # processes that are being killed live on for a moment
@@ -100,7 +100,7 @@ class LostContainers:
         self._look()
 
     def _watches(self, files: Iterable[Path]) -> bool:
-        from nri_gpu.system.inotify import IN_MODIFY, FolderWatch  # brings ctypes: only where a container is lost
+        from nri_gpu.system.folder_watch import IN_MODIFY, FolderWatch  # brings ctypes: only where a container is lost
 
         self._watch = FolderWatch(self._look, IN_MODIFY)
         try:

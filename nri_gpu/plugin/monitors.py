@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from nri_gpu.allocation.external import Monitors
+from nri_gpu.decision.foreign import Monitors
 from nri_gpu.domain.container import PodId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri.convert import Configured, is_privileged
-from nri_gpu.nri.events import Event
 from nri_gpu.nri.list_size import (
     GROWTH_BYTES,
     WHOLE_MAX,
@@ -30,8 +29,9 @@ from nri_gpu.nri.list_size import (
     share_bytes,
     size_of,
 )
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.decision_log import log_refusal
-from nri_gpu.policy.service import PluginSettings
+from nri_gpu.policy.plugin_settings import PluginSettings
 
 CHECKED_BYTES: Final = 64 << 10  # by which the list changes between two looks whether it can be sent
 # What plugins may add to a container between its creation, where it was measured, and its start.

@@ -7,25 +7,25 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import with_live
-from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
-from nri_gpu.decision.mps import holds_by_mps, start_fault
-from nri_gpu.decision.validate import TAKEN, grant_of
-from nri_gpu.domain.claim import Mode
+from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
+from nri_gpu.decision.foreign import with_live
+from nri_gpu.decision.mps_seats import holds_by_mps, start_fault
+from nri_gpu.decision.start_check import TAKEN, grant_of
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Code, Grant, Reason
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.events import Lifecycle
-from nri_gpu.nri.status import Reply, status_of
+from nri_gpu.nri.subscription import Lifecycle
+from nri_gpu.plugin.counts import Counts, Outcome
 from nri_gpu.plugin.decision_log import container_fields
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.monitors import MonitorPods
-from nri_gpu.system.counts import Counts, Outcome
 from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
 

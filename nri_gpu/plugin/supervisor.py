@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.convert import Configured, register_to_pb
-from nri_gpu.nri.events import Subscription
 from nri_gpu.nri.list_size import ListSize
+from nri_gpu.nri.subscription import Subscription
 from nri_gpu.plugin.exits import TOLD_WITHIN_S
+from nri_gpu.plugin.nri_service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits, RuntimeCallError, Transport
 from nri_gpu.system.process import has_our_pids
 from nri_gpu.system.tasks import Backoff, LogOnce
@@ -294,6 +294,6 @@ def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIM
 
 
 async def _socket_appears(path: Path) -> None:
-    from nri_gpu.system.inotify import folder_changed  # brings ctypes: only where there is no socket
+    from nri_gpu.system.folder_watch import folder_changed  # brings ctypes: only where there is no socket
 
     await folder_changed(path.parent, WAIT_MAX_S)

@@ -10,7 +10,7 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
-from nri_gpu.nri.status import INTERNAL
+from nri_gpu.nri.codes import INTERNAL
 from nri_gpu.system.tasks import STUCK_S
 from nri_gpu.ttrpc import (
     RECEIVE_MAX,

@@ -11,9 +11,9 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Grant
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Final, Self
 
 from msgspec import Meta, Struct
 
-from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
 from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
+from nri_gpu.domain.gpu_request import Mode, NumaBinding, Strategy
 from nri_gpu.domain.node import Loader
 from nri_gpu.domain.value import Value
-from nri_gpu.policy.dra import DraSettings
+from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.forms import (
     ANY_FOLDER,
     DEFAULT_EXTRAS,
@@ -28,13 +28,13 @@ from nri_gpu.policy.forms import (
     unique,
 )
 from nri_gpu.policy.forms import Otherwise as Otherwise
-from nri_gpu.policy.health import HealthSettings
-from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.policy.metrics import MetricsSettings
-from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.policy.health_settings import HealthSettings
+from nri_gpu.policy.kubelet_settings import KubeletSettings
+from nri_gpu.policy.metrics_settings import MetricsSettings
+from nri_gpu.policy.mps_settings import MpsSettings
+from nri_gpu.policy.plugin_settings import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 from nri_gpu.policy.rules import NO_LIMITS, Limits, PoolList, RuleList
-from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
-from nri_gpu.policy.stray import StraySettings
+from nri_gpu.policy.stray_settings import StraySettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 _MONITORS: Final = patterns(

@@ -10,10 +10,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import (
     DEFAULT_EXTRAS,

@@ -8,10 +8,10 @@ from typing import ClassVar, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import quoted
 from nri_gpu.domain.value import Value

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_gpu.domain.claim import Claim, Devices, Everything
+from nri_gpu.domain.gpu_request import Claim, Devices, Everything
 from nri_gpu.domain.text import quoted
-from nri_gpu.request.parse import VALUE_MAX, check_text
+from nri_gpu.request.annotation import VALUE_MAX, check_text
 from nri_gpu.request.values import BLANKS, DEVICES_MAX, MIG_PREFIX, UUID_LENGTH, UUID_PREFIX, Piece, read_id
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"

@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from nri_gpu.domain.claim import (
+from nri_gpu.domain.edits import CHANNEL_MAX, FORMER_EXTRAS, Extra, Extras
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability, spelled
+from nri_gpu.domain.gpu_request import (
     ArchSelector,
     Count,
     Devices,
@@ -21,9 +24,6 @@ from nri_gpu.domain.claim import (
     ModelSelector,
     Operator,
 )
-from nri_gpu.domain.edits import CHANNEL_MAX, FORMER_EXTRAS, Extra, Extras
-from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability, spelled
 from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
 from nri_gpu.domain.text import SIZE_UNITS, did_you_mean, quoted, shown
 

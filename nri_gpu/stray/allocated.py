@@ -18,7 +18,7 @@ import msgspec
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.system.line_process import lines_of, python
+from nri_gpu.system.child import lines_of, python
 from nri_gpu.system.storage import stat_of
 
 LIMIT_S: Final = 15.0
@@ -56,7 +56,7 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
 
 async def _ask(socket: Path) -> bytes:
     """A line of JSON: namespace, name and UUIDs of each pod that has some."""
-    from nri_gpu.kubelet.controller import set_up_grpc
+    from nri_gpu.kubelet.kubelet_controller import set_up_grpc
 
     set_up_grpc()
     from nri_gpu.kubelet.podresources import PodResources

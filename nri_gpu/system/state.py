@@ -7,9 +7,9 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.mps import MpsFolders
 from nri_gpu.domain.node import CompatPackage, DriverFiles, Inventory, Node
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.tasks import later, tell
 

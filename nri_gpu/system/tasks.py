@@ -12,7 +12,7 @@ from typing import Final, ParamSpec
 from loguru import logger
 
 from nri_gpu.domain.errors import Exit, RestartNeededError
-from nri_gpu.domain.fixes import FIXES
+from nri_gpu.domain.phrases import FIXES
 
 STUCK_S: Final = 300.0
 

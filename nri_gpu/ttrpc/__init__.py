@@ -2,7 +2,7 @@
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.ttrpc.connection import Connection, Role
-from nri_gpu.ttrpc.events import (
+from nri_gpu.ttrpc.frames import (
     NEED_DATA,
     OK,
     RECEIVE_MAX,

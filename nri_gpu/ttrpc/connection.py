@@ -12,7 +12,7 @@ from enum import Enum, StrEnum
 from typing import Final, TypeAlias
 
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
-from nri_gpu.ttrpc.events import (
+from nri_gpu.ttrpc.frames import (
     NEED_DATA,
     RECEIVE_MAX,
     BytesLike,

@@ -15,8 +15,8 @@ from typing import Final, NewType, Self, TypeAlias
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.ttrpc.connection import Connection, Role
-from nri_gpu.ttrpc.events import HEADER_BYTES as TTRPC_HEADER_BYTES
-from nri_gpu.ttrpc.events import NEED_DATA, RECEIVE_MAX, SEND_MAX, BytesLike, Incoming, NeedData, Outgoing
+from nri_gpu.ttrpc.frames import HEADER_BYTES as TTRPC_HEADER_BYTES
+from nri_gpu.ttrpc.frames import NEED_DATA, RECEIVE_MAX, SEND_MAX, BytesLike, Incoming, NeedData, Outgoing
 
 ConnId = NewType("ConnId", int)
 PLUGIN_SERVICE: Final = ConnId(1)  # the plugin serves, the runtime calls
@@ -41,7 +41,7 @@ Piece: TypeAlias = tuple[ConnId, bytearray]
 def encode_message(conn_id: ConnId, message: bytes) -> bytes:
     """One ttrpc frame as the runtime can read it: in one mux frame, or in two.
 
-    Raises LocalProtocolError when the second would be over FRAME_SEND_MAX; no frame of ttrpc/events.py is.
+    Raises LocalProtocolError when the second would be over FRAME_SEND_MAX; no frame of ttrpc/frames.py is.
     """
     if len(message) <= FIRST_FRAME_MAX:
         return HEADER.pack(conn_id, len(message)) + message

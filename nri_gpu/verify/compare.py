@@ -8,13 +8,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.edits import staged_below
 from nri_gpu.domain.text import listed, quoted, shown
-from nri_gpu.injection.plan import OUR_UUIDS, VISIBLE_DEVICES, VOID
-from nri_gpu.verify.numbers import Owner
-from nri_gpu.verify.spec import Spec
+from nri_gpu.injection.device_numbers import Owner
+from nri_gpu.injection.inject import OUR_UUIDS, VISIBLE_DEVICES, VOID
+from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
+from nri_gpu.verify.oci_spec import Spec
 
 NO_GENERATION: Final = "-"
 NO_GENERATIONS: Final = frozenset({"profiles"})  # of the stage folder: containers of an earlier version have it mounted

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from msgspec import Struct
 
-from nri_gpu.verify.kernel import DeviceRule
+from nri_gpu.verify.in_kernel import DeviceRule
 from tests.support import cdi
 from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from nri_gpu.injection.mounts import HWCAPS_PLACES
+from nri_gpu.injection.driver_mounts import HWCAPS_PLACES
 from tests.support import compat
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError

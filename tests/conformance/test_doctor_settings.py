@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.doctor.runtime import release_of
 from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, containerd_settings
+from nri_gpu.doctor.runtimes import release_of
 from tests.support import packages
 
 TABLE = f'[plugins."{NRI}"]\n'

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.examine import examine
 from nri_gpu.doctor.finding import Examined, Level
-from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.policy.model import Policy
 from tests.support import config, packages

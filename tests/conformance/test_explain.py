@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nri_gpu.cli.manifest import Listed, read_pods
+from nri_gpu.cli.pod_manifest import Listed, read_pods
 from nri_gpu.domain.names import GRANT_KEY
 from tests.support.containerd import Containerd
 from tests.support.cri import Cri, CriError, Pod

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from nri_gpu.kubelet.answer import token_key, write_token
+from nri_gpu.kubelet.required_device import token_key, write_token
 from nri_gpu.plugin.guard_status import read_guard_status
 from tests.conformance.conftest import launch_on
 from tests.support import packages, sandbox

@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES
+from nri_gpu.injection.driver_mounts import HWCAPS_PLACES, TREE_PLACES
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch

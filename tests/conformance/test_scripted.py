@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.stage import LOCK_FILE
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.system.cgroups import DEVICES, UNIFIED
 from nri_gpu.system.storage import open_lock, try_lock
 from nri_gpu.ttrpc import Status

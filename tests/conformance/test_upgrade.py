@@ -8,9 +8,9 @@ from typing import Final, Self
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.journal import JOURNAL
-from nri_gpu.daemon.policy_file import LAST_GOOD
 from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.records.journal import JOURNAL
+from nri_gpu.records.policy_file import LAST_GOOD
 from tests.conformance.conftest import launch_on
 from tests.conformance.test_guard import ASKS, LATER_S, WITHOUT, Site, policy
 from tests.conformance.test_lost import Holder

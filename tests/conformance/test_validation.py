@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import Launch, NriGpu

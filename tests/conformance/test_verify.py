@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.verify.bundles import TASKS
-from nri_gpu.verify.program import READ, WRITE
+from nri_gpu.verify.bpf_program import READ, WRITE
+from nri_gpu.verify.oci_bundles import TASKS
 from tests.conformance.conftest import Boot, launch_on
 from tests.conformance.test_verify_kernel import MKNOD, Filter, compiled
 from tests.support import cdi, packages

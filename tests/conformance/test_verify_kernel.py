@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from nri_gpu.verify.kernel import Kernel
-from nri_gpu.verify.program import READ, WRITE
+from nri_gpu.verify.bpf_program import READ, WRITE
+from nri_gpu.verify.in_kernel import Kernel
 from tests.support.bpf import Words, assembled, attached
 
 pytestmark = pytest.mark.containerd  # as root

@@ -6,9 +6,9 @@ import json
 from typing import Final
 
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.messages import PreparedName
-from nri_gpu.dra.resource_claim import ResourceClaimError, parse_resource_claim
-from nri_gpu.request.parse import parse_claim
+from nri_gpu.dra.claim_object import ResourceClaimError, parse_resource_claim
+from nri_gpu.dra.questions import PreparedName
+from nri_gpu.request.annotation import parse_claim
 from tests.fuzz.target import Target
 from tests.support.resource_claims import CONFIG, DRIVER, NODE, UID, opaque, resource_claim, result
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nri_gpu.cli.manifest import read_pods
-from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
+from nri_gpu.cli.pod_manifest import read_pods
 from nri_gpu.domain.errors import CommandError, Fault, InventoryError, PolicyError
-from nri_gpu.simulation.scenario import Scenario
-from nri_gpu.simulation.topology import TopologyError, load_topology, parse_scenario
+from nri_gpu.inventory.scenario import Scenario
+from nri_gpu.inventory.topology_file import TopologyError, load_topology, parse_scenario
+from nri_gpu.records.policy_file import PolicyText, build_policy, load_policy
 from tests.fuzz.target import Target, scratch
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.simulation.files import GPU, LINK, MIG, NODE, PLAYED, SECOND
+from tests.unit.inventory.files import GPU, LINK, MIG, NODE, PLAYED, SECOND
 
 PROJECT: Final = TOPOLOGIES.parents[1]
 FILE: Final = scratch() / "document"

@@ -19,14 +19,14 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from nri_gpu._pb import dra_pb2, podresources_pb2
-from nri_gpu.domain.kubelet import PodDevices
+from nri_gpu.domain.allocation import PodDevices
 from nri_gpu.dra.api_server import NotFoundError
-from nri_gpu.dra.messages import Answer, AskPrepare, AskView, NodeView, Prepared, Question, Unprepared
+from nri_gpu.dra.claim_cdi import ClaimSpecifications
+from nri_gpu.dra.claim_service import ClaimService
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
-from nri_gpu.dra.service import ClaimService
-from nri_gpu.dra.specification import ClaimSpecifications
+from nri_gpu.dra.questions import Answer, AskPrepare, AskView, NodeView, Prepared, Question, Unprepared
 from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
-from nri_gpu.system import cri as cri_child
+from nri_gpu.system import container_stops as cri_child
 from tests.fuzz.messages import changed, mutated_bytes
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.builders import uuid

@@ -13,13 +13,13 @@ from typing import Final
 
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.driver.elf import parse_elf
-from nri_gpu.inventory.kernel import HostFolders, gpus_on_the_bus, host_majors, numa_nodes, unlisted_gpus
+from nri_gpu.host.kernel_view import HostFolders, gpus_on_the_bus, host_majors, numa_nodes, unlisted_gpus
+from nri_gpu.host.modules import CAP_MINOR_MAX, majors_by_name, read_mig_minors
 from nri_gpu.inventory.node_watch import concerns_gpus, parse_uevent
 from nri_gpu.system.cgroups import mounts_of
-from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, majors_by_name, read_mig_minors
-from nri_gpu.verify.bundles import read_bundles
-from nri_gpu.verify.kernel import Kernel
-from nri_gpu.verify.program import READ, WRITE, lets_through, parse_program
+from nri_gpu.verify.bpf_program import READ, WRITE, lets_through, parse_program
+from nri_gpu.verify.in_kernel import Kernel
+from nri_gpu.verify.oci_bundles import read_bundles
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.builders import gpu
 

@@ -16,21 +16,21 @@ from typing import Final
 import msgspec
 from loguru import logger
 
-from nri_gpu.cli.client import parse_answer
+from nri_gpu.cli.ask_daemon import parse_answer
 from nri_gpu.cli.status_page import status_page
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.control import control_service
-from nri_gpu.daemon.report import status_of
-from nri_gpu.dra.messages import Answer, AskUnprepare, ClaimFault, Question, Unprepared
-from nri_gpu.dra.socket import dra_service
-from nri_gpu.metrics.controller import MetricsController
-from nri_gpu.policy.metrics import MetricsSettings
+from nri_gpu.daemon.metrics import MetricsController
+from nri_gpu.daemon.view import status_of
+from nri_gpu.dra.daemon_socket import dra_service
+from nri_gpu.dra.questions import Answer, AskUnprepare, ClaimFault, Question, Unprepared
+from nri_gpu.policy.metrics_settings import MetricsSettings
 from nri_gpu.system.server import listen
 from nri_gpu.system.tasks import cancelled
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.metrics import reading
 from tests.support.serving import served
-from tests.unit.daemon.test_report import view
+from tests.unit.daemon.test_view import view
 
 FOLDER: Final = scratch()
 LOOP: Final = asyncio.new_event_loop()

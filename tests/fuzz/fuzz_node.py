@@ -13,18 +13,18 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from nri_gpu.doctor.driver import driver_findings
+from nri_gpu.doctor.component_checks import other_findings
+from nri_gpu.doctor.driver_checks import driver_findings
 from nri_gpu.doctor.finding import DoctorFinding
-from nri_gpu.doctor.kubelet import kubelet_findings
-from nri_gpu.doctor.nri import runtime_findings
-from nri_gpu.doctor.others import other_findings
+from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.processes import running
-from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.doctor.runtime_checks import runtime_findings
+from nri_gpu.doctor.runtimes import container_runtime
+from nri_gpu.host.actions import MakeNode, make_plan
 from nri_gpu.host.facts import look
-from nri_gpu.host.plan import MakeNode, make_plan
 from nri_gpu.host.wanted import MAX_GPU_MINOR
-from nri_gpu.kubelet.labels import VALUE_MAX, machine_name, value_of
-from nri_gpu.stray.scan import parse_cgroups
+from nri_gpu.kubelet.node_labels import VALUE_MAX, machine_name, value_of
+from nri_gpu.stray.process_scan import parse_cgroups
 from nri_gpu.system.proc import Stat, parse_stat
 from nri_gpu.system.process import Process, process_of, user_of
 from tests.fuzz.target import Target, chosen, named, scratch

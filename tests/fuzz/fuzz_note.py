@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION, read_note
+from nri_gpu.driver.compat_packages import NOTE_OWNER, NOTE_SECTION, read_note
 from nri_gpu.driver.elf import NOTE_BYTES_MAX, MalformedError, parse_elf, parse_note
 from tests.fuzz.target import Target
 from tests.support import compat

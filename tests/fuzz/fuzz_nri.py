@@ -18,22 +18,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import REFUSAL_MAX
 from nri_gpu.domain.errors import RemoteProtocolError
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory
-from nri_gpu.nri.events import Event
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.nri.subscription import Event
+from nri_gpu.plugin.counts import Failure
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.plugin.nri_service import EVENT_METHODS, PLUGIN, NriHandlers, PluginService
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.service import EVENT_METHODS, PLUGIN, NriHandlers, PluginService
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.service import PluginSettings
-from nri_gpu.request.parse import CLAUSES, WORDS
-from nri_gpu.system.counts import Failure
+from nri_gpu.policy.plugin_settings import PluginSettings
+from nri_gpu.request.annotation import CLAUSES, WORDS
 from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc import (
     PLUGIN_SERVICE,

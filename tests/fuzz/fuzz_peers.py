@@ -18,19 +18,19 @@ from typing import Final, cast
 import msgspec
 import urllib3
 
-from nri_gpu.cdi.file import SpecFile, SpecFileError
-from nri_gpu.cli.replay import compare
-from nri_gpu.decision.replay import decision_record, node_record, policy_record
+from nri_gpu.cdi.spec_file import SpecFile, SpecFileError
+from nri_gpu.cli.replay_command import compare
 from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
 from nri_gpu.domain.errors import InventoryError, RequestError
 from nri_gpu.dra.api_access import Access, AccessError, by_kubeconfig
 from nri_gpu.dra.api_server import ApiServer, ApiServerError, SliceEvent
-from nri_gpu.dra.config import ConfigError, parse_config
-from nri_gpu.dra.messages import Answer, Question
-from nri_gpu.health.listener import MalformedLineError, UnplacedEvent, WaitingFailed, parse_line
-from nri_gpu.inventory.report import read_report
-from nri_gpu.kubelet.devices import AllocationError
-from nri_gpu.request.parse import parse_claim
+from nri_gpu.dra.claim_config import ConfigError, parse_config
+from nri_gpu.dra.questions import Answer, Question
+from nri_gpu.health.event_child import MalformedLineError, UnplacedEvent, WaitingFailed, parse_line
+from nri_gpu.inventory.nvml_report import read_report
+from nri_gpu.kubelet.advertised import AllocationError
+from nri_gpu.records.audit_records import decision_record, node_record, policy_record
+from nri_gpu.request.annotation import parse_claim
 from nri_gpu.stray.uses import Extent, Use
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.property.test_report import WHOLE

@@ -6,13 +6,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.claim import Count, Devices, Nothing
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS, parse_claim
+from nri_gpu.domain.gpu_request import Count, Devices, Nothing
+from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS, parse_claim
 from tests.fuzz.target import Target
 from tests.support.claims import format_claim
-from tests.unit.request.test_parse import BAD, GOOD
+from tests.unit.request.test_annotation import BAD, GOOD
 
 KEY: Final = "gpu.nri.io"
 PIECES: Final = (*"=<>;,:.*01 \t\n\u0660", ">=", "<=", "-1", "9.0", "40Gi")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nri_gpu.requirements.check import (
+from nri_gpu.request.image_requirements import (
     BRANDS,
     CUDA_VERSION,
     DIFFERENT_MAX,
@@ -18,7 +18,7 @@ from nri_gpu.requirements.check import (
     unmet,
 )
 from tests.fuzz.target import Target
-from tests.unit.requirements.test_check import MALFORMED, NOT_TRUE, REAL, TRUE
+from tests.unit.request.test_image_requirements import MALFORMED, NOT_TRUE, REAL, TRUE
 
 GRAMMAR: Final = (
     *("cuda", "driver", "arch", "brand", "=", "!=", "<", "<=", ">", ">=", ",", " ", "12", "12.4", "470", "9.0", "."),

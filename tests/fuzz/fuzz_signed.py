@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_gpu.allocation.grant import SignedGrant, mac_of, sign_grant, verify_grant
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import Allocated
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.dra.markers import read_marker
-from nri_gpu.kubelet.answer import read_tokens, token_key, write_token
+from nri_gpu.kubelet.required_device import read_tokens, token_key, write_token
+from nri_gpu.ledger.grant_text import SignedGrant, mac_of, sign_grant, verify_grant
 from tests.fuzz.target import Target, chosen, named
 from tests.support.plugin import KEY
 

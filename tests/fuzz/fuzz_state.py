@@ -15,19 +15,19 @@ from typing import Final
 
 import msgspec
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.daemon.journal import Journal
-from nri_gpu.daemon.ledger_file import read_ledger, write_ledger
-from nri_gpu.daemon.policy_file import load_last_good
-from nri_gpu.daemon.snapshot import SnapshotError, from_bytes
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.dra.claims_file import ClaimsFile
-from nri_gpu.health.file import load_health
+from nri_gpu.health.gpu_record import GpuRecord
+from nri_gpu.health.health_file import load_health
 from nri_gpu.health.node_health import NodeHealth
-from nri_gpu.health.record import GpuRecord
-from nri_gpu.mps.folders import NOTE, noted_folders
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.mps.mps_folders import NOTE, noted_folders
 from nri_gpu.plugin.guard_status import read_guard_status
+from nri_gpu.records.journal import Journal
+from nri_gpu.records.ledger_file import read_ledger, write_ledger
+from nri_gpu.records.policy_file import load_last_good
+from nri_gpu.verify.node_snapshot import SnapshotError, from_bytes
 from tests.fuzz.fuzz_signed import GRANT, SIGNED
 from tests.fuzz.target import Target, chosen, named, scratch
 from tests.support.plugin import KEY

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from nri_gpu.plugin.service import PLUGIN
+from nri_gpu.plugin.nri_service import PLUGIN
 from nri_gpu.ttrpc import (
     NEED_DATA,
     PLUGIN_SERVICE,
@@ -28,7 +28,7 @@ from nri_gpu.ttrpc import (
     Role,
     StreamId,
 )
-from nri_gpu.ttrpc.events import HEADER_BYTES
+from nri_gpu.ttrpc.frames import HEADER_BYTES
 from tests.fuzz.target import Target, kept
 
 PIECES_MAX: Final = 50  # into which an input is cut; tests/property has every cut

@@ -7,8 +7,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
 from nri_gpu.domain.edits import (
     HARMLESS,
@@ -35,13 +34,14 @@ from nri_gpu.domain.gpu import (
     GpuUuid,
     MigDevice,
 )
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
+from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy import model
 from nri_gpu.policy.forms import UNLIMITED, Globs
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.policy.rules import LIMIT_KEYS, NO_LIMITS, Limits, Pool, PoolList, Rule, RuleList
 from tests.support import builders as make
 

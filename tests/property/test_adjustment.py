@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import SignedGrant, verify_grant
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.messages import why_not
+from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.model import ExtraRules, Policy
-from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.state import NodeState
 from tests.property import strategies
 from tests.support import builders as make

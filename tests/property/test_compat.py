@@ -8,10 +8,10 @@ from __future__ import annotations
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from nri_gpu.decision.cuda_choice import choose, wanted, with_compat
 from nri_gpu.domain.node import CompatPackage
 from nri_gpu.policy.model import CompatSettings, Policy, RequirementSettings
-from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet, version_of
-from nri_gpu.requirements.compat import choose, wanted, with_compat
+from nri_gpu.request.image_requirements import GpuFacts, RequirementFacts, unmet, version_of
 
 cudas = st.tuples(st.integers(11, 13), st.integers(0, 3))
 versions = st.builds("{}.{:02}".format, st.sampled_from([535, 550, 570, 580]), st.integers(0, 3))

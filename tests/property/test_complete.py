@@ -8,14 +8,14 @@ from __future__ import annotations
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.external import external_units, external_uuids
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
+from nri_gpu.decision.foreign import external_units, external_uuids
 from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import ClaimDefaults, Complete, ForeignSettings, Policy
 from tests.property import strategies
 from tests.support import builders as make

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.external import external_uuids
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.claim import needs_grant, reads_environment
+from nri_gpu.decision.asked import needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
+from nri_gpu.decision.foreign import external_uuids
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.node import Majors, Node
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import PREFIX, READ_ENV, may_concern, reply_to_pb, request_from_pb
-from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.session import Parts
+from nri_gpu.nri.subscription import Lifecycle
 from nri_gpu.policy.model import Policy
-from nri_gpu.requirements.check import PREFIX as PREFIX_OF_REQUIREMENTS
-from nri_gpu.requirements.check import concerns
+from nri_gpu.request.image_requirements import PREFIX as PREFIX_OF_REQUIREMENTS
+from nri_gpu.request.image_requirements import concerns
 from tests.property import strategies
 from tests.support import builders as make
 

@@ -12,15 +12,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.asked import needs_grant
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Mount
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Node
-from nri_gpu.injection.mounts import PLACE as COMPAT
+from nri_gpu.injection.driver_mounts import PLACE as COMPAT
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import strategies

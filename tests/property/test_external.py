@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, ContainerDevices, PodDevices
-from nri_gpu.kubelet.devices import AllocationError
-from nri_gpu.kubelet.external import Listing, external_allocation
+from nri_gpu.kubelet.advertised import AllocationError
+from nri_gpu.kubelet.read_listing import Listing, external_allocation
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from tests.support.builders import container, gpu, mig_gpu, mig_uuid, node, pod, uuid

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.edits import NO_EXTRAS, Edits, Extra, Extras
 from nri_gpu.domain.gpu import DrmNode, MigPart, whole
 from nri_gpu.domain.node import Node
-from nri_gpu.injection.extras import CHANNELS_FOLDER, MEMLOCK
+from nri_gpu.injection.extra_edits import CHANNELS_FOLDER, MEMLOCK
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import ExtraRules, Policy
-from nri_gpu.request.parse import parse_claim, select_annotation
+from nri_gpu.request.annotation import parse_claim, select_annotation
 from tests.property import strategies
 from tests.support import builders as make
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, sign_grant, verify_grant
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, sign_grant, verify_grant
 from tests.support import builders as make
 
 # Any text at all, lone surrogates and NULs too: whoever drives the runtime chooses names.

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
 
-from nri_gpu.allocation.messages import why_not
+from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.health import RESETS, EventType, GpuEvent, HealthState, RecoveryAction, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.health.gpu_record import Source
 from nri_gpu.health.node_health import NodeHealth
-from nri_gpu.health.record import Source
 from nri_gpu.health.xids import APPLICATIONS, XIDS, ActionClass, class_of
-from nri_gpu.policy.health import HealthSettings, ResetBy
+from nri_gpu.policy.health_settings import HealthSettings, ResetBy
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 NUMBERS = st.sampled_from([31, 48, 63, 79, 94, 145])

@@ -13,14 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.reservations import OPEN_S
+from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
-from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.kubelet.devices import AllocationError
-from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
+from nri_gpu.kubelet.advertised import AllocationError
+from nri_gpu.ledger.reservations import OPEN_S
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.read import parse_policy
 from tests.support.builders import container, gpu, mig_gpu, uuid
 from tests.support.kubelet_nodes import PluginNode, again, from_kubelet
 

@@ -34,26 +34,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.external import opened_uuids, seen
-from nri_gpu.allocation.grant import SignedGrant, verify_grant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.overlaps import overlaps
-from nri_gpu.allocation.recording import Remembered
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.claim import Mode
+from nri_gpu.decision.foreign import opened_uuids, seen
+from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId
 from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.forms import NOTHING, Globs
 from nri_gpu.policy.model import ClaimDefaults, ForeignSettings, Policy
-from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc import Status

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
 from nri_gpu.nri.list_size import FRAME_BYTES, GROWTH_BYTES, PART_MAX, WHOLE_MAX, share_bytes, unsendable
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.policy.service import PluginSettings
+from nri_gpu.policy.plugin_settings import PluginSettings
 from tests.support import nri_messages as nri
 
 MESSAGE_MAX: Final = 4 << 20  # bytes that ttrpc takes

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.allocation.rebuild import rebuilt
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.mps import start_fault
-from nri_gpu.domain.claim import Mode
+from nri_gpu.decision.mps_seats import start_fault
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Inject, Refuse
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import MIB, Seat
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.ledger.rebuild import rebuilt
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.policy.mps_settings import MpsSettings
 from tests.property import strategies
 from tests.support import builders as make
 

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import UNUSED, Ledger
-from nri_gpu.decision.prepare import prepared
+from nri_gpu.decision.claim_devices import prepared
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
-from nri_gpu.dra.devices import HELD, UNHEALTHY, not_ready, offer
-from nri_gpu.policy.dra import DraSettings
+from nri_gpu.dra.offered_devices import HELD, UNHEALTHY, not_ready, offer
+from nri_gpu.ledger.ledger import UNUSED, Ledger
+from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.model import Policy
 from tests.property import strategies as some
-from tests.unit.dra.test_devices import within_limits
+from tests.unit.dra.test_offered_devices import within_limits
 
 replicas = st.sampled_from([1, 1, 4])
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bench.placement import BestEffort
-from nri_gpu.allocation.ledger import Entry, Ledger
-from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.topology import Topology, topology_of
-from nri_gpu.domain.claim import Mode, Strategy
+from nri_gpu.decision.placement import Asker, place
+from nri_gpu.decision.topology import Topology, topology_of
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import Unit
+from nri_gpu.domain.gpu_request import Mode, Strategy
 from nri_gpu.domain.node import Inventory, Link
-from nri_gpu.request.parse import parse_claim
+from nri_gpu.ledger.ledger import Entry, Ledger
+from nri_gpu.request.annotation import parse_claim
 from tests.support import builders as make
 
 MANY = settings(max_examples=100)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from config.generate import schema_text
 from nri_gpu.domain.errors import PolicyError
-from nri_gpu.policy.advice import advise
+from nri_gpu.policy.document import SECTIONS
+from nri_gpu.policy.findings import advise
 from nri_gpu.policy.lines import key_lines
-from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.schema import SECTIONS
+from nri_gpu.policy.read import parse_policy
 from tests.unit.policy.samples import SETTINGS
 
 VALIDATOR: Any = jsonschema.Draft202012Validator(json.loads(schema_text()))

@@ -11,8 +11,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nri_gpu.host.plan import make_plan
-from nri_gpu.host.prepare import actor, prepare
+from nri_gpu.host.actions import make_plan
+from nri_gpu.host.make_nodes import actor, prepare
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, host_below, params
 
 NODES = {

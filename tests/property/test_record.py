@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nri_gpu.domain.bounds import PCIE_PATHS
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, MigEngines, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
-from nri_gpu.inventory.formats import PCIE_PATHS
-from nri_gpu.requirements.check import BRANDS
-from nri_gpu.simulation.record import scrubbed, topology_text
-from nri_gpu.simulation.tables import EXTRAS
-from nri_gpu.simulation.topology import load_topology, parse_scenario
-from nri_gpu.system.kernel_modules import MODULES
+from nri_gpu.host.modules import MODULES
+from nri_gpu.inventory.record import scrubbed, topology_text
+from nri_gpu.inventory.topology_file import load_topology, parse_scenario
+from nri_gpu.inventory.topology_tables import EXTRAS
+from nri_gpu.request.image_requirements import BRANDS
 from tests.property import strategies
 
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nri_gpu.allocation.ledger import GrantPhase, Ledger
-from nri_gpu.allocation.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant, Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
+from nri_gpu.ledger.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.policy.model import Policy
 from tests.property import strategies
 from tests.support import builders as make

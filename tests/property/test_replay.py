@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.claims import prepare, unprepare
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.replay import (
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Refuse
+from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.ledger.claims import prepare, unprepare
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.reservations import Wait, cleared_for, expired, looked, vacated
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.audit_records import (
     Compared,
     Record,
     Replay,
@@ -22,11 +27,6 @@ from nri_gpu.decision.replay import (
     node_record,
     policy_record,
 )
-from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Refuse
-from nri_gpu.domain.node import Node
-from nri_gpu.domain.resource_claim import PreparedClaim
-from nri_gpu.policy.model import Policy
 from tests.property import strategies
 from tests.support import builders as make
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.inventory.report import read_report
-from nri_gpu.simulation.record import topology_text
-from nri_gpu.simulation.topology import parse_scenario
+from nri_gpu.inventory.nvml_report import read_report
+from nri_gpu.inventory.record import topology_text
+from nri_gpu.inventory.topology_file import parse_scenario
 
 PART = {
     "index": 0,

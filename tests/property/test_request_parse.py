@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.edits import FORMER_EXTRAS, Extra
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.parse import select_annotation
+from nri_gpu.request.annotation import select_annotation
 from tests.fuzz.fuzz_request import KEY, check
 
 hexes = st.text("0123456789abcdefABCDEF", min_size=4, max_size=8)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.requirements.check import BRANDS, DISABLE, GpuFacts, RequirementFacts, unmet, version_of
+from nri_gpu.request.image_requirements import BRANDS, DISABLE, GpuFacts, RequirementFacts, unmet, version_of
 from tests.fuzz.fuzz_requirements import GRAMMAR, refusal
 
 CUDA = "NVIDIA_REQUIRE_CUDA"

@@ -11,15 +11,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.policy.advice_rules import covers
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.rule_findings import covers
 from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.select import Allowed, select
 from tests.property import strategies

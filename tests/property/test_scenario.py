@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.changes import changes
-from nri_gpu.simulation.scenario import Scenario
-from nri_gpu.simulation.topology import TopologyError, parse_scenario
+from nri_gpu.inventory.scenario import Scenario
+from nri_gpu.inventory.topology_file import TopologyError, parse_scenario
 from tests.support.daemon import FOUR_GPUS
 
 NODE = FOUR_GPUS.read_text()

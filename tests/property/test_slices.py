@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.dra.messages import Capacity, NodeView, OfferedDevice, Taint
+from nri_gpu.dra.questions import Capacity, NodeView, OfferedDevice, Taint
 from nri_gpu.dra.slices import (
     Gate,
     ResourceSlice,

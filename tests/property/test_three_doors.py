@@ -12,12 +12,12 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import ClaimUid
 from nri_gpu.domain.container import Container, ContainerId, PodUid
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import ClaimUid
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim, device_name
-from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.model import Policy
 from tests.property.test_kubelet import Held, OneLedger
 from tests.support.builders import container

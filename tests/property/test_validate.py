@@ -6,15 +6,15 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import sign_grant
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.asked import needs_grant
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
+from nri_gpu.decision.start_check import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.grant_text import sign_grant
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import DecodeError, annotation_to_pb, reply_to_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us
 from nri_gpu.policy.model import Policy

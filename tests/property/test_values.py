@@ -10,13 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Lapse
-from nri_gpu.decision.replay import container_json, container_of
+from nri_gpu.domain.allocation import (
+    Allocated,
+    AllocatedDevice,
+    AllocationInvalid,
+    AllocationPending,
+    KubeletAllocation,
+)
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import MigEngines
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid, AllocationPending, KubeletAllocation
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.value import canonical, decode, encode
+from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Lapse
+from nri_gpu.records.audit_records import container_json, container_of
 from tests.property import strategies
 from tests.support import builders as make
 

@@ -21,7 +21,7 @@ from nri_gpu.ttrpc import (
     StatusCode,
     StreamId,
 )
-from nri_gpu.ttrpc.events import (
+from nri_gpu.ttrpc.frames import (
     Frame,
     FrameDecoder,
     FrameType,

@@ -28,7 +28,7 @@ RUNTIME_GIVES_UP_S: Final = 2.0  # on a plugin that does not answer
 SERVES_S: Final = 20.0
 IDLE_CLIENTS: Final = 300
 FEW_DESCRIPTORS: Final = 4  # beside those that are open already
-INVENTORY_CHILD: Final = "nri_gpu.inventory.nvml"
+INVENTORY_CHILD: Final = "nri_gpu.inventory.nvml_program"
 # Where a cgroup with a limit of memory can be made, and the name of its limit.
 MEMORY: Final = {
     Cgroup.V1: (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from tests.reliability import disturbances as do
 from tests.reliability.disturbances import Disturbance
 from tests.reliability.result import PROJECT, Fact, Found, Options, Row

@@ -20,9 +20,9 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.ttrpc import PLUGIN_SERVICE, RECEIVE_MAX, RUNTIME_SERVICE, ConnId
-from nri_gpu.ttrpc.events import HEADER, FrameType
+from nri_gpu.ttrpc.frames import HEADER, FrameType
 from nri_gpu.ttrpc.mux import HEADER as MUX_HEADER
 from tests.reliability.result import Found, Options, Row
 from tests.reliability.victim import CONNECTS_S, GPUS, Victim

@@ -21,7 +21,7 @@ from bench.link import Link
 from bench.process import Running, daemon, memory_mib
 from bench.requests import container_of
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from tests.reliability.fit import Slope, slope
 from tests.reliability.result import Fact, Found, Options, Row, Series
 from tests.support import nri_messages as nri

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from tests.support import nri_messages as nri
 from tests.support.daemon import NriGpu
 from tests.support.errors import HarnessError

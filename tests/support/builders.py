@@ -12,17 +12,17 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import sign_grant
-from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import ClaimUid
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, MigDevice, PciBusId
-from nri_gpu.domain.kubelet import ClaimUid
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import PIPE_FOLDER, PIPE_PLACE
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Inventory, Majors, Node
 from nri_gpu.domain.resource_claim import ClaimedDevice, PreparedClaim
+from nri_gpu.ledger.grant_text import sign_grant
+from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger
 
 KEY: Final = "gpu.nri.io"
 MIB: Final = 2**20

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nri_gpu.system.cgroups import hierarchies, mounts_of
 from nri_gpu.system.process import process_of
-from nri_gpu.verify.kernel import DeviceRule
+from nri_gpu.verify.in_kernel import DeviceRule
 from tests.support import packages
 
 

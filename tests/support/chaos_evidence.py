@@ -14,10 +14,10 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.domain.container import ContainerId as GrantedId
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from tests.support._pb import cri_tests_pb2 as pb
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod, PodId

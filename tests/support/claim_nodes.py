@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.claims import join, prepare, unprepare
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.prepare import NotPrepared, prepared
+from nri_gpu.decision.claim_devices import NotPrepared, prepared
+from nri_gpu.domain.allocation import ClaimUid, ContainerDevices, PodDevices
 from nri_gpu.domain.container import Container, Pod, PodUid
-from nri_gpu.domain.kubelet import ClaimUid, ContainerDevices, PodDevices
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim
 from nri_gpu.dra.markers import markers_of
 from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.ledger.claims import join, prepare, unprepare
+from nri_gpu.ledger.ledger import Ledger
 from tests.support import builders
 from tests.support.kubelet_nodes import PluginNode
 from tests.support.plugin import KEY

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from nri_gpu.domain.claim import (
+from nri_gpu.domain.edits import NO_EXTRAS, Extra
+from nri_gpu.domain.gpu_request import (
     ArchSelector,
     Claim,
     Count,
@@ -18,7 +19,6 @@ from nri_gpu.domain.claim import (
     Selector,
     Wanted,
 )
-from nri_gpu.domain.edits import NO_EXTRAS, Extra
 
 
 def format_claim(claim: Claim) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nri_gpu.verify import bpf
-from nri_gpu.verify.kernel import DeviceFilter
-from nri_gpu.verify.program import READ, WRITE, parse_program
+from nri_gpu.verify.bpf_program import READ, WRITE, parse_program
+from nri_gpu.verify.in_kernel import DeviceFilter
 from tests.support.cgroup import Cgroup, device_rules
 
 

@@ -13,9 +13,12 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.api_server import NotFoundError, RefusedError, UnavailableError
-from nri_gpu.dra.client import DaemonAwayError
+from nri_gpu.dra.claim_cdi import ClaimSpecifications
+from nri_gpu.dra.claim_service import ClaimService
+from nri_gpu.dra.daemon_client import DaemonAwayError
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
-from nri_gpu.dra.messages import (
+from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
+from nri_gpu.dra.questions import (
     Answer,
     AskPrepare,
     AskUnprepare,
@@ -28,10 +31,7 @@ from nri_gpu.dra.messages import (
     Question,
     Unprepared,
 )
-from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
-from nri_gpu.dra.service import ClaimService
-from nri_gpu.dra.specification import ClaimSpecifications
-from nri_gpu.kubelet.endpoint import EndpointTimes
+from nri_gpu.kubelet.registered_socket import EndpointTimes
 from tests.support.resource_claims import DRIVER, NODE, document
 
 QUICK = EndpointTimes(watched_within=0.3, look_every=0.05, first_wait=0.01, longest_wait=0.1)

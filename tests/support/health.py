@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.record import Moment
-from nri_gpu.policy.health import HealthSettings, OtherXids
+from nri_gpu.health.gpu_record import Moment
+from nri_gpu.policy.health_settings import HealthSettings, OtherXids
 from tests.support import builders as make
 
 UUIDS = tuple(GpuUuid(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))

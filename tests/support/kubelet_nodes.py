@@ -10,25 +10,25 @@ from typing import Self
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices, ResourceStatus
 from nri_gpu.domain.container import Container, ContainerId, Pod
 from nri_gpu.domain.gpu import Gpu, GpuUuid
-from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices, ResourceStatus
 from nri_gpu.domain.node import Node
+from nri_gpu.kubelet.advertised import AdvertisedDevices
 from nri_gpu.kubelet.allocations import KubeletPods
-from nri_gpu.kubelet.answer import RequiredDevice, token_key, write_token
-from nri_gpu.kubelet.controller import KubeletController
-from nri_gpu.kubelet.devices import AdvertisedDevices
-from nri_gpu.kubelet.endpoint import EndpointTimes
+from nri_gpu.kubelet.kubelet_controller import KubeletController
+from nri_gpu.kubelet.registered_socket import EndpointTimes
+from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import VARIABLE
 from nri_gpu.system.state import NodeState
-from nri_gpu.ttrpc.events import Status
+from nri_gpu.ttrpc.frames import Status
 from tests.support import builders
 from tests.support.builders import uuid
 from tests.support.log import Log

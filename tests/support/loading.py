@@ -3,7 +3,7 @@
 from typing import Final
 
 from nri_gpu.domain.edits import Edits
-from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES
+from nri_gpu.injection.driver_mounts import HWCAPS_PLACES, TREE_PLACES
 
 LIBRARIES: Final = HWCAPS_PLACES[0] if HWCAPS_PLACES else f"{TREE_PLACES[0]}/lib64"
 

@@ -9,14 +9,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.domain.claim import Mode
+from nri_gpu.daemon.metrics_reading import Reading
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.metrics.reading import Reading
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.plugin.counts import Counts
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.counts import Counts
 from tests.support.plugin import node
 
 Labels = frozenset[tuple[str, str]]

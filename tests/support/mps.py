@@ -18,7 +18,7 @@ from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.driver.table import MACHINES
-from nri_gpu.mps.folders import DaemonFolder, clients, noted_folders
+from nri_gpu.mps.mps_folders import DaemonFolder, clients, noted_folders
 from tests.support import packages
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec

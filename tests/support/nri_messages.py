@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 
 REQUEST_TIMEOUT_NS: Final = 2_000_000_000  # what runtimes give a plugin by default
 

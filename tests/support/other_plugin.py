@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.codes import Reply
 from nri_gpu.nri.session import Listed
-from nri_gpu.nri.status import Reply
+from nri_gpu.nri.subscription import Event
+from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
-from nri_gpu.policy.service import PluginSettings
-from nri_gpu.system.counts import Counts
+from nri_gpu.policy.plugin_settings import PluginSettings
 from nri_gpu.system.tasks import later
 
 READY_S: Final = 20.0

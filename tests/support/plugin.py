@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Final, Self
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.recording import Remembered
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.convert import Configured
-from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed, Parts
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.decision_log import Refusals
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
@@ -25,8 +26,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.service import REQUEST_BYTES, PluginSettings
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.policy.plugin_settings import REQUEST_BYTES, PluginSettings
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status, StatusCode

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu._pb import ttrpc_pb2
-from nri_gpu.ttrpc.events import HEADER as FRAME
-from nri_gpu.ttrpc.events import FrameType
+from nri_gpu.ttrpc.frames import HEADER as FRAME
+from nri_gpu.ttrpc.frames import FrameType
 from nri_gpu.ttrpc.mux import HEADER as MUX
 from nri_gpu.ttrpc.mux import ConnId, encode_message
 from tests.support.errors import HarnessError

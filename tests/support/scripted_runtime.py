@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.ttrpc import (
     OK,
     PLUGIN_SERVICE,

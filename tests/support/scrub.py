@@ -13,11 +13,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.names import GRANT_KEY
-from nri_gpu.ttrpc.events import HEADER as FRAME
+from nri_gpu.ledger.grant_text import SignedGrant, sign_grant, verify_grant
+from nri_gpu.ttrpc.frames import HEADER as FRAME
 from tests.support.errors import HarnessError
 from tests.support.recorder import Message
 

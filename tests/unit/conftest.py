@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.injection import mounts
+from nri_gpu.injection import driver_mounts
 from tests.support.log import Log
 
 TEST_DEADLINE_S: Final = 30.0
@@ -51,5 +51,5 @@ def on_x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on x86-64, where goldens and recordings are from: its loader has more folders than others, and other names."""
     folders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(mounts, "DEFAULT_PLACES", folders)
-    monkeypatch.setattr(mounts, "HWCAPS_PLACES", tuple(f"{each}/glibc-hwcaps/x86-64-v2" for each in folders))
+    monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", folders)
+    monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", tuple(f"{each}/glibc-hwcaps/x86-64-v2" for each in folders))

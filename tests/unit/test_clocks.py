@@ -11,28 +11,28 @@ import nri_gpu
 
 PACKAGE: Final = Path(nri_gpu.__file__).parent
 SHOWN: Final = {
-    "cli/doctor.py": "says that a clock is before 2020, how long ago, and the bundle's name",
-    "cli/status.py": "how long ago",
+    "cli/doctor_command.py": "says that a clock is before 2020, how long ago, and the bundle's name",
+    "cli/status_command.py": "how long ago",
     "cli/watch.py": "when something changed",
     "daemon/app.py": "the audit's records",
     "daemon/control.py": "since when",
-    "dra/controller.py": "when the driver process asked",
+    "dra/dra_controller.py": "when the driver process asked",
     "dra/device_health.py": "for the kubelet",
-    "health/controller.py": "when a state began, beside CLOCK_BOOTTIME",
-    "inventory/controller.py": "when the node changed",
-    "kubelet/endpoint.py": "since when",
+    "health/health_controller.py": "when a state began, beside CLOCK_BOOTTIME",
+    "inventory/inventory_controller.py": "when the node changed",
+    "kubelet/registered_socket.py": "since when",
     "plugin/decision_log.py": "when",
-    "stray/controller.py": "since when, beside CLOCK_MONOTONIC",
-    "verify/bundles.py": "whether a bundle was just written: files have no other clock",
+    "stray/stray_controller.py": "since when, beside CLOCK_MONOTONIC",
+    "verify/oci_bundles.py": "whether a bundle was just written: files have no other clock",
 }
 
 COUNT_SUSPENDED: Final = {
-    "cli/gpus.py": "the inventory's age",
-    "health/controller.py": "hold-downs",
-    "inventory/child.py": "the inventory's age",
-    "inventory/controller.py": "the inventory's age",
-    "inventory/source.py": "the inventory's age",
-    "simulation/topology.py": "the inventory's age",
+    "cli/gpus_command.py": "the inventory's age",
+    "health/health_controller.py": "hold-downs",
+    "inventory/nvml_child.py": "the inventory's age",
+    "inventory/inventory_controller.py": "the inventory's age",
+    "inventory/nvml_source.py": "the inventory's age",
+    "inventory/topology_file.py": "the inventory's age",
     "system/liveness.py": "as in /proc/uptime, by which probes count",
 }
 

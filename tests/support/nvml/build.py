@@ -13,10 +13,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from nri_gpu.domain.bounds import ADDRESSING, ARCHITECTURES, COMPUTE_MODES, RECOVERY_ACTIONS
 from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.formats import ADDRESSING, ARCHITECTURES, COMPUTE_MODES, RECOVERY_ACTIONS
-from nri_gpu.requirements.check import BRANDS
+from nri_gpu.request.image_requirements import BRANDS
 from tests.support import packages
 
 SOURCE = Path(__file__).with_name("fake.c")

@@ -13,7 +13,7 @@ from api.schemas.generate import DOCUMENTS, schema_text
 from nri_gpu.cli.gpus_document import gpus_document
 from nri_gpu.cli.main import OUTPUT, VERBS
 from nri_gpu.cli.page import json_text
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from tests.support.daemon import TOPOLOGIES
 from tests.support.schemas import SCHEMAS, conforming, published
 

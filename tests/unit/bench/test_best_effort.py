@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.placement import BestEffort
-from nri_gpu.allocation.topology import topology_of
+from nri_gpu.decision.topology import topology_of
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bench.placement import MIX, Arrival, Outcome, Player, Stream, arrivals, compare, first_fit, main
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.node import Inventory
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from tests.support.fabrics import KNOWN
 
 SHIPPED = ("four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "dgx1-v100")

@@ -15,7 +15,6 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.cdi.file import SpecFile
 from nri_gpu.cdi.generate import (
     BOOT_FILE,
     NotReadyError,
@@ -23,11 +22,12 @@ from nri_gpu.cdi.generate import (
     remove_old,
     specification_text,
 )
+from nri_gpu.cdi.spec_file import SpecFile
 from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
 from nri_gpu.domain.node import Inventory, Loader, Majors
-from nri_gpu.driver.owner import StageOwner
+from nri_gpu.driver.stage_owner import StageOwner
 from nri_gpu.system.storage import boot_id
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
@@ -64,8 +64,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
-    monkeypatch.setattr("nri_gpu.cli.cdi.STANDARD", ())
+    monkeypatch.setattr("nri_gpu.records.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
+    monkeypatch.setattr("nri_gpu.cli.cdi_command.STANDARD", ())
     made = Place(tmp_path)
     make_driver_root(made.driver, V)
     shutil.copy(FOUR_GPUS, made.topology)
@@ -111,7 +111,7 @@ def test_compute_without_libcuda_is_not_described(place: Place) -> None:
 def test_where_no_loader_looks_into_hwcaps_every_library_has_a_mount(
     place: Place, loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nri_gpu.cli.cdi.why_no_hwcaps", lambda: "its CPU is no x86-64-v2")
+    monkeypatch.setattr("nri_gpu.cli.cdi_command.why_no_hwcaps", lambda: "its CPU is no x86-64-v2")
     policy = place.base / "policy.toml"
     policy.write_text(f'[driver]\nloader = "{loader}"\n')
     assert place.generate("--policy", str(policy), "--output", str(place.file)) == Exit.OK

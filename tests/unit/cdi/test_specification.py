@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
-from nri_gpu.allocation.messages import why_not
 from nri_gpu.cdi import specification as cdi
+from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, Gpu, Unit, closure, whole
 from nri_gpu.domain.node import DriverTree, Loader
-from nri_gpu.injection import mounts
-from nri_gpu.injection.plan import Injection, plan
-from nri_gpu.simulation.topology import load_scenario, load_topology
+from nri_gpu.injection import driver_mounts
+from nri_gpu.injection.inject import Injection, plan
+from nri_gpu.inventory.topology_file import load_scenario, load_topology
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 
@@ -254,8 +254,8 @@ def tree(name: str) -> DriverTree:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_shipped_topologies_are_described_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "HWCAPS_PLACES", HWCAPS)
-    monkeypatch.setattr(mounts, "DEFAULT_PLACES", FOLDERS)
+    monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", HWCAPS)
+    monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", FOLDERS)
     topology, capabilities, loader = CASES[name]
     inventory = load_topology(TOPOLOGIES / f"{topology}.toml")
     document = cdi.specification(

@@ -34,8 +34,8 @@ NriGpuCall = Callable[..., Done]
 @pytest.fixture
 def nri_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NriGpuCall:
     """Calls a verb with these arguments. The policy of the machine that tests run on does not matter."""
-    monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "default-policy.toml")
-    monkeypatch.setattr("nri_gpu.cli.check.DEFAULT_PATH", tmp_path / "default-policy.toml")
+    monkeypatch.setattr("nri_gpu.records.policy_file.DEFAULT_PATH", tmp_path / "default-policy.toml")
+    monkeypatch.setattr("nri_gpu.cli.check_command.DEFAULT_PATH", tmp_path / "default-policy.toml")
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "lib"))
 
     def call(*arguments: object) -> Done:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import prepare
+from nri_gpu.cli import prepare_command
 from nri_gpu.cli.page import json_text
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.doctor.examine import to_text
@@ -25,10 +25,10 @@ from nri_gpu.host.facts import HostPaths
 from tests.support.driver_root import make_driver_root
 from tests.support.schemas import conforming
 from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.cli.test_replay import record
+from tests.unit.cli.test_replay_command import record
 from tests.unit.cli.test_terminal import COMMANDS, GOLDENS, GRANTED, LOST, MIG, ROOT, node_in_trouble, unstyled
-from tests.unit.cli.test_verify import CHECKED
-from tests.unit.daemon.test_report import NOW
+from tests.unit.cli.test_verify_command import CHECKED
+from tests.unit.daemon.test_view import NOW
 from tests.unit.doctor.test_examine import REPORT
 from tests.unit.host.host_tree import NVIDIA, UVM, host_below
 
@@ -83,7 +83,9 @@ Printed = Callable[..., str]
 @pytest.fixture
 def printed(nri_gpu: NriGpuCall, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Printed:
     """What a verb prints, into a pipe or on a terminal of so many columns."""
-    monkeypatch.setattr(prepare, "PLACES", HostPaths(*(folder / "host" / name for name in ("dev", "proc", "sys"))))
+    monkeypatch.setattr(
+        prepare_command, "PLACES", HostPaths(*(folder / "host" / name for name in ("dev", "proc", "sys")))
+    )
 
     def run(verb: str, *options: str, columns: int | None = None) -> str:
         arguments = (*VERBS[verb](folder), *options)

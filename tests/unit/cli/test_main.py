@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu import __version__
-from nri_gpu.cli import check, gpus
+from nri_gpu.cli import check_command, gpus_command
 from nri_gpu.cli import main as cli
 from nri_gpu.domain.errors import Exit
 from tests.support.daemon import FOUR_GPUS
@@ -88,7 +88,7 @@ def test_an_option_that_is_gone_is_ignored_with_a_warning(
     options: list[str],
     fixes: list[str],
 ) -> None:
-    monkeypatch.setattr(f"nri_gpu.cli.{verb}.run", lambda _: 40)
+    monkeypatch.setattr(f"nri_gpu.cli.{verb}_command.run", lambda _: 40)
     told = next(each.options for each in cli.VERBS if each.name == verb)
     assert {flags[0] for flags, settings in told if settings["help"] == argparse.SUPPRESS} <= {*options}
     positional = ["generate"] if verb == "cdi" else []
@@ -102,10 +102,10 @@ def test_an_option_that_is_gone_is_ignored_with_a_warning(
 
 def test_launched_by_the_runtime_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime passes no arguments, only NRI_PLUGIN_SOCKET."""
-    from nri_gpu.cli import run
+    from nri_gpu.cli import run_command
 
     monkeypatch.setenv("NRI_PLUGIN_SOCKET", "3")
-    monkeypatch.setattr(run, "run", lambda args: 40 + (args.log_level == "INFO"))
+    monkeypatch.setattr(run_command, "run", lambda args: 40 + (args.log_level == "INFO"))
     assert cli.main([]) == 41
 
 
@@ -113,7 +113,7 @@ def test_a_bug_is_70_and_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     def broken(_: object) -> int:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(check, "run", broken)
+    monkeypatch.setattr(check_command, "run", broken)
     assert cli.main(["check"]) == Exit.BUG
     assert "ZeroDivisionError: oh" in capsys.readouterr().err
 
@@ -122,7 +122,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpus, "run", interrupted)
+    monkeypatch.setattr(gpus_command, "run", interrupted)
     assert cli.main(["gpus"]) == 130
 
 
@@ -130,9 +130,9 @@ FOREIGN = ("yaml", "pynvml", "grpc", "ctypes", "rich", "urllib3", "prometheus_cl
 # A bug in what decides must not be a bug of the guard's, nor its memory the guard's.
 DECIDING = ("decision.decide", "injection", "inventory", "driver", "host", "allocation.placement")
 NOT_LOADED = {
-    "from nri_gpu.cli import main; main._parser()": ("nri_gpu.daemon", "nri_gpu.cli.run", *FOREIGN),
-    "import nri_gpu.cli.run": ("nri_gpu.cli.explain", "nri_gpu.inventory.nvml", *FOREIGN),
-    "import nri_gpu.daemon.guard": (*(f"nri_gpu.{name}" for name in DECIDING), *FOREIGN),
+    "from nri_gpu.cli import main; main._parser()": ("nri_gpu.daemon", "nri_gpu.cli.run_command", *FOREIGN),
+    "import nri_gpu.cli.run_command": ("nri_gpu.cli.explain_command", "nri_gpu.inventory.nvml_program", *FOREIGN),
+    "import nri_gpu.plugin.guard_process": (*(f"nri_gpu.{name}" for name in DECIDING), *FOREIGN),
     f"from nri_gpu.cli.main import main; main(['gpus', '--gpus', '{FOUR_GPUS}'])": FOREIGN,
 }
 

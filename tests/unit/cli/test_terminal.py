@@ -17,20 +17,20 @@ from nri_gpu.cli import terminal
 from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
 from nri_gpu.cli.render import gpus_page, matrix, of_link, of_state, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
-from nri_gpu.cli.verify import verify_page
+from nri_gpu.cli.verify_command import verify_page
 from nri_gpu.cli.watch import WatchMoment, live_page
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
-from nri_gpu.daemon.report import status_of
-from nri_gpu.domain.claim import Mode
+from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, Health, HealthState, History
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.terminal import STYLE, on_terminal
-from tests.unit.cli.test_verify import CHECKED
-from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
+from tests.unit.cli.test_verify_command import CHECKED
+from tests.unit.daemon.test_view import CLOCK, NOW, OTHER, TRAIN, view
 
 GOLDENS = Path(__file__).parent / "goldens"
 ROOT = Path(__file__).parents[3]

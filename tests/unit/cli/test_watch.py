@@ -16,18 +16,18 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.reservations import reserve
-from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.ask_daemon import daemon_status
 from nri_gpu.cli.page import plain
 from nri_gpu.cli.watch import Asked, WatchMoment, changes, live_page, moments
 from nri_gpu.daemon.answers import DaemonStatus, OpenedBy, PolicyStatus, RuntimeConnection, StrayStatus
-from nri_gpu.daemon.report import status_of
-from nri_gpu.domain.claim import Mode
+from nri_gpu.daemon.view import status_of
+from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, History
-from nri_gpu.domain.kubelet import AllocatedDevice
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.reservations import reserve
 from nri_gpu.stray.judge import StrayUse
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
@@ -35,7 +35,7 @@ from tests.support.schemas import conforming
 from tests.support.tmux import Terminal
 from tests.support.waiting import wait_for
 from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.daemon.test_report import CLOCK, NOW, OTHER, TRAIN, view
+from tests.unit.daemon.test_view import CLOCK, NOW, OTHER, TRAIN, view
 
 EMPTY = status_of(view())
 

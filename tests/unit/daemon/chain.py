@@ -19,9 +19,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.cli.client import ask as ask_daemon
+from nri_gpu.cli.ask_daemon import ask as ask_daemon
 from nri_gpu.domain.names import CONTROL_SOCKET
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import Launch
@@ -38,8 +38,8 @@ INIT, HANDLE, NAME = "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvml
 # A hang of the driver is to be noticed within the patience of a test; everything else is as it is shipped.
 PROGRAM: Final = """
 import sys
-from nri_gpu.inventory.child import Deadlines
-from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.inventory.nvml_child import Deadlines
+from nri_gpu.inventory.nvml_source import NvmlSource
 NvmlSource.__init__.__kwdefaults__["deadlines"] = Deadlines(call_s=1.5, slow_call_s=2.0, files_s=2.0)
 from nri_gpu.cli.main import main
 sys.exit(main())
@@ -119,12 +119,12 @@ class Chain:
         self.daemon.unload()
         self.daemon.load(version)
 
-    def children(self, module: str = "nri_gpu.inventory.nvml") -> list[int]:
+    def children(self, module: str = "nri_gpu.inventory.nvml_program") -> list[int]:
         """The processes that ask NVML, or listen to it."""
         found = Path(f"/proc/{self.daemon.pid}/task/{self.daemon.pid}/children").read_text().split()
         return [int(each) for each in found if module.encode() in command(int(each))]
 
-    def kill(self, module: str = "nri_gpu.inventory.nvml") -> None:
+    def kill(self, module: str = "nri_gpu.inventory.nvml_program") -> None:
         """The only one of them."""
         [child] = self.children(module)
         os.kill(child, signal.SIGKILL)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.cli.client import ask
+from nri_gpu.cli.ask_daemon import ask
 from nri_gpu.daemon.control import FOR_ROOT, LIMITS, admit, control_service
 from nri_gpu.system.server import ServerLimits, listen
 from tests.support.daemon import Launch, NriGpu

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.daemon.app import Daemon
-from nri_gpu.daemon.policy_file import PolicyFile
-from nri_gpu.daemon.state_folder import StateFolder
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.policy.model import Policy
+from nri_gpu.records.policy_file import PolicyFile
+from nri_gpu.records.state_folder import StateFolder
 from tests.support import nri_messages as nri
 from tests.support import plugin
 from tests.support.daemon import FOUR_GPUS

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
+from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 from tests.support.scripted_runtime import until
 from tests.support.silent import SilentFile

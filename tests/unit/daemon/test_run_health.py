@@ -14,7 +14,7 @@ from tests.support.scripted_runtime import until
 from tests.unit.daemon.chain import CUT, DRIVER, HANDLE, INIT, PARTS, PATIENCE_S, TWO, Chain
 
 WAIT = "nvmlEventSetWait_v2"
-LISTENER = "nri_gpu.health.events"
+LISTENER = "nri_gpu.health.nvml_events"
 
 
 async def listens(chain: Chain, gpus: int = 2, times: int = 1) -> None:

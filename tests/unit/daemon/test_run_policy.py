@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.daemon.policy_file import LAST_GOOD
-from nri_gpu.daemon.policy_memory import IN_FORCE
 from nri_gpu.domain.errors import Exit
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
+from nri_gpu.records.policy_file import LAST_GOOD
+from nri_gpu.records.policy_memory import IN_FORCE
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Reason, Refuse
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.reservations import cleared_for
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.asked import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Inject, Pass, Refuse
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make
 from tests.unit.decision.deciding import EMPTY, NODE, injected, played, reason_of, refused
 

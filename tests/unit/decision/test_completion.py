@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.decision import Code, Inject, Pass
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.node import Majors, Node
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Complete, ForeignSettings, NamespaceRules, Policy
 from tests.support import builders as make

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
+from nri_gpu.domain.gpu_request import Mode, NumaBinding, Strategy
 from nri_gpu.domain.node import Majors, Node, NumaNode
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
     CapabilityRules,

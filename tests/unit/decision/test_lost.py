@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice, ClaimUid
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, ClaimUid
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Limits
 from tests.support import builders as make

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.edits import FORMER_EXTRAS, Extra
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS, parse_claim
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS, parse_claim
 from tests.property.test_request_parse import sentences
 from tests.support.helm import documents
-from tests.unit.request.test_parse import GOOD
+from tests.unit.request.test_annotation import GOOD
 
 
 def policy() -> dict[str, Any]:

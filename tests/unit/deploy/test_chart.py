@@ -20,17 +20,17 @@ import pytest
 import yaml
 
 from nri_gpu.cli.main import _parser, main
-from nri_gpu.cli.run import _overrides
+from nri_gpu.cli.run_command import _overrides
 from nri_gpu.daemon.app import DRAIN_S
-from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.dra.api_access import SERVICE_ACCOUNT
-from nri_gpu.policy.kubelet import Registration
-from nri_gpu.policy.metrics import metrics_faults
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.policy.kubelet_settings import Registration
+from nri_gpu.policy.metrics_settings import metrics_faults
 from nri_gpu.policy.model import Policy
-from nri_gpu.request.parse import select_annotation
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.records.policy_file import PolicyText, build_policy
+from nri_gpu.request.annotation import select_annotation
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS
@@ -321,7 +321,7 @@ def test_the_programs_take_their_arguments_and_look_where_folders_are(variant: s
 
 def test_the_dra_driver_takes_its_arguments_and_looks_where_folders_are() -> None:
     args = arguments("dra", "claims")
-    assert (args.module, args.state_dir, args.kubeconfig) == ("nri_gpu.cli.dra", "/run/nri-gpu", None)
+    assert (args.module, args.state_dir, args.kubeconfig) == ("nri_gpu.cli.dra_command", "/run/nri-gpu", None)
     (name,) = (each for each in container("dra", "claims")["env"] if each["name"] == "NODE_NAME")
     assert name["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert args.node_name == f"$({name['name']})"  # the kubelet puts it in
@@ -386,7 +386,7 @@ def test_what_mps_clients_write_is_mounted_once_and_bounded(tmp_path: Path) -> N
     assert place == DEFAULT_MPS_DIR
     base = tmp_path / "mps" / "clients"
     twice = 2 * shlex.join([*program, str(base), options]).join(["", "\n"])
-    imports = "from pathlib import Path\nfrom nri_gpu.mps.folders import mount_fault"
+    imports = "from pathlib import Path\nfrom nri_gpu.mps.mps_folders import mount_fault"
     look = f"{imports}\nprint(mount_fault(Path({str(base)!r})))"
     script = f"set -e\n{twice}{shlex.join([sys.executable, '-c', look])}\ngrep {base} /proc/self/mounts"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=True)

@@ -13,17 +13,17 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.dra.api_server import ApiTimes
-from nri_gpu.dra.config import parse_config
-from nri_gpu.dra.devices import HELD, NODE_NOT_READY, UNHEALTHY, offer
-from nri_gpu.dra.messages import NodeView
+from nri_gpu.dra.claim_config import parse_config
+from nri_gpu.dra.offered_devices import HELD, NODE_NOT_READY, UNHEALTHY, offer
 from nri_gpu.dra.publisher import PublisherTimes
+from nri_gpu.dra.questions import NodeView
 from nri_gpu.dra.slices import ALL_GATES, AWAY, DEVICES_MAX, Gate, slice_specs
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
-from nri_gpu.request.parse import parse_claim
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.records.policy_file import PolicyText, build_policy
+from nri_gpu.request.annotation import parse_claim
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.helm import documents

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nri_gpu.metrics.exposition import pages
+from nri_gpu.daemon.metrics_page import pages
 from tests.support import packages
 from tests.support.metrics import reading, scraped
 from tests.support.prometheus import ALERTS, MONITORING

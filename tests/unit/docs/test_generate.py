@@ -9,7 +9,7 @@ import pytest
 from docs import generate
 from nri_gpu.cli.main import VERBS
 from nri_gpu.health.states import TRANSITIONS
-from nri_gpu.request.parse import CLAUSES
+from nri_gpu.request.annotation import CLAUSES
 
 
 def test_nothing_is_stale() -> None:

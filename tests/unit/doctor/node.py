@@ -14,18 +14,18 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import DaemonStatus, PolicyStatus
-from nri_gpu.daemon.report import status_of
+from nri_gpu.daemon.view import status_of
 from nri_gpu.doctor.examine import DoctorDocument, examine
 from nri_gpu.doctor.finding import DoctorFinding, Examined, Level
-from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.node import Majors
-from nri_gpu.host.plan import MakeLink, MakeNode, make_plan
+from nri_gpu.host.actions import MakeLink, MakeNode, make_plan
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import BUILT_IN, NamespaceRules, Policy
 from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
-from tests.unit.daemon.test_report import view
+from tests.unit.daemon.test_view import view
 from tests.unit.host.host_tree import HostTree, address, host_below
 
 VERSION: Final = "580.95.05"

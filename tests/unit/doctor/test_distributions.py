@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.doctor.runtimes import container_runtime
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 TOML = "etc/containerd/config.toml"

@@ -15,7 +15,7 @@ from nri_gpu.doctor.finding import error, ok, unseen, warning
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from tests.support.schemas import conforming
 from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_others import installed
+from tests.unit.doctor.test_component_checks import installed
 
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
 REPORT = DoctorDocument.of(

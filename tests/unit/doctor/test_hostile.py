@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.doctor.bundle import bundle
-from nri_gpu.doctor.runtime import container_runtime
+from nri_gpu.doctor.runtimes import container_runtime
+from nri_gpu.doctor.support_bundle import bundle
 from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_kubelet import CHECKPOINT, HEALTHY, PLUGINS
-from tests.unit.doctor.test_others import installed
+from tests.unit.doctor.test_component_checks import installed
+from tests.unit.doctor.test_kubelet_checks import CHECKPOINT, HEALTHY, PLUGINS
 
 
 def garbage(path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import Level
-from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.kubelet_settings import KubeletSettings
 from tests.unit.doctor.node import HEALTHY_POLICY, DoctorNode
 
 MOUNTS = ("etc/nri-gpu", "run/nri-gpu-guard")

@@ -10,7 +10,7 @@ import pytest
 from nri_gpu.doctor.finding import DoctorFinding, Level
 from nri_gpu.doctor.runtime_settings import containerd_settings
 from tests.unit.doctor.node import CONFIG, DoctorNode
-from tests.unit.doctor.test_runtime import TOML, stopped
+from tests.unit.doctor.test_runtimes import TOML, stopped
 
 CRI = '[plugins."io.containerd.cri.v1.runtime".containerd]\ndefault_runtime_name = "nvidia"\n'
 IMPORTING = 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n'

@@ -9,10 +9,10 @@ import socket
 from msgspec.structs import replace
 
 from nri_gpu.doctor.finding import DoctorFinding, Level
-from nri_gpu.doctor.runtime import ContainerRuntime, container_runtime
+from nri_gpu.doctor.runtimes import ContainerRuntime, container_runtime
 from nri_gpu.doctor.sockets import file_at, file_of, listening
 from tests.unit.doctor.node import CONFIG, DoctorNode
-from tests.unit.doctor.test_daemon import away
+from tests.unit.doctor.test_daemon_checks import away
 
 K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 DOCKERS = 'disabled_plugins = ["cri"]\n'

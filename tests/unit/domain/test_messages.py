@@ -14,8 +14,8 @@ import pytest
 
 from docs.messages import CODES, LASTING, LOG, MANUAL, PACKAGE, REFUSED, SENTENCES, Row, Source, faults, rows, sources
 from nri_gpu.domain.decision import Code
+from nri_gpu.policy.document import SECTIONS
 from nri_gpu.policy.forms import settings_of
-from nri_gpu.policy.schema import SECTIONS
 
 files = cache(sources)  # not when tests are collected, in each worker
 ROWS: Final = tuple(rows(MANUAL.read_text()))
@@ -42,7 +42,7 @@ def test_every_refusals_phrase_is_there() -> None:
     assert sorted(phrases - {"request rejected"}) == sorted(names(REFUSED))
 
 
-@pytest.mark.parametrize("file", ["decision/validate.py", "plugin/starts.py"])
+@pytest.mark.parametrize("file", ["decision/start_check.py", "plugin/starts.py"])
 def test_every_sentence_of_validation_and_starts_is_there(file: str) -> None:
     tree = ast.parse((PACKAGE / file).read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.dra.claims_file import CONSEQUENCE, FILE_NAME, ClaimsFile
 from tests.support import builders as make

@@ -14,8 +14,8 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid
 from nri_gpu.dra.claims_file import FILE_NAME, ClaimsFile
-from nri_gpu.dra.client import DaemonAwayError, DaemonClient
-from nri_gpu.dra.messages import (
+from nri_gpu.dra.daemon_client import DaemonAwayError, DaemonClient
+from nri_gpu.dra.questions import (
     DRA_SOCKET,
     AskPrepare,
     AskUnprepare,

@@ -10,8 +10,8 @@ import grpc.aio
 
 from nri_gpu._pb import drahealth_pb2 as pb
 from nri_gpu.dra.device_health import SERVICES, DeviceHealthService
-from nri_gpu.dra.devices import HELD
-from nri_gpu.dra.messages import NodeView, OfferedDevice, Taint
+from nri_gpu.dra.offered_devices import HELD
+from nri_gpu.dra.questions import NodeView, OfferedDevice, Taint
 
 ILL = "GPU is lost"
 

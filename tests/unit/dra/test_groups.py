@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.overlaps import overlaps
-from nri_gpu.domain.claim import Mode
+from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.resource_claim import PreparedClaim
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.read import parse_policy
 from tests.support.builders import container, pod, uuid
 from tests.support.claim_nodes import ClaimNode, allocated, with_claims
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
-from nri_gpu.dra.messages import ClaimFault
+from nri_gpu.dra.questions import ClaimFault
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
 from tests.support.dra_node import QUICK, DraNode

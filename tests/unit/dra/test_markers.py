@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.kubelet import ClaimUid
+from nri_gpu.domain.allocation import ClaimUid
 from nri_gpu.dra.markers import Marker, markers_of, read_marker
-from nri_gpu.kubelet.answer import write_token
+from nri_gpu.kubelet.required_device import write_token
 from tests.support.builders import prepared_claim
 
 KEY, OTHER = bytes(32), bytes(range(32))

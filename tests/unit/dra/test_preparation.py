@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.domain.allocation import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.messages import AskPrepare, AskUnprepare, ClaimFault, PreparedName
+from nri_gpu.dra.questions import AskPrepare, AskUnprepare, ClaimFault, PreparedName
 from nri_gpu.system.storage import boot_id
 from tests.support.dra_node import TIMES, DraNode
 from tests.support.log import Log

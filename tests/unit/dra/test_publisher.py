@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.dra.api_server import ApiServer, ApiTimes
-from nri_gpu.dra.messages import NodeView, Taint
 from nri_gpu.dra.publisher import Publisher, PublisherTimes
+from nri_gpu.dra.questions import NodeView, Taint
 from tests.support.api_server import GATES, Canned, StandInApiServer
 from tests.support.log import Log
 from tests.support.waiting import POLL_S, aside, wait_for

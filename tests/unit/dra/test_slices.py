@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.dra.messages import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
+from nri_gpu.dra.questions import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
 from nri_gpu.dra.slices import (
     ALL_GATES,
     AWAY,

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
-from nri_gpu.driver.controller import DriverController
+from nri_gpu.driver.driver_controller import DriverController
 from nri_gpu.policy.model import CompatSettings, DriverSettings, Policy
 from nri_gpu.system.state import NodeState
 from tests.support.driver_root import make_driver_root

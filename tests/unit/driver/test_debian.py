@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.driver.scan import DriverFile, FoundDriver, changed, folder_signatures, scan
+from nri_gpu.driver.driver_scan import DriverFile, FoundDriver, changed, folder_signatures, scan
 from nri_gpu.driver.search import DriverSearch, machine_of
 from nri_gpu.inventory.library import Library
 from tests import ground

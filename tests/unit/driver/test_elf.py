@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION
+from nri_gpu.driver.compat_packages import NOTE_OWNER, NOTE_SECTION
 from nri_gpu.driver.elf import Elf, MalformedError, parse_elf, parse_note, read_elf
 from nri_gpu.driver.table import MACHINES
 from tests.support import compat

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.scan import changed, folder_signatures, scan
+from nri_gpu.driver.driver_scan import changed, folder_signatures, scan
 from nri_gpu.driver.search import DriverSearch, loader_folders, machine_of
 from tests.support.driver_root import Layout, make_driver_root, put_libraries, write_library
 from tests.support.elf_file import EM_386, shared_library

@@ -17,7 +17,7 @@ import pytest
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, place, prune, reflink, stage
 from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, label_of, set_label
 from tests.support.driver_root import make_driver_root, write_library
@@ -53,7 +53,7 @@ def listing(files: DriverFiles, capabilities: frozenset[Capability]) -> set[str]
 BEGIN = """
 import os, sys
 from pathlib import Path
-from nri_gpu.driver.scan import scan
+from nri_gpu.driver.driver_scan import scan
 from nri_gpu.driver.stage import copy, hard_link, stage
 found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
 """

@@ -16,8 +16,8 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
 from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.elf import read_elf
-from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import stage
 from tests.support.driver_root import (
     CONFIGS,

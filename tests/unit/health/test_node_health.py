@@ -12,7 +12,7 @@ from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fabric import NOT_READY, waiting
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.health.states import Signal, meaning_of
-from nri_gpu.policy.health import HealthSettings, UnreadyFabric
+from nri_gpu.policy.health_settings import HealthSettings, UnreadyFabric
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 WELL = look((), ())

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, RecoveryAction, Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.applications import Failures
-from nri_gpu.health.file import load_health, save_health
+from nri_gpu.health.health_file import load_health, save_health
 from nri_gpu.health.node_health import NO_UNITS, SOON, NodeHealth
-from nri_gpu.policy.health import HealthSettings, ResetBy
+from nri_gpu.policy.health_settings import HealthSettings, ResetBy
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
 
 HEALTHY, SUSPECT, BAD, RECOVERING = (HealthState[name] for name in ("HEALTHY", "SUSPECT", "BAD", "RECOVERING"))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health.states import Meaning, Signal, meaning_of
 from nri_gpu.health.xids import APPLICATIONS, CLASSES, ROWS, XIDS, Action, ActionClass, class_of, xid_name
-from nri_gpu.policy.health import SHIPPED_FATAL, SHIPPED_IGNORED, HealthSettings, OtherXids
+from nri_gpu.policy.health_settings import SHIPPED_FATAL, SHIPPED_IGNORED, HealthSettings, OtherXids
 from tests.support.health import UUIDS, xid
 
 DEFAULT = HealthSettings()

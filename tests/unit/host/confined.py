@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.host.facts import HostPaths, look
-from nri_gpu.host.prepare import actor, prepare
+from nri_gpu.host.make_nodes import actor, prepare
 from tests.support.seccomp import known_groups, load_filters
 from tests.support.unit_file import Unit
 

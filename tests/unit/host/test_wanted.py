@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.host.facts import HostError
+from nri_gpu.host.modules import read_mig_minors
 from nri_gpu.host.wanted import Ownership, capability, gpu_minor, params_ownership
-from nri_gpu.system.kernel_modules import read_mig_minors
 from tests.unit.host.host_tree import information, params
 
 OWNERS = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 
 from nri_gpu.domain.edits import HARMLESS, Extra
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.inventory.topology_file import parse_scenario
+from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.select import Terms
-from nri_gpu.request.parse import parse_claim
-from nri_gpu.simulation.topology import parse_scenario
+from nri_gpu.request.annotation import parse_claim
 
 TEXT = (Path(__file__).parents[3] / "docs" / "extras.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)(?::N)?` \|.*\| (yes|no) \|$", TEXT, re.MULTILINE)

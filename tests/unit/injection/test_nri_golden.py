@@ -19,12 +19,12 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory
-from nri_gpu.injection import mounts
+from nri_gpu.injection import driver_mounts
+from nri_gpu.inventory.topology_file import load_scenario, load_topology
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.simulation.topology import load_scenario, load_topology
 from nri_gpu.system.state import NodeState
-from nri_gpu.ttrpc.events import Status
+from nri_gpu.ttrpc.frames import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.plugin import NoRecorder
@@ -113,8 +113,8 @@ def text_of(topology: str) -> str:
 
 @pytest.mark.parametrize("topology", NAMES)
 def test_it_is_what_it_was(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "HWCAPS_PLACES", HWCAPS)
-    monkeypatch.setattr(mounts, "DEFAULT_PLACES", FOLDERS)
+    monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", HWCAPS)
+    monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", FOLDERS)
     golden, text = FOLDER / f"{topology}.txt", text_of(topology)
     if os.environ.get("NRI_GPU_GOLDEN") == "write":
         golden.parent.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.child import NvmlChild
+from nri_gpu.inventory.nvml_child import NvmlChild
 from tests.support.files import write_files
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure
 

@@ -9,7 +9,7 @@ from nri_gpu.domain.gpu import ComputeMode, DrmNode, Fabric, FabricState, PciBus
 from nri_gpu.domain.health import Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu, Majors
 from nri_gpu.inventory.changes import changes
-from nri_gpu.simulation.topology import load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from tests.support.daemon import TOPOLOGIES
 
 NODE = load_topology(TOPOLOGIES / "mig-a100.toml", boot_clock=lambda: 1.0)

@@ -122,7 +122,7 @@ DEAF = {
         "cannot receive the kernel's device events (Address family not supported by protocol)",
     ),
     "inotify": (
-        "nri_gpu.system.inotify._inotify_init",
+        "nri_gpu.system.folder_watch._inotify_init",
         OSError(errno.EMFILE, "Too many open files"),
         "no inotify: looking for changes of device nodes each second",
         "Too many open files",

@@ -12,10 +12,10 @@ import pytest
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.domain.node import Link
-from nri_gpu.health.listener import EventChild, EventSink
+from nri_gpu.health.event_child import EventChild, EventSink
 from nri_gpu.inventory.nvml_client import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
-from nri_gpu.inventory.report import read_report
-from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.inventory.nvml_report import read_report
+from nri_gpu.inventory.nvml_source import NvmlSource
 from tests.support.log import Log
 from tests.support.nvml import FakeGpu, build_fake_nvml, happen
 from tests.support.running import running

@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.ledger import GrantPhase
-from nri_gpu.allocation.reservations import OPEN_S
-from nri_gpu.decision.replay import Replay
+from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
-from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.value import encode
+from nri_gpu.ledger.ledger import GrantPhase
+from nri_gpu.ledger.reservations import OPEN_S
 from nri_gpu.policy.model import LedgerSettings, Policy
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.read import parse_policy
+from nri_gpu.records.audit_records import Replay
 from tests.support import builders
 from tests.support.builders import container, uuid
 from tests.support.kubelet_nodes import GPU, PluginNode, again, from_kubelet

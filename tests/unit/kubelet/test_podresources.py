@@ -12,8 +12,8 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.domain.allocation import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.domain.container import Container, PodId, PodUid
-from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, PodResourcesError, QuestionPace
 from tests.support.builders import container, pod, uuid
 from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin, said, until

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.daemon import CONTROL, PROBE, SERVER, SMI, MpsDaemon, MpsTools
-from nri_gpu.mps.folders import DaemonFolder
-from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.mps.mps_daemon import CONTROL, PROBE, SERVER, SMI, MpsDaemon, MpsTools
+from nri_gpu.mps.mps_folders import DaemonFolder
+from nri_gpu.policy.mps_settings import MpsSettings
 from tests.support.debian_driver import DRIVERS, debian_driver
 from tests.support.mps import client_files, end_all
 from tests.support.waiting import wait_for

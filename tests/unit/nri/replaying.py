@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
 from nri_gpu.domain.node import DriverFiles, DriverTree
 from nri_gpu.nri.convert import register_to_pb
+from nri_gpu.plugin.nri_service import PluginService
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.service import PluginService
 from nri_gpu.plugin.supervisor import NRI_VERSION
 from nri_gpu.plugin.transport import LIMITS, RUNTIME
-from nri_gpu.policy.service import PluginSettings
+from nri_gpu.policy.plugin_settings import PluginSettings
 from nri_gpu.ttrpc import RUNTIME_SERVICE, Mux, RequestReceived, RequestSent
 from tests.support.plugin import Bench
 from tests.support.recorder import Message, Session, split

@@ -6,7 +6,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import MARKERS_MAX, Container, DeviceRef
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import may_concern
-from nri_gpu.requirements.check import TOTAL_MAX
+from nri_gpu.request.image_requirements import TOTAL_MAX
 from tests.support import builders as make
 
 FULL = make.container(

@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from tests.support import nri_messages as nri
 from tests.support.plugin import Bench
 from tests.unit.plugin.test_lost import Cgroups

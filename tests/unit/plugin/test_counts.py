@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from nri_gpu.domain.decision import Code
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
+from nri_gpu.plugin.counts import Failure, Outcome
+from nri_gpu.plugin.nri_service import PLUGIN, PluginService
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.service import PLUGIN, PluginService
-from nri_gpu.policy.service import PluginSettings
-from nri_gpu.system.counts import Failure, Outcome
+from nri_gpu.policy.plugin_settings import PluginSettings
 from nri_gpu.ttrpc import RequestReceived, StreamId
 from tests.support import nri_messages as nri
 from tests.support.plugin import Bench, ServedPlugin

@@ -13,7 +13,7 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin import exits, supervisor
 from nri_gpu.plugin.exits import TOLD_WITHIN_S, UntoldExits
 from tests.support import nri_messages as nri

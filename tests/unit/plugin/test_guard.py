@@ -10,16 +10,16 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.nri.convert import DecodeError
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.guard import DaemonState, Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
-from nri_gpu.policy.service import PluginSettings
+from nri_gpu.policy.plugin_settings import PluginSettings
+from nri_gpu.records.state_folder import StateFolder
 from nri_gpu.ttrpc import OK, Status
 from tests.support import nri_messages as nri
 from tests.support.log import Log

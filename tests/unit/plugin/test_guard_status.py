@@ -20,7 +20,7 @@ from nri_gpu.plugin.guard_status import (
     write_guard_status,
 )
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.service import PluginSettings
+from nri_gpu.policy.plugin_settings import PluginSettings
 
 MINE = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=True, runtime="containerd")
 

@@ -12,7 +12,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
     Complete,

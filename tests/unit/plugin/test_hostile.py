@@ -15,7 +15,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.decision import REFUSAL_MAX
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.ttrpc.events import Status
+from nri_gpu.ttrpc.frames import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.plugin import Bench

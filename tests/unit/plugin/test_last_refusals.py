@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.decision_log import KEPT
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.policy.service import PluginSettings
+from nri_gpu.policy.plugin_settings import PluginSettings
 from tests.support import nri_messages as nri
 from tests.support.plugin import Bench
 

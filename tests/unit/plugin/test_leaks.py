@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from tests.support import nri_messages as nri
 from tests.support.plugin import ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime

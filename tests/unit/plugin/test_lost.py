@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import ContainerId, FirstProcess
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
 from nri_gpu.system.cgroups import DEVICES, EVENTS, ContainerCgroups, Mounted
 from tests.support import nri_messages as nri

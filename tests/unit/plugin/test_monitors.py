@@ -9,14 +9,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.overlaps import overlaps
-from nri_gpu.decision.replay import Replay, ledger_record
+from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.policy.forms import NOTHING, Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
+from nri_gpu.records.audit_records import Replay, ledger_record
 from nri_gpu.stray.allocated import AllocationsUnknownError
 from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from tests.support import nri_messages as nri

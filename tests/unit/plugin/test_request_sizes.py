@@ -12,14 +12,14 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import ENTRIES_MAX
-from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Step
+from nri_gpu.nri.subscription import Event
+from nri_gpu.plugin.nri_service import PLUGIN, PluginService
 from nri_gpu.plugin.request_sizes import ADJUSTMENT_BYTES, Sizes
-from nri_gpu.plugin.service import PLUGIN, PluginService
 from nri_gpu.plugin.transport import ConnectionLimits
-from nri_gpu.policy.service import REQUEST_BYTES, PluginSettings
+from nri_gpu.policy.plugin_settings import REQUEST_BYTES, PluginSettings
 from nri_gpu.ttrpc import RequestReceived, Status, StatusCode
-from nri_gpu.ttrpc.events import RECEIVE_MAX, StreamId
+from nri_gpu.ttrpc.frames import RECEIVE_MAX, StreamId
 from tests.support import hostile
 from tests.support import nri_messages as nri
 from tests.support.log import Log

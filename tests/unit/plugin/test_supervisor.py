@@ -17,11 +17,11 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import Configured
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.handlers import EVENTS
 from nri_gpu.plugin.supervisor import UNLISTED, Identity, SessionFacts, explain
 from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
-from nri_gpu.system import inotify as watch
+from nri_gpu.system import folder_watch as watch
 from nri_gpu.ttrpc import OK
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError

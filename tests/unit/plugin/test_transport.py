@@ -11,10 +11,10 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri import status
+from nri_gpu.nri import codes
 from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.ttrpc import SEND_MAX, Status, StatusCode
-from nri_gpu.ttrpc.events import DISCARD_MAX, RECEIVE_MAX
+from nri_gpu.ttrpc.frames import DISCARD_MAX, RECEIVE_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
@@ -124,13 +124,13 @@ async def test_a_payload_that_is_no_protobuf(folder: Path, log: Log) -> None:
     bad = b"\xff\xffgpu.nri.io"
     async with ServedPlugin(folder) as served:
         runtime = await served.listener.accept()
-        assert (await runtime.call("Configure", bad)).status == status.MALFORMED
+        assert (await runtime.call("Configure", bad)).status == codes.MALFORMED
         await runtime.register(NRI_0_12)
-        assert (await runtime.call("Synchronize", bad)).status == status.MALFORMED
+        assert (await runtime.call("Synchronize", bad)).status == codes.MALFORMED
         await runtime.synchronize()
         assert served.ready == 1
         for method in ("CreateContainer", "StateChange", "StartContainer", "RemoveContainer", "StopContainer"):
-            assert (await runtime.call(method, bad)).status == status.MALFORMED, method
+            assert (await runtime.call(method, bad)).status == codes.MALFORMED, method
         assert served.plugin.ledger.entries == {}
     assert {line.text for line in log.warnings()} == {"request failed"}
 
@@ -158,7 +158,7 @@ async def test_a_reply_over_what_the_runtime_takes_is_a_refusal(folder: Path, lo
     made = pb.Container(id="c", name="main", env=["LD_LIBRARY_PATH=/" + "x" * (SEND_MAX - 500)])
     async with ServedPlugin(folder, request_bytes=0) as served:
         runtime = await served.connected(NRI_0_6)  # which could still list it
-        assert await runtime.create(nri.asking("1"), made) == status.INTERNAL
+        assert await runtime.create(nri.asking("1"), made) == codes.INTERNAL
         assert (await runtime.call("Shutdown")).status.ok
     assert [line.text for line in log.warnings()] == ["answer too large"]
 
@@ -191,7 +191,7 @@ async def test_a_request_that_waited_behind_another_is_too_late(folder: Path, mo
         both = [runtime.request("CreateContainer", payload, timeout_ns=200_000_000) for payload in payloads]
         await runtime.write(b"".join(both))
         first, second = await runtime.answers(2)
-        assert (first.status.code, second.status) == (StatusCode.OK, status.LATE)
+        assert (first.status.code, second.status) == (StatusCode.OK, codes.LATE)
         assert list(served.phases()) == [nri.container(pods[0]).id]
 
 

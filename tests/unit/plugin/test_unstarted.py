@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.subscription import Event
 from nri_gpu.policy.model import LedgerSettings, Policy
 from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from tests.support import nri_messages as nri

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from nri_gpu.policy.document import SECTIONS
 from nri_gpu.policy.forms import Setting, settings_of
-from nri_gpu.policy.schema import SECTIONS
 
 Raw = dict[str, Any]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.daemon.policy_file import PolicyFile, first_policy
-from nri_gpu.policy.advice import advise
 from nri_gpu.policy.dropped import DROPPED
+from nri_gpu.policy.findings import advise
+from nri_gpu.records.policy_file import PolicyFile, first_policy
 from tests.support.log import Log
 from tests.unit.policy.samples import OLD
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, PciBusId, closure
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.select import Allowed, Denied, Ignored, Terms, select
 from tests.support import builders as make
 

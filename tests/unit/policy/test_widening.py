@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.widening import EVERY, newly_allowed
 
 

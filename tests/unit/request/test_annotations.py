@@ -6,7 +6,7 @@ import pytest
 
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.names import GRANT_KEY
-from nri_gpu.request.parse import select_annotation
+from nri_gpu.request.annotation import select_annotation
 
 BASE = "gpu.nri.io"
 POD = "gpu.nri.io/pod"

@@ -10,7 +10,7 @@ import yaml
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.parse import parse_claim, select_annotation
+from nri_gpu.request.annotation import parse_claim, select_annotation
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requests.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

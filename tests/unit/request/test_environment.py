@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.claim import Claim, Devices, Everything, Wanted
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu_request import Claim, Devices, Everything, Wanted
 from nri_gpu.request.environment import VARIABLE, claim_of_environment
 
 UUID = "GPU-8f3a1c2e-0000-4000-8000-000000000001"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import live
-from nri_gpu.allocation.ledger import Entry, Ledger
+from nri_gpu.decision.foreign import live
 from nri_gpu.domain.container import Container, ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.ledger import Entry, Ledger
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.stray import StraySettings
+from nri_gpu.policy.stray_settings import StraySettings
 from nri_gpu.stray.judge import Kind, Known, StrayUse, container_of, judge
 from nri_gpu.stray.uses import Use
 from tests.support import builders as make

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.node import DriverFiles, Inventory
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Changed, NodeState
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.cli.main import main
-from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
+from nri_gpu.records.state_folder import StateFolder
 from nri_gpu.system.succession import Succession
 from tests.support.daemon import Launch, NriGpu
 from tests.support.waiting import wait_for

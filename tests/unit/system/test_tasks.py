@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from nri_gpu.domain.errors import RestartNeededError
-from nri_gpu.domain.fixes import FIXES
+from nri_gpu.domain.phrases import FIXES
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone
 from tests.support.log import Log
 

@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nri_gpu.dra.messages import DRA_SOCKET, OfferedDevice
-from nri_gpu.dra.socket import dra_service
+from nri_gpu.dra.daemon_socket import dra_service
+from nri_gpu.dra.questions import DRA_SOCKET, OfferedDevice
 from nri_gpu.system.server import listen
 from tests.support import sandbox
 from tests.support.api_server import StandInApiServer

@@ -11,7 +11,7 @@ import pytest
 
 from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import KernelModule
-from nri_gpu.host.prepare import LOAD_TIMEOUT_S
+from nri_gpu.host.make_nodes import LOAD_TIMEOUT_S
 from tests.support.unit_file import OURS
 from tests.support.unit_file import Unit as UnitFile
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, host_below, params

@@ -15,24 +15,24 @@ import msgspec
 import pytest
 
 from deploy.bundle import INSTALLED_AS
-from nri_gpu.cdi.file import STANDARD, SUFFIXES
-from nri_gpu.cli.cdi import DEFAULT_STAGE
+from nri_gpu.cdi.spec_file import STANDARD, SUFFIXES
+from nri_gpu.cli.cdi_command import DEFAULT_STAGE
 from nri_gpu.cli.main import VERBS
-from nri_gpu.daemon import guard
 from nri_gpu.daemon.app import DRAIN_S
-from nri_gpu.daemon.policy_file import DEFAULT_PATH
-from nri_gpu.daemon.policy_memory import UNIT_FOLDER
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.driver.search import CUDA, SONAMES
 from nri_gpu.driver.table import MACHINES
-from nri_gpu.injection.devices import MODESET, NVIDIACTL, UVM
-from nri_gpu.inventory.kernel import NODE_FOLDERS
+from nri_gpu.host.kernel_view import NODE_FOLDERS
+from nri_gpu.injection.device_nodes import MODESET, NVIDIACTL, UVM
+from nri_gpu.plugin import guard_process
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.plugin.supervisor import WAIT_MAX_S
 from nri_gpu.plugin.transport import LIMITS
 from nri_gpu.policy.model import Policy
+from nri_gpu.records.policy_file import DEFAULT_PATH
+from nri_gpu.records.policy_memory import UNIT_FOLDER
 from nri_gpu.stray.uses import Extent
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import sandbox, systemd_analyze
@@ -85,7 +85,7 @@ def test_it_starts_a_verb(unit: Unit, verb: str) -> None:
     assert verb in {each.name for each in VERBS}
 
 
-@pytest.mark.parametrize(("unit", "stops_s"), [(DAEMON, DRAIN_S + TAKES_OVER_S), (GUARD, guard.DRAIN_S)])
+@pytest.mark.parametrize(("unit", "stops_s"), [(DAEMON, DRAIN_S + TAKES_OVER_S), (GUARD, guard_process.DRAIN_S)])
 def test_it_waits_for_a_runtime_for_ever_and_starts_again(unit: Unit, stops_s: float) -> None:
     assert (unit.value("Type"), unit.value("TimeoutStartSec")) == ("notify", "infinity")
     assert (unit.value("Restart"), unit.value("StartLimitIntervalSec")) == ("always", "0")
@@ -350,7 +350,7 @@ def test_what_mps_clients_write_is_limited_in_bytes_and_in_files() -> None:
 
 
 def test_stray_use_takes_two_capabilities_and_a_look_at_the_kubelets_socket() -> None:
-    """That they suffice: tests/unit/stray/test_scan.py."""
+    """That they suffice: tests/unit/stray/test_process_scan.py."""
     assert STRAY.values("CapabilityBoundingSet") == ["CAP_SYS_PTRACE CAP_DAC_READ_SEARCH"]
     assert STRAY.values("InaccessiblePaths") == KUBELET.values("InaccessiblePaths")
     socket = Path(Policy.default().kubelet.podresources)
@@ -360,7 +360,7 @@ def test_stray_use_takes_two_capabilities_and_a_look_at_the_kubelets_socket() ->
 
 def test_without_it_a_look_runs_in_the_sandbox_and_tells_that_it_is_blind() -> None:
     """The child needs no system call that the unit takes away."""
-    scan = [sys.executable, "-I", "-m", "nri_gpu.stray.scan", "0", "195"]
+    scan = [sys.executable, "-I", "-m", "nri_gpu.stray.process_scan", "0", "195"]
     done = subprocess.run(sandbox.command(scan), capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
     extent = msgspec.json.decode(done.stdout.splitlines()[-1], type=Extent)
     assert not extent.whole

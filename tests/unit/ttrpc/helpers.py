@@ -13,7 +13,7 @@ from nri_gpu.ttrpc import (
     RequestSent,
     StreamId,
 )
-from nri_gpu.ttrpc.events import HEADER
+from nri_gpu.ttrpc.frames import HEADER
 
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 

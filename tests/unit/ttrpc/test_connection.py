@@ -22,7 +22,7 @@ from nri_gpu.ttrpc import (
     StatusCode,
 )
 from nri_gpu.ttrpc.connection import Streams
-from nri_gpu.ttrpc.events import encode_request
+from nri_gpu.ttrpc.frames import encode_request
 from tests.unit.ttrpc.helpers import call, cuts, drain, feed, raw_frame, stream
 
 ONE = stream(1)

@@ -16,7 +16,7 @@ from nri_gpu.ttrpc import (
     Status,
     StatusCode,
 )
-from nri_gpu.ttrpc.events import (
+from nri_gpu.ttrpc.frames import (
     DISCARD_MAX,
     METADATA_MAX,
     Frame,

@@ -7,15 +7,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
-from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, NodeExtra
 from nri_gpu.domain.gpu import DrmNode, GpuUuid
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Majors
+from nri_gpu.injection.device_numbers import device_numbers
+from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
 from nri_gpu.verify.compare import NAMED_MAX, Seen, differences
-from nri_gpu.verify.numbers import device_numbers
-from nri_gpu.verify.spec import Spec, SpecDevice, SpecHook, SpecLinux, SpecMount, SpecProcess, SpecResources, SpecRule
+from nri_gpu.verify.oci_spec import (
+    Spec,
+    SpecDevice,
+    SpecHook,
+    SpecLinux,
+    SpecMount,
+    SpecProcess,
+    SpecResources,
+    SpecRule,
+)
 from tests.support import builders as make
 
 STAGE = "/var/lib/nri-gpu/drivers"

@@ -1,0 +1,142 @@
+"""`nri-gpu cdi generate`: the node's GPUs as a CDI specification without hooks."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, specification_text
+from nri_gpu.cdi.spec_file import STANDARD, SUFFIXES, SpecFile, SpecFileError
+from nri_gpu.cli.working import working
+from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
+from nri_gpu.domain.gpu import Capabilities, Capability, closure
+from nri_gpu.domain.node import Inventory, Loader
+from nri_gpu.inventory.topology_source import ask_once, source_of
+from nri_gpu.records.policy_file import load_policy
+from nri_gpu.system.cpu import why_no_hwcaps
+
+# Not the daemon's folder: it removes what none of its grants uses, and does not know containers that others start.
+DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
+
+ENDS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
+LOOKS: Final = 5  # at a driver that is changing; after that, the next event starts us again
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it or write it. Returns 69 when there is nothing to describe; a stale file is removed."""
+    file = _file(args)
+    code = _once(_options(args), file)
+    if file and "--watch" in args.dropped:  # a service that ended now would be started again without an end
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, *ENDS})
+        signal.sigwait(ENDS)
+        return Exit.OK
+    return code
+
+
+def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
+    try:
+        if file is None:
+            inventory = _look_now(options)
+            print(specification_text(inventory, options), end="")
+            _say(*_without_drm(options, inventory))
+            return Exit.OK
+        with working(f"staging the driver's files in {options.stage_dir}"):
+            inventory = _settle(options, file)
+    except (InventoryError, NotReadyError) as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        _withdraw(file)
+        return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
+    except SpecFileError as error:
+        _say(str(error))
+        return Exit.PERMISSION
+    _say(*file.conflicts(options.standard), *_removed_old(options, file, inventory), *_without_drm(options, inventory))
+    return Exit.OK
+
+
+def _say(*sentences: str) -> None:
+    for sentence in sentences:
+        print(f"nri-gpu: {sentence}", file=sys.stderr)
+
+
+def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterator[str]:
+    """What a specification with graphics lacks while nvidia-drm is not loaded."""
+    if Capability.GRAPHICS in options.capabilities and not any(gpu.drm for gpu in inventory.gpus):
+        yield (
+            "graphics lacks the nodes in /dev/dri, since module nvidia-drm is not loaded: `modprobe nvidia-drm`, "
+            "after which nri-gpu-cdi.path generates it again"
+        )
+
+
+def _look_now(options: SpecificationOptions) -> Inventory:
+    """Raises: InventoryError."""
+    return ask_once(source_of(options.topology, options.driver_root, options.library_dirs))
+
+
+def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
+    try:
+        if removed := remove_old(options, file, inventory):
+            yield f"removed files of old drivers from {options.stage_dir}: {', '.join(removed)}"
+    except DriverError as error:
+        yield str(error)
+
+
+def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
+    """Write until nothing changes any more: a systemd path unit misses events while its service runs.
+
+    Returns the last look. Raises: InventoryError, NotReadyError, SpecFileError.
+    """
+    inventory = _look_now(options)
+    for _ in range(LOOKS):
+        if not file.write(specification_text(inventory, options)):
+            break
+        inventory = _look_now(options)
+    return inventory
+
+
+def _withdraw(file: SpecFile | None) -> None:
+    """Remove a specification that would give containers wrong nodes and old files."""
+    try:
+        if file and file.remove():
+            print(f"nri-gpu: removed {file.path}, because it is out of date", file=sys.stderr)
+    except SpecFileError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+
+
+def _options(args: argparse.Namespace) -> SpecificationOptions:
+    """Raises: PolicyError, CommandError."""
+    policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    loader = policy.driver.loader
+    if loader in (Loader.FOLDERS, Loader.HWCAPS) and why_no_hwcaps():
+        loader = Loader.FILES  # the variable that leads to the tree elsewhere cannot be added to by CDI
+    return SpecificationOptions(
+        driver_root=Path(policy.driver.root),
+        library_dirs=policy.driver.library_dirs,
+        stage_dir=Path(args.stage_dir or DEFAULT_STAGE).absolute(),
+        loader=loader,
+        capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
+        topology=args.gpus,
+        standard=STANDARD,
+    )
+
+
+def _capabilities(text: str) -> Capabilities:
+    words = {word.strip() for word in text.split(",")}
+    if unknown := sorted(words - set(Capability)):
+        raise CommandError(Exit.USAGE, f"--capabilities: {unknown[0]!r} is not one of {', '.join(Capability)}")
+    return frozenset(map(Capability, words))
+
+
+def _file(args: argparse.Namespace) -> SpecFile | None:
+    """Raises: CommandError."""
+    if args.output is None:
+        return None
+    path = Path(args.output).absolute()
+    if path.suffix not in SUFFIXES:
+        raise CommandError(
+            Exit.USAGE, f"--output {args.output}: runtimes only read files that end in {' or '.join(SUFFIXES)}"
+        )
+    return SpecFile(path)

@@ -1,0 +1,116 @@
+"""`nri-gpu doctor`: what is wrong on this node, from the kernel to the container, and how to fix it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.cli.ask_daemon import ask, overrides_of
+from nri_gpu.cli.page import Line, Tone, json_text
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
+from nri_gpu.doctor.finding import Examined, Level, below, is_there
+from nri_gpu.doctor.runtimes import container_runtime
+from nri_gpu.doctor.support_bundle import bundle
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.policy_file import build_policy, load_last_good, load_policy, read_policy
+from nri_gpu.records.policy_memory import UNIT_FOLDER, PolicyMemory
+from nri_gpu.system.storage import write_whole
+
+PATIENCE_S: Final = 0.8  # for the daemon's answer
+PIPED_COLUMNS: Final = 80
+BUNDLE_SUFFIX: Final = ".tar.gz"
+TONES: Final = {
+    None: Tone.HEAD,
+    Level.OK: Tone.PLAIN,
+    Level.WARNING: Tone.WARN,
+    Level.ERROR: Tone.BAD,
+    Level.UNSEEN: Tone.FAINT,
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings, or pack them. Returns 1 when one is an error."""
+    if args.bundle and not args.bundle.endswith(BUNDLE_SUFFIX):
+        raise CommandError(Exit.USAGE, f"--bundle {args.bundle}: the name must end in {BUNDLE_SUFFIX}")
+    seen = _examined(args)
+    runtime = container_runtime(seen)
+    found = examine(seen, runtime)
+    if args.output == "json":
+        print(json_text(found))
+    elif sys.stdout.isatty():
+        _show(found)
+    else:
+        print(to_text(found, PIPED_COLUMNS))
+    if args.bundle:
+        _pack(Path(args.bundle), bundle(seen, runtime, reports(found)))
+    return Exit.FINDING if found.counts[Level.ERROR] else Exit.OK
+
+
+def reports(found: DoctorDocument) -> dict[str, str]:
+    return {"doctor.txt": f"{to_text(found, PIPED_COLUMNS)}\n", "doctor.json": f"{json_text(found)}\n"}
+
+
+def _pack(path: Path, content: bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise CommandError(Exit.of(error), f"{path} cannot be written: {error.strerror}") from None
+    print(f"{path} is for a bug report: no keys, no environments; it names pods, GPUs and paths", file=sys.stderr)
+
+
+def _show(found: DoctorDocument) -> None:
+    from nri_gpu.cli.terminal import show_whole  # rich: only on a terminal
+
+    columns = shutil.get_terminal_size().columns
+    show_whole([Line(text, TONES[level]) for text, level in paragraphs(found, columns)])
+
+
+def _examined(args: argparse.Namespace) -> Examined:
+    """The node, with its daemon's status and the policy that the daemon would read."""
+    root = Path(args.root or "/")
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    status: DaemonStatus | None = None
+    silence: OSError | ValueError | None = None
+    try:
+        status = ask(below(root, state_dir) / CONTROL_SOCKET, "status", DaemonStatus, PATIENCE_S)
+    except (OSError, ValueError) as error:
+        silence = error
+    policy, policy_error = Policy.default(), None
+    try:
+        policy = _policy(root, below(root, state_dir), args.policy, status)
+    except PolicyError as error:
+        policy_error = error
+    return Examined(
+        root=root,
+        policy=policy,
+        policy_error=policy_error,
+        status=status,
+        silence=silence,
+        state_dir=state_dir,
+        guard_dir=Path(args.run_dir or DEFAULT_RUN_DIR),
+        in_pod=in_pod() and root == Path("/"),
+        now_s=time.time(),
+    )
+
+
+def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus | None) -> Policy:
+    """The policy of the file that is named, else of the daemon's, which may be in a pod. Raises: PolicyError."""
+    options = overrides_of(status)
+    if named:
+        return load_policy(named, options)
+    in_force = bool(PolicyMemory(below(root, UNIT_FOLDER)).source)
+    source = status.policy.source if status else ""
+    path = below(root, source if source.startswith("/") else "/etc/nri-gpu/policy.toml")
+    if is_there(path) or (in_force and status is None):
+        return build_policy(read_policy(path, in_force=in_force), options)
+    kept = load_last_good(state_dir, options) if source.startswith("/") and os.access(state_dir, os.X_OK) else None
+    return kept or build_policy(None, options)

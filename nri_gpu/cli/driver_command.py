@@ -1,0 +1,179 @@
+"""`nri-gpu driver`: which files of the NVIDIA driver, and which CUDA compatibility packages, containers can get."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
+from nri_gpu.decision.cuda_choice import unfit_driver
+from nri_gpu.domain.errors import CommandError, DriverError, Exit
+from nri_gpu.domain.gpu import Capability, closure
+from nri_gpu.driver.compat_packages import FoundCompat, FoundPackages, scan_compat
+from nri_gpu.driver.driver_scan import FoundDriver, scan
+from nri_gpu.driver.host_files import LeftOut
+from nri_gpu.driver.search import OtherDriver
+from nri_gpu.host.modules import module_version
+from nri_gpu.records.policy_file import load_policy
+
+TONES: Final = {"  REFUSED": Tone.WARN, "  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
+COMPAT_32: Final = frozenset({Capability.COMPAT32})
+
+
+class FileLine(Struct, frozen=True):
+    """A file. kind: `library`, `program` or `file`. name: in a container's folder. source: below the driver root.
+
+    links: names of the symlinks to it. places: where else in the container it is.
+    """
+
+    kind: str
+    name: str
+    source: str
+    size_bytes: int
+    links: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+class CapabilityFiles(Struct, frozen=True):
+    """What a container gets with one capability. missing: libraries that current drivers have and this one lacks.
+
+    lacks: those without which the capability is refused, each clause a choice; empty where it is granted.
+    """
+
+    files: tuple[FileLine, ...]
+    missing: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+
+class PackageLine(Struct, frozen=True):
+    """A CUDA compatibility package. drivers: major versions that it is made for; null: any older one.
+
+    not_with_this_driver: why it cannot be used here; empty if it can. files: names.
+    """
+
+    cuda: str
+    version: str
+    generation: str
+    drivers: tuple[int, ...] | None
+    not_with_this_driver: str
+    files: tuple[str, ...]
+
+
+class PackagesLine(Struct, frozen=True):
+    """All CUDA compatibility packages of the host. left_out: what cannot be used of them."""
+
+    packages: tuple[PackageLine, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/driver/v1"):
+    """The driver's files for containers. capabilities: by name. left_out: files that were found and are not usable.
+
+    generation: changes whenever a file does. unknown: files of no known capability, which no container gets. others:
+    drivers of other versions below the root, which are not used.
+    """
+
+    root: str
+    version: str
+    generation: str
+    capabilities: Mapping[str, CapabilityFiles]
+    left_out: tuple[LeftOut, ...]
+    unknown: tuple[str, ...]
+    compat: PackagesLine
+    others: tuple[OtherDriver, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is found. Returns 1 when files had to be left out, 69 without a driver."""
+    policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    try:
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
+        packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()
+    except DriverError as error:
+        raise CommandError(Exit.UNAVAILABLE, error) from None
+    document = driver_document(found, packages)
+    if args.output == "json":
+        print(json_text(document))
+    else:
+        show_text("\n".join(_lines(document)), TONES)
+    return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
+
+
+def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocument:
+    return DriverDocument(
+        root=str(found.root),
+        version=found.version,
+        generation=found.generation,
+        capabilities={
+            each.value: CapabilityFiles(
+                tuple(_files(found, each)),
+                tuple(found.missing[each]),
+                tuple(libraries for needed, libraries in found.lacks.items() if needed in closure(frozenset({each}))),
+            )
+            for each in Capability
+        },
+        left_out=found.left_out,
+        unknown=tuple(found.unknown),
+        compat=PackagesLine(tuple(_package_line(each, found.version) for each in packages.packages), packages.left_out),
+        others=found.others,
+    )
+
+
+def _files(found: FoundDriver, capability: Capability) -> Iterator[FileLine]:
+    """The files of one capability; a 32-bit library is of compat32 alone."""
+    kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.singles)
+    for kind, files in (*kinds, ("library", found.libraries_32)):
+        for file in files:
+            if capability in (file.capabilities & COMPAT_32 or file.capabilities):
+                links = tuple(name for name, _ in file.links)
+                yield FileLine(kind, file.name, file.source.relative, file.source.size_bytes, links, file.places)
+
+
+def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
+    return PackageLine(
+        cuda="{}.{}".format(*found.cuda),
+        version=found.version,
+        generation=found.generation,
+        drivers=None if found.drivers is None else tuple(sorted(found.drivers)),
+        not_with_this_driver=unfit_driver(found.version, found.drivers, driver_version),
+        files=tuple(sorted(found.files)),
+    )
+
+
+def _lines(document: DriverDocument) -> Iterator[str]:
+    """A paragraph for each capability, the files that no container gets and why, and the compatibility packages."""
+    yield f"driver {document.version} below {document.root}, generation {document.generation}"
+    for capability, given in document.capabilities.items():
+        yield f"\n{capability}"
+        for file in given.files:
+            names = ", ".join(file.places or file.links)
+            yield f"  {file.kind:<8} {file.source}{' as ' if names else ''}{names}"
+        if given.lacks:
+            yield f"  REFUSED  without {' and '.join(given.lacks)}"
+        if given.missing:
+            yield f"  missing  {', '.join(given.missing)}"
+    yield from _left_out("left out, no container gets them", document.left_out)
+    if document.unknown:
+        yield "\nof no known capability, no container gets them"
+        yield from (f"  {name}" for name in document.unknown)
+    if document.others:
+        yield "\nother drivers, not used: the loaded kernel module, or the order of folders, chose the one above"
+        yield from (f"  {each}" for each in document.others)
+    if document.compat.packages:
+        yield "\nCUDA compatibility packages"
+    for each in document.compat.packages:
+        made_for = f"for drivers {', '.join(map(str, each.drivers))}" if each.drivers else "for older drivers"
+        unfit = f"; NOT on this one: {each.not_with_this_driver}" if each.not_with_this_driver else ""
+        yield f"  CUDA {each.cuda:<6} libcuda {each.version}, {made_for}{unfit}"
+    yield from _left_out("CUDA compatibility packages left out", document.compat.left_out)
+
+
+def _left_out(head: str, files: tuple[LeftOut, ...]) -> Iterator[str]:
+    if files:
+        yield f"\n{head}"
+        yield from (f"  {each.path}: {each.reason}" for each in files)

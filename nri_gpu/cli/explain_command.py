@@ -1,0 +1,306 @@
+"""`nri-gpu explain`: what each container of a manifest would get on this node, and why."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.pod_manifest import Listed, Manifest, Name, read_pods
+from nri_gpu.cli.render import show_text
+from nri_gpu.cli.yaml_documents import BYTES_MAX, too_large
+from nri_gpu.decision.decide import decide
+from nri_gpu.decision.topology import links_among
+from nri_gpu.domain.container import Container, Pod
+from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
+from nri_gpu.domain.edits import UNLIMITED, Edits, Mount, Rlimit
+from nri_gpu.domain.errors import CommandError, DriverError, Exit
+from nri_gpu.domain.gpu import GpuUuid, closed_sets
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
+from nri_gpu.driver.compat_packages import scan_compat
+from nri_gpu.driver.driver_scan import scan
+from nri_gpu.driver.trees import planned, tree_name
+from nri_gpu.inventory.topology_source import ask_once, source_of
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.records.policy_file import load_policy
+from nri_gpu.system.cpu import why_no_hwcaps
+
+TONES: Final = {"  REFUSED": Tone.BAD, "  granted": Tone.GOOD, "  note": Tone.WARN, "  ": Tone.PLAIN, "": Tone.HEAD}
+
+
+class Explained(Struct, frozen=True):
+    """One container's decision. links: `NV18`, `PIX` and so on -> pairs of its GPUs, the best first."""
+
+    container: Container
+    decision: Decision
+    links: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+class DeviceLine(Struct, frozen=True):
+    """A device node. permissions: of the container's device rule."""
+
+    path: str
+    major: int
+    minor: int
+    mode: Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bits, octal")]
+    permissions: Literal["rw"] = "rw"
+
+
+class EditsLine(Struct, frozen=True):
+    """What is added to a container. cpuset_cpus, cpuset_mems: in the kernel's list syntax; empty: as they are."""
+
+    devices: tuple[DeviceLine, ...]
+    mounts: tuple[Mount, ...]
+    env: Mapping[str, str]
+    rlimits: tuple[Rlimit, ...]
+    cpuset_cpus: str
+    cpuset_mems: str
+
+
+class ContainerLine(Struct, frozen=True, kw_only=True):
+    """A container and its decision. inject: it gets GPUs, or none as it asked. pass: it does not ask.
+
+    Of inject: rule of the policy, gpu_uuids, mode (`none` without GPUs), compat, edits, and links: pairs of its GPUs by
+    their connection, the best first. Of refuse: code, reason. Of pass: reason, edits.
+    notes: what else to know, as on what a manifest does not show.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    decision: Literal["pass", "inject", "refuse"]
+    rule: str | UnsetType = UNSET
+    gpu_uuids: tuple[str, ...] | UnsetType = UNSET
+    mode: str | UnsetType = UNSET
+    links: Mapping[str, int] | UnsetType = UNSET
+    compat: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    edits: EditsLine | UnsetType = UNSET
+    notes: tuple[str, ...]
+
+
+class ExplainDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/explain/v1"):
+    """What each container would get, in the order of the decisions. notes: on documents without a pod."""
+
+    containers: tuple[ContainerLine, ...]
+    notes: tuple[str, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what each container would get. Returns 1 when one would be refused."""
+    policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    try:
+        manifest = read_pods(_text(args.file), args.file, args.namespace or "default")
+    except OSError as error:
+        raise CommandError(Exit.USAGE, error) from None
+    node = node_snapshot(args.gpus, policy)
+    explained = decide_all(manifest, node, policy)
+    if args.output == "json":
+        print(json_text(ExplainDocument(tuple(map(_container_line, explained)), manifest.notes)))
+    else:
+        show_text(to_text(explained, node, args.file, manifest.notes), TONES)
+    return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
+
+
+def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explained, ...]:
+    """Decide about all containers in order, with one ledger. An init container that has ended holds nothing in it."""
+    ledger, explained = Ledger(), []
+    released: dict[GpuUuid, Pod] = {}  # by an init container that held it exclusively
+    for listed in (listed for pod in manifest.pods for listed in pod):
+        container = listed.container
+        decision = decide(container, node, ledger, policy)
+        uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
+        units = [unit for unit in node.inventory.units if unit.uuid in uuids]
+        waits = policy.handover.wait and any(released.get(uuid, container.pod) != container.pod for uuid in uuids)
+        notes = tuple(_notes(listed, decision, policy, waits=waits))
+        explained.append(Explained(container, decision, links_among(units, node.inventory), notes))
+        if not listed.ends:
+            ledger = ledger.after(decision, 0.0)
+        elif isinstance(decision, Inject) and decision.grant.mode is Mode.EXCLUSIVE:
+            released |= dict.fromkeys(uuids, container.pod)
+    return tuple(explained)
+
+
+def _notes(listed: Listed, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:
+    """What to know beside a decision: above all what the real container may have and a manifest does not show."""
+    if not isinstance(decision, Refuse) and decision.note:
+        yield decision.note
+    yield from listed.notes
+    if allocated := [key for key in listed.resources if _is_of_gpus(key, policy)]:
+        yield f"a manifest does not show which GPUs the kubelet allocates to it ({', '.join(allocated)})"
+    granted = isinstance(decision, Inject) and bool(decision.grant.uuids)
+    environment = policy.environment
+    if granted or environment.disarm is Disarm.ALL or environment.may_ask.match(listed.container.pod.namespace):
+        yield "a manifest does not show the variables of its image, such as NVIDIA_REQUIRE_CUDA: they count, too"
+    asked = granted or isinstance(decision, Refuse) or (isinstance(decision, Pass) and decision.ignored)
+    if asked and (rule := _guessed_rule(listed.container, listed.name, policy)):
+        yield f"{rule} depends on a part of the pod's name that is made up here, so it may decide otherwise"
+    if waits:
+        yield "an init container of another pod had that GPU: until its processes are gone, this one has to wait"
+
+
+def _is_of_gpus(resource: str, policy: Policy) -> bool:
+    kubelet = policy.kubelet
+    known = ("nvidia.com", kubelet.resource.partition("/")[0])
+    return resource.partition("/")[0] in known or kubelet.inject_for.match(resource)
+
+
+def _guessed_rule(container: Container, name: Name, policy: Policy) -> str:
+    """The first rule, of those that are asked, which depends on what the pod's real name will be; mostly none."""
+    for index, rule in enumerate(policy.rule.rules):
+        if rule.pod and replace(rule, pod=None).matches(container) and _is_guess(rule.pod, name):
+            return policy.rule.called(index)
+        if rule.matches(container):
+            break
+    return ""
+
+
+def _is_guess(patterns: Globs, name: Name) -> bool:
+    """Whether some names with these known characters match, and others do not."""
+    known, rest = name.text[: name.known], name.text[name.known :]
+    if not rest or all(map(patterns.match, (f"{known}\0", known + "\0" * len(rest)))):
+        return False
+    starts = (pattern[:end] for pattern in patterns.patterns for end in range(len(pattern) + 1))
+    return any(fnmatchcase(known, start) for start in starts)
+
+
+def node_snapshot(topology: str | None, policy: Policy) -> Node:
+    """A snapshot as `run` would have it, without staging any file. Raises: InventoryError."""
+    inventory = ask_once(source_of(topology, policy.driver.root, policy.driver.library_dirs))
+    node = Node(
+        number=1,
+        inventory=inventory,
+        compat=_packages(policy),
+        hwcaps=not why_no_hwcaps(),
+    )
+    try:
+        version = inventory.driver_version
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=version)
+    except DriverError as error:
+        if not inventory.simulated:
+            return replace(node, driver_fault=f"{error}.")
+        return replace(node, driver=_imagined(policy, inventory.driver_version))
+    folder = Path(policy.driver.stage_dir, found.generation)
+    return replace(node, driver=planned(found, folder))
+
+
+def _packages(policy: Policy) -> tuple[CompatPackage, ...]:
+    """CUDA compatibility packages where staging would put them; none where the folder cannot be read."""
+    if not policy.compat.dir:
+        return ()
+    try:
+        found = scan_compat(Path(policy.compat.dir)).packages
+    except DriverError:
+        return ()
+    return tuple(each.at(Path(policy.driver.stage_dir, each.generation)) for each in found)
+
+
+def _imagined(policy: Policy, version: str) -> DriverFiles:
+    """A driver's files where staging would put them, for a simulated node on a machine without a driver."""
+    base = f"{policy.driver.stage_dir}/{version}-simulated"
+    trees = {some: DriverTree(f"{base}/{tree_name(some)}") for some in closed_sets()}
+    return DriverFiles(version, f"{version}-simulated", trees, {})
+
+
+def _text(file: str) -> str:
+    """Raises: CommandError, OSError."""
+    try:
+        if file == "-":
+            return sys.stdin.read(BYTES_MAX + 1)
+        with Path(file).open("rb") as opened:
+            content = opened.read(BYTES_MAX + 1)
+        if len(content) > BYTES_MAX:
+            raise too_large(file)
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CommandError(Exit.USAGE, f"{file} is not UTF-8: {error.reason}") from None
+
+
+def _container_line(each: Explained) -> ContainerLine:
+    pod = each.container.pod
+    line = ContainerLine(
+        namespace=pod.namespace, pod=pod.name, container=each.container.name, decision="pass", notes=each.notes
+    )
+    match each.decision:
+        case Pass(edits, why):
+            return replace(line, reason=why, edits=_edits_line(edits))
+        case Refuse(reason):
+            return replace(line, decision="refuse", code=reason.code.value, reason=str(reason))
+        case Inject(edits, grant, rule, _, compat):
+            return replace(
+                line,
+                decision="inject",
+                rule=rule,
+                gpu_uuids=grant.uuids,
+                mode=grant.mode or "none",
+                links=each.links,
+                compat=compat,
+                edits=_edits_line(edits),
+            )
+
+
+def _edits_line(edits: Edits) -> EditsLine:
+    return EditsLine(
+        tuple(DeviceLine(d.path, d.major, d.minor, f"{d.mode:04o}") for d in edits.devices.values()),
+        tuple(edits.mounts.values()),
+        edits.env,
+        tuple(edits.rlimits.values()),
+        edits.cpuset_cpus,
+        edits.cpuset_mems,
+    )
+
+
+def to_text(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> str:
+    """One paragraph a container, and one for notes on the whole file. Characters that a terminal obeys are escaped."""
+    of_file = [(file, *map(_note, notes))] if notes else []
+    paragraphs = (*(_lines(each, node) for each in explained), *of_file)
+    return "\n\n".join("\n".join(map(_printable, lines)) for lines in paragraphs)
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else ascii(line)[1:-1]
+
+
+def _lines(each: Explained, node: Node) -> Iterator[str]:
+    pod = each.container.pod
+    yield f"{pod.namespace}/{pod.name} container {each.container.name}"
+    match each.decision:
+        case Pass(edits, why):
+            yield f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}"
+        case Refuse(reason):
+            yield f"  REFUSED {reason}"
+        case Inject(edits, grant, rule, _, compat):
+            units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
+            places = ", ".join(unit.place for unit in units)
+            what = f"GPU {places}, {grant.mode}" if grant.mode else "no GPU, as it asked"
+            yield f"  granted {what} (by {rule})"
+            if each.links:
+                yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in each.links.items())}"
+            if compat:
+                yield f"  compat  {compat}"
+            yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
+            yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
+            yield from (f"  env     {key}={value}" for key, value in edits.env.items())
+            for limit in edits.rlimits.values():
+                soft = "unlimited" if limit.soft == UNLIMITED else str(limit.soft)
+                yield f"  rlimit  {limit.type}={soft}"
+            for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
+                if value:
+                    yield f"  cpuset  {name} {value}"
+    yield from map(_note, each.notes)
+
+
+def _note(note: str) -> str:
+    return f"  note    {note}"

@@ -1,0 +1,32 @@
+"""`nri-gpu guard`: see plugin/guard_process.py."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+from pathlib import Path
+
+from nri_gpu.daemon import logs
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.plugin.guard_process import GuardProcess, daemon_state, guard_settings
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.read import override
+
+
+def run(args: argparse.Namespace) -> int:
+    """Guard until a signal. Returns an exit code."""
+    options = {"plugin.socket": args.socket} if args.socket else {}
+    try:
+        fallback = override(Policy.default(), options)
+    except PolicyError as error:
+        raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
+    logs.set_up(args.log_level)
+    state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
+    settings = guard_settings(state_dir, path, options) or fallback
+    process = GuardProcess(settings, daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
+    gc.collect()
+    gc.freeze()
+    return asyncio.run(process.run())

@@ -1,0 +1,153 @@
+"""`nri-gpu prepare`: kernel modules, device nodes and /dev/char links, and what the administrator has to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
+from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
+from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
+from nri_gpu.host.kernel_view import HostFolders, not_given
+from nri_gpu.host.make_nodes import PrepareReport, actor, prepare
+
+PLACES = HostPaths()
+HOST = Path("/")
+
+OctalMode = Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bits, octal")]
+
+
+class LoadedModule(Struct, frozen=True, kw_only=True, tag_field="action", tag="load-module"):
+    """text: the action as a sentence."""
+
+    module: str
+    text: str
+
+
+class NodeLine(Struct, frozen=True):
+    """A character device node."""
+
+    major: int
+    minor: int
+    mode: OctalMode
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, node: CharDevice) -> NodeLine:
+        return cls(node.major, node.minor, f"{node.mode:04o}", node.uid, node.gid)
+
+
+class NodeAction(Struct, frozen=True, kw_only=True):
+    """A device node, as it shall be. path: below /dev, with it."""
+
+    path: str
+    major: int
+    minor: int
+    mode: OctalMode
+    uid: int
+    gid: int
+
+
+class MadeNode(NodeAction, frozen=True, kw_only=True, tag_field="action", tag="make-node"):
+    """A device node that was missing. replaces: a node with another number, which is removed; null where none was."""
+
+    replaces: NodeLine | None
+    text: str
+
+
+class FixedNode(NodeAction, frozen=True, kw_only=True, tag_field="action", tag="fix-node"):
+    """A device node with another mode or owner. was: before."""
+
+    was: NodeLine
+    text: str
+
+
+class MadeLink(Struct, frozen=True, kw_only=True, tag_field="action", tag="make-link"):
+    """A link in /dev/char. replaces: the target of an older link, which is removed; null where none was."""
+
+    path: str
+    target: str
+    replaces: str | None
+    text: str
+
+
+ActionLine = LoadedModule | MadeNode | FixedNode | MadeLink
+
+
+class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/prepare/v1"):
+    """What was done, in order; with dry_run, what is to do. devices: NVIDIA's, by PCI bus id.
+
+    more_may_follow: which devices a module serves is known once it is loaded. findings: what is left to do by hand.
+    """
+
+    dry_run: bool
+    devices: tuple[str, ...]
+    actions: tuple[ActionLine, ...]
+    more_may_follow: bool
+    findings: tuple[Finding, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare, or print how. Returns 1 when something is left to do by hand, 69 without a GPU, 77 when not root."""
+    facts = _look()
+    if not facts.devices:
+        why = "".join(f"; {finding}" for finding in facts.unreadable)
+        raise CommandError(Exit.UNAVAILABLE, f"this machine has no NVIDIA display device on its PCI bus{why}")
+    if args.dry_run:
+        plan = make_plan(facts, graphics=args.graphics)
+        return _print(args, PrepareReport(facts, plan.actions, plan.findings), more=plan.more_may_follow)
+    if os.geteuid() != 0:
+        sentence = "only root can load modules and make device nodes; anybody can use --dry-run"
+        raise CommandError(Exit.PERMISSION, sentence)
+    act = actor(PLACES, Path(args.driver_root or "/"))
+    return _print(args, prepare(_look, act, graphics=args.graphics))
+
+
+def _look() -> HostFacts:
+    """In a machine that is a container itself, without the GPUs that it was not given: a node would give them."""
+    return look(PLACES, not_given(HostFolders(proc=PLACES.proc, sys=PLACES.sys, dev=PLACES.dev, host=HOST)))
+
+
+def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:
+    """As JSON, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
+    if args.output == "json":
+        document = PrepareDocument(
+            dry_run=args.dry_run,
+            devices=tuple(report.facts.devices),
+            actions=tuple(map(_action_line, report.done)),
+            more_may_follow=more,
+            findings=report.findings,
+        )
+        print(json_text(document))
+        return Exit.FINDING if report.findings else Exit.OK
+    lines = [f"{'would ' if args.dry_run else ''}{action}" for action in report.done]
+    if more:
+        lines.append("more may follow: which devices a module serves is known once it is loaded")
+    lines += [f"finding: {finding}" for finding in report.findings]
+    count = len(report.facts.devices)
+    devices = f"{count} NVIDIA device{'s' * (count > 1)}"
+    nothing = f"nothing to do: {devices}, modules loaded, nodes and links in place"
+    show_text("\n".join(lines) or nothing, {"finding: ": Tone.BAD})
+    return Exit.FINDING if report.findings else Exit.OK
+
+
+def _action_line(action: Action) -> ActionLine:
+    text = str(action)
+    match action:
+        case LoadModule(module):
+            return LoadedModule(module=module.value, text=text)
+        case MakeLink(_, target, replaced):
+            return MadeLink(path=action.subject, target=target, replaces=replaced, text=text)
+        case MakeNode(_, node, replaces):
+            instead = NodeLine.of(replaces) if replaces else None
+            return MadeNode(path=action.subject, **asdict(NodeLine.of(node)), replaces=instead, text=text)
+        case FixNode(_, node, was):
+            return FixedNode(path=action.subject, **asdict(NodeLine.of(node)), was=NodeLine.of(was), text=text)

@@ -1,0 +1,37 @@
+"""`nri-gpu repaired`: tell the daemon that a GPU was reset, where no driver can."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from nri_gpu.cli.ask_daemon import ask
+from nri_gpu.daemon.answers import RepairedAnswer
+from nri_gpu.daemon.control import FOR_ROOT
+from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say so. Returns 1 where no reset was due, 69 when the daemon cannot be asked, 77 without permission."""
+    path = Path(args.state_dir or DEFAULT_STATE) / CONTROL_SOCKET
+    try:
+        answer = ask(path, f"repaired {args.gpu}", RepairedAnswer)
+    except PermissionError:
+        raise CommandError(Exit.PERMISSION, f"no permission for {path}: be root") from None
+    except (OSError, ValueError) as error:
+        if FOR_ROOT in str(error):
+            raise CommandError(Exit.PERMISSION, f"no permission: {FOR_ROOT}; run it with sudo") from None
+        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    if not answer.gpu_uuid:
+        raise CommandError(
+            Exit.FINDING, f"no GPU {args.gpu}: name it by UUID, index or PCI address, see nri-gpu status"
+        )
+    if not answer.due:
+        raise CommandError(Exit.FINDING, f"{answer.gpu_uuid}: no reset is due, so nothing changed")
+    print(
+        f"{answer.gpu_uuid} counts as reset (it was withheld because {answer.due}): it is granted after "
+        f"{answer.hold_down_s} s without trouble"
+    )
+    return Exit.OK

@@ -1,0 +1,156 @@
+"""`nri-gpu replay`: decides the requests of an audit log again, with the recorded policies or another one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.render import show_text
+from nri_gpu.cli.working import working
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.audit_records import Compared, Replay
+from nri_gpu.records.policy_file import PolicyText, build_policy, load_policy
+
+RecordedAnswer = Annotated[
+    object,
+    Meta(
+        description="As the audit log has it, with its fields.",
+        extra_json_schema={
+            "type": "object",
+            "required": ["decision"],
+            "properties": {"decision": {"enum": ["inject", "pass", "refuse"]}},
+            "additionalProperties": True,
+        },
+    ),
+]
+
+TONES: Final = {"  - ": Tone.BAD, "  + ": Tone.GOOD, "  ": Tone.PLAIN, "": Tone.HEAD}
+
+
+class DifferentDecision(Struct, frozen=True, kw_only=True):
+    """A decision that differs. at_s: when it was recorded, seconds since the epoch."""
+
+    at_s: float
+    namespace: str
+    pod: str
+    container: str
+    container_id: str
+    recorded: RecordedAnswer
+    now: RecordedAnswer
+
+
+class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/replay/v1"):
+    """How many decisions were computed again, which differ, and how many lines are no records."""
+
+    decisions: int
+    unreadable_lines: int
+    different: tuple[DifferentDecision, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what differs. Returns 1 when something does, or a line is no record; 78 when a file cannot be read."""
+    instead = load_policy(args.policy) if args.policy else None
+    decisions, unreadable, different = 0, 0, list[Compared]()
+    try:
+        logs = AuditLogs(tuple(map(Path, args.files)))
+        with working("deciding again", logs.share):
+            for compared in compare(logs.lines(), instead):
+                if isinstance(compared, str):
+                    unreadable += 1
+                    print(f"nri-gpu: {compared}", file=sys.stderr)
+                    continue
+                decisions += 1
+                if not compared.same:
+                    different.append(compared)
+    except OSError as error:
+        raise CommandError(Exit.CONFIGURATION, error) from None
+    if args.output == "json":
+        print(json_text(ReplayDocument(decisions, unreadable, tuple(map(_different, different)))))
+    else:
+        show_text(_to_text(decisions, different), TONES)
+    return Exit.FINDING if different or unreadable else Exit.OK
+
+
+class AuditLogs:
+    """The lines of files, and how much of these has been read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Raises: OSError."""
+        self._files = files
+        self._whole = sum(file.stat().st_size for file in files)
+        self._read = 0
+
+    def share(self) -> float:
+        """Of their bytes, 0.0 to 1.0."""
+        return min(self._read / self._whole, 1.0) if self._whole else 0.0
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Each line with where it stands. Raises: OSError."""
+        for file in self._files:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    yield f"{file}:{number}", line.decode(errors="replace")
+                    self._read += len(line)
+
+
+def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | str]:
+    """Every decision, in order; for a line that is no record, a sentence. lines: each with where it stands."""
+    replay = Replay(_read_policy, instead)
+    for place, line in lines:
+        try:
+            compared = replay.take(json.loads(line)) if line.strip() else None
+        except (ValueError, TypeError, RecursionError) as error:
+            yield f"{place}: {error}"
+        else:
+            if compared:
+                yield compared
+
+
+def _read_policy(name: str, text: str) -> Policy:
+    """A recorded policy. It was valid then, but this version of nri-gpu may find faults in it."""
+    try:
+        return build_policy(PolicyText(name, text)) if name else Policy.default()
+    except PolicyError as error:
+        return Policy.broken(str(error.faults[0]))
+
+
+def _to_text(decisions: int, different: list[Compared]) -> str:
+    lines = []
+    for each in different:
+        pod = each.container.pod
+        at = datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")
+        lines.append(f"{at} {pod.namespace}/{pod.name} {each.container.name}")
+        lines += [f"  - {_answer_text(each.recorded)}", f"  + {_answer_text(each.now)}"]
+    same = f"{len(different)} differ" if different else "none differs"
+    return "\n".join([*lines, f"{decisions} decisions, {same}"])
+
+
+def _answer_text(answer: Mapping[str, object]) -> str:
+    match answer:
+        case {"decision": "inject", "gpu_uuids": [*uuids], "mode": mode, "rule": rule, "edits_sha256": str(digest)}:
+            return f"granted {', '.join(map(str, uuids)) or 'nothing'} ({mode}, {rule}) {digest[:12]}"
+        case {"decision": "refuse", "code": code, "reason": reason}:
+            return f"refused [{code}]: {reason}"
+        case _:
+            return f"passed: {answer.get('reason', '')}"
+
+
+def _different(each: Compared) -> DifferentDecision:
+    return DifferentDecision(
+        at_s=each.at,
+        namespace=each.container.pod.namespace,
+        pod=each.container.pod.name,
+        container=each.container.name,
+        container_id=each.container.id,
+        recorded=each.recorded,
+        now=each.now,
+    )

@@ -1,0 +1,131 @@
+"""`nri-gpu run`: opens the policy, the state folder and the key, without which it cannot start; runs the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.daemon import logs
+from nri_gpu.daemon.app import Daemon
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.kubelet.kubelet_controller import set_up_grpc
+from nri_gpu.records.policy_file import DEFAULT_PATH, PolicyFile
+from nri_gpu.records.policy_memory import PolicyMemory, unit_folder
+from nri_gpu.records.state_folder import StateError, StateFolder
+from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.service_manager import Notifier
+from nri_gpu.system.succession import LOOK_S, Succession
+
+GC_THRESHOLD: Final = 10_000  # new objects before a collection, instead of 700
+KEY_LOST: Final = "new signing key: grants signed with the old one are not valid any more"
+WATCHDOG_EVERY: Final = 50  # looks at whether the state folder is free
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Returns an exit code."""
+    launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
+    state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
+    succession = Succession(state.path)
+    try:
+        inherited = _inherited(launched) if launched else None
+    except (ValueError, OSError) as error:
+        sentence = f"NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}"
+        raise CommandError(Exit.USAGE, sentence) from None
+    try:
+        policy_file = PolicyFile(args.policy, _overrides(args), state.path, PolicyMemory(unit_folder()))
+        logs.set_up(args.log_level, journal=bool(launched))
+        liveness = LivenessFile(Path(args.run_dir) if args.run_dir else None)
+        _open(state, succession if args.stand_by else None, liveness, kubelet=args.kubelet is not False)
+        key = state.key()
+    except PolicyError as error:
+        raise CommandError(Exit.USAGE, "\nnri-gpu: ".join(map(str, error.faults))) from None
+    except StateError as error:
+        raise CommandError(Exit.UNAVAILABLE if error.taken else Exit.PERMISSION, error) from None
+    if state.key_fault:
+        logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
+    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession, liveness)
+    if args.watch_policy:
+        daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
+    # Our values have no cycles, and looking for cycles took a third of a Synchronize of 5,000 containers.
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        return asyncio.run(daemon.run(inherited))
+    finally:
+        daemon.close()
+        state.close()
+
+
+def _open(state: StateFolder, succession: Succession | None, liveness: LivenessFile, *, kubelet: bool) -> None:
+    """Open the state folder. succession: wait for the daemon that has it. kubelet: a device plugin may be wanted.
+
+    Raises: StateError.
+    """
+    try:
+        state.open()
+    except StateError as error:
+        if not (error.taken and succession and succession.announce()):
+            raise
+    else:
+        return
+    logger.bind(path=str(state.path)).info("standing by until the running daemon leaves the state folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))  # as PID 1 of a pod it would otherwise be ignored
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the policy is read when we take over
+    if kubelet:
+        set_up_grpc()
+        with suppress(ImportError):  # now, while there is time
+            import nri_gpu.kubelet.registered_socket  # noqa: F401
+    notifier = Notifier()
+    notifier.ready("standing by")
+    for look in count():
+        try:
+            state.open()
+        except StateError as error:
+            if not error.taken:
+                raise
+        else:
+            break
+        if not look % WATCHDOG_EVERY:
+            notifier.alive()
+            liveness.write(ready=True)  # the next pod has to be ready before the running one is told to stop
+        time.sleep(LOOK_S)
+    notifier.close()
+
+
+def _inherited(number: str) -> int:
+    """The descriptor of the connection that the runtime started us with. Raises: ValueError, OSError."""
+    connection = socket.socket(fileno=int(number))  # fails if it is no socket
+    connection.set_inheritable(False)
+    return connection.detach()
+
+
+def _overrides(args: argparse.Namespace) -> Mapping[str, str | bool]:
+    wanted = {
+        "plugin.socket": args.socket,
+        "plugin.index": args.index,
+        "driver.root": args.driver_root,
+        "driver.host_root": args.driver_host_root,
+        "driver.stage_dir": args.stage_dir,
+        "kubelet.enabled": args.kubelet,
+        "kubelet.registration": args.kubelet_registration,
+        "dra.enabled": args.dra,
+        "dra.driver": args.dra_driver,
+        "dra.dir": args.dra_dir,
+        "labels.file": args.labels,
+        "metrics.listen": args.metrics,
+        "metrics.public": args.metrics_public,
+    }
+    return {key: value for key, value in wanted.items() if value is not None}

@@ -1,0 +1,82 @@
+"""`nri-gpu status`: who holds which GPU on this node, as the running daemon reports it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from msgspec import convert
+
+from nri_gpu.cli.ask_daemon import ask
+from nri_gpu.cli.render import show
+from nri_gpu.cli.status_page import faults, status_page, to_mend
+from nri_gpu.cli.watch import watch
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.system.liveness import alive_age_s
+from nri_gpu.system.succession import Succession
+
+GUARD_SILENT_S: Final = 20.0  # before a guard counts as gone
+T = TypeVar("T")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it.
+
+    Returns 1 when the daemon is not ready to grant or has rejected the policy file, 69 when it cannot be asked, 77
+    without permission.
+    """
+    if args.watch and (args.alive or args.probe or args.guard):
+        raise CommandError(Exit.USAGE, "--watch follows the daemon: leave out --alive, --probe and --guard")
+    if args.guard:
+        return guard_exit(Path(args.guard), alive=args.alive)
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    if args.probe and Succession(state_dir).awaited():
+        return Exit.OK  # the next pod has to be ready before this one is told to stop
+    if args.watch:
+        return watch(partial(_asked, state_dir, DaemonStatus), as_json=args.output == "json")
+    if args.alive:
+        _asked(state_dir, dict)
+        return Exit.OK
+    answer, status = _asked(state_dir, DaemonStatus)
+    if args.output == "json":
+        print(json.dumps(answer, indent=1))
+    else:
+        show(status_page(status, time.time(), glance=sys.stdout.isatty()))
+    # A pod of a daemon that grants is ready, whatever file it rejected.
+    return Exit.FINDING if faults(status) or (to_mend(status) and not args.probe) else Exit.OK
+
+
+def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:
+    """The daemon's answer, as it is and as what it shall be. Raises: CommandError."""
+    path = state_dir / CONTROL_SOCKET
+    try:
+        answer = ask(path, "status", dict)
+        return answer, convert(answer, kind)
+    except PermissionError:
+        sentence = f"no permission for {path}: be root, or in the policy's control.group"
+        raise CommandError(Exit.PERMISSION, sentence) from None
+    except (OSError, ValueError) as error:
+        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+
+
+def guard_exit(run_dir: Path, *, alive: bool) -> Exit:
+    """For a readiness probe of the guard's pod. alive: being connected does not matter."""
+    from nri_gpu.plugin import guard_status as guard  # only here, since it imports the policy
+
+    seen, silent_s = guard.read_guard_status(run_dir), alive_age_s(run_dir)
+    if seen is None or silent_s is None or silent_s > GUARD_SILENT_S:
+        how = "none runs" if seen is None or silent_s is None else f"it has not reported for {silent_s:.0f} s"
+        sentence = f"no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?"
+        raise CommandError(Exit.UNAVAILABLE, sentence)
+    if not (alive or seen.connected):
+        raise CommandError(Exit.FINDING, "the guard is not connected to the runtime; its log says why")
+    return Exit.OK

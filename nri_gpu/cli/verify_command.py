@@ -1,0 +1,169 @@
+"""`nri-gpu verify`: proof of grant. Runtime and kernel are asked; the daemon only says which numbers a GPU has now."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.cli.ask_daemon import ask, daemon_status, overrides_of
+from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text
+from nri_gpu.cli.render import lines, show
+from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
+from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.node import Inventory
+from nri_gpu.ledger.grant_text import KEY_BYTES
+from nri_gpu.records.policy_file import build_policy, load_last_good, read_policy, was_kept
+from nri_gpu.system.storage import read_private
+from nri_gpu.verify.container_report import (
+    DAEMON,
+    SNAPSHOT,
+    ContainerReport,
+    Expected,
+    Report,
+    Verdict,
+    verify,
+)
+from nri_gpu.verify.in_kernel import Kernel
+from nri_gpu.verify.node_snapshot import SnapshotError, read_snapshot
+from nri_gpu.verify.oci_bundles import STATES, read_bundles
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it. Returns 1 for a difference, 69 or 77 when something could not be seen."""
+    report, inventory = _look(args)
+    if args.output == "json":
+        print(json_text(report))
+    else:
+        show(verify_page(report, inventory))
+    return code_of(report)
+
+
+def code_of(report: Report) -> Exit:
+    """A difference counts more than what could not be seen."""
+    if any(each.differences for each in report.containers):
+        return Exit.FINDING
+    if report.unseen or any(each.unseen for each in report.containers):
+        return Exit.PERMISSION if report.denied else Exit.UNAVAILABLE
+    return Exit.OK
+
+
+def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
+    """Raises: CommandError: nothing could be seen."""
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    states = [Path(each) for each in ([args.containerd_state] if args.containerd_state else STATES)]
+    key = _key(state_dir)
+    inventory, stage_dir, origin = _numbers(args, state_dir, key)
+    if inventory.fault and not inventory.gpus:
+        raise CommandError(Exit.UNAVAILABLE, f"the GPUs of this node are not known: {inventory.fault}")
+    try:
+        evidence = Expected(
+            kernel=Kernel(),
+            key=key,
+            inventory=inventory,
+            stage_dir=stage_dir,
+            numbers_from=origin,
+            holders=lambda: _holders(daemon_status(state_dir)) if origin == DAEMON else {},
+        )
+        return verify(lambda: read_bundles(states), evidence), inventory
+    except UnseenError as error:
+        raise CommandError(Exit.PERMISSION if error.denied else Exit.UNAVAILABLE, error) from None
+
+
+def _key(state_dir: Path) -> bytes:
+    """What grants are signed with. Raises: CommandError."""
+    path = state_dir / "key"
+    try:
+        key = read_private(path, KEY_BYTES + 1)
+    except FileNotFoundError:
+        sentence = f"no key {path} to check grants with: `nri-gpu run` makes it; --state-dir names another state folder"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    except OSError as error:
+        raise CommandError(Exit.of(error), f"key {path} cannot be used: {error.strerror}; be root") from None
+    if len(key) != KEY_BYTES:
+        raise CommandError(Exit.UNAVAILABLE, f"key {path} is not {KEY_BYTES} bytes long: start `nri-gpu run` again")
+    return key
+
+
+def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inventory, Path, str]:
+    """The inventory, the stage folder, and who says so. Raises: CommandError, PolicyError."""
+    try:
+        answer = ask(state_dir / CONTROL_SOCKET, "inventory", InventoryAnswer)
+    except (OSError, ValueError) as error:
+        silence = f"the daemon at {state_dir} does not say ({error})"
+    else:
+        return answer.inventory, _stage_dir(args.policy, state_dir), DAEMON
+    try:
+        last = read_snapshot(state_dir, key)
+        why = "there is none"
+    except SnapshotError as error:
+        last, why = None, str(error)
+    if last is None:
+        sentence = f"which device numbers the GPUs have is not known: {silence}, nor does its last snapshot ({why})"
+        raise CommandError(Exit.UNAVAILABLE, f"{sentence}; is `nri-gpu run` running?")
+    return last.inventory, Path(last.evidence.settings[1]).resolve(), SNAPSHOT
+
+
+def _stage_dir(file: str | None, state_dir: Path) -> Path:
+    """Where the daemon stages drivers. Raises: PolicyError."""
+    options = overrides_of(daemon_status(state_dir))
+    try:
+        policy = build_policy(read_policy(file, in_force=was_kept(state_dir)), options)
+    except PolicyError:
+        last = load_last_good(state_dir, options)  # which the daemon runs on, too
+        if last is None:
+            raise
+        policy = last
+    return Path(policy.driver.stage_dir).resolve()
+
+
+def _holders(status: DaemonStatus | None) -> Mapping[str, str] | None:
+    if status is None:
+        return None
+    holders = (holder for gpu in status.gpus for holder in gpu.holders if holder.running)
+    return {each.container_id: f"{each.namespace}/{each.pod}" for each in holders}
+
+
+def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
+    """A line for each container, and below them the differences and what could not be seen."""
+    shown = report.containers
+    counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    headline = f"{len(shown)} containers{f': {told}' if told else ''}"
+    if report.numbers_from == SNAPSHOT:
+        headline += "; no daemon answers, so device numbers are from its last snapshot"
+    rows = tuple(_row(each, inventory) for each in shown)
+    return [
+        Line(headline, Tone.HEAD),
+        *([Grid(COLUMNS, rows)] if rows else []),
+        *lines((sentence for each in shown for sentence in _sentences(each)), Tone.BAD),
+        *lines((f"not seen: {sentence}" for sentence in report.unseen), Tone.WARN),
+    ]
+
+
+TONES: Final = {
+    Verdict.OK: Tone.GOOD,
+    Verdict.NO_GPU: Tone.FAINT,
+    Verdict.PRIVILEGED: Tone.WARN,
+    Verdict.DIFFERS: Tone.BAD,
+    Verdict.UNSEEN: Tone.WARN,
+}
+COLUMNS: Final = (
+    *map(Column, ("POD", "CONTAINER", "GPUS", "MODE")),
+    Column("VERDICT", lambda verdict: TONES[Verdict(verdict)]),
+)
+
+
+def _row(each: ContainerReport, inventory: Inventory) -> tuple[str, ...]:
+    places: dict[str, str] = {unit.uuid: unit.place for unit in inventory.units}
+    gpus = ",".join(places.get(uuid, uuid) for uuid in each.gpu_uuids)
+    return each.pod, each.container, gpus or "-", each.mode or "-", each.verdict
+
+
+def _sentences(each: ContainerReport) -> Iterator[str]:
+    name = f"{each.pod} {each.container}"
+    yield from (f"{name}: {clause}" for clause in each.differences)
+    if each.unseen:
+        yield f"{name} not seen: {each.unseen}"

@@ -1,0 +1,175 @@
+"""The metric families, made from a reading when Prometheus asks. Alone here and in `exposition.py` is its library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from nri_gpu import __version__
+from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.decision.eligible import node_fault
+from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.refusals import why_not
+from nri_gpu.domain.decision import Code
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
+from nri_gpu.domain.health import NO_NOTES, HealthState, Sign
+from nri_gpu.health.xid_log import by_action
+from nri_gpu.plugin.counts import BOUNDS_S, REFUSALS, Failure, Outcome
+
+CHILDREN: Final = ("nvml", "events")
+# Every outcome with every code it may have: each series is there from the start, so that its first increase counts.
+DECISIONS: Final = (
+    *((outcome, None) for outcome in Outcome if outcome not in REFUSALS),
+    *((outcome, code) for outcome in REFUSALS for code in Code),
+)
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """All but who holds which GPU, each made when it is asked for."""
+    yield _gauge("nri_gpu_build_info", "1 for the version that runs.", [((__version__,), 1)], "version")
+    yield from _runtime(reading)
+    yield from _decisions(reading)
+    yield from _node(reading)
+    yield from _gpus(reading)
+
+
+def _runtime(reading: Reading) -> Iterator[Metric]:
+    counts = reading.counts
+    yield _gauge("nri_gpu_connected", "1 while the container runtime is connected.", reading.connected)
+    yield _counter("nri_gpu_reconnects", "Connections to the runtime that ended.", counts.reconnects)
+    failures = [((each,), counts.failures[each]) for each in Failure]
+    yield _counter("nri_gpu_requests_failed", "Requests answered with an error, by reason.", failures, "reason")
+    yield _gauge(
+        "nri_gpu_ungranted_containers",
+        "Running containers that asked for GPUs and were created without nri-gpu.",
+        reading.ungranted,
+    )
+    guard = [] if reading.guard_connected is None else [((), reading.guard_connected)]
+    yield _gauge("nri_gpu_guard_connected", "1 while the guard is connected to the runtime.", guard)
+
+
+def _decisions(reading: Reading) -> Iterator[Metric]:
+    counts = reading.counts
+    decided = [((outcome, code or ""), counts.decisions[outcome, code]) for outcome, code in DECISIONS]
+    yield _counter("nri_gpu_decisions", "Containers decided, by outcome and code.", decided, "outcome", "code")
+    bounds = (*map(str, BOUNDS_S), "+Inf")
+    yield HistogramMetricFamily(
+        "nri_gpu_create_container_seconds",
+        "Time from the request CreateContainer to its answer.",
+        buckets=list(zip(bounds, accumulate(counts.create.buckets), strict=True)),
+        sum_value=counts.create.total_ns / 1e9,
+    )
+
+
+def _node(reading: Reading) -> Iterator[Metric]:
+    ready = node_fault(DEFAULT_CAPABILITIES, reading.node) is None
+    yield _gauge("nri_gpu_node_ready", "1 while GPUs could be granted, as far as the driver goes.", ready)
+    yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(reading.policy.fault))
+    yield _gauge(
+        "nri_gpu_policy_rejected",
+        "1 while the policy file has a fault and the policy before it stays in force.",
+        reading.policy_rejected,
+    )
+    yield _gauge(
+        "nri_gpu_inventory_fault",
+        "1 while NVML's last answer was none: the driver is not loaded, or hangs.",
+        reading.inventory_fault,
+    )
+    age = [] if reading.inventory_age_s is None else [((), reading.inventory_age_s)]
+    yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)
+    yield _gauge(
+        "nri_gpu_inventory_stale_after_seconds",
+        "The policy's inventory.stale_after_s.",
+        reading.settings.inventory.stale_after_s,
+    )
+    restarts = [((child,), reading.restarts.get(child, 0)) for child in CHILDREN]
+    yield _counter("nri_gpu_child_restarts", "Starts of a child process after its first.", restarts, "child")
+
+
+def _gpus(reading: Reading) -> Iterator[Metric]:
+    moved = [((state,), reading.health_transitions.get(state, 0)) for state in HealthState]
+    yield _counter("nri_gpu_health_transitions", "Times that a GPU came into a state.", moved, "state")
+    inventory = reading.node.inventory
+    units = [
+        ((unit.uuid, unit.place, _model(unit)), not _withheld(unit))
+        for unit in inventory.units
+        if _withheld(unit) or isinstance(unit, MigPart) or not unit.mig_enabled
+    ]
+    yield _gauge(
+        "nri_gpu_gpu_available",
+        "1 unless the GPU is withheld from all. One in MIG mode, whose MIG devices are granted, only where it is.",
+        units,
+        "uuid",
+        "index",
+        "model",
+    )
+    suspect = [
+        ((unit.uuid, unit.place, _model(unit)), health_of(unit).state is HealthState.SUSPECT)
+        for unit in inventory.units
+    ]
+    help_text = "1 while the GPU is granted although something speaks against it."
+    yield _gauge("nri_gpu_gpu_suspect", help_text, suspect, "uuid", "index", "model")
+    fabric = sum(Sign.FABRIC_NOT_READY in gpu.signs for gpu in inventory.gpus)
+    yield _gauge("nri_gpu_fabric_not_ready_gpus", "GPUs whose NVLink fabric is not ready.", fabric)
+    yield from _health(reading)
+    undescribed = len(inventory.faults) + sum(gpu.given for gpu in inventory.unlisted)
+    yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
+    holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())
+    yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)
+    yield _gauge("nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", len(reading.ledger.claims))
+    yield _gauge("nri_gpu_lost_containers", "Containers that are over and have processes.", len(reading.ledger.lost))
+    overlapping = len(overlaps(reading.ledger))
+    yield _gauge("nri_gpu_overlapping_grants", "GPUs granted to two pods, to one exclusively.", overlapping)
+    monitors = sum(bool(each.watched) for each in reading.ledger.external.values())
+    yield _gauge("nri_gpu_monitors", "Containers that open GPUs and hold none of these.", monitors)
+    stray = [((kind,), count) for kind, count in (reading.stray or {}).items()]
+    yield _gauge("nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", stray, "kind")
+
+
+def _health(reading: Reading) -> Iterator[Metric]:
+    gpus = reading.node.inventory.gpus
+    xids = [((gpu.uuid, action), count) for gpu in gpus for action, count in by_action(reading.xids, gpu.uuid).items()]
+    yield _counter(
+        "nri_gpu_xids", "XIDs, by GPU and the action that NVIDIA's catalogue has for it.", xids, "uuid", "action"
+    )
+    notes = [(gpu, reading.health_notes.get(gpu.uuid, NO_NOTES)) for gpu in gpus]
+    due = [((gpu.uuid, gpu.place), bool(note.reset)) for gpu, note in notes]
+    yield _gauge("nri_gpu_gpu_reset_due", "1 while the GPU is withheld until it was reset.", due, "uuid", "index")
+    failed = [((gpu.uuid, gpu.place), len(note.namespaces)) for gpu, note in notes]
+    yield _gauge(
+        "nri_gpu_gpu_failing_namespaces",
+        "Namespaces under whose containers applications failed on the GPU within a day; 0 below 3.",
+        failed,
+        "uuid",
+        "index",
+    )
+
+
+def _model(unit: Unit) -> str:
+    return unit.device.profile if isinstance(unit, MigPart) else unit.model
+
+
+def _withheld(unit: Unit) -> str:
+    """Why nobody gets it. A GPU in MIG mode is not withheld: its MIG devices are granted."""
+    return why_not(unit) if isinstance(unit, MigPart) else unit.unavailable
+
+
+Samples = Sequence[tuple[Iterable[str], float]]
+
+
+def _gauge(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _counter(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
+    """The name is without `_total`, which the library adds."""
+    return _filled(CounterMetricFamily(name, help_text, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: float | Samples) -> Metric:
+    for values, value in [((), samples)] if isinstance(samples, (int, float)) else samples:
+        family.add_metric(tuple(values), value)
+    return family

@@ -1,0 +1,147 @@
+"""The controllers that keep the node state: inventory, health, driver files, MPS, labels, snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.driver.driver_controller import DriverController
+from nri_gpu.health.health_controller import HealthController
+from nri_gpu.inventory.inventory_controller import DRIVER, LABELS, InventoryCache, InventoryController
+from nri_gpu.inventory.node_watch import node_watch
+from nri_gpu.inventory.topology_source import source_of
+from nri_gpu.kubelet.node_labels import LabelController
+from nri_gpu.mps.mps_controller import MpsController
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.state_folder import StateFolder
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.verify.node_snapshot import EvidenceSource, SnapshotController
+
+HEALTH_FILE: Final = "health.json"  # in the state folder
+
+
+def restart_only(policy: Policy) -> tuple[object, ...]:
+    """The settings that hold for the life of the process; a reload that changes one logs that it needs a restart."""
+    driver = policy.driver
+    folders = (driver.root, driver.host_root, driver.library_dirs, driver.stage_dir, policy.compat.dir)
+    sections = (policy.audit, policy.kubelet, policy.dra, policy.metrics)
+    return (policy.plugin.socket, folders, policy.inventory.refresh_s, *sections)
+
+
+class NodeControllers:
+    """One of each. fixed: the policy of the start. topology: the file of a simulated node; None: this machine."""
+
+    def __init__(
+        self, node_state: NodeState, fixed: Policy, folder: StateFolder, key: bytes, topology: Path | None
+    ) -> None:
+        self._node_state = node_state
+        self._fixed = fixed
+        self._simulated = topology is not None
+        driver = fixed.driver
+        self._source = source_of(topology, driver.root, driver.library_dirs, host_root=driver.host_root)
+        self._watch = node_watch(self._source.kernel_view, self._node_changed, simulated=self._simulated)
+        self.inventory = InventoryController(node_state)
+        self.health, self.cache = self._inventory_parts(folder)
+        self.mps = MpsController(folder.path.absolute(), node_state)
+        self._labels = LabelController(node_state, fixed.kubelet)
+        self._driver = DriverController(
+            fixed,
+            folder.path,
+            node_state,
+            simulated=self._simulated,
+            held=self._generations,
+            module_changed=self._module_changed,
+        )
+        self._restored = False
+        self._snapshots = SnapshotController(folder.path, key, self._evidence_source(), node_state)
+        self._follow()
+
+    def _inventory_parts(self, folder: StateFolder) -> tuple[HealthController, InventoryCache]:
+        """Who asks the source, and who looks at the health in each answer; either may want another one soon."""
+        look = asyncio.Event()
+        health = HealthController(
+            self._fixed.driver,
+            folder.path / HEALTH_FILE,
+            self._node_state,
+            publish=self.inventory.publish,
+            refresh=look.set,
+            simulated=self._simulated,
+            module_load=self._source.module_load,
+        )
+        cache = InventoryCache(
+            self._source,
+            publish=self.inventory.publish,
+            on_fault=self.inventory.not_refreshed,
+            completed=health.with_health,
+            refresh_s=self._fixed.inventory.refresh_s,
+            poked=look,
+        )
+        return health, cache
+
+    def _evidence_source(self) -> EvidenceSource:
+        return EvidenceSource(
+            driver_root=Path(self._fixed.driver.root),
+            library_dirs=self._fixed.driver.library_dirs,
+            stage_dir=Path(self._fixed.driver.stage_dir),
+            look=self._source.kernel_view,
+            answered=lambda: self._source.answered,
+            scanned=lambda: self._driver.scanned,
+        )
+
+    def _follow(self) -> None:
+        self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
+        self.inventory.subscribe(self._driver.look_again, DRIVER)
+        self.inventory.subscribe(self._labels.again.set, LABELS)
+        self._node_state.subscribe(self._labels.again.set, Changed.POLICY)
+        self._node_state.subscribe(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
+        self._node_state.subscribe_inline(self.health.follow_ledger, Changed.LEDGER)
+        self._node_state.subscribe_inline(self.mps.prepare, Changed.NODE, Changed.POLICY)
+        self._node_state.subscribe(self.mps.woken.set, Changed.POLICY)
+        self._node_state.subscribe(self.mps.follow_ledger, Changed.LEDGER)
+
+    def restore(self) -> None:
+        """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
+        self._restored = not self._simulated and self._snapshots.restore(self.cache)
+        if self._restored:
+            self._labels.again.set()
+
+    async def known(self) -> None:
+        """Wait until the node can grant, or why it cannot is known."""
+        if not self._restored:
+            await self.cache.ready()
+            await self._driver.looked.wait()
+
+    def runs(self) -> Iterator[Coroutine[None, None, None]]:
+        """What has to run, each until it is cancelled."""
+        yield from (self._driver.run(), self.cache.run(), self.health.run(), self._watch.run())
+        yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
+
+    def look_again(self) -> None:
+        """Ask the driver for its GPUs, and look for its files, now."""
+        self.cache.poke()
+        self._driver.look_again()
+
+    def restarts(self) -> Mapping[str, int]:
+        """Child -> how often it was started after the first time."""
+        starts = {"nvml": self._source.starts, "events": self.health.listeners}
+        return {child: max(0, started - 1) for child, started in starts.items()}
+
+    def close(self) -> None:
+        """Release the stage folder; after all that runs has ended, and no thread is left."""
+        self._driver.close()
+
+    def _node_changed(self) -> None:
+        """Seen without the driver: a device, a node, a module, an instance came or went."""
+        self.cache.poke()
+        self._driver.look_soon()
+
+    def _module_changed(self) -> None:
+        self.inventory.module_changed(self._node_state.node.module_version or "")
+        self.cache.poke()
+
+    def _generations(self) -> frozenset[str] | None:
+        """The drivers whose files containers have mounted; None before the runtime has listed its containers."""
+        ledger = self._node_state.synchronized_ledger
+        return None if ledger is None else ledger.generations()

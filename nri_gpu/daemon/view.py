@@ -1,0 +1,224 @@
+"""The answer to `status`: who holds which GPU, since when, and why a GPU is unavailable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from nri_gpu.daemon import answers
+from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.refusals import opener, why_not
+from nri_gpu.domain.container import FirstProcess
+from nri_gpu.domain.decision import Refused
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.health import NO_HISTORY, NO_NOTES, HealthNotes, History, TransitionKind
+from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation, Usage
+from nri_gpu.plugin.lost import Lost
+from nri_gpu.records.ledger_file import holder_line
+
+_APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
+_DESCRIBED: Final = frozenset({TransitionKind.DESCRIPTION})
+_ANSWERED: Final = frozenset({TransitionKind.ANSWER})
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """The daemon at one moment.
+
+    wall, monotonic: that moment in seconds, on both clocks. inventory_age_s, inventory_confirmed: of `NodeStatus`.
+    history: the node's transitions since the daemon began. options: of `DaemonStatus`. notes: of whole GPUs.
+    """
+
+    node: Node
+    ledger: Ledger
+    connection: answers.RuntimeConnection
+    wall: float
+    monotonic: float
+    inventory_age_s: float | None
+    inventory_fault: str
+    policy: answers.PolicyStatus
+    inventory_confirmed: bool = True
+    history: History = NO_HISTORY
+    kubelet: answers.KubeletStatus = answers.KubeletStatus()
+    options: Mapping[str, str | bool] = {}
+    stray: answers.StrayStatus = answers.StrayStatus()
+    refusals: tuple[Refused, ...] = ()
+    dra: answers.DraStatus = answers.DraStatus()
+    lost: tuple[Lost, ...] = ()
+    notes: Mapping[str, HealthNotes] = {}
+
+    @property
+    def grants(self) -> bool:
+        """Whether containers can be granted GPUs now: whether `status` would name no fault that keeps them from it."""
+        faults = (self.connection.list_fault, self.node.inventory.fault, self.inventory_fault, self.node.driver_fault)
+        return self.connection.ready and not any(faults) and not self.policy.fault
+
+    def wall_of(self, monotonic: float) -> float | None:
+        """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
+        return self.wall - (self.monotonic - monotonic) if abs(monotonic) != float("inf") else None
+
+
+def status_of(view: View) -> answers.DaemonStatus:
+    node, inventory = view.node, view.node.inventory
+    inventory_fault = inventory.fault or view.inventory_fault
+    usage, known = view.ledger.usage(), {unit.uuid for unit in inventory.units}
+    return answers.DaemonStatus(
+        runtime=view.connection,
+        node=answers.NodeStatus(
+            driver_version=inventory.driver_version,
+            driver_generation=node.generation,
+            driver_fault=node.driver_fault,
+            inventory_number=node.number,
+            inventory_age_s=view.inventory_age_s,
+            inventory_confirmed=view.inventory_confirmed,
+            inventory_fault=inventory_fault,
+            inventory_fault_since_s=view.history.since(_ANSWERED) if inventory_fault else None,
+            simulated=inventory.simulated,
+        ),
+        policy=view.policy,
+        kubelet=view.kubelet,
+        gpus=tuple(_unit(unit, usage.get(unit.uuid), view) for unit in inventory.units),
+        faults=tuple(
+            answers.FaultStatus(
+                each.index, each.uuid, each.pci_bus_id, each.reason, view.history.since(_DESCRIBED, "", each.index)
+            )
+            for each in inventory.faults
+        ),
+        unlisted=inventory.unlisted,
+        gone=_holders(view, lambda uuids: not known.issuperset(uuids)),
+        transitions=view.history,
+        options=view.options,
+        stray=view.stray,
+        refusals=view.refusals,
+        dra=view.dra,
+        claims=tuple(map(_claim, view.ledger.claims.values())),
+        lost=tuple(_lost(each, view) for each in view.lost),
+        overlaps=tuple(answers.OverlapStatus(*each) for each in overlaps(view.ledger).items()),
+        external=tuple(map(_external, view.ledger.external.values())),
+    )
+
+
+def _external(container: ExternalAllocation) -> answers.ExternalStatus:
+    return answers.ExternalStatus(
+        pod=container.pod,
+        container=container.name,
+        container_id=container.container_id,
+        gpu_uuids=tuple(sorted(container.held)),
+        watched=tuple(sorted(container.watched)),
+    )
+
+
+def _lost(container: Lost, view: View) -> answers.LostStatus:
+    return answers.LostStatus(
+        container_id=container.container_id,
+        pod=container.pod,
+        container=container.container,
+        gpu_uuids=container.uuids,
+        since_s=view.wall_of(container.since),
+        cgroup=container.cgroup,
+        pids=container.pids,
+    )
+
+
+def _claim(claim: PreparedClaim) -> answers.ClaimStatus:
+    return answers.ClaimStatus(
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        pods=tuple(sorted(claim.pods.values())),
+        groups=tuple(sorted(claim.groups.values())),
+        devices=tuple(
+            answers.ClaimedDeviceStatus(
+                request=each.request, device=each.device, gpu_uuid=each.uuid, mode=each.mode, admin=each.admin
+            )
+            for each in claim.devices
+        ),
+    )
+
+
+def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
+    others = tuple(usage.external.values()) if usage else ()
+    return answers.UnitStatus(
+        place=unit.place,
+        kind="mig" if isinstance(unit, MigPart) else "gpu",
+        uuid=unit.uuid,
+        model=unit.device.profile if isinstance(unit, MigPart) else unit.model,
+        mode=usage.mode.value if usage and usage.mode else "",
+        unavailable=_unavailable(unit, usage),
+        withheld=why_not(unit),
+        unavailable_since_s=_since_s(unit, view.history),
+        health=answers.HealthStatus.of(unit),
+        notes=view.notes.get(unit.uuid, NO_NOTES),
+        holders=_holders(view, lambda uuids: unit.uuid in uuids),
+        foreign=tuple(each.pod for each in others if not each.container),
+        opened_by=tuple(answers.OpenedBy(each.pod, each.container) for each in others if each.container),
+        monitors=tuple(each.pod for each in view.ledger.external.values() if unit.uuid in each.watched),
+        left_by=_left_by(usage.releasing, view) if usage and usage.releasing else None,
+    )
+
+
+def _since_s(unit: Unit, history: History) -> float | None:
+    """Since when the node itself keeps it from being granted; holders have times of their own."""
+    if not why_not(unit):
+        return None
+    health = health_of(unit)
+    return history.since(_APPEARING, unit.uuid) if health.grantable else health.since
+
+
+def _left_by(pod: Releasing, view: View) -> answers.ReleasingStatus:
+    offered_s = view.wall_of(pod.since + pod.grace_s)
+    return answers.ReleasingStatus(pod.pod, pod.pod_uid, view.wall_of(pod.since), offered_s, pod.processes)
+
+
+def _unavailable(unit: Unit, usage: Usage | None) -> str:
+    """Why a container of another pod could not have it exclusively; empty when it could."""
+    if reason := why_not(unit):
+        return reason
+    if usage is None:
+        return ""
+    if not (usage.pods or usage.external or usage.claims):
+        return f"just released by {usage.releasing}" if usage.releasing else ""
+    pods = ", ".join(sorted((*usage.pods.values(), *usage.idle_claims)))
+    if usage.mode is Mode.EXCLUSIVE:
+        return f"held exclusively by {pods}"
+    if pods:
+        return f"held in {usage.mode} mode by {pods}"
+    return f"held by {', '.join(map(opener, usage.external.values()))}"
+
+
+def _holders(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> tuple[answers.HolderStatus, ...]:
+    """Grants and reservations whose GPUs are wanted; the kubelet allocated what is reserved, and nobody has it now."""
+    holders: list[Entry | Reservation] = [
+        entry for entry in view.ledger.entries.values() if entry.holds and wanted(entry.grant.uuids)
+    ]
+    holders += [each for device, each in view.ledger.reservations.items() if wanted((device.uuid,))]
+    return tuple(_holder(holder, view) for holder in holders)
+
+
+def _holder(holder: Entry | Reservation, view: View) -> answers.HolderStatus:
+    entry = holder if isinstance(holder, Entry) else None
+    return answers.HolderStatus(
+        **asdict(holder_line(holder)),
+        since_s=view.wall_of(holder.since),
+        running=entry is not None and entry.phase is GrantPhase.RUNNING,
+        reserved=entry is None,
+        restart=_restart(entry, view.node) if entry else "",
+        cgroup=_cgroup(view.ledger.processes.get(entry.grant.container_id)) if entry and entry.ran else None,
+    )
+
+
+def _cgroup(process: FirstProcess | None) -> str:
+    return process.cgroup.path if process and process.cgroup else ""
+
+
+def _restart(entry: Entry, node: Node) -> str:
+    """Why a container has to be restarted; empty where it need not."""
+    seat = entry.grant.seat
+    if entry.phase is not GrantPhase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
+        return ""
+    return "its MPS daemon has ended, and with it what its programs had on the GPU: restart it"

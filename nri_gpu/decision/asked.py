@@ -1,0 +1,147 @@
+"""What a container asks for: its pod's annotation, what the kubelet allocated, or NVIDIA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.domain.allocation import Allocated, KubeletAllocation, gpu_groups
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.gpu_request import Claim, Count, Devices, Everything, Mode, Nothing
+from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.policy.select import Ignored, select
+from nri_gpu.request.annotation import kubelet_key, our_keys, parse_claim, select_annotation
+from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
+
+MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with admin access gets of the driver
+
+
+def claim_of(container: Container, policy: Policy) -> Claim | None:
+    """The request of a container that is about to be created; None where it makes none. Raises: RequestError."""
+    return _claim(container, container.annotations, policy)
+
+
+def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -> str:
+    """The annotation or variable by which an existing container must hold a grant; empty where it need not.
+
+    starts: it is about to start. Then a device plugin's NVIDIA_VISIBLE_DEVICES counts too, where nri-gpu injects for
+    that plugin; a running container may have been served by NVIDIA's runtime, which leaves no trace here.
+    """
+    if container.markers:
+        return next(iter(container.markers))
+    try:
+        claim = _claim(container, {}, policy)  # its own annotations may be ours or another plugin's
+    except RequestError as error:
+        return error.key  # it should never have been created
+    key = kubelet_key(container.annotations)  # an allocation of the kubelet is a request, whether it is valid or not
+    if not key and claim is not None and not isinstance(claim.wanted, Nothing):
+        key = claim.key
+    if not key and starts and _named_by_device_plugin(container, policy):
+        key = VARIABLE
+    return "" if key and is_ignored(container, policy) else key
+
+
+def asks_in_pod(container: Container, policy: Policy) -> str:
+    """The key or variable by which this container or another of its pod asks for GPUs, or for none; empty without."""
+    keys = [*our_keys(container.pod.annotations), *container.markers, kubelet_key(container.annotations)]
+    if container.kubelet:
+        keys.append(container.kubelet.key)
+    if container.env.get(VARIABLE) and policy.environment.may_ask.match(container.pod.namespace):
+        keys.append(VARIABLE)
+    return next(filter(None, keys), "")
+
+
+def is_ignored(container: Container, policy: Policy) -> bool:
+    """Whether policy ignores what this container asks for."""
+    return isinstance(select(policy, container), Ignored)
+
+
+def may_ask_by_environment(policy: Policy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES may be a request, or may name what a device plugin allocated for us to inject."""
+    return bool(policy.environment.may_ask.patterns or policy.kubelet.injects_external)
+
+
+def reads_environment(policy: Policy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES matters in a container that asks for nothing else."""
+    return policy.environment.disarm is Disarm.ALL or may_ask_by_environment(policy)
+
+
+def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Claim | None:
+    annotated, allocation = None, container.kubelet
+    if asked := select_annotation(container.pod.annotations, own, container.name):
+        annotated = parse_claim(*asked, given=isinstance(allocation, Allocated) and bool(allocation.devices))
+    if allocation is not None:
+        return claim_of_kubelet(allocation, annotated)
+    value = container.env.get(VARIABLE)
+    if annotated or not value or not policy.environment.may_ask.match(container.pod.namespace):
+        return annotated
+    return claim_of_environment(value)
+
+
+def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> Claim:
+    """The request for what the kubelet allocated, shaped by the annotation's request where there is one.
+
+    Raises: RequestError: the allocation is not valid, or the annotation asks for something else.
+    """
+    if not isinstance(allocation, Allocated):
+        raise RequestError(allocation.key, allocation.fault)
+    if not allocation.devices:
+        return annotated or Claim(key=allocation.key, text="", wanted=Nothing())
+    if annotated is not None and isinstance(annotated.wanted, Nothing):
+        return annotated
+    given = _given(allocation)
+    if annotated is None:
+        return given
+    if allocation.request or allocation.admin:
+        why = "is for monitoring" if allocation.admin else "has configuration of its own"
+        raise RequestError(annotated.key, f"asks beside {allocation.key}, which {why}: drop the annotation")
+    mode = given.mode or Mode.EXCLUSIVE
+    if fault := _beyond_allocation(annotated, len(allocation.uuids), mode, claimed=bool(allocation.claims)):
+        raise RequestError(annotated.key, fault)
+    return replace(annotated, wanted=given.wanted, mode=mode, kubelet=True)
+
+
+def _given(allocation: Allocated) -> Claim:
+    """The request for exactly what was allocated, as the configuration of its ResourceClaims shapes it."""
+    text = allocation.request
+    asked = parse_claim(allocation.key, text, given=True) if text else None
+    plain = Claim(key=allocation.key, text=",".join(allocation.uuids), wanted=Devices(allocation.uuids))
+    claim = replace(asked, wanted=plain.wanted) if asked else plain
+    if allocation.admin:
+        claim = replace(claim, capabilities=MONITORING, admin=True)
+    return replace(claim, mode=claim.mode or (Mode.SHARED if allocation.shared else Mode.EXCLUSIVE), kubelet=True)
+
+
+def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bool) -> str:
+    """What an annotation asks for beyond the GPUs that the kubelet allocated; empty if it only shapes those.
+
+    claimed: they are of ResourceClaims.
+    """
+    wanted = annotated.wanted
+    if isinstance(wanted, Count) and wanted.gpus > number:
+        where = "the ResourceClaim" if claimed else "resources.limits"
+        return f"asks for {wanted.gpus} GPUs and the kubelet gave {number}: ask for as many in {where}"
+    if not isinstance(wanted, Count | Everything):
+        return "names GPUs, but here the kubelet chooses them: write all, which means those that it gave"
+    if annotated.mode not in (None, mode):
+        asked = f"asks for mode={annotated.mode}"
+        cure = (
+            "set the mode in the ResourceClaim's configuration" if claimed else "ask for another resource in its limits"
+        )
+        return f"{asked}, and the kubelet gave in {mode} mode: {cure}"
+    return ""
+
+
+def _named_by_device_plugin(container: Container, policy: Policy) -> bool:
+    """Whether its variable names devices that are for us to inject, and no other component has injected any."""
+    settings, pod = policy.kubelet, container.pod
+    ours = settings.inject_for.patterns or (settings.reservations.patterns and gpu_groups(pod.labels))
+    if not ours or not named_devices(container.env.get(VARIABLE, "")):
+        return False
+    return not (
+        container.nvidia_hooks or container.cdi_devices or any("nvidia" in each.path for each in container.devices)
+    )

@@ -1,0 +1,219 @@
+"""Whether a ResourceClaim can be prepared: its devices are here and free, and policy lets its namespace have them.
+
+Policy is asked again for each container. Here it is asked as far as it can be known: a rule that matches by labels or
+by the container's name decides about containers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from nri_gpu.decision.asked import MONITORING
+from nri_gpu.decision.eligible import as_sentence, check_request, node_fault, over_limit
+from nri_gpu.decision.refusals import busy, called, cannot, why_not
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Unit
+from nri_gpu.domain.gpu_request import Claim, Devices, Everything, Mode
+from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimedDevice, PreparedClaim, device_name
+from nri_gpu.domain.text import clipped, quoted, shown
+from nri_gpu.ledger.ledger import UNUSED, Ledger, Usage
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.select import Allowed, Verdict, select, stale_fault
+from nri_gpu.request.annotation import parse_claim
+
+_ANEW: Final = "delete the pods that use the claim, so that the scheduler allocates it anew."
+_NAMES_SHOWN_MAX: Final = 200  # characters
+
+
+class NotPrepared(Struct, frozen=True):
+    """Why a claim cannot be prepared. released: its GPU was just released, and may be free in a moment.
+
+    holders: the claims that hold it, where nobody else does: the API server may know that they are ending.
+    """
+
+    reason: Reason
+    released: bool = False
+    holders: tuple[PreparedClaim, ...] = ()
+
+    @property
+    def passing(self) -> bool:
+        """Whether to ask again in a moment: a daemon or driver that was just started looks at the node first."""
+        return self.released or self.reason.code is Code.NODE_NOT_READY
+
+
+class _Found(Struct, frozen=True):
+    """One result's device on this node. request: what its configuration asks for."""
+
+    device: ClaimedDevice
+    unit: Unit
+    request: Claim
+
+
+def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) -> PreparedClaim | NotPrepared:
+    """The claim with its devices found. One that is prepared already keeps them, and pods that came by a group.
+
+    Whom else it is reserved for are those of now.
+    """
+    if (known := ledger.claims.get(claim.uid)) is not None:
+        return _again(known, claim)
+    if policy.fault:
+        return _not(Code.BAD_POLICY, f"no GPU can be granted before the policy is mended: {policy.fault}")
+    if stale := stale_fault(policy, node.inventory_age_s):
+        return _not(Code.NODE_NOT_READY, stale)
+    units = {device_name(unit): unit for unit in node.inventory.units}
+    all_found: list[_Found] = []
+    for result in claim.results:
+        found = _find(result, units.get(result.device), node.inventory, policy)
+        if isinstance(found, Reason):
+            return _not(found.code, f"{shown(result.device)}: {found.sentence}")
+        all_found.append(found)
+    whole = PreparedClaim(
+        uid=claim.uid,
+        namespace=claim.namespace,
+        name=claim.name,
+        pods=claim.pods,
+        devices=tuple(each.device for each in all_found),
+        owned=claim.owned,
+        groups=claim.groups,
+    )
+    return _held_by_others(whole, all_found, ledger) or _denied(whole, all_found, node, ledger, policy) or whole
+
+
+def _not(code: Code, sentence: str) -> NotPrepared:
+    return NotPrepared(Reason(code, as_sentence(sentence)))
+
+
+def _again(known: PreparedClaim, claim: AllocatedClaim) -> PreparedClaim | NotPrepared:
+    if [each.identity for each in known.devices] == [each.identity for each in claim.results]:
+        members = {uid: others for uid, others in known.members.items() if uid not in claim.pods}
+        pods = {**claim.pods, **{uid: known.pods[uid] for uid in members}}
+        return replace(known, pods=pods, owned=claim.owned, groups=claim.groups, members=members)
+    had = ", ".join(dict.fromkeys(each.device for each in known.devices))
+    return _not(
+        Code.BAD_REQUEST, f"{known.called} is prepared with {had}, and its allocation names other devices now: {_ANEW}"
+    )
+
+
+def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, policy: Policy) -> _Found | Reason:
+    """The device of one result, or why no claim can have it."""
+    if unit is None:
+        return _unknown(inventory)
+    if not policy.pool.offers(unit, pool := policy.dra.pool):
+        why = f"{called(unit)} is not in pool {quoted(pool)}, and claims get no others here (dra.pool): {_ANEW}"
+        return Reason(Code.NOT_ALLOWED, why)
+    if why := why_not(unit, admin=result.admin):
+        return cannot(called(unit), why, kubelet=True)
+    request = _request(result, unit, policy.dra.replicas)
+    if isinstance(request, Reason):
+        return request
+    as_allocated = asdict(replace(result, text=request.text))
+    return _Found(ClaimedDevice(**as_allocated, uuid=unit.uuid, mode=request.mode or Mode.SHARED), unit, request)
+
+
+def _unknown(inventory: Inventory) -> Reason:
+    if inventory.fault:
+        return Reason(Code.NODE_NOT_READY, as_sentence(f"the GPUs of this node are not known: {inventory.fault}"))
+    has = clipped(", ".join(map(device_name, inventory.units)) or "none", _NAMES_SHOWN_MAX)
+    return Reason(Code.NO_SUCH_GPU, f"this node has no such device, it has {has}: {_ANEW}")
+
+
+def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reason:
+    """What the result's configuration asks for, with its mode. Configuration is not for monitoring, so it is left."""
+    given = Claim(key="configuration", text="", wanted=Devices((unit.uuid,)), kubelet=True)
+    if result.admin:
+        return replace(given, mode=Mode.SHARED, capabilities=MONITORING, admin=True)
+    default = Mode.SHARED if replicas > 1 else Mode.EXCLUSIVE
+    if not result.text:
+        return replace(given, mode=default)
+    try:
+        asked = parse_claim(given.key, result.text, given=True)
+    except RequestError as error:
+        return Reason(Code.BAD_REQUEST, as_sentence(str(error)))
+    if asked.selectors or asked.wanted != Everything():
+        return Reason(Code.BAD_REQUEST, "its configuration names GPUs, and the scheduler chooses them: leave that out.")
+    if asked.mode is Mode.EXCLUSIVE and replicas > 1:
+        return Reason(
+            Code.BAD_REQUEST,
+            f"its configuration asks for mode=exclusive, and {replicas} claims share each GPU of this node "
+            "(dra.replicas): leave the mode out, or select devices of other nodes.",
+        )
+    return replace(asked, wanted=given.wanted, mode=asked.mode or default, kubelet=True)
+
+
+def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: Ledger) -> NotPrepared | None:
+    """Why its GPUs are not free for it; None where they are."""
+    usage = ledger.usage()
+    for found in all_found:
+        device, use = found.device, usage.get(found.device.uuid, UNUSED)
+        if device.admin:
+            continue
+        if claim.holds[device.uuid] is not device.mode:
+            return _not(Code.BAD_REQUEST, f"the claim has {device.device} in two modes at once: configure one.")
+        held = use.held_from_claim(claim, device.mode)
+        if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
+            reason = busy(found.unit, PodUid(""), device.mode, use)
+            said = Reason(reason.code, f"{device.device}: {reason.sentence}")
+            return NotPrepared(said, released=not held, holders=_only_claims(use))
+    return None
+
+
+def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
+    """The claims on a GPU; none where others than their pods hold it, too."""
+    claims = tuple(each.claim for each in use.claims.values())
+    pods = frozenset[PodUid]().union(*(each.pods for each in claims))
+    return () if use.external or any(each.pod_uid not in pods for each in use.holders) else claims
+
+
+def _denied(
+    claim: PreparedClaim, all_found: Sequence[_Found], node: Node, ledger: Ledger, policy: Policy
+) -> NotPrepared | None:
+    """Why none of its pods may have what it asks for; None where one may, or where only its containers show.
+
+    Of a group's pods the namespace is known, and nothing else.
+    """
+    reason: Reason | None = None
+    for uid, name in (*claim.pods.items(), *([(PodUid(""), "")] if claim.groups else [])):
+        pod = Pod(id=PodId(""), uid=uid, name=name, namespace=claim.namespace)
+        container = Container(id=ContainerId(""), name="", pod=pod)  # stands for those of the pod
+        verdict = _verdict(policy, container)
+        if isinstance(verdict, Allowed):
+            reason = _denied_pod(container, verdict, all_found, node, ledger)
+        else:
+            reason = Reason(Code.NOT_ALLOWED, verdict.sentence) if verdict else None
+        if reason is None:
+            return None
+    return NotPrepared(reason) if reason else None
+
+
+def _verdict(policy: Policy, container: Container) -> Verdict | None:
+    """What policy says of every container of that pod, or namespace; None where it depends on more than its name."""
+    for rule in policy.rule.rules:
+        wide = replace(rule, container=None, runtime_handler=None, labels=None, qos=None)
+        wide = wide if container.pod.name else replace(wide, pod=None)
+        if wide.matches(container):
+            return select(policy, container) if wide == rule else None
+    return select(policy, container)
+
+
+def _denied_pod(
+    container: Container, allowed: Allowed, all_found: Sequence[_Found], node: Node, ledger: Ledger
+) -> Reason | None:
+    policy = allowed.terms.policy
+    for text, admin in dict.fromkeys((each.request.text, each.request.admin) for each in all_found):
+        alike = [each for each in all_found if (each.request.text, each.request.admin) == (text, admin)]
+        asked = check_request(alike[0].request, container, policy, allowed, node)
+        if isinstance(asked, Reason):
+            return asked
+        if reason := node_fault(asked.capabilities, node):
+            return reason
+        units = tuple(each.unit for each in alike)
+        if not admin and (reason := over_limit(asked, container, node.inventory, ledger, units, claim=True)):
+            return reason
+    return None

@@ -1,0 +1,139 @@
+"""Whether a container gets a newer CUDA than its node's driver has, from a compatibility package on the host.
+
+Only where it is needed: an older libcuda before a newer driver's, or one on a GPU that it does not support, breaks
+programs that would run (CUDA's errors 803 and 804).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.node import CompatPackage, CudaVersion
+from nri_gpu.domain.text import shown
+from nri_gpu.policy.model import Policy
+from nri_gpu.request.image_requirements import (
+    CUDA_VERSION,
+    REQUIRE_CUDA,
+    TOTAL_MAX,
+    Malformed,
+    Property,
+    RequirementFacts,
+    Version,
+    legacy_version,
+    parse_requirement,
+    unmet,
+    version_of,
+)
+
+_ABOVE: Final = (">=", ">", "=")
+
+
+class CompatChoice(Struct, frozen=True):
+    """What a container gets. package: None where it uses the driver's own libraries.
+
+    why: a clause for people; empty where the image wants nothing newer than the driver has.
+    """
+
+    package: CompatPackage | None = None
+    why: str = ""
+
+
+DRIVERS_OWN: Final = CompatChoice()
+
+
+def choose(
+    env: Mapping[str, str], facts: RequirementFacts, packages: Sequence[CompatPackage], policy: Policy
+) -> CompatChoice:
+    """The package for an image of this environment, on these GPUs.
+
+    Of several that serve, the one with the lowest CUDA: closest to what the image was tested with, and to the kernel
+    module.
+    """
+    want, have = wanted(env), version_of(facts.cuda_version)
+    if want is None or not facts.gpus or (have and want <= _pair(have)):
+        return DRIVERS_OWN
+    called = "CUDA {}.{}".format(*want)
+    if not have or not version_of(facts.driver_version):
+        return CompatChoice(why=f"{called} is wanted, and the driver's CUDA version is not known")
+    if want[0] == have[0] and not policy.compat.across_minor:
+        return CompatChoice(
+            why=f"{called} is wanted, of the driver's own major version, and compat.across_minor is false"
+        )
+    for brand in (gpu.brand for gpu in facts.gpus):
+        if brand.lower() not in policy.compat.brands:
+            return CompatChoice(
+                why=f"{called} is wanted, and compat.brands does not list the GPU's {shown(brand or '(unknown)')}"
+            )
+    unfit = []
+    for package in sorted(packages, key=lambda each: each.cuda):
+        why = _unfit(package, want, facts) or _not_met(env, package, facts, policy)
+        if not why:
+            return CompatChoice(
+                package, f"CUDA {package.cuda_version} by libcuda {package.version}, because {called} is wanted"
+            )
+        unfit.append(f"{package.cuda_version}: {why}")
+    return CompatChoice(why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})")
+
+
+def with_compat(facts: RequirementFacts, package: CompatPackage) -> RequirementFacts:
+    """The facts with the package's CUDA, on the same driver and GPUs."""
+    return replace(facts, cuda_version=package.cuda_version)
+
+
+def wanted(env: Mapping[str, str]) -> CudaVersion | None:
+    """The CUDA that an image is for: the highest of CUDA_VERSION and of what its first alternative asks for.
+
+    The other alternatives are for older drivers, where the image brings its own compatibility package.
+    """
+    found = [version for version in (legacy_version(env.get(CUDA_VERSION, "")), *_required(env)) if version]
+    return max(map(_pair, found), default=None)
+
+
+def _required(env: Mapping[str, str]) -> Iterator[Version]:
+    text = env.get(REQUIRE_CUDA, "")
+    alternatives = parse_requirement(text) if 0 < len(text) <= TOTAL_MAX else ()
+    if isinstance(alternatives, Malformed):
+        return
+    for condition in alternatives[0] if alternatives else ():
+        if (
+            condition.property is Property.CUDA
+            and condition.operator in _ABOVE
+            and isinstance(condition.operand, tuple)
+        ):
+            yield condition.operand
+
+
+def unfit_driver(version: str, drivers: frozenset[int] | None, driver_version: str) -> str:
+    """Why a package's libcuda does not run on a driver; empty where it does. drivers: as in `CompatPackage`."""
+    own, driver = version_of(version), version_of(driver_version)
+    if not own or not driver:
+        return "the driver's version is not known"
+    if own <= driver:
+        return f"its libcuda {version} is not newer than the driver"
+    if drivers is None:
+        # Without a list NVIDIA's own rule (nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat).
+        return "" if own[0] > driver[0] else "it does not say for which drivers it is"
+    return "" if driver[0] in drivers else f"it is not made for driver {driver[0]}"
+
+
+def _unfit(package: CompatPackage, want: CudaVersion, facts: RequirementFacts) -> str:
+    too_old = "it is older" if package.cuda < want else ""
+    return too_old or unfit_driver(package.version, package.drivers, facts.driver_version)
+
+
+def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, policy: Policy) -> str:
+    """Whether the image's requirements hold with the package: an image may set an upper bound."""
+    if not policy.requirements.check or not unmet(
+        env, with_compat(facts, package), may_disable=policy.requirements.may_disable
+    ):
+        return ""
+    return "the image's requirements do not hold with it"
+
+
+def _pair(version: Version) -> CudaVersion:
+    major, minor, *_ = (*version, 0, 0)
+    return major, minor

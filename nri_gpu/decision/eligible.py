@@ -1,0 +1,368 @@
+"""Which requests are eligible for GPUs, which of the node's GPUs each may be placed on, and the limits on those chosen.
+
+A request is eligible where policy allows it and the node can grant any GPU at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.decision.mps_seats import folder_fault, seat_fault, single_gpu_fault
+from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus
+from nri_gpu.domain.allocation import Allocated
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
+from nri_gpu.domain.edits import NO_EXTRAS, Extras
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
+from nri_gpu.domain.gpu_request import Claim, Count, Everything, MigProfiles, Mode
+from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.node import DriverFiles, Inventory, Node
+from nri_gpu.domain.text import quoted
+from nri_gpu.injection.device_nodes import missing_modules, two_versions
+from nri_gpu.injection.mps_client import client_hindrance
+from nri_gpu.ledger.claims import unprepare
+from nri_gpu.ledger.ledger import UNUSED, Ledger, Reservation
+from nri_gpu.policy.model import Policy, PrivilegedAction
+from nri_gpu.policy.rules import NO_LIMITS, Pool
+from nri_gpu.policy.select import Allowed, Holdings, Terms
+from nri_gpu.request.environment import VARIABLE
+
+_POOLS_SHOWN: Final = 3
+
+
+class Eligible(Struct, frozen=True):
+    """A request that policy allows, with policy's defaults filled in.
+
+    capabilities: closed. rule: what allowed the request. seat: its share of an MPS daemon; None in other modes.
+    unmade: see `MpsFolders`.
+    """
+
+    claim: Claim
+    terms: Terms
+    mode: Mode
+    capabilities: Capabilities
+    extras: Extras
+    rule: str
+    seat: Seat | None = None
+    unmade: Mapping[str, str] = {}
+
+
+def check_request(
+    claim: Claim, container: Container, policy: Policy, allowed: Allowed, node: Node
+) -> Eligible | Reason:
+    """The request with its defaults, or why policy refuses it. Says nothing of the node's GPUs."""
+    if sentence := _denied_source(claim, container, policy):
+        return Reason(Code.NOT_ALLOWED, sentence)
+    terms = allowed.terms
+    mode = claim.mode or terms.mode
+    capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
+    extras = claim.extras if claim.extras != NO_EXTRAS or claim.admin else terms.extras
+    denied = (
+        (not claim.admin and terms.denied_mode(mode))
+        or terms.denied_capabilities(capabilities)
+        or terms.denied_extras(extras.asked)
+    )
+    if denied:
+        return Reason(Code.NOT_ALLOWED, denied)
+    seat = _mps_seat(claim, container, node, terms) if mode is Mode.MPS else None
+    if isinstance(seat, Reason):
+        return seat
+    return Eligible(claim, terms, mode, capabilities, extras, allowed.rule, seat, node.mps.unmade)
+
+
+def _denied_source(claim: Claim, container: Container, policy: Policy) -> str:
+    """Why policy refuses a request for where it was written, or for the container that makes it; empty if not."""
+    if claim.key == VARIABLE and isinstance(claim.wanted, Everything) and not policy.environment.may_ask_all:
+        return (
+            f"{VARIABLE}=all asks for every GPU, and every CUDA image sets it: name GPUs in it, set it to void, use a "
+            "gpu.nri.io annotation, or set environment.may_ask_all in the policy."
+        )
+    if container.privileged and policy.privileged.action is PrivilegedAction.DENY:
+        return (
+            "a privileged container can use every GPU of this node whatever it is granted, so privileged.action in the "
+            "policy denies its request: make it unprivileged, or change that setting."
+        )
+    return ""
+
+
+def _mps_seat(claim: Claim, container: Container, node: Node, terms: Terms) -> Seat | Reason:
+    """The container's share of an MPS daemon, or why it cannot have one."""
+    mps = terms.policy.mps
+    if sentence := mps.denied(claim.sharing, terms.source):
+        return Reason(Code.NOT_ALLOWED, sentence)
+    if node.mps.fault:
+        return Reason(Code.NODE_NOT_READY, node.mps.fault)
+    return single_gpu_fault(claim) or client_hindrance(container) or mps.seat(claim.sharing, container.uid)
+
+
+def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
+    """Why this node can grant no GPU with these capabilities, whichever GPUs are free; None if it can."""
+    if node.inventory.fault:
+        fault, gpus = node.inventory.fault, by_the_kernel(node.inventory)
+        return _cannot_grant(f"{fault.rstrip('.')}{gpus}" if gpus else fault)
+    if not node.inventory.gpus:
+        return None  # `place` explains it better
+    if reason := missing_modules(capabilities, node.inventory):
+        return reason
+    if node.driver is None:
+        return _cannot_grant(node.driver_fault or "the driver's files are not found yet; try again")
+    if fault := _version_fault(node.driver.version, node):
+        return _cannot_grant(fault)
+    # Whether a compatibility package stands in for libcuda depends on the container, so `plan_for` says.
+    if reason := lacking_library(capabilities - {Capability.COMPUTE} if node.compat else capabilities, node):
+        return reason
+    if not node.inventory.simulated and capabilities not in node.driver.trees:
+        return Reason(Code.NODE_NOT_READY, _not_staged(capabilities, node.driver))
+    return None
+
+
+def lacking_library(capabilities: Capabilities, node: Node) -> Reason | None:
+    """Return why the driver cannot serve these capabilities: what one of them stands for is not there. None if it can.
+
+    capabilities: closed.
+    """
+    driver = None if node.inventory.simulated else node.driver
+    if driver is None or not (lacking := [each for each in Capability if each in capabilities & driver.lacks.keys()]):
+        return None
+    left = [each for each in Capability if closure(frozenset({each})) <= capabilities - driver.lacks.keys()]
+    instead = ",".join(each for each in left if each is not Capability.COMPAT32)
+    instead = instead or ("" if Capability.UTILITY in driver.lacks else Capability.UTILITY)
+    ask = f", ask with capabilities={instead}," if instead else ""
+    libraries = " and no ".join(f"{driver.lacks[each]} for {each}" for each in lacking)
+    return Reason(
+        Code.NODE_NOT_READY,
+        f"the driver on this node has no {libraries}, and an image's own does not count: install that part of "
+        f"it{ask} or run the pod on a node that has it.",
+    )
+
+
+def _cannot_grant(fault: str) -> Reason:
+    return Reason(Code.NODE_NOT_READY, as_sentence(f"this node cannot grant GPUs: {fault}"))
+
+
+def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> str:
+    known = frozenset[Capability]().union(*driver.trees)
+    if lacking := [each for each in Capability if each in capabilities - known]:
+        return (
+            f"the driver on this node has no files for {', '.join(lacking)}: install that part of it, ask without, or "
+            "run the pod on a node that has it."
+        )
+    if capabilities == {Capability.COMPAT32}:
+        return "compat32 means the 32-bit libraries of other capabilities: name them too."
+    wanted = ", ".join(sorted(capabilities))
+    return f"the driver's files for {wanted} are not staged on this node; try again."
+
+
+def _version_fault(files: str, node: Node) -> str:
+    """Why libraries of this version do not work with the loaded kernel module; empty if they do."""
+    if node.inventory.simulated:
+        return ""
+    if node.module_version == "":
+        return (
+            f"the nvidia kernel module was unloaded, and the driver's libraries are {files}: a driver is being "
+            "replaced or was removed; once `modprobe nvidia` has loaded it, try again."
+        )
+    for kernel in filter(None, (node.module_version, node.inventory.driver_version)):
+        if kernel != files:
+            return f"{two_versions(files, kernel)}; containers created in between would not start properly."
+    return ""
+
+
+def as_sentence(text: str) -> str:
+    """The text with one full stop at its end."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+class Candidates(Struct, frozen=True):
+    """The GPUs that one request may be placed on, and why others are left out.
+
+    inventory: the node's, without the GPUs that are left out. closed: GPUs in pools for others, with the pool; None: in
+    no pool, and the request's rule names one. full: GPUs that as many containers share as may, with the limit and where
+    it is set. no_seat: GPUs whose MPS daemon has no room for the request, each with why. kubelet_only: what to do where
+    only the kubelet allocates the GPUs that are left out; empty elsewhere.
+    """
+
+    inventory: Inventory
+    closed: Mapping[GpuUuid, Pool | None] = {}
+    full: Mapping[GpuUuid, tuple[int, str]] = {}
+    no_seat: Mapping[GpuUuid, Reason] = {}
+    kubelet_only: str = ""
+
+    @classmethod
+    def of(cls, asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger) -> Self:
+        """The candidates of one request. inventory: the whole node's."""
+        claim = asked.claim
+        # The kubelet allocates within its own pool, so GPUs that it allocated need no second check.
+        closed = {} if claim.kubelet else asked.terms.closed_pools(inventory, container.pod.namespace)
+        # A full GPU refuses a request that names it or asks for all; a request for any GPU takes another one.
+        full = _full(asked, container, inventory, ledger) if isinstance(claim.wanted, Count | MigProfiles) else {}
+        fitting = fitting_gpus(inventory, claim.selectors) if asked.seat and isinstance(claim.wanted, Count) else ()
+        no_seat = _seat_faults(asked, container, ledger, fitting)
+        left = _without(inventory, closed.keys() | full.keys() | no_seat.keys())
+        return cls(left, closed, full, no_seat, "" if left.gpus else _kubelet_only(asked, container, closed))
+
+    def explained(self, reason: Reason) -> Reason:
+        """The refusal with what was left out, where there is room: its end says what to do."""
+        if self.kubelet_only:
+            return Reason(reason.code, self.kubelet_only)
+        if self.no_seat and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
+            return next(iter(self.no_seat.values()))  # explains more than what is left
+        said = "; ".join(filter(None, (self._pools(), self._full())))
+        longer = Reason(reason.code, f"{reason.sentence[:-1]} (not offered here: {said}).")
+        return longer if said and len(f"nri-gpu [{reason.code}]: {longer.sentence}") <= REFUSAL_MAX else reason
+
+    def _pools(self) -> str:
+        if not self.closed:
+            return ""
+        names = list(dict.fromkeys(quoted(pool.name) for pool in self.closed.values() if pool is not None))
+        shown = ", ".join(names[:_POOLS_SHOWN]) + ", ..." * (len(names) > _POOLS_SHOWN)
+        where = f"in pool {shown}, kept for others" if names else "in no pool, and its rule names one"
+        return f"{len(self.closed)} {where}"
+
+    def _full(self) -> str:
+        if not self.full:
+            return ""
+        paths = ", ".join(sorted({path for _, path in self.full.values()}))
+        return f"{len(self.full)} shared by as many containers as may ({paths})"
+
+
+def over_limit(
+    asked: Eligible,
+    container: Container,
+    inventory: Inventory,
+    ledger: Ledger,
+    chosen: tuple[Unit, ...],
+    *,
+    claim: bool = False,
+) -> Reason | None:
+    """Why granting these GPUs exceeds a limit, the narrowest first; None if it does not.
+
+    claim: a claim that is to be prepared asks, and the container stands for those of its pod.
+    """
+    terms = asked.terms
+    full = _full(asked, container, inventory, ledger)
+    for unit in chosen:
+        if unit.uuid in full:
+            return Reason(Code.OVER_LIMIT, _too_many(unit, full[unit.uuid], terms.source))
+    if faults := _seat_faults(asked, container, ledger, chosen):
+        return next(iter(faults.values()))
+    if terms.limits == NO_LIMITS:
+        return None
+    uuids, exclusive = frozenset(unit.uuid for unit in chosen), asked.mode is Mode.EXCLUSIVE
+    denied = terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive, claim=claim)
+    return Reason(Code.OVER_LIMIT, denied) if denied else None
+
+
+def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
+    """What to do where all closed GPUs are in one pool, the kubelet's or that of ResourceClaims; empty elsewhere."""
+    kubelet, dra = asked.terms.policy.kubelet, asked.terms.policy.dra
+    pools = [pool.name for pool in closed.values() if pool is not None]
+    if kubelet.enabled and {kubelet.pool} == {*pools}:
+        how = (
+            f"the kubelet gives from: write {kubelet.resource} into the container's resources.limits, and keep the "
+            "annotation for capabilities= and the like, which shape what the kubelet gives."
+        )
+    elif dra.enabled and {dra.pool} == {*pools}:
+        how = f"ResourceClaims get: give the pod a claim with a DeviceClass of {dra.driver} instead of the annotation."
+    else:
+        return ""
+    namespace = quoted(container.pod.namespace)
+    return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}"
+
+
+def _seat_faults(
+    asked: Eligible, container: Container, ledger: Ledger, units: Iterable[Unit]
+) -> Mapping[GpuUuid, Reason]:
+    """The GPUs among these whose MPS daemon cannot serve the request, each with why."""
+    if asked.seat is None:
+        return {}
+    usage = _before(container, ledger).usage()
+    most = asked.terms.policy.mps.containers_per_gpu
+    faults = (
+        (
+            unit.uuid,
+            folder_fault(unit, asked.unmade) or seat_fault(unit, usage.get(unit.uuid, UNUSED), asked.seat, most),
+        )
+        for unit in units
+    )
+    return {uuid: fault for uuid, fault in faults if fault}
+
+
+def _full(
+    asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger
+) -> Mapping[GpuUuid, tuple[int, str]]:
+    """GPUs that no more containers may share, with the limit and where it is set."""
+    if asked.mode is not Mode.SHARED or not asked.terms.limits_sharing:
+        return {}
+    members = asked.terms.policy.pool.members(inventory)
+    full: dict[GpuUuid, tuple[int, str]] = {}
+    for uuid, used in _before(container, ledger).usage().items():
+        limit, path = asked.terms.containers_per_gpu(members.get(uuid))
+        if used.load >= limit:
+            full[uuid] = (limit, path)
+    return full
+
+
+def _too_many(unit: Unit, full: tuple[int, str], source: str) -> str:
+    limit, path = full
+    return (
+        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, as many as may ({path} in {source}"
+        "): wait until one ends, ask for another GPU, or raise that limit."
+    )
+
+
+def _before(container: Container, ledger: Ledger) -> Ledger:
+    """The ledger without what this container and lost attempts at it hold, and without the claims by which it asks."""
+    allocation = container.kubelet
+    claims = allocation.claims if isinstance(allocation, Allocated) else ()
+    lost = ledger.lost_before(container.pod.uid, container.name)
+    return unprepare(ledger.released(container.id, *lost), *claims)
+
+
+def _holdings(container: Container, ledger: Ledger) -> Holdings:
+    """What everybody but this container holds."""
+    before = _before(container, ledger)
+    pod: set[GpuUuid] = set()
+    namespace: set[GpuUuid] = set()
+    exclusive: set[GpuUuid] = set()
+    node: set[GpuUuid] = set()
+    grants = (entry.grant for entry in before.entries.values() if entry.holds)
+    holders: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = [(grant, grant.held) for grant in grants]
+    holders += [(each, (device.uuid,)) for device, each in before.reservations.items()]
+    for holder, uuids in holders:
+        node.update(uuids)
+        if holder.pod_uid == container.pod.uid:
+            pod.update(uuids)
+        if holder.namespace == container.pod.namespace:
+            namespace.update(uuids)
+            if holder.mode is Mode.EXCLUSIVE:
+                exclusive.update(uuids)
+    for claim in before.claims.values():
+        node.update(claim.holds)
+        if container.pod.uid in claim.pods:
+            pod.update(claim.holds)
+        if claim.namespace == container.pod.namespace:
+            namespace.update(claim.holds)
+            exclusive.update(uuid for uuid, mode in claim.holds.items() if mode is Mode.EXCLUSIVE)
+    return Holdings(pod=pod, namespace=namespace, namespace_exclusive=exclusive, node=node)
+
+
+def _without(inventory: Inventory, hidden: set[GpuUuid]) -> Inventory:
+    if not hidden:
+        return inventory
+    return replace(inventory, gpus=tuple(_visible_part(gpu, hidden) for gpu in inventory.gpus if _seen(gpu, hidden)))
+
+
+def _seen(gpu: Gpu, hidden: set[GpuUuid]) -> bool:
+    """A hidden GPU goes, unless it is in MIG mode, where it stands for those of its MIG devices that are candidates."""
+    return gpu.uuid not in hidden or (gpu.mig_enabled and any(part.uuid not in hidden for part in gpu.mig))
+
+
+def _visible_part(gpu: Gpu, hidden: set[GpuUuid]) -> Gpu:
+    if hidden.isdisjoint(part.uuid for part in gpu.mig):
+        return gpu
+    return replace(gpu, mig=tuple(part for part in gpu.mig if part.uuid not in hidden))

@@ -1,0 +1,206 @@
+"""What a container is given for GPUs that are settled, by us or by another component.
+
+Its image's requirements are checked, then its edits planned.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.decision.cuda_choice import DRIVERS_OWN, CompatChoice, choose, with_compat
+from nri_gpu.decision.eligible import Eligible, lacking_library, node_fault
+from nri_gpu.decision.foreign import beyond, completable, external_units, nvidia_names, nvidia_nodes, unknown_nodes
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Grant, Inject, Reason
+from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.gpu import Capabilities, Capability, Unit, closure, whole
+from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.node import Node
+from nri_gpu.injection.device_nodes import covered_node
+from nri_gpu.injection.driver_mounts import compat_hindrance
+from nri_gpu.injection.inject import Injection, plan
+from nri_gpu.policy.model import Complete, Policy, VisibleDevices
+from nri_gpu.policy.select import Terms
+from nri_gpu.request.image_requirements import GpuFacts, RequirementFacts, unmet
+
+REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that a refusal shows it whole
+
+
+class Plan(Struct, frozen=True):
+    """The edits, the staged files that they need, and which newer CUDA than the driver's is among them, or why none.
+
+    generation, compat: as in `Grant` and `Inject`.
+    """
+
+    edits: Edits
+    generation: str
+    compat: str
+
+
+def plan_for(
+    container: Container,
+    gpus: tuple[Unit, ...],
+    capabilities: Capabilities,
+    node: Node,
+    policy: Policy,
+    *,
+    extra: Edits = NO_EDITS,
+    completes: bool = False,
+    mps: Seat | None = None,
+) -> Plan | Reason:
+    """The plan for these GPUs, or why it cannot be carried out.
+
+    extra: the edits of its extras. completes: another component assigned the GPUs, so no node of one is added. mps: its
+    share of an MPS daemon.
+    """
+    facts = _facts(gpus, node)
+    choice = _compat(container, facts, capabilities, node, policy)
+    if choice.package:
+        facts = with_compat(facts, choice.package)
+    elif reason := lacking_library(capabilities, node):
+        return reason
+    if reason := _unmet_requirement(container, facts, choice, policy):
+        return reason
+    edits = plan(
+        Injection(
+            container=container,
+            gpus=gpus,
+            capabilities=capabilities,
+            inventory=node.inventory,
+            tree=node.driver.trees.get(capabilities) if node.driver else None,
+            loader=policy.driver.loader,
+            hwcaps=node.hwcaps,
+            void=policy.environment.visible_devices is VisibleDevices.VOID,
+            numa=policy.placement.numa,
+            extra=extra,
+            compat=choice.package,
+            completes=completes,
+            mps=mps,
+        )
+    )
+    if reason := covered_node(edits.devices, container.mounts):
+        return reason
+    staged = f"{node.generation}+{choice.package.generation}" if choice.package else node.generation
+    return Plan(edits, staged, choice.why)
+
+
+def unreached_note(container: Container, edits: Edits) -> str:
+    """Which variables of the edits the program will not see; empty if it sees all."""
+    names = sorted(container.env_twice & edits.env.keys())
+    return f"image and pod both set {', '.join(names)}: the pod's value stays, ours has no effect" if names else ""
+
+
+def _facts(gpus: tuple[Unit, ...], node: Node) -> RequirementFacts:
+    each = tuple(GpuFacts(gpu.arch or (0, 0), gpu.brand) for gpu in map(whole, gpus))
+    return RequirementFacts(node.inventory.driver_version, node.inventory.cuda_version, each)
+
+
+def _compat(
+    container: Container, facts: RequirementFacts, capabilities: Capabilities, node: Node, policy: Policy
+) -> CompatChoice:
+    """The newer CUDA that the container gets from a package on the host; mostly none."""
+    if not policy.compat.dir or Capability.COMPUTE not in capabilities:
+        return DRIVERS_OWN
+    choice = choose(container.env, facts, node.compat, policy)
+    hindrance = compat_hindrance(container) if choice.package else ""
+    return CompatChoice(why=hindrance) if hindrance else choice
+
+
+def _unmet_requirement(
+    container: Container, facts: RequirementFacts, choice: CompatChoice, policy: Policy
+) -> Reason | None:
+    """The first requirement of the image that the node, or one of the GPUs, does not meet."""
+    settings = policy.requirements
+    if not settings.check:
+        return None
+    failed = unmet(container.env, facts, may_disable=settings.may_disable, chars=container.requirement_chars)
+    if failed is None:
+        return None
+    more = f"{failed.sentence[:-1]}; no compatibility package helps: {choice.why}." if choice.why else ""
+    return Reason(Code.REQUIREMENT_NOT_MET, more if more and len(more) <= REQUIREMENT_MAX else failed.sentence)
+
+
+# Containers that hold GPU nodes from another component, such as a device plugin, CDI or another NRI plugin. Two
+# injectors never serve one container. Where policy says so (`foreign.complete`), such a container gets what it lacks
+# to use its GPUs: driver libraries, shared nodes and environment, and never another GPU.
+
+
+def held_elsewhere(container: Container, node: Node) -> Reason | None:
+    """Why a container that carries another component's GPU nodes is refused, even with `none`: they would go unseen."""
+    if not (container.devices or container.opened or container.cdi_devices):
+        return None
+    # A node of an unknown GPU counts too: the inventory may be new, or have lost a GPU that a device plugin assigned.
+    held = "" if container.privileged else nvidia_nodes(container, node) or unknown_nodes(container, node)
+    if not (held := held or nvidia_names(container)):
+        return None
+    return Reason(
+        Code.HELD_BY_OTHERS,
+        f"the container already holds {held}, put there by a device plugin, CDI or another NRI plugin: two "
+        "injectors never serve one container; drop its resource request or its gpu.nri.io annotation.",
+    )
+
+
+class NotCompleted(Struct, frozen=True):
+    """The container is left as it is. why: for the log; empty where policy completes no such container."""
+
+    why: str = ""
+
+
+def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject | Reason | NotCompleted:
+    """What a container without a request lacks to use the GPUs that it holds already."""
+    if policy.foreign.complete is not Complete.ALL or not completable(container, node):
+        return NotCompleted()
+    capabilities = closure(policy.defaults.capabilities)
+    if sentence := Terms(policy=policy).denied_capabilities(capabilities):
+        return Reason(Code.NOT_ALLOWED, sentence)
+    if reason := node_fault(capabilities, node):
+        return reason
+    unknown = unknown_nodes(container, node)
+    if unknown or not external_units(container, node):
+        return NotCompleted(f"not completed: {unknown or 'what it holds'} is of no GPU known here")
+    return _completed(container, capabilities, node, policy, "foreign.complete")
+
+
+def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject | Reason | None:
+    """The same for a container with a request, which may only shape what it holds.
+
+    None where the container holds no other component's GPUs.
+    """
+    reason = held_elsewhere(container, node)
+    policy = asked.terms.policy
+    if reason is None or policy.foreign.complete is Complete.NONE or not completable(container, node):
+        return reason
+    if reason := node_fault(asked.capabilities, node):
+        return reason
+    unknown, held = unknown_nodes(container, node), external_units(container, node)
+    if unknown or not held:
+        return Reason(
+            Code.HELD_BY_OTHERS,
+            f"the container already holds {unknown or 'a GPU in MIG mode'}, assigned by another component and of no "
+            "GPU or MIG device known on this node, so it cannot be completed: see `nri-gpu gpus` there, or drop its "
+            "gpu.nri.io annotation.",
+        )
+    if more := beyond(asked.claim, container, held, node.inventory):
+        return Reason(
+            Code.HELD_BY_OTHERS,
+            f"the container already holds {nvidia_nodes(container, node)}, put there by a device plugin or another NRI "
+            f"plugin, and {asked.claim.key} asks for {more}: a request can only shape GPUs that another component "
+            "assigned, so ask for no more than those.",
+        )
+    return _completed(container, asked.capabilities, node, policy, asked.rule)
+
+
+def _completed(
+    container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str
+) -> Inject | Reason:
+    """A grant of no GPU, since none of them is ours to grant."""
+    held = external_units(container, node)
+    plan = plan_for(container, held, capabilities, node, policy, completes=True)
+    if isinstance(plan, Reason):
+        return plan
+    grant = Grant.to(container, (), None, plan.generation)
+    note = unreached_note(container, plan.edits)
+    completes = tuple(unit.uuid for unit in held)
+    return Inject(plan.edits, grant, rule, note=note, compat=plan.compat, completes=completes)

@@ -1,0 +1,29 @@
+"""GPUs that pods hold beside each other although one of them was granted its GPU alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nri_gpu.decision.refusals import opener
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.ledger import Ledger
+
+
+def overlaps(ledger: Ledger) -> Mapping[GpuUuid, tuple[str, ...]]:
+    """GPUs that pods were granted beside each other, one of them exclusively, and by no common claim; with the pods.
+
+    A container that started while we were away may have brought it about, or a monitor that is none any more, which
+    holds again what another pod was granted meanwhile. Nobody else is granted such a GPU.
+    """
+    found: dict[GpuUuid, tuple[str, ...]] = {}
+    for uuid, use in ledger.usage().items():
+        pods = {each.pod_uid: each.pod for each in use.grants.values()}
+        exclusive = any(each.mode is Mode.EXCLUSIVE for each in use.grants.values())
+        joined = any(pods.keys() <= each.claim.pods.keys() for each in use.claims.values())
+        back = {
+            opener(each) for each in use.external.values() if uuid in each.regained and each.pod not in pods.values()
+        }
+        if exclusive and (back or (len(pods) > 1 and not joined)):
+            found[uuid] = tuple(sorted({*pods.values(), *back}))
+    return found

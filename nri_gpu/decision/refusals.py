@@ -1,0 +1,313 @@
+"""Whether a GPU or MIG device can be granted and fits a request, and the refusals where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from fnmatch import fnmatchcase
+from operator import eq, ge, gt, le, lt
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from nri_gpu.domain.allocation import ClaimUid
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, health_of
+from nri_gpu.domain.gpu_request import (
+    ArchSelector,
+    Claim,
+    MemorySelector,
+    MigProfile,
+    Mode,
+    ModelSelector,
+    Operator,
+    Selector,
+)
+from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import clipped
+from nri_gpu.ledger.ledger import ExternalAllocation, Releasing, Usage
+
+IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
+MEMORY_UNKNOWN: Final = "its memory is unknown"  # NVML tells none of a GPU that shares the host's
+COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
+    Operator.AT_LEAST: ge,
+    Operator.AT_MOST: le,
+    Operator.ABOVE: gt,
+    Operator.BELOW: lt,
+    Operator.EQUAL: eq,
+}
+
+
+def fitting_gpus(inventory: Inventory, selectors: tuple[Selector, ...]) -> tuple[Gpu, ...]:
+    """The GPUs that can be granted and fit every selector, in NVML order, held or not."""
+    return tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, selectors))
+
+
+def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:
+    """Whether a GPU fits every selector. Of a MIG device: its own memory, its GPU's model and architecture."""
+    return all(_fits(unit, selector) for selector in selectors)
+
+
+def why_not(unit: Unit, *, admin: bool = False) -> str:
+    """Why a GPU or a MIG device cannot be granted to any container; empty if it can.
+
+    admin: to one that monitors, which is for GPUs that are ill above all.
+    """
+    ill = admin and not health_of(unit).grantable
+    if isinstance(unit, MigPart):
+        return _why_not_part(unit, ill=ill)
+    return ("" if ill else unit.unavailable) or (IN_MIG_MODE if unit.mig_enabled else "")
+
+
+def _why_not_part(part: MigPart, *, ill: bool) -> str:
+    if not ill and (why := part.gpu.unavailable or part.device.unavailable):
+        return why
+    if not part.gpu.mig_enabled:
+        return "its GPU is not in MIG mode"
+    # Without its two capability nodes it opens, and then fails in the program.
+    minors = (part.device.gpu_instance_minor, part.device.compute_instance_minor)
+    return "the minors of its capability nodes are not known" if None in minors else ""
+
+
+def _fits(unit: Unit, selector: Selector) -> bool:
+    match selector:
+        case ModelSelector(glob):
+            return fnmatchcase(unit.model.lower(), glob.lower())
+        case MemorySelector(operator, memory_bytes):
+            return unit.memory_bytes is not None and COMPARE[operator](unit.memory_bytes, memory_bytes)
+        case ArchSelector(operator, arch):
+            return unit.arch is not None and COMPARE[operator](unit.arch, arch)
+        case never:
+            assert_never(never)
+
+
+def _why_unknown(unit: Unit, selectors: Iterable[Selector]) -> str:
+    """Which number that the selectors compare is unknown of it, a clause; empty where none is."""
+    for selector in selectors:
+        if isinstance(selector, MemorySelector) and unit.memory_bytes is None:
+            return MEMORY_UNKNOWN
+        if isinstance(selector, ArchSelector) and unit.arch is None:
+            return "its compute capability is unknown"
+    return ""
+
+
+# A refusal holds 700 characters, and its end says what to do: names and reasons from elsewhere are clipped.
+NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
+HOLDER_SHOWN_MAX: Final = 120  # characters
+OPENING_POD_SHOWN_MAX, OPENING_CONTAINER_SHOWN_MAX = 42, 34  # characters: the words between them end what is shown
+EXTERNAL_CONTAINER_SHOWN_MAX: Final = 22  # characters
+WHY_SHOWN_MAX: Final = 200  # characters
+HOLDERS_SHOWN: Final = 3
+HIDDEN_SHOWN: Final = 3
+INDICES_SHOWN: Final = 16
+# The kubelet gives a container the same devices at each start.
+_NEW_POD: Final = "the kubelet allocated it to this pod for good: delete the pod, so that a new one gets another GPU"
+
+
+def called(unit: Unit) -> str:
+    """`GPU 0 (GPU-...)`, `MIG device 0:1 (MIG-...)`."""
+    name = f"MIG device {unit.place}" if isinstance(unit, MigPart) else f"GPU {unit.index}"
+    return f"{name} ({unit.uuid})"
+
+
+def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reason:
+    """No GPU here has this name. kubelet: the kubelet chose it."""
+    cure = f"; {_NEW_POD}" if kubelet else ""
+    if wanted.startswith("MIG-") or wanted.count(":") == 1:
+        has = _parts(inventory.parts)
+        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}.")
+    grantable = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
+    has = _listing(inventory.gpus)
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}.")
+
+
+def ambiguous(wanted: str, found: int) -> Reason:
+    """Several UUIDs begin like this."""
+    return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here: write more of it.")
+
+
+def misfit(unit: Unit, claim: Claim) -> Reason:
+    """It is named, and does not fit the selectors of the same request."""
+    because = f", since {why}" if (why := _why_unknown(unit, claim.selectors)) else ""
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}: drop them, or name "
+        "another.",
+    )
+
+
+def _listing(gpus: Sequence[Gpu]) -> str:
+    return "no GPUs" if not gpus else "GPUs " + _named_few([str(gpu.index) for gpu in gpus], INDICES_SHOWN)
+
+
+def _parts(parts: Sequence[MigPart]) -> str:
+    return "none" if not parts else _named_few([part.place for part in parts], INDICES_SHOWN)
+
+
+def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
+    """`a, b and 3 more`: a sentence must keep room for what to do."""
+    distinct = [clipped(name, shown) for name in dict.fromkeys(names)]
+    more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
+    return ", ".join(distinct[:few]) + more
+
+
+def by_the_kernel(inventory: Inventory) -> str:
+    """GPUs that the kernel shows where NVML does not answer, in brackets; a reason that all share is not repeated."""
+    named = [
+        " ".join(filter(None, (gpu.pci_bus_id, gpu.model)))
+        + (f", {clipped(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
+        for gpu in inventory.unlisted
+    ]
+    more = f"; and {len(named) - HIDDEN_SHOWN} more" if len(named) > HIDDEN_SHOWN else ""
+    return f" (the kernel shows GPU {'; '.join(named[:HIDDEN_SHOWN])}{more})" if named else ""
+
+
+def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
+    """It is named, and lost or otherwise unavailable. kubelet: the kubelet chose it."""
+    return Reason(
+        Code.GPU_UNAVAILABLE,
+        f"{which} cannot be granted: {clipped(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
+        "repair it on the node (see `nvidia-smi` and `dmesg | grep NVRM` there).",
+    )
+
+
+def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[ClaimUid] = frozenset()) -> Reason:
+    """It is held in a way that excludes this request, or just released and perhaps still in use."""
+    if usage.releasing is not None and not usage.held_from(asked, pod_uid, claims):
+        return Reason(
+            Code.GPU_BUSY,
+            f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods have it as soon as no process "
+            f"is on it, or {usage.releasing.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
+        )
+    others = [name for uid, name in usage.pods.items() if uid != pod_uid]
+    others = [*others, *usage.idle_claims] or list(usage.pods.values())
+    holders = _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
+    return Reason(
+        Code.GPU_BUSY,
+        f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
+        f"ask for other GPUs, or set {_cure(asked, {usage.mode})}.",
+    )
+
+
+def opener(other: ExternalAllocation) -> str:
+    """A container that can open a GPU which it was not granted, why, and how many it keeps from others."""
+    pod = clipped(other.pod, OPENING_POD_SHOWN_MAX)
+    if not other.container:
+        name = f", whose container {clipped(other.name, EXTERNAL_CONTAINER_SHOWN_MAX)}" if other.name else ", which"
+        return f"{pod} (not through nri-gpu){name} opens {number_of(other.held)}"
+    name = clipped(other.container, OPENING_CONTAINER_SHOWN_MAX)
+    return f"{pod} (container {name} still opens its device number)"
+
+
+def number_of(uuids: Collection[str]) -> str:
+    """`4 GPUs`; the MIG devices of a GPU count only where it is not among them."""
+    gpus = [uuid for uuid in uuids if not uuid.startswith("MIG-")]
+    return counted(len(gpus), "GPU") if gpus else counted(len(uuids), "MIG device")
+
+
+def _shown(releasing: Releasing) -> str:
+    return str(replace(releasing, pod=clipped(releasing.pod, NAME_SHOWN_MAX)))
+
+
+def _cure(asked: Mode, held: Set[Mode | None]) -> str:
+    """Which mode would let both containers have it."""
+    if Mode.MPS in (asked, *held):
+        return "the same mode on both"
+    if asked is Mode.SHARED:
+        return "mode=shared on the holder"
+    return "mode=shared on both" if Mode.EXCLUSIVE in held else "mode=shared here"
+
+
+def all_busy(
+    asked: str, mode: Mode, fitting: Sequence[Unit], open_ones: Sequence[Unit], usage: Mapping[GpuUuid, Usage]
+) -> Reason:
+    """Too few of those that fit are free. asked: `2 GPUs`."""
+    taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
+    fewer = "ask for fewer, " if open_ones else ""
+    left = [each.releasing for each in taken if each.releasing and not (each.pods or each.external or each.idle_claims)]
+    if len(left) == len(taken):
+        asked = f"asked for {asked}, but of the {len(fitting)} that fit {len(open_ones) or 'none'}"
+        return _all_releasing(asked, left, fewer)
+    names = [name for each in taken for name in (*each.pods.values(), *each.idle_claims)]
+    names += [f"{each.pod} (just released)" for each in left]
+    names += [opener(other) for each in taken for other in each.external.values()]
+    holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    cure = _cure(mode, {each.mode for each in taken})
+    return Reason(
+        Code.GPU_BUSY,
+        f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit {len(open_ones) or 'none'} can be "
+        f"granted now; {'the others' if open_ones else 'they'} are held by {holders}: wait until one is free, "
+        f"{fewer}or set {cure}.",
+    )
+
+
+def _all_releasing(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
+    pods = "; ".join(list(dict.fromkeys(map(_shown, left)))[:HOLDERS_SHOWN])
+    return Reason(
+        Code.GPU_BUSY,
+        f"{asked} can be granted now; the others were just released by {pods}; other pods have them as soon as no "
+        f"process is on them, or {max(each.grace_s for each in left):g} s after their release: {fewer}"
+        f"{'or ' if fewer else ''}wait until then.",
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
+def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
+    """The node has fewer than asked for, held or not."""
+    which = " that fit the selectors" if claim.selectors else " that can be granted"
+    has = f"{len(fitting)}{which}{_hidden(inventory, claim)}"
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"asked for {gpus} GPUs, but this node has {has}: ask for fewer, or run the pod on another node.",
+    )
+
+
+def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Reason:
+    """The node has fewer MIG devices of that profile than asked for, held or not; says what there is."""
+    doubts = {part.uuid: why_not(part) or _why_unknown(part, claim.selectors) for part in inventory.parts}
+    there = [part for part in inventory.parts if matches(part, claim.selectors) or _why_unknown(part, claim.selectors)]
+    usable = [part for part in there if not doubts[part.uuid]]
+    fitting = sum(part.device.profile == wanted.profile for part in usable)
+    profiles = sorted({part.device.profile for part in usable})
+    known = ", ".join(f"{sum(part.device.profile == name for part in usable)} of {name}" for name in profiles)
+    has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
+    but = f" (it has {clipped(known, WHY_SHOWN_MAX)})" if known else ""
+    bad = [f"{part.place}: {clipped(why, NAME_SHOWN_MAX)}" for part in there if (why := doubts[part.uuid])]
+    bad_ones = f" (unavailable: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"asked for {wanted.devices}, but this node has {has}"
+        f"{' that fit the selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, create such "
+        "MIG devices on the node, or run the pod on another node.",
+    )
+
+
+def none_fit(claim: Claim, inventory: Inventory) -> Reason:
+    """No GPU that can be granted fits."""
+    if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
+        has = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN) + _hidden(inventory, claim)
+        return Reason(
+            Code.NO_SUCH_GPU,
+            f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {has}: loosen the selectors, or "
+            "run the pod on another node.",
+        )
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"this node has no GPU that can be granted{_hidden(inventory)}: run the pod on another node, or see "
+        "`nri-gpu gpus` and `nvidia-smi` on this one.",
+    )
+
+
+def _hidden(inventory: Inventory, claim: Claim | None = None) -> str:
+    """GPUs that are there and cannot be granted, or compared with the claim's selectors, in brackets."""
+    selectors = claim.selectors if claim else ()
+    bad = [(str(gpu.index), why) for gpu in inventory.gpus if (why := why_not(gpu) or _why_unknown(gpu, selectors))]
+    bad += [(str(fault.index), fault.reason) for fault in inventory.faults]
+    bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]
+    said = "; ".join(f"GPU {name}: {clipped(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])
+    return f" ({said})" if bad else ""

@@ -1,0 +1,129 @@
+"""Validation: whether a container may be created or started as it is. Decides nothing for it.
+
+It needs what the runtime shows, the key of signed grants and the policy, but no inventory, ledger or driver. So the
+guard can validate (`plugin/guard.py`), and the daemon can check what came of its own reply (`plugin/handlers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from nri_gpu.decision.asked import asks_in_pod, is_ignored, needs_grant
+from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.names import is_nvidia_device
+from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, verify_grant
+from nri_gpu.policy.model import Policy
+from nri_gpu.request.values import shown_key
+
+# /dev/nvidiaN, nvidiactl and nvidia-modeset: assigned to NVIDIA (Linux: Documentation/admin-guide/devices.txt).
+NVIDIA_MAJOR: Final = 195
+NOT_GPUS: Final = frozenset({254, 255})  # minors of nvidia-modeset and nvidiactl
+NVIDIA_PATH: Final = "/dev/nvidia"
+NAME_SHOWN_MAX: Final = 120  # characters
+TAKEN: Final = Reason(
+    Code.GPU_BUSY,
+    "this container was created and not started while it held its GPUs, and another one was granted them meanwhile: "
+    "create it again.",
+)
+AGAIN: Final = "create it again once `nri-gpu run` serves this node"
+
+
+def grant_of(container: Container, text: str | None, key: bytes | None) -> SignedGrant | InvalidGrant | None:
+    """A container's signed grant. key: None where none was made on this node since it booted."""
+    if text is None:
+        return None
+    if key is None:
+        return InvalidGrant("there is no key on this node that could have signed it")
+    return verify_grant(text, container.pod.uid, container.id, key)
+
+
+def validate_restored(container: Container, policy: Policy) -> Reason | None:
+    """Why a container must not be created from a checkpoint: its pod asks for GPUs. None where it may be.
+
+    containerd tells no plugin of its start, so its GPUs would go to others while it runs, and calls it by a name that
+    does not tell which request is its own.
+    """
+    key = asks_in_pod(container, policy) if container.restored else ""
+    if not key:
+        return None
+    return Reason(
+        Code.RESTORED,
+        f"its pod asks for GPUs by {shown_key(key)}, and its image is a checkpoint, which the runtime restores without "
+        "telling nri-gpu of the start: run it from an image that is no checkpoint, or ask for no GPU in its pod.",
+    )
+
+
+def validate_start(container: Container, signed: SignedGrant | InvalidGrant | None, policy: Policy) -> Reason | None:
+    """Why a container must not start: it asks for GPUs and has no valid grant. None where it may start."""
+    if isinstance(signed, SignedGrant) or not (key := needs_grant(container, policy, starts=True)):
+        return None
+    if isinstance(signed, InvalidGrant):
+        why = f"its signed grant is invalid ({signed.why})"
+    else:
+        why = "nri-gpu granted it none: it was not connected, or too late, when the container was created"
+    return Reason(Code.NOT_GRANTED, f"{key} asks for GPUs, but {why}; {AGAIN}.")
+
+
+def validate_adjusted(
+    adjusted: Adjusted, key: bytes | None, policy: Policy, *, ungranted: bool = True
+) -> Reason | None:
+    """Why a container must not be created as plugins adjusted it. None where it may.
+
+    ungranted: also check what other plugins added to a container without a grant, or that policy ignores.
+    """
+    container = adjusted.container
+    if reason := validate_restored(container, policy):
+        return reason
+    signed = grant_of(container, adjusted.grant.name if adjusted.grant else None, key)
+    if reason := validate_start(container, signed, policy):
+        return reason
+    if policy.foreign.monitors.match(f"{container.pod.namespace}/{container.pod.name}"):  # it may open every GPU
+        return None
+    if not ungranted and (not isinstance(signed, SignedGrant) or (signed.of_nothing and is_ignored(container, policy))):
+        return None
+    return _validate_added(adjusted, signed)
+
+
+def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | None) -> Reason | None:
+    """Whether all GPU nodes come from the plugin that wrote the grant, and are no more than the grant names."""
+    ours = adjusted.grant.owner if adjusted.grant and isinstance(signed, SignedGrant) else None
+    for added in _of_nvidia(adjusted):
+        if ours is None or added.owner != ours:
+            return _not_ours(added, "" if ours is None else "its grant is another plugin's")
+    if isinstance(signed, SignedGrant) and (number := len(_gpus(adjusted.nodes))) > len(signed.uuids):
+        return Reason(
+            Code.UNGRANTED_NODES,
+            f"the nodes of {number} GPUs were added to this container and its grant names {len(signed.uuids)}: a bug "
+            "in nri-gpu or a plugin of the same name and index; see the log of `nri-gpu run`.",
+        )
+    if NVIDIA_MAJOR in adjusted.opened:
+        return _not_ours(Added(f"a device rule for major {NVIDIA_MAJOR}", ""), "")
+    return None
+
+
+def _of_nvidia(adjusted: Adjusted) -> Iterator[Added | AddedNode]:
+    for node in adjusted.nodes:
+        if node.major == NVIDIA_MAJOR or node.name.startswith(NVIDIA_PATH):
+            yield node
+    yield from (device for device in adjusted.cdi_devices if is_nvidia_device(device.name))
+
+
+def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[tuple[int, int]]:
+    """GPUs by device number; also by name, because simulated nodes use another major."""
+    return frozenset(
+        (node.major, node.minor)
+        for node in nodes
+        if (node.major == NVIDIA_MAJOR and node.minor not in NOT_GPUS)
+        or node.name.removeprefix(NVIDIA_PATH).isdecimal()
+    )
+
+
+def _not_ours(added: Added | AddedNode, why: str) -> Reason:
+    by = f"NRI plugin {added.owner[:NAME_SHOWN_MAX]}" if added.owner else "an NRI plugin"
+    return Reason(
+        Code.UNGRANTED_NODES,
+        f"{by} added {added.name[:NAME_SHOWN_MAX]} to this container, and {why or 'no grant names it'}: nri-gpu alone "
+        "assigns the GPUs of this node; remove that plugin from the node, or its request from the container.",
+    )

@@ -1,0 +1,169 @@
+"""The CDI specification of `nri-gpu cdi generate`, by which Docker and others that NRI does not reach get GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+
+from nri_gpu.cdi.spec_file import READ_MAX, STANDARD, spec_files
+from nri_gpu.cdi.specification import KIND
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, warning
+from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.runtimes import program_version, release_of
+from nri_gpu.doctor.units import UNIT_FOLDERS, is_enabled, is_installed
+from nri_gpu.domain.text import listed
+from nri_gpu.host.modules import PROC, module_version
+from nri_gpu.system.storage import stat_of, text_of
+
+DOCKER: Final = "/etc/docker/daemon.json"
+KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2", "kubelite"})
+_WRITE: Final = (
+    "systemctl enable --now nri-gpu-cdi.path && systemctl start nri-gpu-cdi",
+    "journalctl -u nri-gpu-cdi -e    # if there is none then: says why",
+)
+_RESTART: Final = "systemctl restart docker    # and with it its containers"
+_SETTINGS_MAX: Final = 256 << 10  # bytes
+# Docker reads specifications from 25 on, and without being told to from 28.2 on (Docker's release notes).
+_READS, _READS_BY_DEFAULT = (25,), (28, 2)
+
+
+class DockerSettings(Struct, frozen=True):
+    """Docker's daemon.json, as far as it decides who gets GPUs."""
+
+    default_runtime: str = field(default="runc", name="default-runtime")
+    features: Mapping[str, bool] = {}
+    cdi_spec_dirs: tuple[str, ...] = field(default=tuple(map(str, STANDARD)), name="cdi-spec-dirs")
+
+
+class _Node(Struct, frozen=True):
+    path: str
+    major: int = 0
+    minor: int = 0
+
+
+class _Mount(Struct, frozen=True):
+    source: str = field(name="hostPath")
+
+
+class _Edits(Struct, frozen=True):
+    nodes: tuple[_Node, ...] = field(default=(), name="deviceNodes")
+    mounts: tuple[_Mount, ...] = ()
+    hooks: tuple[object, ...] = ()
+
+
+class _Device(Struct, frozen=True):
+    edits: _Edits = field(default=_Edits(), name="containerEdits")
+
+
+class _Specification(Struct, frozen=True):
+    kind: str
+    devices: tuple[_Device, ...]
+    edits: _Edits = field(default=_Edits(), name="containerEdits")
+
+    @property
+    def all_edits(self) -> tuple[_Edits, ...]:
+        return (self.edits, *(each.edits for each in self.devices))
+
+
+def serves_by_cdi(seen: Examined) -> bool:
+    own = seen.at(UNIT_FOLDERS[0]) / "nri-gpu-cdi.path"  # the packages have theirs, used or not, elsewhere
+    return is_enabled(seen, own.name) or own.exists() or any(_specifications(seen))
+
+
+def serves_by_cdi_alone(seen: Examined) -> bool:
+    """Return whether this is a node as docs/quickstart/docker.md makes it: nobody means to run the daemon here."""
+    meant = is_enabled(seen, "nri-gpu.service") or not is_installed(seen, "nri-gpu.service") or seen.status
+    return not meant and not any(running(seen.at("/proc"), KUBELETS)) and serves_by_cdi(seen)
+
+
+def docker_settings(seen: Examined) -> DockerSettings | None:
+    """Return Docker's settings, its defaults where it has no file, or None where it has one that cannot be read."""
+    try:
+        if stat_of(seen.at(DOCKER)) is None:
+            return DockerSettings()
+        return msgspec.json.decode(text_of(seen.at(DOCKER), _SETTINGS_MAX, "utf-8") or "", type=DockerSettings)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def cdi_findings(seen: Examined) -> Iterator[DoctorFinding]:
+    """Whether the specification is there and current, and whether Docker reads it."""
+    found = dict(_specifications(seen))
+    if not found:
+        yield error(
+            "CDI specification",
+            f"there is none of {KIND} in {listed(map(str, STANDARD))}, so no container can name a GPU",
+            *_WRITE,
+        )
+    for path, specification in found.items():
+        if stale := next(_stale(seen, specification), ""):
+            yield error("CDI specification", f"{path} is out of date: {stale}", *_WRITE)
+        else:
+            yield ok("CDI specification", f"{path} names this node's GPUs and its driver's files")
+    yield from _docker(seen, {str(Path(path).parent) for path in found})
+
+
+def _specifications(seen: Examined) -> Iterator[tuple[str, _Specification]]:
+    """Yield each specification of whole GPUs without hooks; nri-gpu's others, and NVIDIA's, are of other kinds."""
+    for folder in STANDARD:
+        for path in spec_files(seen.at(folder)):
+            try:
+                found = msgspec.json.decode(text_of(path, READ_MAX, "utf-8") or "", type=_Specification)
+            except (ValueError, RecursionError):
+                continue
+            if found.kind == KIND and not any(each.hooks for each in found.all_edits):
+                yield f"{folder}/{path.name}", found
+
+
+def _stale(seen: Examined, specification: _Specification) -> Iterator[str]:
+    """Yield what it names that is not so any more."""
+    version = module_version(seen.at("/sys"), seen.at(PROC))
+    for each in specification.all_edits:
+        for node in each.nodes:
+            there = stat_of(seen.at(node.path))
+            if there is None or there.st_rdev != os.makedev(node.major, node.minor):
+                yield f"{node.path} is not device {node.major}:{node.minor}"
+        for mount in each.mounts:
+            if stat_of(seen.at(mount.source)) is None:
+                yield f"{mount.source} does not exist"
+            if version and f"/{version}-" not in mount.source and "/nri-gpu/" in mount.source:
+                yield f"module nvidia is {version}, and it mounts {mount.source}"
+
+
+def _docker(seen: Examined, folders: set[str]) -> Iterator[DoctorFinding]:
+    subject, settings = "Docker and CDI", docker_settings(seen)
+    process = next(running(seen.at("/proc"), {"dockerd"}), None)
+    if process is None and stat_of(seen.at(DOCKER)) is None:
+        return
+    if settings is None:
+        yield warning(subject, f"{DOCKER} is not what Docker reads", "dockerd --validate")
+        return
+    version = program_version(seen, "dockerd", process)
+    release = release_of(version)
+    switch = (f"# in {DOCKER}:", '"features": {"cdi": true}', _RESTART)
+    said = settings.features.get("cdi")
+    read = {each.replace("/var/run/", "/run/") for each in settings.cdi_spec_dirs}
+    unread = sorted(each for each in folders if each.replace("/var/run/", "/run/") not in read)
+    if release and release < _READS:
+        yield error(subject, f"Docker {version} reads no CDI specifications: 25 is the first that does", "# upgrade it")
+    elif said is False:
+        yield error(subject, f"{DOCKER} switches CDI off, so `--device {KIND}=0` is refused", *switch)
+    elif said is None and not (release and release >= _READS_BY_DEFAULT):
+        what = f"Docker {version} reads" if version else "Docker 25 to 28.1 read"
+        yield warning(subject, f"{what} CDI specifications only where {DOCKER} says so, which it does not", *switch)
+    elif unread:
+        yield error(
+            subject,
+            f"{DOCKER} has Docker look in {listed(sorted(settings.cdi_spec_dirs))} (cdi-spec-dirs), and not in "
+            f"{listed(unread)}",
+            f"# in {DOCKER}, add to cdi-spec-dirs:",
+            *(f'"{each}"' for each in unread),
+            _RESTART,
+        )
+    else:
+        yield ok(subject, f"Docker {version or '(version not known)'} reads it: `docker run --device {KIND}=0`")

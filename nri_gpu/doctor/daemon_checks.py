@@ -1,0 +1,235 @@
+"""nri-gpu itself: its daemon and guard, its policy, its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.doctor.units import is_installed
+from nri_gpu.driver.stage_owner import stage_advice
+from nri_gpu.mps.mps_folders import mps_advice
+from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
+from nri_gpu.policy.findings import advise
+from nri_gpu.policy.model import BUILT_IN
+from nri_gpu.system.storage import signature
+
+_RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
+_GUARD_PODS: Final = "kubectl get pods --all-namespaces -l app.kubernetes.io/component=guard"
+FAULTS_SHOWN: Final = 10
+SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
+
+
+def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+    """Whether the daemon runs and is registered, whether the guard is, and whether the policy can be used."""
+    yield from _policy(seen)
+    yield _answers(seen)
+    if seen.status:
+        yield from _registered(seen.status.runtime, seen.now_s)
+        yield from _synchronize(seen.status.runtime, runtime.service if runtime else "containerd")
+        yield from _able(seen.status)
+        yield from _held(seen.status)
+    yield _guard(seen)
+
+
+def _policy(seen: Examined) -> Iterator[DoctorFinding]:
+    if seen.policy_error:
+        for fault in seen.policy_error.faults[:FAULTS_SHOWN]:
+            if "may not read it" in fault.message:
+                yield unseen("policy", f"{fault}", "sudo nri-gpu doctor")
+            else:
+                yield error(
+                    "policy", f"{fault}: a daemon that starts now refuses every container that asks", "nri-gpu check"
+                )
+    else:
+        yield ok("policy", f"no faults in {seen.policy.source}")
+        if seen.policy.source == BUILT_IN and seen.status and seen.status.policy.source != BUILT_IN:
+            yield unseen(
+                "policy in force",
+                f"the daemon's policy is {seen.status.policy.source}, and not on this node: the defaults are assumed",
+                "nri-gpu doctor --policy FILE    # with a copy of it",
+            )
+        for sentence in _advice(seen):
+            yield warning("policy advice", sentence, *policy_lines(sentence))
+
+
+def _advice(seen: Examined) -> Iterator[str]:
+    """What `check` advises about the policy itself."""
+    policy, state_dir = seen.policy, seen.at(seen.state_dir)
+    yield from advise(policy)
+    yield from guard_advice(policy, served=False)
+    yield from stage_advice(str(seen.at(policy.driver.stage_dir)), state_dir)
+    if signature(state_dir):
+        yield from mps_advice(state_dir, enabled=policy.mps.enabled)
+
+
+def _start(seen: Examined, unit: str) -> tuple[str, ...]:
+    """How to start it, where its unit is installed, and else where to look."""
+    if is_installed(seen, f"{unit}.service"):
+        return f"systemctl enable --now {unit}", f"journalctl -u {unit} -e    # if it does not stay up"
+    return (
+        f"# no {unit}.service is installed here: see docs/install.md, and in a cluster the chart's pods:",
+        "kubectl get pods --all-namespaces -o wide -l app.kubernetes.io/name=nri-gpu",
+    )
+
+
+def _answers(seen: Examined) -> DoctorFinding:
+    """Whether a daemon answers at the control socket."""
+    subject = "daemon"
+    match seen.silence:
+        case None:
+            return ok(subject, "nri-gpu runs and answers")
+        case PermissionError():
+            return unseen(subject, f"only root may ask the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
+        case FileNotFoundError() | ConnectionRefusedError():
+            missing = isinstance(seen.silence, FileNotFoundError)
+            which = f"with state folder {seen.state_dir}"
+            what = f"no nri-gpu runs {which}" if missing else f"the nri-gpu {which} has ended"
+            return error(subject, f"{what}: containers start without GPUs", *_start(seen, "nri-gpu"))
+        case TimeoutError():
+            return error(subject, "nri-gpu runs and does not answer: it hangs, or the machine is overloaded", *_RESTART)
+        case fault:
+            return error(
+                subject,
+                f"what answers in {seen.state_dir} is no nri-gpu of this version: {fault}",
+                "nri-gpu --version; systemctl restart nri-gpu    # daemon and command of one version",
+            )
+
+
+def _registered(runtime: RuntimeConnection, now_s: float) -> Iterator[DoctorFinding]:
+    subject = "registration"
+    name = f"{runtime.name or 'the runtime'} {runtime.version}".strip()
+    if runtime.ready:
+        nri = f" (NRI {runtime.nri_version})" if runtime.nri_version else ""
+        answered = runtime.answered_s
+        last = "" if answered is None else f"; its last request was answered {max(0.0, now_s - answered):.0f} s ago"
+        yield ok(subject, f"registered with {name}{nri}{last}")
+    else:
+        yield error(
+            subject,
+            "nri-gpu is not connected to the runtime, so containers start without GPUs: "
+            f"{runtime.fault or 'connecting'}",
+            *_RESTART,
+        )
+    if runtime.list_fault:
+        yield error(subject, runtime.list_fault, "crictl pods    # remove or shrink the pods that are named")
+
+
+def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[DoctorFinding]:
+    """How the runtime's last list of containers came through."""
+    subject, last = "Synchronize", runtime.synchronize
+    if last is None:
+        return
+    messages = f"{last.parts} message{'s' * (last.parts > 1)}"
+    size = f"{last.objects} pods and containers, {last.size_bytes / 1024:.0f} KiB in {messages}"
+    if not last.whole:
+        yield error(
+            subject,
+            f"the runtime's list of its containers was cut off after {size} and {last.duration_s:.1f} s: until it "
+            "comes through, nri-gpu serves nobody",
+            "crictl pods    # remove the pods with the largest environments and annotations",
+            f"journalctl -u {unit} -e | grep -i -e nri -e synchroni",
+        )
+    elif last.duration_s > SLOW_S:
+        yield warning(
+            subject,
+            f"the runtime's last list ({size}) took {last.duration_s:.1f} s; at its request timeout, 2 s unless set, "
+            "it would drop nri-gpu",
+            "# raise plugin_request_timeout in the runtime's NRI settings, or run fewer containers here",
+        )
+    else:
+        yield ok(subject, f"{size}, in {last.duration_s:.2f} s")
+
+
+def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
+    """What else keeps a connected daemon from granting."""
+    for subject, fault in (("inventory", status.node.inventory_fault), ("driver in use", status.node.driver_fault)):
+        if fault:
+            yield error(subject, f"{fault}: requests are refused", *_described(status, fault))
+    if status.policy.fault:
+        yield error(
+            "policy in force",
+            f"the daemon runs without a usable policy, and refuses who asks: {status.policy.fault}",
+            "nri-gpu check    # then: systemctl reload nri-gpu",
+        )
+    if status.policy.rejected:
+        yield error(
+            "policy file",
+            f"the daemon has rejected it, and goes on with the policy before it: {status.policy.rejected}",
+            "nri-gpu check    # then: systemctl reload nri-gpu",
+        )
+
+
+def _described(status: DaemonStatus, fault: str) -> tuple[str, ...]:
+    """What to do about a node that is not known: its own, or that of a topology file (--gpus)."""
+    topology = status.options.get("topology")
+    if not topology or str(topology) not in fault:
+        return _RESTART
+    return (
+        f"ls -l {topology}    # put a topology file there, as --gpus names it: nri-gpu reads it again by itself",
+        "# or start nri-gpu without --gpus, to serve this machine's own GPUs",
+    )
+
+
+def _held(status: DaemonStatus) -> Iterator[DoctorFinding]:
+    """What is wrong with who holds GPUs."""
+    for each in status.overlaps:
+        sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
+        yield error("overlapping grants", sentence, "# delete all of these pods but one")
+    for lost in status.lost:
+        sentence = f"{lost.pod}, container {lost.container}, is over for the runtime, and its processes hold its GPUs"
+        yield warning(
+            "lost containers", f"{sentence} ({lost.shown_pids})", "# end them, or thaw a paused one: docs/handover.md"
+        )
+    holders = (each for gpu in status.gpus for each in gpu.holders)
+    if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.unseen}):
+        yield warning(
+            "cgroups",
+            f"those of {', '.join(names)} are not seen: their GPUs are offered again once the runtime says that they "
+            "are over, though processes of theirs may live on",
+            "# run nri-gpu on the host, or with the chart's mounts of /proc and /sys/fs/cgroup",
+        )
+
+
+def _contained_guard(seen: Examined) -> int:
+    """The pid of a guard that runs in a pod; 0 where none is seen."""
+    found = running(seen.at("/proc"), {"nri-gpu", "python", "python3"}, contained=True)
+    ours = (each for each in found if "guard" in each.arguments and any("nri" in word for word in each.arguments[:3]))
+    return next((each.pid for each in ours), 0)
+
+
+def _guard(seen: Examined) -> DoctorFinding:
+    subject = "guard"
+    status = read_guard_status(seen.at(seen.guard_dir))
+    if status is None:
+        hidden = ""
+        if seen.in_pod:
+            hidden = "its status is not shown in this pod: the readiness of its own pod"
+        elif pid := _contained_guard(seen):
+            hidden = f"one runs in a container (pid {pid}): the readiness of its pod"
+        if hidden:
+            return unseen(subject, f"{hidden} says whether it is connected", _GUARD_PODS)
+        return warning(
+            subject,
+            "no guard runs: a container that asks for GPUs, created and started while nri-gpu is away, runs without "
+            "them",
+            *_start(seen, "nri-gpu-guard"),
+        )
+    if not status.connected:
+        return error(
+            subject,
+            f"the guard (pid {status.pid}) is not connected to the runtime: {status.fault or 'its log says why'}",
+            "journalctl -u nri-gpu-guard -e",
+            "systemctl restart nri-gpu-guard",
+        )
+    if status.ungranted:
+        return error(
+            subject,
+            f"{status.ungranted} containers ran without the GPUs they asked for when the guard connected",
+            "journalctl -u nri-gpu-guard    # names them: delete their pods to have them granted",
+        )
+    how = "creations and starts" if status.validates else "starts"
+    return ok(subject, f"connected, and checks {how} of containers")

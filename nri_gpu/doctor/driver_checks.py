@@ -1,0 +1,303 @@
+"""The driver: its modules, its files, its device nodes, and the services beside it. NVML is never loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nri_gpu.doctor.finding import DoctorFinding, Examined, error, is_there, ok, unseen, warning
+from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
+from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.doctor.units import is_installed
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import closure
+from nri_gpu.domain.health import Sign
+from nri_gpu.domain.text import listed
+from nri_gpu.driver.driver_scan import scan
+from nri_gpu.health.fabric import MAY_BE_MISSING
+from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
+from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
+from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, not_given, nvswitches
+from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
+from nri_gpu.system.storage import text_of
+
+_PREPARE: Final = "nri-gpu prepare"
+_RELOAD: Final = (
+    "# reboot, or stop what uses the GPUs and load the modules again:",
+    "modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && nri-gpu prepare",
+)
+_OURS: Final = ("nvidia", "nvidia-uvm", "nvidia-caps")
+# Debian calls it nvidia-current.ko, and others. The kernel's own nvidiafb, i2c-nvidia-gpu and so on are not it.
+_BUILT: Final = re.compile(r"/nvidia(?:-(?:current|open|tesla|legacy|[0-9])[\w-]*)?\.ko")
+_MISSING: Final = (
+    ("device nodes", False, "device nodes", "a container that needs them does not start, or its CUDA fails"),
+    ("MIG nodes", True, "capability nodes of MIG devices", "a container with such a MIG device fails to open it"),
+)
+_IMEX: Final = "nvidia-imex"
+_PROGRAMS: Final = {
+    "nvidia-persistenced": "nvidia-persistenced",
+    "nvidia-fabricmanager": "nv-fabricmanager",
+    _IMEX: _IMEX,
+}  # by their units
+_MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
+
+
+def driver_findings(seen: Examined) -> Iterator[DoctorFinding]:
+    """From the PCI bus to the device nodes."""
+    if seen.simulated:
+        yield ok("driver", "the daemon simulates its GPUs (--gpus), so the node's driver does not matter")
+        return
+    gpus = tuple(gpus_on_the_bus(seen.at("/sys")))
+    module = is_loaded(seen.at("/sys"), KernelModule.NVIDIA)
+    yield _on_the_bus(seen, gpus, module=module)
+    if not gpus and not module:
+        return
+    yield from _bound_elsewhere(gpus)
+    yield from _modules(seen, gpus, module=module)
+    yield from _versions(seen)
+    if module and seen.in_pod and not any(seen.at("/dev").glob("nvidia*")):
+        yield unseen("device nodes", "the node's /dev is not mounted in this pod", ON_THE_HOST)
+    elif module:
+        yield from _nodes(seen)
+    if module:
+        yield _persistence(seen)
+    yield from _fabric_manager(seen)
+
+
+def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> DoctorFinding:
+    if gpus:
+        return ok("GPUs", f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)} on the PCI bus")
+    if not seen.at("/sys/bus/pci/devices").is_dir():
+        return unseen("GPUs", "the PCI bus cannot be seen here: /sys/bus/pci/devices is missing")
+    if module:
+        return ok("GPUs", "no NVIDIA GPU on the PCI bus, but module nvidia is loaded")
+    return warning(
+        "GPUs",
+        "no NVIDIA GPU on the PCI bus: on this node nri-gpu has nothing to grant, and refuses who asks",
+        "lspci -d 10de:    # still nothing where there is a GPU: see its power, slot, firmware or virtual machine",
+    )
+
+
+def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[DoctorFinding]:
+    """GPUs that another driver has. One that a virtual machine has is meant to be there."""
+    for gpu in gpus:
+        if gpu.driver == "nouveau":
+            yield error(
+                "GPU driver",
+                f"GPU {gpu.bus_id} is bound to nouveau, the kernel's own driver, so NVIDIA's cannot have it",
+                "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nri-gpu-nouveau.conf",
+                "update-initramfs -u || dracut --force; reboot",
+            )
+        elif gpu.driver.startswith("vfio"):
+            yield ok("GPU driver", f"GPU {gpu.bus_id} is bound to {gpu.driver}, for a virtual machine")
+        elif gpu.driver not in ("", DRIVER):
+            yield warning(
+                "GPU driver",
+                f"GPU {gpu.bus_id} is bound to {gpu.driver}, so no container can get it",
+                f"echo {gpu.bus_id} > /sys/bus/pci/drivers/{gpu.driver}/unbind",
+                f"echo {gpu.bus_id} > /sys/bus/pci/drivers/nvidia/bind",
+            )
+
+
+def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterator[DoctorFinding]:
+    subject = "driver modules"
+    if not module:
+        yield _not_loaded(seen, subject)
+        return
+    if not is_loaded(seen.at("/sys"), KernelModule.UVM):
+        yield error(subject, "module nvidia-uvm is not loaded: every CUDA program fails in its first call", _PREPARE)
+    elif unbound := [gpu.bus_id for gpu in gpus if not gpu.driver]:
+        yield error(
+            subject,
+            f"module nvidia is loaded, and does not take GPU {listed(unbound)}: no container can get it",
+            "dmesg | grep -e NVRM -e nvidia    # says why; often a driver too old or too new for this GPU",
+        )
+    else:
+        yield ok(subject, "nvidia and nvidia-uvm are loaded")
+
+
+def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
+    """Why there is no module nvidia: not built for this kernel, or not loaded."""
+    release = (text_of(seen.at("/proc/sys/kernel/osrelease")) or "").strip()
+    known = text_of(seen.at(f"/lib/modules/{release}/modules.dep"), _MODULES_MAX, "utf-8") if release else None
+    if known is not None and not _BUILT.search(known):
+        return error(
+            subject,
+            f"module nvidia is not installed for the running kernel {release}: no GPU can be granted",
+            f"apt install linux-headers-{release} && dkms autoinstall -k {release}    # Debian, Ubuntu",
+            f"dnf install kernel-devel-{release} && dkms autoinstall -k {release}     # RHEL, Fedora",
+            _PREPARE,
+        )
+    return error(
+        subject,
+        "module nvidia is not loaded: no GPU can be granted",
+        _PREPARE,
+        "dmesg | grep -e NVRM -e nvidia    # if it does not load: says why (Secure Boot, another driver)",
+    )
+
+
+def _versions(seen: Examined) -> Iterator[DoctorFinding]:
+    """Those of the modules and of the driver's files."""
+    subject, settings = "driver versions", seen.policy.driver
+    root, where = seen.at(settings.root), settings.root
+    if settings.host_root and not root.is_dir():
+        if seen.in_pod:
+            yield unseen(subject, f"{where} is mounted in the daemon's pod alone", ON_THE_HOST)
+            return
+        root = seen.at(settings.host_root)  # the other is a mount in the daemon's pod
+    kernel = module_version(seen.at("/sys"), seen.at(PROC))
+    try:
+        found = scan(root, library_dirs=settings.library_dirs, module=kernel)
+    except DriverError as fault:
+        yield error(
+            subject,
+            f"the driver's libraries are not usable: {fault}. No container can be given a driver",
+            "# install the driver's libraries (nvidia-utils, or NVIDIA's .run file), or set driver.root and "
+            "driver.library_dirs in /etc/nri-gpu/policy.toml to where they are",
+        )
+        return
+    others = {name: each for name, each in module_versions(seen.at("/sys")).items() if each and kernel}
+    odd = [f"{name} {each}" for name, each in sorted(others.items()) if each != kernel]
+    if kernel and found.version != kernel:
+        yield error(
+            subject,
+            f"module nvidia is {kernel} and the libraries below {where} are {found.version}: NVML and CUDA fail "
+            "(Driver/library version mismatch), so nri-gpu refuses who asks",
+            *_RELOAD,
+        )
+    elif odd:
+        yield error(subject, f"module nvidia is {kernel}, but {listed(odd)}: CUDA fails", *_RELOAD)
+    elif kernel:
+        unused = f"; not used: {listed(map(str, found.others))}" if found.others else ""
+        yield ok(subject, f"modules and libraries are {kernel}{unused}")
+    else:
+        yield ok(subject, f"the libraries below {where} are {found.version}; no module to compare them with")
+    for each in sorted(found.lacks.keys() & closure(seen.policy.defaults.capabilities)):
+        yield error(
+            "driver files",
+            f"the driver below {where} has no usable {found.lacks[each]}: who asks for {each} is refused",
+            "# install that part of the driver (libcuda1, nvidia-driver-cuda), and see: nri-gpu driver",
+        )
+    if found.left_out:
+        yield warning(
+            "driver files",
+            f"{len(found.left_out)} files of the driver are given to no container, such as "
+            f"{found.left_out[0].path}: {found.left_out[0].reason}",
+            "nri-gpu driver    # lists each with its reason",
+        )
+
+
+def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
+    """What `nri-gpu prepare` would do about nodes and links."""
+    folders = HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root)
+    facts = look(HostPaths(folders.dev, folders.proc, folders.sys), not_given(folders))
+    if not facts.devices:
+        return
+    plan = make_plan(facts)
+    for finding in facts.unreadable:
+        yield unseen("device nodes", f"{finding}", "sudo nri-gpu doctor")
+    for finding in (each for each in plan.findings if each not in facts.unreadable):
+        yield error("device nodes", f"{finding}", f"{_PREPARE} --dry-run    # once fixed: nothing left to do")
+    wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
+    nodes = [action for action in wrong if not isinstance(action, FixNode)]
+    for subject, of_mig, what, meaning in _MISSING:
+        if paths := [action.subject for action in nodes if ("nvidia-caps" in action.subject) is of_mig]:
+            yield error(
+                subject,
+                f"{what} are missing or have an old number ({listed(paths)}): {meaning}",
+                _PREPARE,
+                "systemctl enable nri-gpu-prepare    # each boot",
+            )
+    if fixes := [action for action in wrong if isinstance(action, FixNode)]:
+        yield warning(
+            "device nodes",
+            f"{listed(map(str, fixes), 2)}: programs of users other than root may fail to open it",
+            _PREPARE,
+        )
+    if not (wrong or plan.findings):
+        majors = majors_by_name(text_of(seen.at("/proc/devices")) or "")
+        shown = (f"{name} {','.join(map(str, sorted(majors[name])))}" for name in _OURS if name in majors)
+        yield ok("device nodes", f"all are there, with the majors of /proc/devices: {', '.join(shown)}")
+    links = [each for each in plan.actions if isinstance(each, MakeLink)]
+    if links:
+        yield warning(
+            "/dev/char links",
+            f"{len(links)} links by number are missing or wrong, such as {links[0].subject}: with runc 1.1.3 to 1.1.6 "
+            "or systemd before 240, containers lose their GPUs at the next `systemctl daemon-reload`",
+            _PREPARE,
+        )
+
+
+def _persistence(seen: Examined) -> DoctorFinding:
+    subject, root = "persistence", _container_root(seen)
+    alive, where = _service(seen, "nvidia-persistenced")
+    sockets = (socket_state(seen.at(f"{each}/run/nvidia-persistenced/socket")) for each in {"", root})
+    if alive or {SocketState.LIVE, SocketState.CLOSED}.intersection(sockets):
+        return ok(subject, f"nvidia-persistenced keeps the GPUs initialized{where}")
+    if not sees_the_host(seen.at("/proc")):
+        return unseen(subject, f"whether nvidia-persistenced runs: {NOT_THE_HOST}", ON_THE_HOST)
+    return warning(
+        subject,
+        "nvidia-persistenced does not run: with no program on a GPU the driver shuts it down, so the next container "
+        "waits seconds for it, and settings such as power limits are lost",
+        _start(seen, "nvidia-persistenced"),
+    )
+
+
+def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
+    """On nodes with NVSwitches of their own; on HGX B200 and NVL72 the GPUs alone say that something is missing."""
+    subject = "fabric manager"
+    switches = nvswitches(seen.at("/proc"))
+    alive, where = _service(seen, "nvidia-fabricmanager")
+    gpus = seen.status.gpus if seen.status else ()
+    waiting = [each.place for each in gpus if Sign.FABRIC_NOT_READY in each.health.signs and ":" not in each.place]
+    if switches and not alive and sees_the_host(seen.at("/proc")):
+        yield error(
+            subject,
+            f"this node has {switches} NVSwitches and no fabric manager runs: CUDA fails in every container with error "
+            "802, system not yet initialized",
+            _start(seen, "nvidia-fabricmanager"),
+        )
+    elif waiting:
+        yield error(
+            "NVLink fabric",
+            f"GPU {listed(waiting)}: its fabric is not ready, so CUDA may fail with error 802. What may be missing: "
+            f"{MAY_BE_MISSING}",
+            *(() if alive else (_start(seen, "nvidia-fabricmanager"),)),
+            *(
+                (_start(seen, _IMEX),)
+                if is_installed(seen, f"{_IMEX}.service") and not _service(seen, _IMEX)[0]
+                else ()
+            ),
+            "nvidia-smi -q | grep -A4 Fabric    # Completed, with status Success, once it is",
+        )
+    elif switches and alive:
+        yield ok(subject, f"runs, for {switches} NVSwitches{where}")
+    elif switches:
+        yield unseen(subject, f"whether it runs: {NOT_THE_HOST}", ON_THE_HOST)
+
+
+def _container_root(seen: Examined) -> str:
+    """The driver's root where it is a container's, such as that of the GPU Operator's driver; else empty."""
+    root = (seen.policy.driver.host_root or seen.policy.driver.root).rstrip("/")
+    own = root.startswith("/run/nvidia/") or (root and is_there(seen.at(root) / "etc/os-release"))
+    return root if own else ""
+
+
+def _service(seen: Examined, name: str) -> tuple[bool, str]:
+    """Whether a program of the driver runs, and where, if that is a container: only a driver's own counts."""
+    names = {_PROGRAMS[name][:15]}
+    if any(running(seen.at("/proc"), names)):
+        return True, ""
+    contained = running(seen.at("/proc"), names, contained=True) if _container_root(seen) else iter(())
+    process = next(contained, None)
+    return process is not None, f", in a container (pid {process.pid})" if process else ""
+
+
+def _start(seen: Examined, unit: str) -> str:
+    if is_installed(seen, f"{unit}.service"):
+        return f"systemctl enable --now {unit}    # of the driver's exact version"
+    if _container_root(seen):
+        return f"# {_PROGRAMS[unit]} is the driver container's to start: see its log"
+    return f"# install and start {unit} of the driver's exact version"

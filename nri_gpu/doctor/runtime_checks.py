@@ -1,0 +1,301 @@
+"""Whether the runtime's NRI lets nri-gpu in, and what it then does for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, ok, unseen, warning
+from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
+from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, seconds
+from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
+from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.text import listed
+
+SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
+_NRI_AT_ALL: Final = {"containerd": (1, 7), "crio": (1, 26)}
+_VALIDATES: Final = {"containerd": (2, 2), "crio": (1, 34)}
+# The lines of containerd that restored checkpoints, each with its first release that does only where
+# `enable_experimental_restore_via_create` is set (internal/cri/config/config.go).
+_RESTORES_BEFORE: Final[Mapping[tuple[int, ...], tuple[int, ...]]] = {
+    (2, 1): (2, 1, 10),
+    (2, 2): (2, 2, 7),
+    (2, 3): (2, 3, 4),
+}
+_CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
+_APART: Final = (
+    "# give the NRI socket to the runtime that has your pods: in the other one's NRI settings write `disable = true`,",
+    "# restart that one first, and then the one with your pods",
+)
+_CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections = false")
+_REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"')
+
+
+def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+    """Which runtime, its NRI, its timeouts and its validator."""
+    if runtime is None:
+        yield from _no_runtime(seen)
+        return
+    yield _which(runtime)
+    yield from _beside(seen, runtime)
+    if not runtime.certain:
+        return
+    if runtime.dockers:
+        yield error(
+            "CRI",
+            "Docker started this containerd for itself, without CRI: no NRI plugin serves its containers",
+            "# give them GPUs by a CDI specification (docs/quickstart/docker.md):",
+            "systemctl enable --now nri-gpu-cdi.path nri-gpu-cdi.service",
+        )
+        return
+    if _has_none(runtime):
+        return
+    yield from _faults(runtime)
+    connected = seen.status is not None and seen.status.runtime.ready
+    yield from (_later(each) if connected else each for each in _nri(seen, runtime))
+    yield from _timeouts(runtime)
+    yield from _checkpoints(seen, runtime)
+    yield from _validator(seen, runtime)
+
+
+def _faults(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """What keeps the runtime from starting with its files, though it may run with what it read before."""
+    subject = "runtime configuration"
+    shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
+    for fault in runtime.faults:
+        file = fault.sentence.partition(" ")[0]
+        mend = f"# mend {runtime.place(file if file.startswith('/') else runtime.config)}"
+        fix = (*filter(None, (fault.fix,)), mend if runtime.distribution else shows)
+        if fault.unseen:
+            yield unseen(subject, fault.sentence, *(() if fault.fix else ("sudo nri-gpu doctor",)))
+        elif runtime.process:
+            still = "It runs with what it read before, and ends at its next start"
+            yield warning(subject, f"{fault.sentence}. {still}", *fix)
+        else:
+            yield error(subject, fault.sentence, *fix)
+
+
+def _later(finding: DoctorFinding) -> DoctorFinding:
+    """The same where nri-gpu is connected all the same: the runtime has not read its files since they changed."""
+    if finding.level is not Level.ERROR:
+        return finding
+    meaning = f"nri-gpu is connected, but after the runtime's next start: {finding.meaning}"
+    return replace(finding, level=Level.WARNING, meaning=meaning)
+
+
+def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
+    subject = "container runtime"
+    if socket_state(seen.at(seen.policy.plugin.socket)) in (SocketState.LIVE, SocketState.CLOSED):
+        yield unseen(
+            subject,
+            f"a runtime has the NRI socket open, but {NOT_THE_HOST}: which one, and how it is configured, is not known",
+            ON_THE_HOST,
+        )
+        return
+    yield error(
+        subject,
+        "neither containerd nor CRI-O runs here, and neither is configured: nri-gpu has nobody to serve",
+        "systemctl enable --now containerd",
+    )
+
+
+def _has_none(runtime: ContainerRuntime) -> bool:
+    """Whether it is from before NRI: what its files say of it means nothing."""
+    return runtime.release is not None and runtime.release < _NRI_AT_ALL[runtime.name]
+
+
+def _which(runtime: ContainerRuntime) -> DoctorFinding:
+    subject = "container runtime"
+    if runtime.supervisor and runtime.distribution:
+        what = f"{runtime.distribution.title} (pid {runtime.supervisor}) runs, and its containerd does not"
+        why = next((f", because {each.sentence}" for each in runtime.faults if not each.unseen), f" ({runtime.config})")
+        return error(subject, f"{what}{why}", f"journalctl -u {runtime.service} -e    # says more")
+    if runtime.process is None and runtime.ends_at_start:
+        fix = f"journalctl -u {runtime.service} -e"
+        return error(subject, f"{runtime.title} does not run, and cannot with its configuration: see below", fix)
+    if runtime.process is None:
+        return error(
+            subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.service}"
+        )
+    if _has_none(runtime):
+        least = ".".join(map(str, _NRI_AT_ALL[runtime.name]))
+        return error(subject, f"{runtime.title} has no NRI: nri-gpu needs {least} or newer", runtime.upgrade)
+    return ok(subject, f"{runtime}")
+
+
+def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """The node's other runtimes. None is told to restart, or to switch anything on: it would take the NRI socket."""
+    subject, socket = "second runtime", seen.policy.plugin.socket
+    for other in runtime.beside:
+        apart = () if runtime.ends_at_start or other.ends_at_start else _APART
+        if not runtime.certain:
+            what = f"{other}, listens at {socket} as well as the one above, and whose file lies there is not seen"
+            yield error(subject, f"{what}: the other one's containers start without GPUs", *apart)
+        elif other.listens:
+            what = f"{other}, listened at {socket} until the one above took it"
+            yield error(subject, f"{what}: its containers start without GPUs", *apart)
+        elif other.opens_nri and same_socket(seen, other.nri.socket_path):
+            yield warning(subject, f"{other}, takes {socket} from the one above when it starts again", *apart)
+        else:
+            yield ok(subject, f"{other}, does not use {socket}: nri-gpu serves the one above alone")
+
+
+def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """Whether NRI is on, open to connections, and listens where we connect."""
+    subject, socket = "NRI", seen.policy.plugin.socket
+    disabled = runtime.containerd.disabled_plugins if runtime.containerd else ()
+    if not runtime.cri_enabled:
+        yield error(
+            "CRI",
+            "containerd's CRI plugin is disabled (disabled_plugins, as Docker's package does): there is no NRI without "
+            "it, and no kubelet can use this containerd",
+            *runtime.enable(CRI_PLUGINS),
+        )
+    if NRI in disabled or runtime.nri_enabled is False:
+        since = ".".join(map(str, NRI_BY_DEFAULT[runtime.name]))
+        by_default = "off" if runtime.nri.disable else f"off, as by default before {since}"
+        why = "in disabled_plugins" if NRI in disabled else by_default
+        yield error(
+            subject,
+            f"NRI is {why}: nri-gpu cannot connect, and containers start without GPUs",
+            *(
+                runtime.enable([NRI])
+                if NRI in disabled
+                else _edit(runtime, "nri", "disable = false", "enable_nri = true")
+            ),
+        )
+        return
+    here = socket_state(seen.at(socket))
+    if runtime.nri_enabled is None and runtime.process and here not in (SocketState.LIVE, SocketState.CLOSED):
+        since = ".".join(map(str, (*NRI_BY_DEFAULT[runtime.name], 0)[:2]))
+        where = listed(runtime.files) or runtime.config
+        yield error(
+            subject,
+            f"NRI is not mentioned in {where}, and off by default before {since}; {socket} is {here}: nri-gpu cannot "
+            "connect, and containers start without GPUs",
+            *_edit(runtime, "nri", "disable = false", "enable_nri = true"),
+        )
+        return
+    if runtime.nri.disable_connections:
+        yield error(
+            subject,
+            "NRI accepts no connections (disable_connections): only plugins that the runtime starts itself can serve",
+            *_edit(runtime, "nri", *_CONNECTIONS),
+        )
+    if not same_socket(seen, runtime.nri.socket_path):
+        yield error(
+            subject,
+            f"the runtime's NRI socket is {runtime.nri.socket_path}, and nri-gpu connects to {socket}",
+            "# in /etc/nri-gpu/policy.toml, below [plugin]:",
+            f'socket = "{runtime.nri.socket_path}"',
+            "systemctl restart nri-gpu nri-gpu-guard",
+        )
+        return
+    yield from _nri_socket(seen, runtime, subject, socket)
+
+
+def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket: str) -> Iterator[DoctorFinding]:
+    state = socket_state(seen.at(socket))
+    if state is SocketState.LIVE:
+        yield ok(subject, f"on, and {socket} is open")
+    elif state is SocketState.CLOSED:
+        yield unseen(subject, f"whether anybody listens at {socket} can be seen by root only", "sudo nri-gpu doctor")
+    elif runtime.process is None:
+        yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts")
+    else:
+        yield error(
+            subject,
+            f"{socket} is {state}, although {runtime.name} runs: NRI was switched on after its start, or "
+            "another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
+            *runtime.restart,
+        )
+
+
+def _timeouts(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    subject = "NRI timeouts"
+    request, registration = runtime.nri.plugin_request_timeout, runtime.nri.plugin_registration_timeout
+    request_s = seconds(request)
+    if request_s is None or seconds(registration) is None:
+        yield error(
+            subject,
+            f"a timeout is no duration: plugin_request_timeout {request!r}, plugin_registration_timeout "
+            f"{registration!r}",
+            *_edit(runtime, "nri", *_REQUEST),
+        )
+    elif request_s < SLOW_S:
+        yield warning(
+            subject,
+            f"the runtime waits only {request} for an answer: after that it drops nri-gpu and creates containers "
+            "without it; a busy node can take longer",
+            *_edit(runtime, "nri", *_REQUEST),
+        )
+    else:
+        yield ok(subject, f"{request} for a request, {registration} for a registration")
+
+
+def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """Whether it restores every image that calls itself a checkpoint, and tells NRI of no start of it."""
+    subject, release, process = "checkpoints", runtime.release or (), runtime.process
+    opt_in = _RESTORES_BEFORE.get(release[:2])
+    if runtime.containerd is None or opt_in is None or process is None:
+        return
+    if release >= opt_in and not runtime.containerd.cri.enable_experimental_restore_via_create:
+        return
+    shown, criu = f"containerd {runtime.version}", in_path(seen, process, "criu")
+    if criu is None:
+        yield unseen(subject, f"whether {shown} finds criu can be seen by root only", "sudo nri-gpu doctor")
+    elif not criu:
+        yield ok(subject, f"{shown} finds no criu, so it restores none")
+    else:
+        yield warning(
+            subject,
+            f"{shown} finds {criu}, so it restores every image that calls itself a checkpoint, and tells no plugin of "
+            "the start: nri-gpu and its guard refuse that in pods that ask for GPUs, but not while both are away",
+            "# upgrade containerd: 2.2.7, 2.3.4, 2.4 and newer restore none unless told to",
+            f"# or keep {criu} out of its PATH",
+        )
+
+
+def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+    """Whether required plugins mean what they say."""
+    subject, validator = "required plugins", runtime.nri.default_validator
+    required = validator.required_plugins
+    ours = (seen.policy.plugin, seen.policy.guard)
+    known = {name for each in ours for name in (each.name, f"{each.index}-{each.name}")}
+    if not required:
+        state = "on, and requires" if validator.enable else "off, and requires"
+        yield ok(subject, f"the validator is {state} none: only the guard stops containers while nri-gpu is away")
+    elif not validator.enable:
+        yield warning(
+            subject,
+            f"{listed(required)} {'is' if len(required) == 1 else 'are'} required, but the validator is off, so "
+            "nothing is",
+            *_edit(runtime, "nri.default_validator", "enable = true", "nri_enable_default_validator = true"),
+        )
+    elif runtime.release and runtime.release < _VALIDATES[runtime.name]:
+        least = ".".join(map(str, _VALIDATES[runtime.name]))
+        yield warning(subject, f"this {runtime.name} does not know required plugins: it needs {least}", "upgrade it")
+    elif strangers := [name for name in required if "nri-gpu" in name and name not in known]:
+        yield error(
+            subject,
+            f"{listed(strangers)} is required and no plugin of the policy is called that, so no container can be "
+            "created on this node",
+            *_edit(
+                runtime,
+                "nri.default_validator",
+                f'required_plugins = ["{ours[0].name}", "{ours[1].name}"]',
+                f'nri_validator_required_plugins = ["{ours[0].name}", "{ours[1].name}"]',
+            ),
+        )
+    else:
+        yield ok(subject, f"no container is created without {listed(required)}")
+
+
+def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str) -> tuple[str, ...]:
+    """What to write into the runtime's NRI settings, and the restart that it takes."""
+    if runtime.name == "crio":
+        return runtime.edit(table, f"below [crio.{table}]", crio_line)
+    name = runtime.containerd.nri_table if runtime.containerd else NRI
+    return runtime.edit(table, f'below [plugins."{name}"{table.removeprefix("nri")}]', line)

@@ -1,0 +1,281 @@
+"""The daemon's side of the driver process: what it publishes of the node, and the claims that are prepared for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from loguru import logger
+from msgspec.structs import replace
+
+from nri_gpu.decision.claim_devices import NotPrepared, prepared
+from nri_gpu.domain.allocation import PodDevices
+from nri_gpu.domain.container import Pod
+from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid, PreparedClaim
+from nri_gpu.dra.claims_file import ClaimsFile
+from nri_gpu.dra.daemon_socket import dra_service
+from nri_gpu.dra.markers import markers_of
+from nri_gpu.dra.offered_devices import not_ready, offer
+from nri_gpu.dra.questions import (
+    DRA_SOCKET,
+    VIEW_WAIT_S,
+    Answer,
+    AskPrepare,
+    AskUnprepare,
+    AskView,
+    ClaimFault,
+    DriverReport,
+    NodeView,
+    Prepared,
+    PreparedName,
+    Question,
+    Unprepared,
+)
+from nri_gpu.dra.read_claims import ClaimAllocations
+from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.kubelet.kubelet_controller import inquire
+from nri_gpu.kubelet.required_device import RequiredDevice
+from nri_gpu.ledger.claims import join, prepare, unprepare
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.dra_settings import dra_faults
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.server import listen, serve
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import first_done
+
+TICK_S: Final = 5.0  # between two looks for what changes with time alone
+BURST_S: Final = 0.05  # changes come in bursts, and a view is large
+LASTING_S: Final = 10.0  # after which a node that cannot grant is said to be not ready
+NOT_CONNECTED: Final = ClaimFault(
+    "nri-gpu is not connected to the container runtime, so pods would start without their GPUs; try again", passing=True
+)
+CDI_OFF: Final = ClaimFault(
+    "containerd 1.x drops the CDI devices of claims unless its configuration has enable_cdi = true, and pods would "
+    "start without their GPUs: set that, restart containerd, then set dra.cdi_enabled = true in nri-gpu's policy"
+)
+NO_GROUPS: Final = ClaimFault(
+    "it is reserved for a PodGroup, whose pods the kubelet's PodResources tells, and nri-gpu's policy has "
+    'kubelet.podresources = "": take that line out, and restart nri-gpu'
+)
+
+
+class ClaimsPlugin(Protocol):
+    """What is needed of the NRI plugin."""
+
+    claims: ClaimAllocations
+
+    def aged(self, node: Node) -> Node:
+        """The node with the age of its inventory, where policy asks for it."""
+
+    def lapse(self) -> None:
+        """Release grants and reservations whose time is over."""
+
+
+class DraController:
+    """Answers the driver process, and remembers prepared claims in the state folder.
+
+    asked_s, report: when the driver process last asked for a view, seconds since the epoch, and what it said of itself.
+    fault: why it is not served. lasting_s, wait_s: as LASTING_S and VIEW_WAIT_S.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node_state: NodeState,
+        plugin: ClaimsPlugin,
+        fixed: Policy,
+        *,
+        lasting_s: float = LASTING_S,
+        wait_s: float = VIEW_WAIT_S,
+    ) -> None:
+        self.asked_s: float | None = None
+        self._asked: float | None = None  # the same on the monotonic clock
+        self.report = DriverReport()
+        self.fault = ""
+        self._node_state = node_state
+        self._plugin = plugin
+        self._fixed = fixed
+        self.settings = fixed.dra
+        self._lasting_s = lasting_s
+        self._wait_s = wait_s
+        self._connected = False
+        self._cdi_off = False
+        self._required = RequiredDevice(fixed.kubelet)
+        self._file = ClaimsFile(folder)
+        self._socket = folder / DRA_SOCKET
+        self._woken = asyncio.Event()
+        self._grouped = asyncio.Event()  # a PodGroup has a claim here
+        if self.settings.enabled and fixed.kubelet.podresources:
+            # Before the runtime is asked for events: those of sandboxes are among them then.
+            plugin.claims.pods = KubeletPods(told=self._told)
+        self._able = time.monotonic()  # when the node could last grant, or began
+        self._view = NodeView(
+            number=time.monotonic_ns() // 1_000,  # another one than those of the daemon before this one
+            driver=self.settings.driver,
+            dir=self.settings.dir,
+            registry_dir=fixed.kubelet.registry_dir,
+            cdi_dir=fixed.kubelet.cdi_dir,
+        )
+        node_state.subscribe(self.changed, *Changed)
+        plugin.claims.subscribe(self.changed)
+
+    def silent_s(self) -> float | None:
+        """Return the seconds since the driver process last asked for a view; None where it never did."""
+        return None if self._asked is None else time.monotonic() - self._asked
+
+    def recalled(self) -> Mapping[ClaimUid, PreparedClaim]:
+        """The claims that the daemon before this one had prepared."""
+        return self._file.read() if self.settings.enabled else {}
+
+    def configured(self, configured: Configured) -> None:
+        self._required.configured(configured)
+        old = configured.runtime == "containerd" and configured.version.removeprefix("v").startswith("1.")
+        self._cdi_off = old and not self.settings.cdi_enabled
+
+    def connected(self, yes: bool) -> None:
+        """Whether the container runtime asks us about its containers."""
+        self._connected = yes
+        self.changed()
+
+    def changed(self) -> None:
+        """Something of which the view is made may be another one."""
+        self._woken.set()
+        if any(claim.groups for claim in self._node_state.ledger.claims.values()):
+            self._grouped.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        listener = self._listener() if self.settings.enabled else None
+        if self.fault:
+            logger.bind(fault=self.fault).error("driver process not served")
+        async with asyncio.TaskGroup() as tasks:
+            if listener:
+                tasks.create_task(serve(listener, dra_service(self._socket, self.answer)))
+            if self._plugin.claims.pods is not None:
+                tasks.create_task(self._inquire(self._plugin.claims.pods))
+            await asyncio.Event().wait()
+
+    async def _inquire(self, pods: KubeletPods) -> None:
+        """Ask the kubelet which pods of groups have which claims. No gRPC is loaded where no group has any."""
+        await self._grouped.wait()
+        await inquire(self._fixed.kubelet, pods)
+
+    def _told(self, pod: Pod, listed: PodDevices) -> None:
+        """Let a pod have those claims of PodGroups that the kubelet names for it: it knows the pods of a group."""
+        state, pods = self._node_state, self._plugin.claims.pods
+        after = join(state.ledger, pod, listed, pods.uids if pods else frozenset())
+        if after is not state.ledger and not self._written(after):
+            state.commit(after)
+            logger.bind(namespace=pod.namespace, pod_name=pod.name).info("pod has claims of its PodGroup")
+
+    def _listener(self) -> socket.socket | None:
+        """Return the socket that listens; None, with `fault`, where there is none."""
+        for key, sentence in dra_faults(self.settings, self._fixed.kubelet):  # by the command line
+            self.fault = f"{key}: {sentence}"
+            return None
+        try:
+            return listen(self._socket)
+        except OSError as error:
+            self.fault = f"its socket cannot be made: {error}"
+            return None
+
+    async def answer(self, question: Question) -> Answer:
+        """The answer to the driver process."""
+        match question:
+            case AskView(after, report):
+                self.asked_s, self._asked, self.report = time.time(), time.monotonic(), report or self.report
+                return await self._next_view(after)
+            case AskPrepare(claim):
+                return self._prepare(claim)
+            case AskUnprepare(uid):
+                return self._unprepare(uid)
+
+    async def _next_view(self, after: int) -> NodeView:
+        """The view once it has another number, or as it is when nothing has changed for a while."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._wait_s
+        while (view := self.view()).number == after and (left_s := until - loop.time()) > 0:
+            self._woken.clear()
+            await first_done(self._woken.wait(), timeout_s=min(TICK_S, left_s))
+            await asyncio.sleep(BURST_S)
+        return view
+
+    def view(self) -> NodeView:
+        """The view of now, with another number than the last one if it is another one."""
+        state = self._node_state
+        node = self._plugin.aged(state.node)
+        word = "cdi-off" if self._cdi_off else not_ready(node, state.policy, connected=self._connected)
+        now = time.monotonic()
+        if not word:
+            self._able = now
+        # A runtime or daemon that is restarted is no reason to write the slices twice.
+        lasting = now - self._able >= self._lasting_s
+        devices, counter_sets = offer(node, state.ledger, state.settings, self.settings, word if lasting else "")
+        seen = replace(
+            self._view,
+            known=self._view.known or lasting or not word,
+            devices=devices,
+            counter_sets=counter_sets,
+            claims=tuple(
+                PreparedName(uid, each.namespace, each.name, uid in self._plugin.claims.reread)
+                for uid, each in state.ledger.claims.items()
+            ),
+        )
+        if seen != self._view:
+            self._view = replace(seen, number=seen.number + 1)
+        return self._view
+
+    def _prepare(self, claim: AllocatedClaim) -> Prepared | ClaimFault:
+        """Write, reserve, and only then answer: what was answered is known to the next daemon."""
+        if not self._connected:
+            return NOT_CONNECTED
+        if self._cdi_off:
+            return CDI_OFF
+        if claim.groups and self._plugin.claims.pods is None:
+            return NO_GROUPS
+        self._plugin.lapse()
+        state, plugin = self._node_state, self._plugin
+        policy = replace(state.policy, dra=self.settings)  # as devices are offered
+        found = prepared(claim, plugin.aged(state.node), state.ledger, policy)
+        if isinstance(found, NotPrepared):
+            holders = tuple(PreparedName(each.uid, each.namespace, each.name) for each in found.holders)
+            return ClaimFault(found.reason.sentence, found.passing, holders)
+        after = prepare(state.ledger, found)
+        if after is not state.ledger:
+            if fault := self._written(after):
+                return fault
+            state.commit(after)
+            _log(found, "claim prepared")
+        plugin.claims.settled(claim.uid)
+        return Prepared(markers_of(found, plugin.claims.key), required=not self._required.fault())
+
+    def _unprepare(self, uid: ClaimUid) -> Unprepared | ClaimFault:
+        ledger = self._node_state.ledger
+        if claim := ledger.claims.get(uid):
+            after = unprepare(ledger, uid)
+            if fault := self._written(after):
+                return fault
+            self._node_state.commit(after)
+            self._plugin.claims.settled(uid)
+            _log(claim, "claim released")
+        return Unprepared()
+
+    def _written(self, ledger: Ledger) -> ClaimFault | None:
+        try:
+            self._file.write(ledger.claims.values())
+        except OSError as error:
+            logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
+            return ClaimFault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")
+        return None
+
+
+def _log(claim: PreparedClaim, phrase: str) -> None:
+    uuids = ",".join(dict.fromkeys(each.uuid for each in claim.devices)) or "-"
+    pods = ",".join(claim.pods.values()) or "-"
+    logger.bind(namespace=claim.namespace, name=claim.name, pod_name=pods, gpu_uuid=uuids).info(phrase)

@@ -1,0 +1,48 @@
+"""What keeps the driver process from working, for `status`, `check` and `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from nri_gpu.decision.refusals import counted
+from nri_gpu.dra.questions import DriverReport
+
+SILENT_S: Final = 60.0  # a driver process that runs asks every 20 s
+# By the feature gate that keeps what is published; all are beta in Kubernetes 1.36.
+_WITHOUT: Final[Mapping[str, str]] = {
+    "DRADeviceTaints": "unhealthy GPUs and those that others hold leave the ResourceSlices instead of being tainted",
+    "DRAConsumableCapacity": "dra.replicas has no effect, and each claim has a GPU of its own",
+    "DRAPartitionableDevices": "MIG devices are published without the counters of their GPU",
+}
+
+
+def silence(asked_s: float | None, silent_s: float | None) -> str:
+    """Why the driver process seems not to run; empty if it asked lately. Both of `DraStatus`."""
+    lasting_s = silent_s or 0.0  # a daemon of an earlier version does not say it
+    if asked_s is not None and lasting_s <= SILENT_S:
+        return ""
+    since = "since the daemon began" if asked_s is None else f"for {lasting_s:.0f} s"
+    return (
+        f"`nri-gpu dra` has not asked the daemon {since}: pods with new ResourceClaims do not start, and its "
+        "ResourceSlices are not kept"
+    )
+
+
+def files_advice(report: DriverReport) -> Iterator[str]:
+    """A sentence where something on the node removes what containers with claims need to start."""
+    if report.restored:
+        yield (
+            "CDI specifications of prepared claims were removed or changed by something on this node "
+            f"{counted(report.restored, 'time')}, and written again; meanwhile their containers could not start: keep "
+            "it from kubelet.cdi_dir"
+        )
+
+
+def gate_advice(report: DriverReport) -> Iterator[str]:
+    """A sentence for each feature gate that the API server lacks."""
+    for gate in report.missing:
+        yield (
+            f"the API server lacks the feature gate {gate}: {_WITHOUT.get(gate, 'what needs it is not published')}; "
+            f"enable it for kube-apiserver, kube-scheduler and kube-controller-manager (--feature-gates={gate}=true)"
+        )

@@ -1,0 +1,265 @@
+"""What this node offers to the scheduler: a device for each GPU, and for each MIG device of a GPU in MIG mode.
+
+Attributes and capacities have the names and the spelling of NVIDIA's driver, so that its selectors keep working
+(kubernetes-sigs/dra-driver-nvidia-gpu: cmd/gpu-kubelet-plugin/deviceinfo.go; NVIDIA/go-nvlib: pkg/nvlib/device). Its
+MIG devices have memory slices, too, which our inventory does not know. Taints are always called gpu.nri.io/...,
+whatever name the driver has, so that one toleration serves every node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from nri_gpu.decision.eligible import node_fault
+from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.topology import Topology, split, topology_of
+from nri_gpu.domain.gpu import FabricState, Gpu, GpuUuid, MigPart, Unit, closure, health_of, is_compute_slice, whole
+from nri_gpu.domain.gpu import slices as slices_of
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.resource_claim import device_name
+from nri_gpu.dra.questions import Attribute, Capacity, OfferedDevice, Taint, Version
+from nri_gpu.kubelet.node_labels import family
+from nri_gpu.ledger.ledger import UNUSED, Ledger, Usage
+from nri_gpu.policy.dra_settings import DraSettings
+from nri_gpu.policy.health_settings import OnBad
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.select import stale_fault
+
+UNHEALTHY: Final = "gpu.nri.io/unhealthy"
+HELD: Final = "gpu.nri.io/held"
+NODE_NOT_READY: Final = "gpu.nri.io/node-not-ready"
+NO_SCHEDULE: Final = "NoSchedule"
+NO_EXECUTE: Final = "NoExecute"
+TEXT_MAX: Final = 64  # characters (kubernetes: resource/v1, DeviceAttributeMaxValueLength)
+SLICES: Final = 7  # of a GPU in MIG mode
+_NO_CLUSTER: Final = frozenset("0-")  # letters of the cluster UUID of a fabric within one machine
+
+_BRANDS: Final[Mapping[str, str]] = {
+    "unknown": "Unknown",
+    "quadro": "Quadro",
+    "tesla": "Tesla",
+    "nvs": "NVS",
+    "grid": "Grid",
+    "geforce": "GeForce",
+    "titan": "Titan",
+    "vapps": "NvidiaVApps",
+    "vpc": "NvidiaVPC",
+    "vcs": "NvidiaVCS",
+    "vws": "NvidiaVWS",
+    "cloudgaming": "NvidiaCloudGaming",
+    "quadrortx": "QuadroRTX",
+    "nvidiartx": "NvidiaRTX",
+    "nvidia": "Nvidia",
+    "geforcertx": "GeForceRTX",
+    "titanrtx": "TitanRTX",
+}
+_ADDRESSING: Final[Mapping[str, str]] = {"hmm": "HMM", "ats": "ATS", "none": "None"}
+
+CounterSets = dict[str, dict[str, int]]
+
+
+def not_ready(node: Node, policy: Policy, *, connected: bool) -> str:
+    """Why nothing could be granted now, in a word; empty when it could. connected: to the container runtime."""
+    if not connected:
+        return "no-runtime"
+    if policy.fault:
+        return "policy-broken"
+    if stale_fault(policy, node.inventory_age_s):
+        return "inventory-stale"
+    return "driver-not-ready" if node_fault(closure(policy.defaults.capabilities), node) else ""
+
+
+def offer(
+    node: Node, ledger: Ledger, policy: Policy, settings: DraSettings, hindrance: str = ""
+) -> tuple[tuple[OfferedDevice, ...], CounterSets]:
+    """The devices, in the order in which to use them, and the counter sets that they consume of.
+
+    hindrance: as `not_ready` says it.
+    """
+    inventory, usage = node.inventory, ledger.usage()
+    withheld = dict.fromkeys(overlaps(ledger), "several-pods") | dict.fromkeys(ledger.stuck, "lost-container")
+    domains = _nvlink_domains(inventory)
+    # Counters are for devices that one claim has: whether each of several claims consumes them is not ours to say.
+    shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
+    parts = [] if shared else [unit for unit in units if isinstance(unit, MigPart)]
+    counters: dict[GpuUuid, dict[str, int]] = {unit.uuid: {} for unit in units} | {
+        part.uuid: _counters(part) for part in parts
+    }
+    devices = (
+        OfferedDevice(
+            name=device_name(unit),
+            attributes=_attributes(unit, inventory, domains),
+            capacity={
+                name: Capacity(amount, amount // settings.replicas if shared else 0)
+                for name, amount in _capacity(unit).items()
+            },
+            taints=tuple(
+                _taints(
+                    unit,
+                    policy,
+                    withheld.get(unit.uuid) or _holder(usage.get(unit.uuid, UNUSED), shared=shared),
+                    hindrance,
+                )
+            ),
+            shared=shared,
+            counter_set=_counter_set(whole(unit)) if counters[unit.uuid] else "",
+            counters=counters[unit.uuid],
+            fault=why_not(unit),
+        )
+        for unit in units
+    )
+    return tuple(devices), _counter_sets(parts)
+
+
+def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
+    """What is offered, in order: whole GPUs, then MIG devices, those of one GPU after each other."""
+    gpus = ((place, gpu) for place, gpu in enumerate(inventory.gpus) if not gpu.mig_enabled)
+    whole_gpus = tuple(place for place, gpu in gpus if policy.pool.offers(gpu, pool))
+    yield from (inventory.gpus[place] for place in _nested(topology_of(inventory), whole_gpus))
+    for part in inventory.parts:
+        if part.gpu.mig_enabled and not is_compute_slice(part.device.profile) and policy.pool.offers(part, pool):
+            yield part
+
+
+def _nested(topology: Topology, places: tuple[int, ...]) -> tuple[int, ...]:
+    """Places of GPUs, so that those which are joined best are next to each other: pairs, pairs of pairs, and so on.
+
+    The scheduler takes the first devices that fit, and knows nothing of links. So claims for 2, 4 or 8 get linked GPUs,
+    and leave linked ones. The order does not follow what is in use: the slices would be written anew with every pod.
+    """
+    if len(places) <= 2:
+        return places
+    half = split(topology, 1 << ((len(places) - 1).bit_length() - 1), places)
+    rest = tuple(place for place in places if place not in half)
+    return _nested(topology, half) + _nested(topology, rest)
+
+
+def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]) -> dict[str, Attribute]:
+    """Those that NVIDIA's driver always publishes are always there, as a selector for one that is missing is an error.
+
+    Unknown ones are `Unknown` and 0.0.0; what only some GPUs have is left out.
+    """
+    gpu = whole(unit)
+    texts = {
+        "type": "mig" if isinstance(unit, MigPart) else "gpu",
+        "uuid": unit.uuid,
+        "productName": gpu.model,
+        "brand": _BRANDS.get(gpu.brand, "Unknown"),
+        "architecture": (gpu.architecture or family(gpu.arch or (0, 0)) or "unknown").replace("-", " ").title(),
+        "addressingMode": _ADDRESSING.get(gpu.addressing, ""),
+        "resource.kubernetes.io/pciBusID": gpu.pci_bus_id,
+        "resource.kubernetes.io/pcieRoot": gpu.pcie_root,
+        "nvlinkDomain": domains.get(unit.uuid, ""),
+    }
+    if isinstance(unit, MigPart):
+        texts |= {"parentUUID": gpu.uuid, "profile": unit.device.profile}
+    versions = {
+        "cudaComputeCapability": gpu.arch_text,
+        "driverVersion": inventory.driver_version,
+        "cudaDriverVersion": inventory.cuda_version,
+    }
+    found: dict[str, Attribute] = {name: text[:TEXT_MAX] for name, text in texts.items() if text}
+    found |= {name: Version(_semver(version or "0")) for name, version in versions.items()}
+    return found if gpu.numa_node is None else found | {"numaNode": gpu.numa_node}
+
+
+def _capacity(unit: Unit) -> dict[str, int]:
+    """Those that are known."""
+    found = {"memory": unit.memory_bytes}
+    if isinstance(unit, MigPart):
+        engines = unit.device.engines
+        found |= {
+            "multiprocessors": engines.multiprocessors,
+            "copyEngines": engines.copy_engines,
+            "decoders": engines.decoders,
+            "encoders": engines.encoders,
+            "jpegEngines": engines.jpeg_engines,
+            "ofaEngines": engines.ofa_engines,
+        }
+    return {name: amount for name, amount in found.items() if amount is not None}
+
+
+def _semver(version: str) -> str:
+    """`580.95.05` as `580.95.5`, `13.0` as `13.0.0`: a semantic version has three numbers without leading zeros."""
+    return ".".join(str(int(number)) for number in (*version.split("."), "0", "0")[:3])
+
+
+def _nvlink_domains(inventory: Inventory) -> Mapping[GpuUuid, str]:
+    """For each GPU with NVLink a name that all GPUs have which it reaches by NVLink, and no other.
+
+    That of its fabric where it joined one of several machines; else the UUID of the first of those GPUs.
+    """
+    uuids = {gpu.index: gpu.uuid for gpu in inventory.gpus}
+    reached = {index: [index] for index in uuids}
+    for link in inventory.links:
+        if link.nvlink and {link.a, link.b} <= uuids.keys() and reached[link.a] is not reached[link.b]:
+            reached[link.a] += reached[link.b]
+            reached |= dict.fromkeys(reached[link.b], reached[link.a])
+    linked = {gpu.uuid: uuids[min(reached[gpu.index])] for gpu in inventory.gpus if len(reached[gpu.index]) > 1}
+    found = ((gpu, _fabric(gpu) or linked.get(gpu.uuid, "")) for gpu in inventory.gpus)
+    # NVLink does not reach into a GPU in MIG mode.
+    return {gpu.uuid: domain for gpu, domain in found if domain and not gpu.mig_enabled}
+
+
+def _fabric(gpu: Gpu) -> str:
+    """`<cluster UUID>.<clique>`; empty where it has not joined the fabric of several machines."""
+    fabric = gpu.fabric
+    if (
+        fabric is None
+        or fabric.state is not FabricState.COMPLETED
+        or fabric.status
+        or set(fabric.cluster) <= _NO_CLUSTER
+    ):
+        return ""
+    return f"{fabric.cluster}.{fabric.clique}"
+
+
+def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator[Taint]:
+    health = health_of(unit)
+    if not health.grantable:
+        stops = policy.health.containers is OnBad.STOP
+        yield Taint(UNHEALTHY, health.state.value, NO_EXECUTE if stops else NO_SCHEDULE)
+    elif why_not(unit):
+        yield Taint(UNHEALTHY, "unavailable", NO_SCHEDULE)
+    if holder:
+        yield Taint(HELD, holder, NO_SCHEDULE)
+    if hindrance:
+        yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
+
+
+def _holder(used: Usage, *, shared: bool) -> str:
+    """Who has it, if not a claim: the scheduler knows of those, and would allocate what others have."""
+    if used.claims:
+        return ""
+    if used.external:
+        return "other-component"
+    if used.reservations:
+        return "device-plugin"
+    return "container" if used.grants and not (shared and used.mode is Mode.SHARED) else ""
+
+
+def _counter_set(gpu: Gpu) -> str:
+    return f"{device_name(gpu)}-counter-set"
+
+
+def _counter_sets(parts: Iterable[MigPart]) -> CounterSets:
+    """What each GPU has to give: never less than what its MIG devices, which were made, take of it."""
+    taken: dict[str, Counter[str]] = {}
+    sizes: CounterSets = {}
+    for part in parts:
+        name = _counter_set(part.gpu)
+        taken.setdefault(name, Counter()).update(_counters(part))
+        sizes[name] = {"memory": part.gpu.memory_bytes or 0, "slices": SLICES}
+    whole_sets = ((name, Counter(each) | taken[name]) for name, each in sizes.items())
+    return {name: dict(each) for name, each in whole_sets}
+
+
+def _counters(part: MigPart) -> dict[str, int]:
+    """What is known of what a MIG device consumes of its GPU. Its slices are in its profile."""
+    profile = part.device.profile
+    slices = {"slices": slices_of(profile)[0]} if profile[:1].isdigit() else {}
+    return {"memory": part.memory_bytes, **slices} if part.memory_bytes else slices

@@ -1,0 +1,166 @@
+"""What the NRI plugin keeps of ResourceClaims: whose devices a container has, and which claims are to be read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.domain.allocation import (
+    Allocated,
+    AllocatedDevice,
+    AllocationInvalid,
+    AllocationPending,
+    KubeletAllocation,
+)
+from nri_gpu.domain.container import MARKERS_MAX, Container, Pod, PodId
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
+from nri_gpu.domain.text import listed as listed_names
+from nri_gpu.domain.text import shown
+from nri_gpu.dra.markers import read_marker
+from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.system.tasks import tell
+
+_NAME_SHOWN_MAX: Final = 80  # characters
+NOT_OURS: Final = (
+    "it was not written by nri-gpu for this node since it booted: take the variable out of the pod; where the kubelet "
+    "has set it, delete the pod"
+)
+TWO_DOORS: Final = (
+    "the kubelet gave this container GPUs of a device plugin and of a ResourceClaim: ask in resources.limits or in "
+    "resources.claims, not in both"
+)
+NO_ANSWER_YET: Final = (
+    "it is reserved for a PodGroup, and the kubelet has not said yet whether this container names it (PodResources): "
+    "it will be tried again; if this lasts, see the log of `nri-gpu run`"
+)
+NOT_NAMED: Final = (
+    "it is reserved for PodGroup {}, and the kubelet's PodResources does not list it for this container: name the "
+    "claim in resources.claims of a container or sidecar of a pod of that group, and copy no variable"
+)
+NOT_ALIKE: Final = (
+    "this container has devices of claims that are configured differently, or some for monitoring and others not, and "
+    "gets all its GPUs in one way: give it those of one kind"
+)
+
+
+class ClaimAllocations:
+    """Reads markers. A claim that several pods use may have new ones, of which nobody tells but their own coming.
+
+    key: of the markers. reread: claims to prepare again, because their pods may be other ones now. pods: sandboxes that
+    may be of a claim's PodGroup, to ask the kubelet about; None where it is not asked.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.reread: frozenset[ClaimUid] = frozenset()
+        self.pods: KubeletPods | None = None
+        self._followers: list[Callable[[], None]] = []
+
+    def subscribe(self, follower: Callable[[], None]) -> None:
+        """Call it whenever `reread` has changed."""
+        self._followers.append(follower)
+
+    def read(self, container: Container, ledger: Ledger) -> Container:
+        """The container with the devices of its markers as its allocation; the same one where it has none."""
+        if not container.markers:
+            return container
+        return replace(container, markers={}, kubelet=self._allocation(container, ledger))
+
+    def pod_came(self, pod: Pod, ledger: Ledger) -> None:
+        """A sandbox is there: it may be one more pod of a claim that is prepared already."""
+        claims = (each for each in ledger.claims.values() if not each.owned and each.namespace == pod.namespace)
+        unknown = [each for each in claims if pod.uid not in each.pods]
+        self._put(self.reread.union(each.uid for each in unknown))
+        if self.pods is not None and any(each.groups for each in unknown):
+            self.pods.add(pod)
+
+    def synchronized(self, containers: Iterable[Container], ledger: Ledger) -> None:
+        """Take over the runtime's list. Sandboxes without a container are asked about once they have one."""
+        for pod in {each.pod.id: each.pod for each in containers if each.pod.name != "?"}.values():
+            self.pod_came(pod, ledger)
+
+    def pod_gone(self, pod_id: PodId) -> None:
+        """The sandbox is gone."""
+        if self.pods is not None:
+            self.pods.remove(pod_id)
+
+    def settled(self, uid: ClaimUid) -> None:
+        """The claim was prepared again, or is gone."""
+        self._put(self.reread - {uid})
+
+    def _put(self, reread: frozenset[ClaimUid]) -> None:
+        if reread != self.reread:
+            self.reread = reread
+            tell(self._followers)
+
+    def _allocation(self, container: Container, ledger: Ledger) -> KubeletAllocation:
+        first = shown(next(iter(container.markers)), _NAME_SHOWN_MAX)
+        if container.kubelet is not None:
+            return AllocationInvalid(TWO_DOORS, first)
+        if len(container.markers) > MARKERS_MAX:
+            return AllocationInvalid(f"it and others are more than {MARKERS_MAX} devices of claims", first)
+        claims: dict[ClaimUid, PreparedClaim] = {}
+        devices: dict[tuple[ClaimUid, int], ClaimedDevice] = {}
+        for name, text in container.markers.items():
+            marker = read_marker(name, text, self.key)
+            if marker is None:
+                return AllocationInvalid(NOT_OURS, shown(name, _NAME_SHOWN_MAX))
+            claim = ledger.claims.get(marker.claim)
+            if claim is None or marker.device >= len(claim.devices):
+                return AllocationInvalid(
+                    "the ResourceClaim that it names is not prepared on this node any more: delete the pod",
+                    shown(name, _NAME_SHOWN_MAX),
+                )
+            if not claim.is_for(container):
+                return self._of_others(container, claim)
+            claims[claim.uid] = claim
+            devices[claim.uid, marker.device] = claim.devices[marker.device]
+        return _together(claims, devices.values())
+
+    def _of_others(self, container: Container, claim: PreparedClaim) -> KubeletAllocation:
+        # Also where the claim is a pod's: others may name it, and whoever makes one may have it go with a pod.
+        if claim.namespace != container.pod.namespace:
+            return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
+        if claim.groups:
+            return self._of_group(container, claim)
+        self._put(self.reread | {claim.uid})
+        return AllocationPending(
+            "this pod was not among those that it is reserved for when it was prepared, so `nri-gpu dra` asks the API "
+            "server again: it will be tried again; if this lasts, see the log of `nri-gpu dra`",
+            _called(claim),
+        )
+
+    def _of_group(self, container: Container, claim: PreparedClaim) -> KubeletAllocation:
+        listing = None
+        if self.pods is not None:
+            listing = self.pods.devices_of(container.pod)
+            self.pods.ask(container.pod)
+        listed = listing.container(container.name) if listing else None
+        if listing is None or not listing.containers or (listed and claim.uid in listed.claims):
+            return AllocationPending(NO_ANSWER_YET, _called(claim))
+        groups = listed_names(shown(each, _NAME_SHOWN_MAX) for each in sorted(claim.groups.values()))
+        return AllocationInvalid(NOT_NAMED.format(groups), _called(claim))
+
+
+def _called(claim: PreparedClaim) -> str:
+    return shown(claim.called, _NAME_SHOWN_MAX)
+
+
+def _together(claims: Mapping[ClaimUid, PreparedClaim], devices: Iterable[ClaimedDevice]) -> KubeletAllocation:
+    """The devices of one container as one allocation."""
+    found = tuple(devices)
+    key = shown(" and ".join(map(_called, claims.values())), 2 * _NAME_SHOWN_MAX)
+    if len({(each.mode, each.text, each.admin) for each in found}) != 1:
+        return AllocationInvalid(NOT_ALIKE, key)
+    return Allocated(
+        devices=tuple(AllocatedDevice("claim", each.uuid) for each in found),
+        shared=found[0].mode is Mode.SHARED,
+        key=key,
+        claims=tuple(claims),
+        request=found[0].text,
+        admin=found[0].admin,
+    )

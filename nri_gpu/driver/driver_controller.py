@@ -1,0 +1,227 @@
+"""Keeps the driver's staged files and its kernel module's version up to date, off the request path."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from msgspec import Struct
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
+from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.compat_packages import SHOWN, CompatController
+from nri_gpu.driver.driver_scan import FoundDriver, Signatures, changed, folder_signatures, scan
+from nri_gpu.driver.stage import prune, stage, staged_signatures
+from nri_gpu.driver.stage_owner import NotReleasedError, StageOwner, StageTakenError
+from nri_gpu.host.modules import module_version
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import LogOnce, first_done
+
+LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
+RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
+
+
+class _Scan(Struct, frozen=True):
+    """The last scan. signatures: taken before it; None: there was none. found: None where it failed."""
+
+    signatures: Signatures | None = None
+    found: FoundDriver | None = None
+    at: float = 0.0
+
+
+class DriverController:
+    """Looks every few seconds; scans and stages when asked to, or when the driver changed.
+
+    policy: of the start. state_dir: identifies the owner of the stage folder. simulated: there is no kernel module, and
+    no files are needed. held: the driver generations that containers have mounted, None before the first Synchronize.
+    module_changed: called when another kernel module is loaded. module: the version of the loaded one.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        state_dir: Path,
+        node_state: NodeState,
+        *,
+        simulated: bool,
+        held: Callable[[], frozenset[str] | None],
+        module_changed: Callable[[], None],
+        module: Callable[[], str] = module_version,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = Path(policy.driver.root)
+        self._library_dirs = policy.driver.library_dirs
+        self._stage_dir = Path(policy.driver.stage_dir)
+        self._retry_s = policy.inventory.refresh_s  # after a failure the same files are scanned again
+        self._simulated = simulated
+        self._module = module
+        self._node_state = node_state
+        self._held = held
+        self._module_changed = module_changed
+        self._clock = clock
+        self._last = _Scan()
+        self._staged: Signatures | None = None  # of the staged files, when they were last complete
+        self._kept: frozenset[str] = frozenset()  # generations that the last prune left
+        self._waiting = ""  # the version whose kernel module is not loaded yet
+        self._not_released = False  # the daemon before this one still owns the stage folder
+        self._log = LogOnce()
+        self._again = asyncio.Event()
+        self.looked = asyncio.Event()  # set once the files were staged, or could not be
+        self._asked = True
+        self._owner = StageOwner(self._stage_dir, state_dir)
+        packages = policy.compat.dir
+        self._compat = CompatController(Path(packages), self._owner, node_state) if packages else None
+
+    def look_again(self) -> None:
+        """Scan now, even if nothing changed."""
+        self._asked = True
+        self._again.set()
+
+    @property
+    def scanned(self) -> Signatures | None:
+        """The host's folders from before the scan whose files are published; None where there is no such scan."""
+        found, driver = self._last.found, self._node_state.node.driver
+        return self._last.signatures if found and driver and found.version == driver.version else None
+
+    def look_soon(self) -> None:
+        """Look now; scan only if something changed."""
+        self._again.set()
+
+    async def run(self) -> None:
+        while True:
+            self._again.clear()
+            await self.look()
+            self.looked.set()
+            looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
+            await first_done(self._again.wait(), timeout_s=min(looks_s, self._retry_s))
+
+    async def look(self) -> None:
+        """Look once, and scan if needed. Staging may copy for as long as the disk takes."""
+        await self._look_at_module()
+        asked, self._asked = self._asked, False
+        if asked or await asyncio.to_thread(self._has_changed):
+            await self._scan()
+        if self._compat:
+            await self._compat.look(asked=asked)
+        if self._owner.held:
+            await self._prune()
+
+    def close(self) -> None:
+        """Let the next daemon stage: called once no thread works for this one."""
+        self._owner.close()
+
+    async def _look_at_module(self) -> None:
+        if self._simulated:
+            return
+        known = self._node_state.node.module_version
+        version = await asyncio.to_thread(self._module)
+        if version == (known or ""):
+            return
+        self._node_state.put_module(version)
+        self._asked = True
+        if known is not None:
+            logger.bind(driver_version=version or "-").info("kernel module changed")
+            self._module_changed()
+
+    def _has_changed(self) -> bool:
+        last, driver = self._last, self._node_state.node.driver
+        if self._not_released or last.signatures is None:
+            return True
+        if changed(self._root, self._library_dirs, last.signatures, last.found):
+            return True
+        if driver is not None and self._staged is not None and staged_signatures(driver) != self._staged:
+            logger.bind(generation=driver.generation).warning("staged driver files were changed by others")
+            return True
+        return last.found is None and self._clock() - last.at >= self._retry_s
+
+    async def _scan(self) -> None:
+        before = await asyncio.to_thread(folder_signatures, self._root, self._library_dirs)
+        self._last = _Scan(before, None, self._clock())
+        try:
+            module = self._node_state.node.module_version or ""
+            found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs, module=module)
+            if not self._waits_for_module(found.version):
+                await self._stage(found)
+        except DriverError as error:
+            self._not_released = isinstance(error, NotReleasedError)
+            # If the recalled driver is staged, the daemon before this one keeps it for its containers.
+            if not (self._not_released and self._node_state.node.driver):
+                self._failed(error)
+        else:
+            self._last = _Scan(before, found, self._last.at)
+            self._log.clear()
+            self._not_released = False
+
+    async def _stage(self, found: FoundDriver) -> None:
+        await asyncio.to_thread(self._owner.take)
+        files = await asyncio.to_thread(stage, found, self._stage_dir)
+        self._staged = await asyncio.to_thread(staged_signatures, files)
+        if files != self._node_state.node.driver:
+            self._node_state.put_driver(files)
+            _log_driver(found, files)
+
+    def _waits_for_module(self, version: str) -> bool:
+        """Whether these files cannot be used before their kernel module is loaded.
+
+        Until then the old driver's staged files are complete, and match the loaded module.
+        """
+        node = self._node_state.node
+        kernel = node.module_version or node.inventory.driver_version
+        waits = node.driver is not None and node.driver.version == kernel != version and not self._simulated
+        if waits and self._waiting != version:
+            logger.bind(driver_version=version).warning(
+                "the new driver's kernel module is not loaded: containers get the old one's staged files until it is"
+            )
+        self._waiting = version if waits else ""
+        return waits
+
+    def _failed(self, error: DriverError) -> None:
+        sentence, node = str(error), self._node_state.node
+        if self._simulated and not isinstance(error, StageTakenError):
+            files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
+            if node.driver != files:
+                self._node_state.put_driver(files)
+            sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
+            self._log.note("driver files not found", sentence)
+            return
+        if (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
+            self._node_state.put_driver(None, fault)
+        self._log.warning("driver files not found", sentence)
+
+    async def _prune(self) -> None:
+        """Removes old staged files once no grant names them; not before the runtime has listed its containers."""
+        node, held = self._node_state.node, self._held()
+        if held is None or node.driver is None:
+            return
+        keep = held | {node.driver.generation} | {package.generation for package in node.compat}
+        if keep == self._kept:
+            return
+        try:
+            removed = await asyncio.to_thread(prune, self._stage_dir, lambda folder: folder.name not in keep)
+        except DriverError as error:
+            logger.bind(fault=str(error)).warning("old driver files not removed")
+        else:
+            for generation in removed:
+                logger.bind(generation=generation).info("old driver files removed")
+        self._kept = keep
+
+
+def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
+    bound = logger.bind(driver_version=files.version, generation=files.generation)
+    bound.info("driver files staged")
+    lacking = [f"{libraries} for {each}" for each, libraries in files.lacks.items() if each in DEFAULT_CAPABILITIES]
+    if lacking:
+        bound.bind(fault=", ".join(lacking)).warning("driver lacks a library that containers need")
+    for capability, names in files.missing.items():
+        if names:
+            bound.bind(fault=f"{capability}: {', '.join(names)}").info("driver libraries not found")
+    if found.left_out:
+        bound.bind(fault="; ".join(map(str, found.left_out[:SHOWN]))).warning("driver files left out")
+    if found.unknown:
+        bound.bind(fault=", ".join(found.unknown[:SHOWN])).info("driver files of no known capability, not used")

@@ -1,0 +1,74 @@
+"""The device numbers through which a node's GPUs can be used, and which GPU or MIG device each belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import DeviceNumber
+from nri_gpu.domain.edits import Extra
+from nri_gpu.domain.gpu import Capability, Gpu, GpuUuid
+from nri_gpu.domain.node import Inventory
+from nri_gpu.injection.device_nodes import draws, shared_nodes
+
+GPUS_MAX: Final = 32  # NV_MAX_DEVICES: minors below are looked at even where no GPU has them
+CHANNELS_LOOKED_AT: Final = 8  # of a node's IMEX channels, of which there can be thousands
+
+
+class Owner(Struct, frozen=True):
+    """Whose a device number is.
+
+    path: its usual node. what: whose it is, in words: `GPU 2, GPU-...`; empty where it gives access to no GPU alone.
+    units: GPUs and MIG devices, one of which has to be granted. shared: every container with a grant may have it.
+    """
+
+    path: str
+    what: str = ""
+    units: frozenset[GpuUuid] = frozenset()
+    shared: bool = False
+
+
+def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
+    """Every number to look at."""
+    majors, found = inventory.majors, dict[DeviceNumber, Owner]()
+    if majors.nvidia is not None:
+        for minor in range(GPUS_MAX):
+            found[majors.nvidia, minor] = Owner(f"/dev/nvidia{minor}", "a GPU that nri-gpu does not know")
+    shared = [*shared_nodes(frozenset(Capability), majors)]
+    for extra, each in inventory.extras.items():
+        if extra is Extra.RDMA:
+            continue  # adapters are not NVIDIA's GPUs, and other components give them to containers
+        shared += each.nodes
+        if channels := each.channels:
+            for minor in range(min(channels.count, CHANNELS_LOOKED_AT)):
+                path = f"/dev/nvidia-caps-imex-channels/channel{minor}"
+                found[channels.major, minor] = Owner(path, shared=True)
+    found.update({(node.major, node.minor): Owner(node.path, shared=True) for node in shared})
+    for gpu in inventory.gpus:
+        found.update(_of_gpu(gpu, inventory))
+    return found
+
+
+def _of_gpu(gpu: Gpu, inventory: Inventory) -> Iterator[tuple[DeviceNumber, Owner]]:
+    """Its node, which its MIG devices share; those it draws by; and the capabilities of its MIG devices."""
+    majors, name = inventory.majors, f"GPU {gpu.index}, {gpu.uuid}"
+    if majors.nvidia is not None:
+        units = frozenset({gpu.uuid, *(part.uuid for part in gpu.parts)})
+        yield (majors.nvidia, gpu.minor_number), Owner(f"/dev/nvidia{gpu.minor_number}", name, units)
+    drawing = frozenset({gpu.uuid, *(part.uuid for part in gpu.parts if draws(part))})
+    for node in gpu.drm:
+        yield (node.major, node.minor), Owner(f"/dev/dri/{node.name}", name, drawing)
+    if majors.nvidia_caps is None:
+        return
+    for device in gpu.mig:
+        beside = {each.uuid for each in gpu.mig if each.gpu_instance_minor == device.gpu_instance_minor}
+        instance = f"MIG device {gpu.index}:{device.index}, {device.uuid}"
+        for minor, what, uuids in (
+            (device.gpu_instance_minor, f"a GPU instance of {name}", beside),
+            (device.compute_instance_minor, instance, {device.uuid}),
+        ):
+            if minor is not None:
+                path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+                yield (majors.nvidia_caps, minor), Owner(path, what, frozenset(uuids))

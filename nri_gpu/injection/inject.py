@@ -1,0 +1,115 @@
+"""All that is added to one container: each part makes its edits, and one merge puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
+from nri_gpu.domain.gpu_request import NumaBinding
+from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.node import CompatPackage, DriverTree, Inventory, Loader, NumaNode
+from nri_gpu.injection import device_nodes
+from nri_gpu.injection.driver_mounts import LIBRARY_PATH, compat_mount, free_places, library_path, tree_mounts
+from nri_gpu.injection.mps_client import client_edits
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+OUR_UUIDS: Final = "NRI_GPU_UUIDS"
+VOID: Final = "void"  # NVIDIA's value for no device: an old runtime or hook on the node then does nothing
+
+
+class Injection(Struct, frozen=True, kw_only=True):
+    """What one container is to receive.
+
+    gpus: GPUs and MIG devices, in NVML order. capabilities: closed. tree: the staged driver files for them. loader: how
+    a container's loader finds them. hwcaps: as in `Node`. void: policy keeps NVIDIA_VISIBLE_DEVICES for other
+    components. numa: what policy binds to the GPUs' NUMA nodes. extra: the edits of its extras. compat: a newer CUDA
+    than the driver's. completes: another component assigned the GPUs, so the container gets no node of a GPU. mps: its
+    share of an MPS daemon. The signed grant is added later, by whoever has the key.
+    """
+
+    container: Container
+    gpus: tuple[Unit, ...]
+    capabilities: Capabilities
+    inventory: Inventory
+    tree: DriverTree | None
+    loader: Loader
+    void: bool
+    hwcaps: bool = True
+    numa: NumaBinding = NumaBinding.NONE
+    extra: Edits = NO_EDITS
+    compat: CompatPackage | None = None
+    completes: bool = False
+    mps: Seat | None = None
+
+    @property
+    def library_path(self) -> str:
+        """The container's own LD_LIBRARY_PATH; empty where it has none."""
+        return self.container.env.get(LIBRARY_PATH, "")
+
+
+def plan(of: Injection) -> Edits:
+    """All that is added to the container, each path and key once."""
+    driver = _driver(of)
+    parts = [_devices(of), driver, _compat(of, driver), Edits.of(env=visible_devices(of.gpus, void=of.void)), of.extra]
+    if of.mps:
+        parts.append(client_edits(of.mps))
+    if not of.container.pinned:
+        parts.append(cpuset_edits(of.gpus, of.inventory.numa, of.numa))
+    return reduce(Edits.merge, parts)
+
+
+def _devices(of: Injection) -> Edits:
+    majors = of.inventory.majors
+    if of.completes:
+        present = {device.path for device in of.container.devices}
+        shared = device_nodes.shared_nodes(of.capabilities, majors)
+        return Edits.of(devices=tuple(node for node in shared if node.path not in present))
+    return Edits.of(devices=device_nodes.device_nodes(of.gpus, of.capabilities, majors))
+
+
+def _driver(of: Injection) -> Edits:
+    if of.tree is None:
+        return NO_EDITS
+    places = free_places(of.loader, of.container.mounts, of.tree, hwcaps=of.hwcaps)
+    folders = places.search(compatible=Capability.COMPAT32 in of.capabilities)
+    return Edits.of(mounts=tree_mounts(of.tree, places), env=library_path(folders, of.library_path))
+
+
+def _compat(of: Injection, driver: Edits) -> Edits:
+    """Stands before the driver's folders in the path: glibc takes the first library of a name."""
+    if of.compat is None:
+        return NO_EDITS
+    mount, behind = compat_mount(of.compat), driver.env.get(LIBRARY_PATH, of.library_path)
+    return Edits.of(mounts=(mount,), env=library_path([mount.destination], behind))
+
+
+def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding) -> Edits:
+    """The cpuset of a container that is granted these, unless another component has set it.
+
+    Unbound where the NUMA node of one GPU is not known: the others' nodes would keep the container away from that GPU.
+    A node without CPUs, or without memory, adds none, since the kernel refuses an empty list.
+    """
+    wanted = {whole(unit).numa_node for unit in units}
+    near = [node for node in nodes if node.number in wanted]
+    if binding is NumaBinding.NONE or len(near) < len(wanted):
+        return NO_EDITS
+    cpus = [node.cpus for node in near if node.cpus] if binding is not NumaBinding.MEMORY else []
+    mems = [str(node.number) for node in near if node.memory] if binding is not NumaBinding.CPUS else []
+    return Edits.of(cpuset_cpus=",".join(cpus), cpuset_mems=",".join(mems))
+
+
+def visible_devices(gpus: tuple[Unit, ...], *, void: bool) -> Mapping[str, str]:
+    """The granted UUIDs. void: under another name, because a runtime or hook on this node still reads the usual one."""
+    uuids = ",".join(gpu.uuid for gpu in gpus)
+    return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}
+
+
+def disarmed(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Overrides an image's NVIDIA_VISIBLE_DEVICES, so that no other component acts on it."""
+    return {VISIBLE_DEVICES: VOID} if env.get(VISIBLE_DEVICES, VOID) != VOID else {}

@@ -1,0 +1,235 @@
+"""Keeps a node's inventory up to date: refreshes it, publishes what changed, and tells who depends on the change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from loguru import logger
+from msgspec.structs import replace
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
+from nri_gpu.domain.node import Inventory
+from nri_gpu.inventory.changes import changes
+from nri_gpu.inventory.nvml_source import Source
+from nri_gpu.system.clocks import since_boot_s
+from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done, tell
+
+REFRESH_S: Final = 60.0
+FIRST_RETRY_S: Final = 0.5
+LONGEST_RETRY_S: Final = 30.0
+
+
+class InventoryCache:
+    """The last inventory of one source.
+
+    publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
+    the sentence of each failure. After a failure the last inventory stays `current`
+    and its age grows. Where there was none, an inventory with that fault is published. completed: adds to an answer
+    what the source does not know; it is also told when the source was asked, by `boot_clock`. poked: set by whoever
+    wants a refresh now. current: None before the first. fault: why the last refresh failed; empty when it did not.
+    confirmed: the source has answered; until then `current` was recalled from an earlier process.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        publish: Callable[[Inventory], None],
+        on_fault: Callable[[str], None],
+        *,
+        completed: Callable[[Inventory, float], Inventory] = lambda inventory, _: inventory,
+        poked: asyncio.Event | None = None,
+        refresh_s: float = REFRESH_S,
+        boot_clock: Callable[[], float] = since_boot_s,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._source = source
+        self._publish = publish
+        self._on_fault = on_fault
+        self._completed = completed
+        self._followers: list[Callable[[Inventory, float], None]] = []
+        self._refresh_s = refresh_s
+        self._boot_clock = boot_clock
+        self._monotonic = monotonic
+        self._answered: float | None = None  # by that clock
+        self._sleep = sleep
+        self.current: Inventory | None = None
+        self.confirmed = False
+        self.fault = ""
+        self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
+        self._poked = poked or asyncio.Event()
+        self._ready = asyncio.Event()
+
+    def recall(self, inventory: Inventory) -> None:
+        """Use an earlier process's inventory until the source answers."""
+        self.current = inventory
+        self._answered = inventory.taken_at
+
+    def subscribe(self, looked: Callable[[Inventory, float], None]) -> None:
+        """Call it with each answer of the source, and with when it was asked for, in seconds of `monotonic`."""
+        self._followers.append(looked)
+
+    def age_s(self) -> float | None:
+        """Seconds since the source last answered, also those in which the machine was suspended; None: it never did.
+
+        Of a recalled inventory: since it was taken, which is longer.
+        """
+        return None if self._answered is None else self._boot_clock() - self._answered
+
+    def poke(self) -> None:
+        """Refresh now, without waiting for the rest of the pause."""
+        self._poked.set()
+
+    async def ready(self) -> None:
+        """Wait until an inventory was published, be it a fault."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Refresh until cancelled, then close the source."""
+        try:
+            while True:
+                # Before the refresh: a poke during one may be about something that this one did not see any more.
+                self._poked.clear()
+                await self.refresh()
+                pause_s = min(self._backoff.next_s(), self._refresh_s) if self.fault else self._refresh_s
+                await first_done(self._sleep(pause_s), self._poked.wait())
+        finally:
+            await self._source.close()
+
+    async def refresh(self) -> None:
+        began, asked_s = self._monotonic(), self._boot_clock()
+        try:
+            inventory = self._completed(await self._source.refresh(), asked_s)
+        except InventoryError as error:
+            self._failed(error)
+        else:
+            self._succeeded(inventory)
+            tell(self._followers, inventory, began)
+        self._ready.set()
+
+    def _succeeded(self, inventory: Inventory) -> None:
+        if self.fault:
+            logger.bind(attempt=self._backoff.failures).info("inventory refreshed again")
+        self.fault = ""
+        self._backoff.reset()
+        self._answered = self._boot_clock()
+        if not self.confirmed and self.current and not self.current.fault:
+            logger.info("the last snapshot is confirmed" if _same(self.current, inventory) else "the node has changed")
+        self.confirmed = True
+        before, self.current = self.current, inventory
+        if before is None or not _same(before, inventory):
+            self._publish(inventory)
+
+    def _failed(self, error: InventoryError) -> None:
+        self.fault = str(error)
+        self._on_fault(self.fault)
+        before = self.current
+        if before is None or before.fault:
+            # Nothing better is known than which GPUs the kernel shows.
+            self.current = Inventory(taken_at=self._boot_clock(), fault=self.fault, unlisted=error.unlisted)
+            if before is None or not _same(before, self.current):
+                self._publish(self.current)
+
+
+def _same(one: Inventory, other: Inventory) -> bool:
+    """But for when they were taken."""
+    return replace(one, taken_at=other.taken_at) == other
+
+
+# Which transitions matter to whom. A sign that comes and goes (heat, say) matters to none: scanning the driver's files
+# takes seconds.
+DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
+LABELS: Final = frozenset(
+    {TransitionKind.ANSWER, TransitionKind.DRIVER, TransitionKind.GPU, TransitionKind.MIG, TransitionKind.FACTS}
+)
+ALL: Final = frozenset(TransitionKind)
+_LOGGED_ELSEWHERE: Final = frozenset({TransitionKind.HEALTH})  # by the health controller, when it decides
+
+
+class InventoryController:
+    """Publishes inventories as part of the node state, and remembers every transition since the daemon began."""
+
+    def __init__(
+        self,
+        node_state: NodeState,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node_state = node_state
+        self._followers: list[tuple[Callable[[], None], frozenset[TransitionKind]]] = []
+        self._wall = wall
+        self._initial = node_state.node.inventory  # from before anything was known
+        self._faults = LogOnce(clock=monotonic)
+        self.history = History(began_s=wall())
+
+    def subscribe(self, look: Callable[[], None], kinds: frozenset[TransitionKind]) -> None:
+        """Call it after each inventory with a transition of these kinds, and after the first."""
+        self._followers.append((look, kinds))
+
+    def publish(self, inventory: Inventory) -> None:
+        """Take an inventory that differs from the one before."""
+        before = self._node_state.node.inventory
+        first = before is self._initial
+        self._node_state.put_inventory(inventory)
+        # Of a node seen for the first time only faults are worth a line.
+        found = changes(_without_faults(inventory) if first else before, inventory)
+        # Whether the driver answers is noted when the cache reports it.
+        noted = [each for each in found if each.kind is not TransitionKind.ANSWER]
+        known = {"gpus": len(inventory.gpus), "inventory_number": self._node_state.node.number}
+        bound = logger.bind(**known, driver_version=inventory.driver_version)
+        bound.log("INFO" if first or noted else "DEBUG", "inventory changed")
+        for each in noted:
+            if each.kind not in _LOGGED_ELSEWHERE:
+                _log(each)
+        self._note(noted)
+        kinds = ALL if first else frozenset(each.kind for each in found)
+        tell(look for look, relevant in self._followers if kinds & relevant)
+
+    def not_refreshed(self, sentence: str) -> None:
+        """The source did not answer."""
+        another = sentence != self._faults.fault
+        self._faults.warning("inventory not refreshed", sentence)
+        if another:
+            self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
+
+    def answered(self) -> None:
+        if self._faults.fault:
+            self._faults.clear()
+            self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])
+
+    def module_changed(self, version: str) -> None:
+        """Another kernel module is loaded, or none; already logged."""
+        what = f"kernel module nvidia {version} is loaded" if version else "kernel module nvidia is no longer loaded"
+        self._note([Transition(kind=TransitionKind.MODULE, what=what, worse=not version)])
+
+    def _note(self, transitions: Iterable[Transition]) -> None:
+        self.history = self.history.having(transitions, self._wall())
+
+
+def _without_faults(inventory: Inventory) -> Inventory:
+    """The same node, healthy and available."""
+    gpus = tuple(
+        replace(
+            gpu, unavailable="", signs=(), health=WELL, mig=tuple(replace(each, unavailable="") for each in gpu.mig)
+        )
+        for gpu in inventory.gpus
+    )
+    return replace(inventory, gpus=gpus, faults=(), unlisted=(), fault="")
+
+
+def _log(transition: Transition) -> None:
+    bound = logger.bind(event=transition.kind.value)
+    if transition.index is not None:
+        bound = bound.bind(index=transition.index)
+    if transition.uuid:
+        bound = bound.bind(gpu_uuid=transition.uuid)
+    if transition.kind is TransitionKind.DESCRIPTION and transition.worse:
+        bound.bind(fault=transition.what).warning("gpu cannot be described")
+    else:
+        bound.bind(reason=transition.what).log("WARNING" if transition.worse else "INFO", "node changed")

@@ -1,0 +1,249 @@
+"""The daemon's side of the NVML process: starts it, asks it within time limits, and replaces it when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.node import Inventory
+from nri_gpu.inventory.nvml_report import read_report
+from nri_gpu.system.child import LineProcess, announced, ending, python
+from nri_gpu.system.clocks import since_boot_s
+from nri_gpu.system.tasks import Backoff
+
+REFRESH: Final = b'{"ask": "refresh"}\n'
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+FAULT_MAX: Final = 1000  # characters of its sentence
+SHOWN_MAX: Final = 40  # bytes of a malformed answer
+# Calls that may take long on a healthy machine: the interpreter's start, reading the library from a cold disk, and
+# the first touch of a GPU that sleeps because persistence mode is off.
+_SLOW: Final = frozenset({"start", "dlopen", "nvmlInit", "nvmlDeviceGetHandleByIndex"})
+
+
+class Deadlines(Struct, frozen=True, kw_only=True):
+    """How long to wait, seconds.
+
+    call_s: for one NVML call. slow_call_s: for one that may wake a GPU. refresh_s: for a whole refresh.
+    end_s: for the process to exit when asked. files_s: for reading the files of the kernel and the driver.
+    """
+
+    call_s: float = 5.0
+    slow_call_s: float = 30.0
+    refresh_s: float = 120.0
+    end_s: float = 0.5
+    files_s: float = 5.0
+
+
+class NvmlChild:
+    """The NVML process. It is started when first needed, and again after it failed.
+
+    Belongs to one event loop. boot_clock: as `since_boot_s`. clock, sleep: for the pause before a new start.
+    """
+
+    def __init__(
+        self,
+        driver_root: str,
+        library_dirs: Sequence[str] = (),
+        *,
+        sysfs: str = "/sys",
+        deadlines: Deadlines | None = None,
+        boot_clock: Callable[[], float] = since_boot_s,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        command = child_command("nri_gpu.inventory.nvml_program", driver_root, library_dirs, sysfs)
+        self._process = NvmlProcess("the NVML process", command)
+        self._deadlines = deadlines or Deadlines()
+        self._boot_clock = boot_clock
+        self._clock = clock
+        self._sleep = sleep
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._not_before = 0.0
+        self._lock = asyncio.Lock()
+        self.lacking: tuple[str, ...] = ()  # functions that the library lacked at the last report
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def starts(self) -> int:
+        return self._process.starts
+
+    async def refresh(self) -> Inventory:
+        """NVML's description of the node, without majors.
+
+        Raises: InventoryError, with NVML's own reason, or with the call in which the process hung or died.
+        """
+        async with self._lock:
+            await self._pause()
+            try:
+                answer = await self._ask()
+            except InventoryError:
+                self._not_before = self._clock() + self._backoff.next_s()
+                raise
+            self._backoff.reset()
+            if "fault" in answer:
+                raise InventoryError(str(answer["fault"])[:FAULT_MAX])
+            try:
+                report = read_report(answer.get("inventory"), self._boot_clock())
+            except InventoryError:
+                # The library may have overwritten the process's memory: the next refresh starts another process.
+                self._not_before = self._clock() + self._backoff.next_s()
+                await self._process.end(self._deadlines.end_s)
+                raise
+            self.lacking = report.lacking
+            return report.inventory
+
+    async def close(self) -> None:
+        """Ends the process. A later refresh starts another."""
+        async with self._lock:
+            await self._process.end(self._deadlines.end_s)
+
+    async def _pause(self) -> None:
+        """A library that crashes at once must not be started in a tight loop."""
+        if self._backoff.failures:
+            await self._sleep(max(0.0, self._not_before - self._clock()))
+
+    async def _ask(self) -> Mapping[str, object]:
+        """The answer to one request. Raises: InventoryError."""
+        answered = False
+        try:
+            async with asyncio.timeout(self._deadlines.refresh_s):
+                answer = await self._converse()
+                if "stale" in answer:  # another driver was installed, and only a new process can load its library
+                    await self._process.end(self._deadlines.end_s)
+                    answer = await self._converse()
+            answered = True
+        except TimeoutError:
+            raise await self._hung(self._deadlines.refresh_s, "a whole refresh") from None
+        finally:
+            if not answered:  # cancelled, perhaps: a late answer must not meet the next request
+                self._process.kill()
+        return answer
+
+    async def _converse(self) -> Mapping[str, object]:
+        """Sends a request and reads past the announced calls to the answer. Raises: InventoryError."""
+        process = await self._process.start()
+        await process.send(REFRESH)
+        while True:
+            message = await self._receive(process)
+            if "call" not in message:
+                self._process.call = ""
+                return message
+            self._process.call = announced(message)
+
+    async def _receive(self, process: LineProcess) -> Mapping[str, object]:
+        """The next message. Raises: InventoryError."""
+        slow = self._process.call.partition(" ")[0] in _SLOW
+        limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
+        try:
+            async with asyncio.timeout(limit_s):
+                line = await process.receive()
+        except TimeoutError:
+            raise await self._hung(limit_s, self._process.doing) from None
+        if not line:
+            raise InventoryError(await self._process.died(self._deadlines.end_s))
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise await self._malformed(line)
+        return message
+
+    async def _hung(self, limit_s: float, doing: str) -> InventoryError:
+        """Kills a process that does not answer."""
+        await self._process.end(0)
+        outcome = "cannot be killed" if self._process.hangs else "was killed"
+        return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {outcome}")
+
+    async def _malformed(self, line: bytes) -> InventoryError:
+        """Ends a process that sent something else than a message."""
+        await self._process.end(self._deadlines.end_s)
+        shown, doing = ascii(line[:SHOWN_MAX].decode(errors="replace")), self._process.doing
+        return InventoryError(f"the NVML process sent {shown} in {doing}, which is not a message; another is started")
+
+
+class NvmlProcess:
+    """At most one process of an NVML program. No other is started while an old one cannot be killed.
+
+    name: in messages. call: the call that it announced last. starts: processes started.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._name = name
+        self._command = command
+        self._running: LineProcess | None = None
+        self._ending: LineProcess | None = None  # told to exit, and not yet reaped
+        self.call = ""
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._running.pid if self._running else None
+
+    @property
+    def doing(self) -> str:
+        """The announced call, for messages."""
+        return self.call or "NVML"
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a process was killed, and is not gone yet."""
+        return self._ending is not None
+
+    async def start(self) -> LineProcess:
+        """The process, started unless it runs. Raises: InventoryError."""
+        if self._running is None:
+            await self.end(0)
+            if self._ending:
+                raise InventoryError(
+                    f"{self._name} {self._ending.pid} still hangs in {self.doing} and cannot be killed, so no other is "
+                    "started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
+                )
+            self.call = "start"
+            self.starts += 1
+            try:
+                self._running = await LineProcess.start(self._command)
+            except OSError as error:
+                raise InventoryError(f"cannot start {self._name} {self._command[0]}: {error}") from error
+        return self._running
+
+    async def end(self, grace_s: float) -> int | None:
+        """Ends the process, or tries again with one that did not exit. Returns its status, if it is gone."""
+        if self._running:
+            self._ending, self._running = self._running, None
+        if self._ending is None:
+            return None
+        status = await self._ending.end(grace_s)
+        if status is not None:
+            self._ending = None
+        return status
+
+    def kill(self) -> None:
+        """Kills the process without waiting; the next `start` or `end` reaps it."""
+        if self._running:
+            self._running.kill()
+            self._ending, self._running = self._running, None
+
+    async def died(self, grace_s: float) -> str:
+        """Reaps a process that is gone. Returns how it ended, with its last line on stderr."""
+        process = self._running
+        status = await self.end(grace_s)
+        last = process.last_line() if process else ""
+        return f"{self._name} {ending(status)} in {self.doing}" + (f": {last}" if last else "")
+
+
+def child_command(module: str, driver_root: str | Path, library_dirs: Sequence[str], sysfs: str) -> tuple[str, ...]:
+    """How to start one of our NVML programs. It runs in `/`, so its paths are made absolute."""
+    paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
+    return (python(), "-I", "-m", module, *paths, *(f"--library-dir={folder}" for folder in library_dirs))

@@ -1,0 +1,142 @@
+"""The NVML process: answers each request for a refresh with a report, one JSON object a line.
+
+    python -I -m nri_gpu.inventory.nvml_program --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
+
+Out: {"type": "call", "call": "nvmlDeviceGetName", "gpu": 0} before each call, so that the daemon knows which one hangs,
+then one of {"inventory": ...}, {"fault": "a sentence"} and {"stale": "a sentence"}. It ends when stdin ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from nri_gpu.host.modules import module_version
+from nri_gpu.inventory.library import Library, LibraryError, StartFailure, advice
+from nri_gpu.inventory.nvml_client import INIT, NvmlCallError, NvmlClient
+from nri_gpu.inventory.nvml_survey import survey
+
+# linux/prctl.h, linux/capability.h
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NO_NEW_PRIVS: Final = 38
+LINUX_CAPABILITY_VERSION_3: Final = 0x20080522
+_CAPABILITY_WORDS: Final = 6  # effective, permitted, inheritable, twice 32 bits each
+LOAD: Final = "dlopen"  # announced like a call
+
+
+class NvmlProgram:
+    """What both of our NVML processes work with. pipe: a copy of stdout that the library does not know."""
+
+    def __init__(self, pipe: BinaryIO, library: Library, sysfs: Path) -> None:
+        self._pipe = pipe
+        self._sysfs = sysfs
+        self.library = library
+        self.nvml = NvmlClient(self._announce)
+
+    def send(self, **message: object) -> None:
+        """Writes one line and flushes it: an announcement must be out before the call is made."""
+        self._pipe.write(json.dumps(message).encode() + b"\n")
+        self._pipe.flush()
+
+    @contextlib.contextmanager
+    def session(self, path: Path) -> Iterator[None]:
+        """NVML from the library at `path`, started. While it is, the kernel module cannot be unloaded.
+
+        Raises: LibraryError.
+        """
+        self._announce(LOAD, None)
+        self.library.load(path)
+        try:
+            self.nvml.call(INIT)
+        except NvmlCallError as error:
+            failure = StartFailure(error.code, str(error), str(path.resolve()), module_version(self._sysfs))
+            raise LibraryError(advice(failure)) from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NvmlCallError):
+                self.nvml.call("nvmlShutdown")
+
+    def refresh(self) -> Mapping[str, object]:
+        """The line that answers a request."""
+        try:
+            path = self.library.find()
+            if self.library.is_stale(path):
+                return {"stale": f"{path} is not the file that was loaded"}
+            with self.session(path):
+                return {"inventory": {**survey(self.nvml, self._sysfs), "lacking": self.nvml.lacking}}
+        except (LibraryError, NvmlCallError) as error:
+            return {"fault": str(error)}
+
+    def _announce(self, name: str, gpu: int | None) -> None:
+        self.send(type="call", call=name, gpu=gpu)
+
+
+def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]:
+    """Reads the command line, takes stdin and stdout, and confines this process.
+
+    name: of the program. Returns also the descriptor that requests come from.
+    """
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--driver-root", type=Path, required=True)
+    parser.add_argument("--library-dir", action="append", default=[], help="below the root, tried before other folders")
+    parser.add_argument("--sysfs", type=Path, default=Path("/sys"))
+    options = parser.parse_args(arguments)
+    requests, replies = _private_pipes()
+    confine()
+    library = Library(options.driver_root, options.library_dir, options.sysfs)
+    return NvmlProgram(replies, library, options.sysfs), requests
+
+
+def _private_pipes() -> tuple[int, BinaryIO]:
+    """Copies of stdin and stdout. The library, and what it starts, reads /dev/null and prints to stderr instead."""
+    requests, replies = os.dup(0), os.dup(1)  # not inherited by programs
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return requests, os.fdopen(replies, "wb")
+
+
+def confine() -> None:
+    """Drops the environment and all capabilities, and makes this process die with its parent.
+
+    NVML asks the setuid nvidia-modprobe to make missing device nodes. Describing GPUs must not change the host;
+    NVIDIA's own container library drops the same (libnvidia-container: src/driver.c).
+    Failures are ignored: a kernel without one of these still answers.
+    """
+    os.environ.clear()  # Python itself may have put LC_CTYPE there (PEP 538)
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
+    libc.capset(header, (ctypes.c_uint32 * _CAPABILITY_WORDS)())
+    # The signal follows the thread that forked us: the daemon's main thread, which lives as long as the daemon.
+    _prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _prctl(libc: ctypes.CDLL, option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    program, requests = start("nri_gpu.inventory.nvml_program", arguments)
+    with os.fdopen(requests, "rb", buffering=0) as lines, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for _ in lines:  # every line is the same request
+            reply = program.refresh()
+            program.send(**reply)
+            if "stale" in reply:
+                break
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The NVML process's report, from JSON to an `Inventory`.
+
+A driver's library is loaded into that process and could have overwritten its memory. So the report is checked again
+here, type by type and bound by bound: a wrong number, or a name with a slash in it, must not get any further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from operator import attrgetter
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, convert
+from msgspec.structs import replace
+
+from nri_gpu.domain import bounds
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import ComputeMode, FabricState
+from nri_gpu.domain.health import RecoveryAction, Sign
+from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.host.modules import MODULES
+
+GPUS_MAX: Final = bounds.GPU_INDEX_MAX + 1
+SHOWN_MAX: Final = 400  # characters of an error
+
+MigIndex = Annotated[int, Meta(ge=0, le=1023)]  # far more than a GPU has instances
+ArchNumber = Annotated[int, Meta(ge=0, le=99)]
+_Started = Annotated[tuple[bounds.Started, ...], Meta(max_length=bounds.STARTED_MAX)]
+_Pids = Annotated[tuple[bounds.Pid, ...], Meta(max_length=bounds.STARTED_MAX)]
+Text = Annotated[str, Meta(max_length=400)]
+Version = Annotated[str, bounds.VERSION.meta("")]
+Symbol = Annotated[str, Meta(pattern=r"\Anvml[A-Za-z0-9_]{1,80}\Z")]
+SymbolOrEmpty = Annotated[str, Meta(pattern=r"\A(?:nvml[A-Za-z0-9_]{1,80})?\Z")]
+
+
+class _Drm(Struct, array_like=True):
+    name: Annotated[str, bounds.DRM_NAME.meta()]
+    major: bounds.DeviceMinor
+    minor: bounds.DeviceMinor
+
+
+class _Ecc(Struct, array_like=True):
+    current: bool
+    pending: bool
+
+
+class _Fabric(Struct):
+    state: FabricState
+    status: bounds.Uint
+    cluster: Annotated[str, bounds.CLUSTER_UUID.meta("")]
+    clique: bounds.Uint
+    health_mask: bounds.Uint | None
+
+
+class _Engines(Struct, frozen=True):
+    multiprocessors: bounds.EngineCount | None = None
+    copy_engines: bounds.EngineCount | None = None
+    decoders: bounds.EngineCount | None = None
+    encoders: bounds.EngineCount | None = None
+    jpeg_engines: bounds.EngineCount | None = None
+    ofa_engines: bounds.EngineCount | None = None
+
+
+class _Mig(Struct):
+    """Without its capability minors, which the kernel shows."""
+
+    index: MigIndex
+    uuid: Annotated[str, bounds.MIG_UUID.meta()]
+    gpu_instance_id: MigIndex
+    compute_instance_id: MigIndex
+    profile: Annotated[str, bounds.PROFILE.meta(bounds.UNKNOWN_PROFILE)]
+    memory_bytes: bounds.Bytes | None
+    unavailable: Text
+    processes: bounds.ProcessCount | None
+    started: _Started = ()
+    pids: _Pids = ()
+    engines: _Engines = _Engines()
+
+
+class _Gpu(Struct):
+    index: bounds.GpuIndex
+    minor_number: bounds.GpuIndex
+    uuid: Annotated[str, bounds.UUID.meta()]
+    pci_bus_id: Annotated[str, bounds.BUS_ID.meta()]
+    model: Annotated[str, bounds.MODEL.meta()]
+    memory_bytes: bounds.Bytes | None
+    arch: tuple[ArchNumber, ArchNumber] | None
+    numa_node: bounds.NumaNumber | None
+    mig_enabled: bool
+    brand: Text
+    unavailable: Text
+    mig: Annotated[tuple[_Mig, ...], Meta(max_length=1024)]
+    drm: Annotated[tuple[_Drm, ...], Meta(max_length=64)]
+    processes: bounds.ProcessCount | None
+    signs: Annotated[tuple[Sign, ...], Meta(max_length=len(Sign))]
+    architecture: Annotated[str, bounds.one_of(("", *bounds.ARCHITECTURES.values()))] = ""
+    cpus: Annotated[str, bounds.CPULIST.meta("")] = ""
+    compute_mode: ComputeMode | None = None
+    persistence: bool | None = None
+    started: _Started = ()
+    pids: _Pids = ()
+    ecc: _Ecc | None = None
+    addressing: Annotated[str, bounds.one_of(("", *bounds.ADDRESSING))] = ""
+    fabric: _Fabric | None = None
+    pcie_root: Annotated[str, bounds.PCIE_ROOT.meta("")] = ""
+    remap_pending: bool | None = None
+    recovery_action: RecoveryAction | None = None
+
+
+class _Fault(Struct):
+    index: bounds.GpuIndex
+    reason: Text
+    code: bounds.NvmlCode
+    sign: Sign | None
+    uuid: Annotated[str, bounds.UUID.meta("")]
+    pci_bus_id: Annotated[str, bounds.BUS_ID.meta("")]
+
+
+class _Link(Struct):
+    a: bounds.GpuIndex
+    b: bounds.GpuIndex
+    pcie: Annotated[str, bounds.one_of(bounds.PCIE_PATHS)]
+    nvlink: bounds.NvlinkCount
+
+    def __post_init__(self) -> None:
+        if self.a >= self.b:
+            raise ValueError(f"a link from {self.a} to {self.b}")
+
+
+class _Report(Struct, kw_only=True):
+    taken_at: float = 0.0  # filled in by the reader
+    gpus: Annotated[tuple[_Gpu, ...], Meta(max_length=GPUS_MAX)]
+    faults: Annotated[tuple[_Fault, ...], Meta(max_length=GPUS_MAX)]
+    links: Annotated[tuple[_Link, ...], Meta(max_length=GPUS_MAX**2 // 2)]
+    driver_version: Version
+    cuda_version: Version
+    modules: dict[Annotated[str, bounds.one_of(MODULES)], Annotated[str, bounds.MODULE_VERSION.meta()]] = {}
+    lacking: Annotated[tuple[tuple[Symbol, SymbolOrEmpty], ...], Meta(max_length=200)] = ()
+
+
+class NvmlReport(Struct, frozen=True):
+    """What NVML says of a node. lacking: functions that its library lacks, each with the one used instead, if any."""
+
+    inventory: Inventory
+    lacking: tuple[str, ...]
+
+
+def read_report(report: object, taken_at: float) -> NvmlReport:
+    """Reads a report. It has no majors and no capability minors: those are the kernel's. Raises: InventoryError."""
+    try:
+        read = convert(report, _Report)
+        read.taken_at = taken_at
+        inventory = _without_doubles(convert(read, Inventory, from_attributes=True))
+        _check_consistency(inventory)
+    except ValueError as error:  # msgspec's ValidationError is one
+        raise InventoryError(f"the NVML process's report cannot be read: {error}"[:SHOWN_MAX]) from error
+    lacking = tuple(f"{name} ({older} is used instead)" if older else name for name, older in read.lacking)
+    return NvmlReport(inventory, lacking)
+
+
+def _without_doubles(inventory: Inventory) -> Inventory:
+    """The inventory with GPUs that share a UUID, a minor or an address as faults: nobody tells them apart.
+
+    A fault has no name that another one has, too.
+    """
+    owners: dict[tuple[str, object], list[int]] = {}
+    for gpu in inventory.gpus:
+        uuids = (gpu.uuid, *(part.uuid for part in gpu.parts))
+        names = (("minor", gpu.minor_number), ("bus id", gpu.pci_bus_id), *(("UUID", uuid) for uuid in uuids))
+        for name in names:
+            owners.setdefault(name, []).append(gpu.index)
+    for fault in inventory.faults:
+        for name in (("UUID", fault.uuid), ("bus id", fault.pci_bus_id)):
+            if name in owners:
+                owners[name].append(fault.index)
+    shared = {name: found for name, found in owners.items() if len(found) > 1}
+    why = {
+        index: f"{what} {value} is reported {len(found)} times, of GPU {' and '.join(map(str, sorted(set(found))))}: "
+        "they cannot be told apart, so none of them is granted"
+        for (what, value), found in shared.items()
+        for index in found
+    }
+    withheld = (gpu for gpu in inventory.gpus if gpu.index in why)
+    faults = (
+        *inventory.faults,
+        *(GpuFault(gpu.index, why[gpu.index], uuid=gpu.uuid, pci_bus_id=gpu.pci_bus_id) for gpu in withheld),
+    )
+    uses = Counter(name for each in faults for name in (each.uuid, each.pci_bus_id))
+    faults = tuple(
+        replace(
+            each,
+            uuid=each.uuid if uses[each.uuid] == 1 else "",
+            pci_bus_id=each.pci_bus_id if uses[each.pci_bus_id] == 1 else "",
+        )
+        for each in faults
+    )
+    return replace(
+        inventory,
+        gpus=tuple(gpu for gpu in inventory.gpus if gpu.index not in why),
+        faults=tuple(sorted(faults, key=attrgetter("index"))),
+        links=tuple(link for link in inventory.links if why.keys().isdisjoint((link.a, link.b))),
+    )
+
+
+def _check_consistency(inventory: Inventory) -> None:
+    """Raises: ValueError: two things have the same name or place, or a link leads nowhere."""
+    gpus, parts, faults = inventory.gpus, inventory.parts, inventory.faults
+    indices = [gpu.index for gpu in gpus]
+    for what, values in (
+        ("UUID", [*(unit.uuid for unit in inventory.units), *(fault.uuid for fault in faults if fault.uuid)]),
+        ("index", [*indices, *(fault.index for fault in faults)]),
+        ("minor", [gpu.minor_number for gpu in gpus]),
+        ("bus id", [*(gpu.pci_bus_id for gpu in gpus), *(fault.pci_bus_id for fault in faults if fault.pci_bus_id)]),
+        ("MIG index", [part.place for part in parts]),
+        (
+            "MIG instance",
+            [(part.gpu.index, part.device.gpu_instance_id, part.device.compute_instance_id) for part in parts],
+        ),
+        ("link", [(link.a, link.b) for link in inventory.links]),
+    ):
+        if len(set(values)) != len(values):
+            raise ValueError(f"a {what} occurs twice")
+    if any({link.a, link.b} - set(indices) for link in inventory.links):
+        raise ValueError("a link leads to no GPU")

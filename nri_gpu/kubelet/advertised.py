@@ -1,0 +1,287 @@
+"""The devices that our device plugin advertises to the kubelet, and what it answers to its requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.decision.eligible import node_fault
+from nri_gpu.decision.overlaps import overlaps
+from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.topology import Surroundings, choose, topology_of
+from nri_gpu.domain.allocation import REPLICA, AllocatedDevice, PodDevices
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
+from nri_gpu.domain.gpu_request import Strategy
+from nri_gpu.domain.node import Node
+from nri_gpu.domain.text import shown
+from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.read_listing import ExternalAllocations
+from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.select import stale_fault
+from nri_gpu.system.state import NodeState
+
+SHARED: Final = ".shared"
+NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
+NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
+TAKEN: Final = "a container holds it that got it by annotation, or from another component"
+STUCK: Final = "processes hold it whose container is over for the runtime, or two pods were granted it"
+LOST: Final = "the driver no longer describes it"
+NAME_MAX: Final = 80  # characters
+WHY_SHOWN_MAX: Final = 300
+
+
+class AllocationError(NriGpuError):
+    """An Allocate that must fail. Its sentence ends up in the pod's event."""
+
+
+class Device(Struct, frozen=True):
+    """One device as the kubelet sees it.
+
+    why: it is unhealthy; empty if it is not. numa_node: None where unknown. gpu: the one that it is, or is a part of.
+    """
+
+    id: str
+    why: str
+    numa_node: int | None
+    gpu: GpuUuid
+
+
+class NriPlugin(Protocol):
+    """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
+
+    kubelet: KubeletAllocations
+    external: ExternalAllocations
+
+    def aged(self, node: Node) -> Node:
+        """The node with the age of its inventory, where policy asks for it."""
+
+    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
+        """GPUs that others than the kubelet's pods hold. shared: sharing them does not count as holding."""
+
+    def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
+        """Reserve devices that the kubelet allocated to a pod."""
+
+    def lapse(self) -> None:
+        """Release grants and reservations whose time is over."""
+
+    def kubelet_listed(self, listed: tuple[PodDevices, ...]) -> None:
+        """Take what PodResources lists."""
+
+
+class Answer(Struct, frozen=True):
+    """What Allocate answers for one container. cdi_device: the required one's name; empty for none."""
+
+    annotations: Mapping[str, str]
+    cdi_device: str = ""
+
+
+class AdvertisedDevices:
+    """The resources of this node. Remembers what it advertised: a GPU that is lost is not a GPU that was removed.
+
+    connected: to the container runtime.
+    """
+
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        node_state: NodeState,
+        plugin: NriPlugin,
+        required: RequiredDevice,
+        *,
+        connected: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.connected = connected
+        self._node_state = node_state
+        self._plugin = plugin
+        self._required = required
+        self._known: dict[str, tuple[Device, ...]] = {}
+
+    def hindrance(self) -> str:
+        """Why a container created now would not get its GPUs; empty when it would."""
+        policy = self._node_state.policy
+        if not self.connected:
+            return NOT_CONNECTED
+        if self._plugin.kubelet.key is None:
+            return NO_KEY
+        if policy.fault:
+            return f"the policy is broken: {policy.fault}"
+        node = self._plugin.aged(self._node_state.node)
+        if stale := stale_fault(policy, node.inventory_age_s):
+            return stale
+        reason = node_fault(closure(policy.defaults.capabilities), node)
+        return reason.sentence if reason else ""
+
+    @property
+    def shared(self) -> bool:
+        """Whether several pods share each GPU."""
+        return self.settings.replicas > 1
+
+    def resources(self) -> tuple[str, ...]:
+        """Names of resources. One that was there once stays, without devices, so that the kubelet learns of it."""
+        for name in self._units():
+            self._known.setdefault(name, ())
+        return tuple(self._known)
+
+    def devices(self, resource: str) -> tuple[Device, ...]:
+        """All devices of a resource, in NVML's order."""
+        hindrance, taken = self.hindrance(), self._plugin.taken(shared=self.shared)
+        stuck = self._node_state.ledger.stuck | overlaps(self._node_state.ledger).keys()
+        found: list[Device] = []
+        for unit in self._units().get(resource, ()):
+            why = hindrance or why_not(unit) or (STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else "")
+            gpu = whole(unit)
+            found += [Device(id_, why, gpu.numa_node, gpu.uuid) for id_ in self._ids(unit)]
+        self._known[resource] = (*found, *self._lost(resource, found))
+        return self._known[resource]
+
+    def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
+        """Which of the available IDs to take, with those that must be taken. A hint, so unknown IDs are no error."""
+        units = {id_: unit for unit in self._units().get(resource, ()) for id_ in self._ids(unit)}
+        kept = tuple(dict.fromkeys(sorted(must)))
+        free = sorted(set(available) - set(kept))
+        number = min(size - len(kept), len(free))
+        if number <= 0:
+            return kept
+        known = [id_ for id_ in free if id_ in units]
+        if self.shared or any(isinstance(units[id_], MigPart) for id_ in known):
+            pack = self._node_state.policy.placement.strategy is Strategy.PACK
+            chosen = _one_by_one(units, known, number, fullest=pack and not self.shared)
+        else:
+            chosen = self._together(units, known, [units[id_] for id_ in kept if id_ in units], number)
+        rest = [id_ for id_ in free if id_ not in chosen]
+        return (*kept, *chosen, *rest[: number - len(chosen)])
+
+    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> tuple[Answer, ...]:
+        """The answer for each container, whose devices are reserved from here on.
+
+        Raises: AllocationError: nothing was reserved.
+        """
+        key, shared = self._plugin.kubelet.key, self.shared
+        requested = [sorted(ids) for ids in requests]
+        _check(resource, [id_ for ids in requested for id_ in ids], {each.id: each for each in self.devices(resource)})
+        if key is None or not all(requested):
+            why = "a container asks for none" if key else NO_KEY
+            raise AllocationError(f"{resource} cannot be allocated: {why}")
+        devices = [[AllocatedDevice(resource, id_) for id_ in ids] for ids in requested]
+        for each in devices:
+            self._plugin.reserve(each, shared=shared)
+        required = self._required.name()
+        if required:
+            self._plugin.kubelet.require(chain.from_iterable(devices))
+        name = token_key(resource)
+        return tuple(Answer({name: write_token(resource, ids, key, shared=shared)}, required) for ids in requested)
+
+    def _together(
+        self, units: Mapping[str, Unit], ids: Sequence[str], taken: Sequence[Unit], number: int
+    ) -> tuple[str, ...]:
+        """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
+        topology, used = topology_of(self._node_state.node.inventory), self._node_state.ledger.usage()
+        places = topology.places
+        at = {places[units[id_].uuid]: id_ for id_ in ids}
+        chosen = choose(
+            topology,
+            min(number, len(at)),
+            tuple(sorted(at)),
+            taken=tuple(sorted(places[unit.uuid] for unit in taken)),
+            around=Surroundings(
+                free=tuple(place for uuid, place in places.items() if uuid not in used),
+                strategy=self._node_state.policy.placement.strategy,
+            ),
+        )
+        return tuple(at[place] for place in sorted(chosen))
+
+    def _ids(self, unit: Unit) -> tuple[str, ...]:
+        if not self.shared:
+            return (unit.uuid,)
+        return tuple(f"{unit.uuid}{REPLICA}{number}" for number in range(self.settings.replicas))
+
+    def _units(self) -> Mapping[str, tuple[Unit, ...]]:
+        """Resource -> GPUs and MIG devices."""
+        inventory = self._node_state.node.inventory
+        suffix = SHARED if self.shared and self.settings.rename else ""
+        main = self.settings.resource + suffix
+        gpus, strategy = inventory.gpus, self.settings.mig_strategy
+        found: dict[str, list[Unit]] = {main: []}
+        if strategy is MigStrategy.MIXED:
+            found[main] += [gpu for gpu in gpus if not gpu.mig_enabled]
+            for part in inventory.parts:
+                if part.gpu.mig_enabled and not is_compute_slice(part.device.profile):
+                    found.setdefault(_mig_resource(main, part.device.profile) + suffix, []).append(part)
+        elif strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
+            found[main] += inventory.parts if _are_alike(gpus) else ()
+        else:
+            found[main] += gpus
+        pools, pool = self._node_state.policy.pool, self.settings.pool
+        return {name: tuple(unit for unit in units if pools.offers(unit, pool)) for name, units in found.items()}
+
+    def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
+        """Devices advertised before whose GPU is gone while the driver has a fault: they stay, unhealthy."""
+        inventory = self._node_state.node.inventory
+        if not (inventory.fault or inventory.faults):
+            return ()
+        here = {device.id for device in found}
+        described = {gpu.uuid for gpu in inventory.gpus if not gpu.unavailable}
+        gone = (each for each in self._known.get(resource, ()) if each.id not in here and each.gpu not in described)
+        return tuple(replace(device, why=LOST) for device in gone)
+
+
+def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) -> None:
+    """Raises: AllocationError: an ID is unknown, unhealthy or repeated."""
+    if len(ids) > len(advertised):
+        raise AllocationError(
+            f"the kubelet asks for {len(ids)} of {resource} and this node has {len(advertised)}: its list of devices "
+            "is old; try again."
+        )
+    seen: set[str] = set()
+    for id_ in ids:
+        name = shown(id_, NAME_MAX)
+        if id_ in seen:
+            raise AllocationError(f"duplicate device ID {name} of {resource} in Allocate: try again.")
+        if id_ not in advertised:
+            raise AllocationError(
+                f"this node no longer has {name} of {resource}, because MIG devices were made anew or a GPU was "
+                "removed: delete the pod to have another one created."
+            )
+        if why := advertised[id_].why:
+            raise AllocationError(
+                f"{name} of {resource} cannot be allocated: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
+            )
+        seen.add(id_)
+
+
+def _mig_resource(resource: str, profile: str) -> str:
+    """`nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
+    return f"{resource.partition('/')[0]}/mig-{profile.replace('+', '.')}"
+
+
+def _are_alike(gpus: Sequence[Gpu]) -> bool:
+    """Whether the MIG strategy `single` fits: every GPU is in MIG mode, none is empty, and all have one profile."""
+    return all(gpu.mig_enabled and gpu.mig for gpu in gpus) and len({d.profile for gpu in gpus for d in gpu.mig}) == 1
+
+
+def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, *, fullest: bool) -> tuple[str, ...]:
+    """MIG devices and replicas, by how much of their GPU is in use, then by how much of it was picked already."""
+    gpu_of = {id_: whole(unit).uuid for id_, unit in units.items()}
+    in_use = Counter(gpu_of[id_] for id_ in units.keys() - set(ids))
+    picked: Counter[GpuUuid] = Counter()
+    left, chosen = list(ids), list[str]()
+
+    def rank(id_: str) -> tuple[object, ...]:
+        gpu = gpu_of[id_]
+        used = in_use[gpu] + picked[gpu]
+        return -used if fullest else used, picked[gpu], nvml_order(units[id_]), id_
+
+    while left and len(chosen) < number:
+        best = min(left, key=rank)
+        left.remove(best)
+        chosen.append(best)
+        picked[gpu_of[best]] += 1
+    return tuple(chosen)

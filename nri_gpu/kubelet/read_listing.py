@@ -1,0 +1,321 @@
+"""Which GPUs another device plugin, or a scheduler of GPU fractions, allocated to a container that we inject for.
+
+NVIDIA_VISIBLE_DEVICES alone grants nothing: images set it, and so can whoever creates a pod. The kubelet's PodResources
+decides; the variable has to agree with it, since both come from one Allocate.
+
+    PodResources lists devices for the container    variable names them, or is not set    -> these
+                                                    it names others, or all               -> refused
+                                                    void, none                            -> nothing, as it says
+    PodResources lists none for it                  any value                             -> nothing
+    PodResources has not answered, or has no pod    names devices                         -> refused for now
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.decision.foreign import GPU_NODE, nvidia_names
+from nri_gpu.domain.allocation import (
+    GROUP,
+    REPLICA,
+    Allocated,
+    AllocatedDevice,
+    AllocationInvalid,
+    AllocationPending,
+    KubeletAllocation,
+    PodDevices,
+    gpu_groups,
+)
+from nri_gpu.domain.container import Container, Pod
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.names import BASE_KEY
+from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import clipped
+from nri_gpu.kubelet.allocations import KubeletAllocations, KubeletPods
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.reservations import ListedDevice, Unlisted, holders, reconcile
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
+from nri_gpu.system.state import NodeState
+
+SHOWN_MAX: Final = 3  # names in a sentence
+NAME_MAX: Final = 80  # characters
+NO_ANSWER_YET: Final = (
+    "it names GPUs as a device plugin does, and the kubelet has not said yet whether it allocated any to this "
+    "container (PodResources): it will be tried again; if this lasts, see the log of `nri-gpu run`"
+)
+# A kubelet that has just restarted does not know its pods yet, so this is no final answer either.
+NO_SUCH_POD: Final = (
+    "it names GPUs as a device plugin does, and the kubelet knows of no such pod (PodResources): it will be tried "
+    "again; a pod that was created past the kubelet has to leave that variable out"
+)
+TWO_PLUGINS: Final = (
+    "the kubelet allocated to this container GPUs of nri-gpu's own resource and of another device plugin's: ask for "
+    "one of the two in resources.limits"
+)
+
+
+COMPLAINTS_MAX: Final = 256
+JUST_STARTED: Final = (
+    "nri-gpu has just started and the kubelet has not said yet which GPUs it allocated to pods (PodResources): it will "
+    "be tried again in a moment"
+)
+NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or nri-gpu was not restarted since"
+
+
+class Listing(Struct, frozen=True):
+    """What PodResources says. pod: about the container's pod; None while there is no answer.
+
+    reserved: GPUs that pods in reservation namespaces hold -> the GPU groups of those pods.
+    """
+
+    pod: PodDevices | None = None
+    reserved: Mapping[GpuUuid, frozenset[str]] = {}
+
+
+def external_allocation(
+    container: Container, listing: Listing, inventory: Inventory, settings: KubeletSettings
+) -> KubeletAllocation | None:
+    """What others allocated to the container and we inject; None where that is nothing, or not ours to inject."""
+    if not settings.injects_external or injected_by_others(container):
+        return None
+    names = named_devices(container.env.get(VARIABLE, ""))
+    if _is_fraction(container.pod, names, settings):
+        return _fraction(container, names, listing, inventory)
+    return _of_plugin(container, names, listing, inventory, settings) if settings.inject_for.patterns else None
+
+
+def verified(
+    allocation: KubeletAllocation, container: Container, listing: Listing, settings: KubeletSettings
+) -> KubeletAllocation:
+    """An allocation read from our own tokens, with a fault where PodResources contradicts it."""
+    listed = listing.pod.container(container.name) if listing.pod else None
+    if not isinstance(allocation, Allocated) or listed is None:
+        return allocation
+    if settings.injected(listed.devices):
+        return AllocationInvalid(TWO_PLUGINS)
+    if allocation.claims:  # no device plugin's
+        return allocation
+    for resource in dict.fromkeys(each.resource for each in allocation.devices):
+        signed = frozenset(each.id for each in allocation.devices if each.resource == resource)
+        if signed != (told := listed.of(resource)):
+            return AllocationInvalid(
+                f"the kubelet says that it allocated {_shown(told) or 'none'} of {resource} to this container, "
+                f"and not {_shown(signed)}, which its annotation carries: the annotation was copied from another "
+                "container; delete the pod to have the kubelet allocate anew"
+            )
+    return allocation
+
+
+def injected_by_others(container: Container) -> bool:
+    """Whether the container already has GPU nodes, CDI devices of NVIDIA's kinds or NVIDIA's hooks."""
+    nodes = not container.privileged and any(GPU_NODE.fullmatch(each.path) for each in container.devices)
+    return nodes or bool(nvidia_names(container)) or bool(container.nvidia_hooks)
+
+
+def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
+    """Whether the device is of a resource of GPUs: our own, or another plugin's that we inject."""
+    if settings.injected((device,)):
+        return True
+    if not settings.enabled:
+        return False
+    resource = device.resource.removesuffix(".shared") if settings.rename else device.resource
+    if resource == settings.resource:
+        return True
+    mixed = f"{settings.resource.partition('/')[0]}/mig-"
+    return settings.mig_strategy is MigStrategy.MIXED and resource.startswith(mixed)
+
+
+def is_reserving(namespace: str, settings: KubeletSettings) -> bool:
+    """Whether pods in this namespace hold GPUs for other pods to share."""
+    return settings.reservations.match(namespace)
+
+
+def _of_plugin(
+    container: Container, names: tuple[str, ...], listing: Listing, inventory: Inventory, settings: KubeletSettings
+) -> KubeletAllocation | None:
+    if listing.pod is None or not listing.pod.containers:
+        return _not_yet(NO_ANSWER_YET if listing.pod is None else NO_SUCH_POD) if names else None
+    named, unknown = _units(names, container, inventory)
+    if unknown and not inventory.gpus:
+        return _not_yet(f"the GPUs that it names are not known yet: {inventory.fault or 'this node has no GPU'}")
+    listed = listing.pod.container(container.name)
+    if listed is None:  # a plain init container: the kubelet gives its devices to the pod's later containers
+        devices = tuple(each for each in settings.injected(listing.pod.devices) if each.uuid in named)
+    else:
+        devices = settings.injected(listed.devices)
+    if not devices:
+        return Allocated(key=VARIABLE) if names else None
+    if VARIABLE in container.env and not names and "all" not in container.env[VARIABLE].split(","):
+        return Allocated(key=VARIABLE)  # void, none
+    if VARIABLE in container.env and (unknown or named != {each.uuid for each in devices}):
+        return AllocationInvalid(
+            f"it says {clipped(container.env[VARIABLE], NAME_MAX)}, and the kubelet allocated "
+            f"{_shown(each.id for each in devices)} to this container: take the variable out of the pod's own "
+            "environment",
+            key=VARIABLE,
+        )
+    replicas = {REPLICA in each.id for each in devices}
+    if len(replicas) > 1:
+        return AllocationInvalid(
+            "the kubelet allocated shared and unshared GPUs to it at once: ask for one kind", key=VARIABLE
+        )
+    return Allocated(devices, replicas.pop(), key=VARIABLE)
+
+
+def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) -> bool:
+    if not names or not settings.reservations.patterns or is_reserving(pod.namespace, settings):
+        return False
+    return bool(gpu_groups(pod.labels))
+
+
+def _fraction(
+    container: Container, names: tuple[str, ...], listing: Listing, inventory: Inventory
+) -> KubeletAllocation | None:
+    groups = gpu_groups(container.pod.labels)
+    named, unknown = _units(names, container, inventory)
+    lacking = [*unknown, *sorted(uuid for uuid in named if listing.reserved.get(uuid, frozenset()).isdisjoint(groups))]
+    if lacking:
+        return _not_yet(
+            f"it names {_shown(lacking)}, which no pod in the namespaces of kubelet.reservations holds for this pod's "
+            f"GPU group ({GROUP}): it will be tried again, since the kubelet may not have answered yet"
+        )
+    # A resource of its own for each pod: what the reservation pod holds stays that pod's.
+    resource = f"fraction-{container.pod.uid}"
+    devices = tuple(AllocatedDevice(resource, uuid) for uuid in sorted(named))
+    return Allocated(devices, shared=True, key=VARIABLE)
+
+
+def _units(
+    names: tuple[str, ...], container: Container, inventory: Inventory
+) -> tuple[frozenset[GpuUuid], tuple[str, ...]]:
+    """GPUs and MIG devices with these names (UUIDs or indices), and the names that nothing has."""
+    if names == (MOUNTED_NAMES,):
+        below = f"{MOUNTED_NAMES}/"
+        names = tuple(each.removeprefix(below) for each in container.mounts if each.startswith(below))
+        names = tuple(each for each in names if not each.startswith("imex/"))
+    known: dict[str, GpuUuid] = {unit.uuid: unit.uuid for unit in inventory.units}
+    known |= {unit.place: unit.uuid for unit in inventory.units}
+    return (
+        frozenset(known[name] for name in names if name in known),
+        tuple(sorted(name for name in names if name not in known)),
+    )
+
+
+def _not_yet(sentence: str) -> AllocationPending:
+    return AllocationPending(sentence, VARIABLE)
+
+
+def _shown(names: Iterable[str]) -> str:
+    some = sorted(names)
+    more = len(some) - SHOWN_MAX
+    named = ", ".join(clipped(each, NAME_MAX) for each in some[:SHOWN_MAX])
+    return named + (f" and {more} more" if more > 0 else "")
+
+
+class ExternalAllocations:
+    """Allocations by other device plugins and schedulers, as PodResources lists them.
+
+    pods: None where PodResources is not asked; then nothing is known.
+    """
+
+    def __init__(self, state: NodeState, kubelet: KubeletAllocations) -> None:
+        self.pods: KubeletPods | None = None
+        self._state = state
+        self._kubelet = kubelet
+        self._unlisted: Unlisted = {}
+        self._complaints: deque[tuple[str, str, str]] = deque(maxlen=COMPLAINTS_MAX)
+
+    @property
+    def _settings(self) -> KubeletSettings:
+        return self._state.settings.kubelet
+
+    def concerns(self, payload: bytes) -> bool:
+        """Whether PodResources lists devices for the pod of this request that the request itself does not show."""
+        if self.pods is None or not self._settings.inject_for.patterns:
+            return False
+        known, settings = self.pods.known(), self._settings
+        return any(pod.uid.encode() in payload for pod, each in known if settings.injected(each.devices))
+
+    def read(self, container: Container, inventory: Inventory) -> Container:
+        """The container with its external allocation, or with the fault of its own token; else the same container."""
+        settings = self._settings
+        if self.pods is None and not settings.injects_external:
+            return container
+        listing = Listing()
+        if self.pods is not None:
+            listing = Listing(self.pods.devices_of(container.pod), self._reserved(self.pods, settings))
+        if container.kubelet is not None:
+            allocation: KubeletAllocation | None = verified(container.kubelet, container, listing, settings)
+        else:
+            allocation = external_allocation(container, listing, inventory, settings)
+            if isinstance(allocation, AllocationPending) and self.pods is None:
+                allocation = AllocationPending(NOT_ASKED, allocation.key)
+            if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
+                allocation = AllocationPending(JUST_STARTED, BASE_KEY)
+        if (
+            isinstance(allocation, Allocated)
+            and allocation.devices
+            and not allocation.claims
+            and is_reserving(container.pod.namespace, settings)
+        ):
+            allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
+        return container if allocation is container.kubelet else replace(container, kubelet=allocation)
+
+    def complain(self, container: Container) -> None:
+        """Log a fault of the container's allocation, once for each container of a pod."""
+        allocation = container.kubelet
+        if not isinstance(allocation, AllocationInvalid):
+            return
+        about = (container.pod.uid, container.name, allocation.fault)
+        if about in self._complaints:
+            return
+        self._complaints.append(about)
+        bound = logger.bind(namespace=container.pod.namespace, pod_name=container.pod.name, fault=allocation.fault)
+        bound.bind(container_name=container.name).warning("kubelet allocation not valid")
+
+    def reconcile(self, ledger: Ledger, listed: tuple[PodDevices, ...], now: float) -> Ledger:
+        """The ledger with reservations as a List of PodResources has them."""
+        named = tuple(self._named(listed))
+        for each in named:
+            for id_ in holders(ledger, each):
+                self._kubelet.adopt(id_, Allocated((each.device,), each.shared))
+        about = [device for device in ledger.reservations if is_gpu_resource(device, self._settings)]
+        ledger, self._unlisted = reconcile(ledger, named, about, self._unlisted, now)
+        return ledger
+
+    def synchronized(self, containers: Iterable[Container]) -> None:
+        """Take over the runtime's list: sandboxes to ask about, and pods that share GPUs which a scheduler reserved."""
+        for container in containers:
+            if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
+                self.pods.add(container.pod)
+            if self._settings.reservations.patterns and gpu_groups(container.pod.labels):
+                self._kubelet.adopt(container.id, Allocated(shared=True))
+
+    def _named(self, listed: tuple[PodDevices, ...]) -> Iterator[ListedDevice]:
+        settings = self._settings
+        for pod in listed:
+            sandbox = self.pods.sandbox_of(pod) if self.pods else None
+            for container in pod.containers:
+                for device in container.devices:
+                    if is_gpu_resource(device, settings):
+                        shared = REPLICA in device.id or is_reserving(pod.namespace, settings)
+                        yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
+
+    def _reserved(self, pods: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
+        """GPUs that reservation pods hold -> the GPU groups of those pods."""
+        found: dict[GpuUuid, frozenset[str]] = {}
+        if not settings.reservations.patterns:
+            return found
+        for pod, listed in pods.known():
+            if is_reserving(pod.namespace, settings):
+                for device in listed.devices:
+                    if is_gpu_resource(device, settings):
+                        found[device.uuid] = found.get(device.uuid, frozenset()) | gpu_groups(pod.labels)
+        return found

@@ -1,0 +1,1 @@
+"""Who holds which GPU, in one value. Knows no protobuf and no clock."""

@@ -1,0 +1,492 @@
+"""The ledger: which container holds which GPU, which are reserved or being released, and who is on each GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from enum import StrEnum
+from itertools import chain
+from typing import Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.container import ContainerId, DeviceNumber, FirstProcess, PodId, PodUid
+from nri_gpu.domain.decision import Decision, Grant, Inject
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.resource_claim import ClaimHold, ClaimUid, PreparedClaim
+from nri_gpu.domain.value import Recorded
+
+
+class Releasing(Recorded, frozen=True):
+    """A GPU or MIG device that one pod held exclusively and has released, while its processes may still be on it.
+
+    pod: that pod's `namespace/name`. since: seconds on the monotonic clock when its container ended. grace_s: seconds
+    after which other pods get the GPU whatever NVML shows. processes: how many NVML has shown on it since; None while
+    it could not tell. first_started: its container's first process, in clock ticks since boot; None: not known.
+    """
+
+    pod_uid: PodUid
+    pod: str
+    since: float
+    grace_s: float
+    processes: int | None = None
+    first_started: int | None = None
+
+    def blocks(self, pod_uid: PodUid) -> bool:
+        """Whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
+        return pod_uid != self.pod_uid
+
+    def __str__(self) -> str:
+        """`ml/train: 2 processes still hold it`."""
+        if self.processes is None:
+            return f"{self.pod}: whether processes still hold it is not known yet"
+        return f"{self.pod}: {self.processes} process{'es still hold' if self.processes > 1 else ' still holds'} it"
+
+
+class GrantPhase(StrEnum):
+    """How far a granted container has come."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    LOST = "lost"  # the runtime says that it is over, or does not list it; whether its processes are gone is looked at
+    LAPSED = "lapsed"
+
+
+class Lapse(StrEnum):
+    """When a created container lapses, where that is no point in time of its own."""
+
+    AFTER_GRACE = "grace"  # the policy's `created_grace_s` after it was created
+    # Never where the runtime listed it as created: it may be in the middle of its start, an event that we then do not
+    # get. It holds until it is removed or its pod's next attempt is made: too long if it failed, never granted twice.
+    NEVER = "inf"
+
+
+class Entry(Recorded, frozen=True):
+    """One grant in the ledger.
+
+    since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
+    lapses unless it starts. pod_gone: its pod's sandbox is gone, and processes of its own may live on.
+    """
+
+    grant: Grant
+    phase: GrantPhase
+    since: float
+    until: Lapse | float = Lapse.AFTER_GRACE
+    pod_gone: bool = False
+
+    def is_over(self, now: float, grace_s: float) -> bool:
+        """Whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
+        if self.phase is not GrantPhase.CREATED or self.until is Lapse.NEVER:
+            return False
+        return now > (self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until)
+
+    def lapsed(self, now: float) -> Entry:
+        """The same, holding nothing from now on."""
+        return Entry(self.grant, GrantPhase.LAPSED, now)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps its GPUs from others."""
+        return self.phase is not GrantPhase.LAPSED
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is over by the runtime's word, and its processes may not be."""
+        return self.phase is GrantPhase.LOST
+
+    @property
+    def ran(self) -> bool:
+        """Whether a process of it was started, and may use its GPUs."""
+        return self.phase is GrantPhase.RUNNING or self.lost
+
+    def succeeds(self, other: Entry) -> bool:
+        """Whether it is the next attempt at a lost container, with all that that one holds."""
+        same = other.lost and not self.lost and _name(self.grant) == _name(other.grant)
+        return same and set(self.grant.held) >= set(other.grant.held)
+
+
+UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocated to and nobody has named yet
+
+
+class Reservation(Recorded, frozen=True, kw_only=True):
+    """A device that the kubelet allocated to a pod of which no container has it now.
+
+    It keeps the device's GPU from others as a grant does. namespace, pod_name: "kubelet" and the resource while nobody
+    has named the pod; pod_uid is then UNNAMED_POD. since, until: seconds on the monotonic clock when it began, and when
+    it lapses; until None: it is kept as long as the pod's sandbox is there.
+    """
+
+    device: AllocatedDevice
+    mode: Mode
+    namespace: str
+    pod_name: str
+    since: float
+    until: float | None
+    pod_uid: PodUid = UNNAMED_POD
+    pod_id: PodId = PodId("")
+    container_name: str = "-"
+
+
+class Live(Struct, frozen=True):
+    """The devices that an existing container has, whoever assigned them, and whatever it was granted.
+
+    pod: `namespace/name`. numbers: of the devices that it can open. staged: generations of driver files that it mounts.
+    lost_since: as an entry that is lost; monotonic seconds, None where it is not.
+    """
+
+    container_id: ContainerId
+    container: str
+    pod_id: PodId
+    pod: str
+    numbers: frozenset[DeviceNumber] = frozenset()
+    staged: frozenset[str] = frozenset()
+    lost_since: float | None = None
+
+
+class ExternalAllocation(Recorded, frozen=True):
+    """A container that can open GPUs and MIG devices which no signed grant on it names.
+
+    container: its name, where it was granted other GPUs and its device numbers became these GPUs'; empty where another
+    component assigned them. name: its name, whoever assigned them. watched: those of uuids that it opens and does not
+    hold, since its pod is a monitor. regained: those that it holds again, since its pod was one.
+    """
+
+    container_id: ContainerId
+    pod_id: PodId
+    pod: str
+    uuids: frozenset[GpuUuid]
+    container: str = ""
+    name: str = ""
+    watched: frozenset[GpuUuid] = frozenset()
+    regained: frozenset[GpuUuid] = frozenset()
+
+    @property
+    def held(self) -> frozenset[GpuUuid]:
+        """Those that it keeps from others."""
+        return self.uuids - self.watched
+
+
+class Usage(Struct, frozen=True):
+    """Who is on one GPU. releasing: which pod held it before, as long as other pods wait for that.
+
+    lost: those of the grants whose containers are over by the runtime's word.
+    """
+
+    grants: Mapping[ContainerId, Grant] = {}
+    reservations: Mapping[AllocatedDevice, Reservation] = {}
+    external: Mapping[ContainerId, ExternalAllocation] = {}
+    releasing: Releasing | None = None
+    claims: Mapping[ClaimUid, ClaimHold] = {}
+    lost: frozenset[ContainerId] = frozenset()
+
+    @property
+    def holders(self) -> tuple[Grant | Reservation, ...]:
+        return (*self.grants.values(), *self.reservations.values())
+
+    @property
+    def mode(self) -> Mode | None:
+        """The mode of its holders; None without any."""
+        # A lapsed container that started while we were away may have left two modes on one GPU.
+        modes = {each.mode for each in (*self.holders, *self.claims.values())}
+        return next((each for each in _STRICTEST_FIRST if each in modes), None)
+
+    @property
+    def pods(self) -> Mapping[PodUid, str]:
+        """The pods of its holders: pod uid -> `namespace/name`, and what is odd about it."""
+        names = {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
+        lost = (self.grants[each].pod_uid for each in self.lost)
+        return names | {uid: f"{names[uid]} ({STILL_THERE})" for uid in lost}
+
+    @property
+    def idle_claims(self) -> tuple[str, ...]:
+        """The claims that hold it while no container of their pods does: `claim namespace/name`."""
+        pods = self.pods.keys() if self.claims else ()
+        return tuple(each.claim.called for each in self.claims.values() if each.claim.pods.keys().isdisjoint(pods))
+
+    @property
+    def load(self) -> int:
+        """How many containers, reservations and claims without a container are on it."""
+        return len(self.grants) + len(self.reservations) + len(self.external) + len(self.idle_claims)
+
+    def blocks(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
+        """Whether a container of that pod cannot have this GPU in that mode. claims: as in `held_from`."""
+        if self.held_from(mode, pod_uid, claims):
+            return True
+        fellows = any(pod_uid in each.claim.pods for each in self.claims.values())  # of the pod that released it
+        return self.releasing is not None and self.releasing.blocks(pod_uid) and not fellows
+
+    def held_from(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
+        """Whether those who hold it now are the reason.
+
+        claims: those by which the container asks; None: whichever are reserved for its pod.
+        """
+        ours = {
+            uid: each.claim.pods
+            for uid, each in self.claims.items()
+            if pod_uid in each.claim.pods and (claims is None or uid in claims)
+        }
+        return self._held_from(mode, {pod_uid}.union(*ours.values()), ours.keys())
+
+    def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
+        """The same for a claim that is to be prepared: exclusive is to all of its pods."""
+        return self._held_from(mode, claim.pods.keys(), {claim.uid})
+
+    def _held_from(self, mode: Mode, pods: Set[PodUid], claims: Set[ClaimUid]) -> bool:
+        """Whether others than these hold it so. Modes never mix on one GPU."""
+        if self.mode not in (None, mode):
+            return True
+        if mode is Mode.SHARED:
+            return False
+        if mode is Mode.MPS:  # the daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
+            return bool(self.external)
+        others = any(each.pod_uid not in pods for each in self.holders)
+        return others or bool(self.external) or not claims >= self.claims.keys()
+
+
+STILL_THERE: Final = "over, but its processes are not: see `nri-gpu status`"
+_STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
+UNUSED: Final = Usage()
+
+
+class Ledger(Struct, frozen=True):
+    """All grants, by container, and all reservations, by device.
+
+    external: GPUs that containers can open and were not granted, held or watched. releasing: GPUs that other pods wait
+    for. live: the devices that containers have; which GPUs these are changes with the node, and `external` with it
+    (`external.py`).
+    claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods. processes: of containers
+    that were started and have devices. stuck: GPUs that no pod should be sent to, since lost containers hold them for
+    long.
+    """
+
+    entries: Mapping[ContainerId, Entry] = {}
+    external: Mapping[ContainerId, ExternalAllocation] = {}
+    releasing: Mapping[GpuUuid, Releasing] = {}
+    live: Mapping[ContainerId, Live] = {}
+    reservations: Mapping[AllocatedDevice, Reservation] = {}
+    claims: Mapping[ClaimUid, PreparedClaim] = {}
+    processes: Mapping[ContainerId, FirstProcess] = {}
+    stuck: frozenset[GpuUuid] = frozenset()
+
+    def usage(self) -> Mapping[GpuUuid, Usage]:
+        """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
+        grants: defaultdict[GpuUuid, dict[ContainerId, Grant]] = defaultdict(dict)
+        reservations: defaultdict[GpuUuid, dict[AllocatedDevice, Reservation]] = defaultdict(dict)
+        external: defaultdict[GpuUuid, dict[ContainerId, ExternalAllocation]] = defaultdict(dict)
+        claims: defaultdict[GpuUuid, dict[ClaimUid, ClaimHold]] = defaultdict(dict)
+        for id_, entry in self._holding().items():
+            for uuid in entry.grant.held:
+                grants[uuid][id_] = entry.grant
+        for device, each in self.reservations.items():
+            reservations[device.uuid][device] = each
+        for id_, other in self.external.items():
+            for uuid in other.held:
+                external[uuid][id_] = other
+        for uid, claim in self.claims.items():
+            for uuid, mode in claim.holds.items():
+                claims[uuid][uid] = ClaimHold(claim, mode)
+        found = (grants, reservations, external, self.releasing, claims)
+        return {
+            uuid: Usage(
+                grants.get(uuid, {}),
+                reservations.get(uuid, {}),
+                external.get(uuid, {}),
+                self.releasing.get(uuid),
+                claims.get(uuid, {}),
+                frozenset(id_ for id_ in grants.get(uuid, {}) if self.entries[id_].lost),
+            )
+            for uuid in dict.fromkeys(chain.from_iterable(found))
+        }
+
+    def _holding(self) -> Mapping[ContainerId, Entry]:
+        """Those that hold; a lost container and its next attempt count once."""
+        holding = {id_: entry for id_, entry in self.entries.items() if entry.holds}
+        if not any(entry.lost for entry in holding.values()):
+            return holding
+        succeeded = {id_ for id_, old in holding.items() if any(new.succeeds(old) for new in holding.values())}
+        return _without(holding, succeeded)
+
+    def after(self, decision: Decision, now: float) -> Ledger:
+        """With what was decided; only an Inject changes it. The same container twice is one entry."""
+        if not isinstance(decision, Inject):
+            return self
+        return self.with_entry(Entry(decision.grant, GrantPhase.CREATED, now))
+
+    def after_attempts(self, container_id: ContainerId, pod_uid: PodUid, name: str, now: float) -> Ledger:
+        """With other containers of that pod and name that never ran holding nothing.
+
+        The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
+        One that did run is left alone: its exit is reported.
+        """
+        attempts = self._attempts(pod_uid, name).items()
+        return self.lapsed((id_ for id_, entry in attempts if not entry.ran and id_ != container_id), now)
+
+    def _attempts(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
+        """The containers of that pod and name."""
+        return {id_: entry for id_, entry in self.entries.items() if _name(entry.grant) == (pod_uid, name)}
+
+    def lapsed(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
+        """With these, which never ran, holding nothing: they are known until they are removed, or their pod is."""
+        over = {id_: entry.lapsed(now) for id_ in container_ids if (entry := self.entries.get(id_)) and entry.holds}
+        return replace(self, entries={**self.entries, **over}) if over else self
+
+    def outdone(self, by: Grant) -> Mapping[ContainerId, PodId]:
+        """Containers that were created and hold nothing, of whose GPUs that grant, which is in this ledger, took some.
+
+        With their sandboxes.
+        """
+        lapsed = {id_: each.grant for id_, each in self.entries.items() if not each.holds}
+        some = {id_: grant for id_, grant in lapsed.items() if not set(by.held).isdisjoint(grant.held)}
+        usage = self.usage() if some else {}
+        return {id_: grant.pod_id for id_, grant in some.items() if taken(grant, usage)}
+
+    def running_before(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> tuple[ContainerId, ...]:
+        """Other containers of that pod and name that run, as far as is known."""
+        return tuple(
+            id_
+            for id_, entry in self._attempts(pod_uid, name).items()
+            if (entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and id_ in self.processes))
+            and id_ != container_id
+        )
+
+    def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
+        """Earlier attempts at a container whose processes may live on."""
+        return {id_: entry for id_, entry in self._attempts(pod_uid, name).items() if entry.lost}
+
+    def lapse(self, now: float, grace_s: float) -> Ledger:
+        """With grants that were not started within the grace (seconds), and old reservations, holding nothing."""
+        ledger = self.without_reservations(
+            device for device, each in self.reservations.items() if each.until is not None and now > each.until
+        )
+        return ledger.lapsed(self.overdue(now, grace_s), now)
+
+    def overdue(self, now: float, grace_s: float) -> frozenset[ContainerId]:
+        """Containers that were created and should have started by now. grace_s: the policy's `created_grace_s`."""
+        return frozenset(id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s))
+
+    def started(self, container_id: ContainerId, now: float) -> Ledger | None:
+        """With that container running; None when it must not start: it is lost, or lapsed and its GPUs were taken."""
+        entry = self.entries.get(container_id)
+        if entry is None:
+            return self
+        if entry.lost or (entry.phase is GrantPhase.LAPSED and taken(entry.grant, self.usage())):
+            return None
+        return self.with_entry(Entry(entry.grant, GrantPhase.RUNNING, now))
+
+    def released(self, *container_ids: ContainerId) -> Ledger:
+        """Without these containers; unknown ids change nothing."""
+        return self._without(container_ids)
+
+    def stopped(self, container_id: ContainerId, now: float) -> Ledger:
+        """With that container's program over, by the runtime's word.
+
+        One that never ran can still be started afterwards (containerd stops a created container without
+        forgetting it), so its grant lapses instead of being forgotten.
+        """
+        entry = self.entries.get(container_id)
+        if entry is None or entry.ran or (entry.holds and container_id in self.processes):
+            return self.over((container_id,), now)
+        return self.lapsed((container_id,), now)
+
+    def over(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
+        """Without these containers; but one whose processes can be looked at is lost until it has none.
+
+        A process can outlive the first one, and a runtime may not list a container that runs.
+        """
+        ids = frozenset(container_ids)
+        held = ids & self.processes.keys()
+        entries = {id_: entry for id_ in held if (entry := self.entries.get(id_)) and entry.holds and entry.grant.held}
+        lives = {id_: live for id_ in held if (live := self.live.get(id_))}
+        lost = {id_: Entry(each.grant, GrantPhase.LOST, now) for id_, each in entries.items() if not each.lost}
+        ended = {id_: replace(each, lost_since=now) for id_, each in lives.items() if each.lost_since is None}
+        known = replace(self, entries={**self.entries, **lost}, live={**self.live, **ended}) if lost or ended else self
+        return known._without(ids - entries.keys() - lives.keys())
+
+    def pod_gone(self, pod_id: PodId, now: float) -> Ledger:
+        """With all containers of that sandbox over."""
+        ours = [id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id]
+        for others in (self.external, self.live):
+            ours += [id_ for id_, other in others.items() if other.pod_id == pod_id]
+        after = self.over(ours, now)
+        left = {id_: replace(after.entries[id_], pod_gone=True) for id_ in ours if id_ in after.entries}
+        return replace(after, entries={**after.entries, **left}) if left else after
+
+    @property
+    def lost(self) -> Mapping[ContainerId, float]:
+        """Containers that are over or not listed and may have processes, and since when."""
+        entries = {id_: each.since for id_, each in self.entries.items() if each.lost}
+        lives = {id_: each.lost_since for id_, each in self.live.items() if each.lost_since is not None}
+        return lives | entries
+
+    def with_process(self, container_id: ContainerId, process: FirstProcess) -> Ledger:
+        """With the first process of a container; its cgroup counts only if no other container has it."""
+        if any(each.cgroup == process.cgroup for id_, each in self.processes.items() if id_ != container_id):
+            process = replace(process, cgroup=None)
+        if self.processes.get(container_id) == process:
+            return self
+        return replace(self, processes={**self.processes, container_id: process})
+
+    def with_stuck(self, stuck: frozenset[GpuUuid]) -> Ledger:
+        """With exactly these GPUs held by lost containers for long."""
+        return self if stuck == self.stuck else replace(self, stuck=stuck)
+
+    def with_live(self, live: Live) -> Ledger:
+        if self.live.get(live.container_id) == live:
+            return self
+        return replace(self, live={**self.live, live.container_id: live})
+
+    def with_all_external(self, external: Mapping[ContainerId, ExternalAllocation]) -> Ledger:
+        """With exactly these containers that can open GPUs which they were not granted."""
+        return self if external == self.external else replace(self, external=external)
+
+    def with_releasing(self, releasing: Mapping[GpuUuid, Releasing]) -> Ledger:
+        """With exactly these GPUs kept for a while from other pods than those that released them."""
+        return self if releasing == self.releasing else replace(self, releasing=releasing)
+
+    def generations(self) -> frozenset[str]:
+        """Driver generations that containers still have mounted, and those of compatibility packages."""
+        granted = frozenset(each for entry in self.entries.values() for each in entry.grant.generations)
+        return granted.union(*(live.staged for live in self.live.values()))
+
+    def with_entry(self, entry: Entry) -> Ledger:
+        """With that entry in place of any of the same container."""
+        return replace(self, entries={**self.entries, entry.grant.container_id: entry})
+
+    def with_reservation(self, reservation: Reservation) -> Ledger:
+        """With that reservation in place of any of the same device."""
+        return replace(self, reservations={**self.reservations, reservation.device: reservation})
+
+    def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
+        """Without the reservations of these devices; other devices change nothing."""
+        gone = self.reservations.keys() & frozenset(devices)
+        return replace(self, reservations=_without(self.reservations, gone)) if gone else self
+
+    def _without(self, ids: Iterable[ContainerId]) -> Ledger:
+        gone = (self.entries.keys() | self.external.keys() | self.live.keys()) & frozenset(ids)
+        if not gone:
+            return self
+        entries, external = _without(self.entries, gone), _without(self.external, gone)
+        live, processes = _without(self.live, gone), _without(self.processes, gone)
+        return replace(self, entries=entries, external=external, live=live, processes=processes)
+
+
+def _name(grant: Grant) -> tuple[PodUid, str]:
+    """By which attempts at one container know each other."""
+    return grant.pod_uid, grant.container_name
+
+
+def taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
+    """Whether others hold what was granted, so that the container cannot have it any more."""
+    mode = grant.mode
+    return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _without(items: Mapping[K, V], gone: Set[K]) -> Mapping[K, V]:
+    return {key: value for key, value in items.items() if key not in gone}

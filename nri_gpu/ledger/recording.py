@@ -1,0 +1,48 @@
+"""What is told to whoever keeps what happens: the journal and the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import Container, ContainerId, PodId
+from nri_gpu.domain.decision import Decision, Grant
+from nri_gpu.domain.node import Node
+from nri_gpu.ledger.ledger import Ledger
+
+
+class Remembered(Struct, frozen=True):
+    """One grant of the journal. at: seconds on the boot's monotonic clock, the same for every process."""
+
+    grant: Grant
+    at: float
+
+
+class Recorder(Protocol):
+    """Called in the order of events; raises nothing. now: seconds on the ledger's clock."""
+
+    def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+        """A request is about to be answered."""
+
+    def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
+        """The answer grants GPUs; the runtime may or may not get it. Returns whether that stands in the journal.
+
+        signed: the grant as the container carries it. revoked: containers that must not start from now on.
+        """
+
+    def settled(self, container_id: ContainerId) -> None:
+        """A container was started, or is gone: from now on the runtime's own list shows what it holds."""
+
+    def synchronized(self, ledger: Ledger) -> None:
+        """The ledger was rebuilt from that list."""
+
+    def revoked(self) -> Mapping[ContainerId, PodId]:
+        """Containers that must not start, with their sandboxes."""
+
+    def removed(self, container_ids: Collection[ContainerId]) -> None:
+        """These were revoked, and are gone."""
+
+    def remembered(self, since: float) -> Iterable[Remembered]:
+        """What this daemon or an earlier one granted since then, and is not settled."""

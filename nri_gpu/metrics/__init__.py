@@ -1,1 +1,0 @@
-"""Metrics for Prometheus: what they are is in docs/metrics.md."""

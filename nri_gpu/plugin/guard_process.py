@@ -1,0 +1,152 @@
+"""`nri-gpu guard`: the guard as a process of its own, so that whatever ends the daemon does not end this."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from msgspec.structs import replace
+
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.guard import DaemonState, Guard
+from nri_gpu.plugin.guard_status import REPORT_EVERY_S, GuardStatus, process_started, write_guard_status
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.plugin_settings import PluginSettings
+from nri_gpu.records.journal import JOURNAL, revoked_in
+from nri_gpu.records.policy_file import (
+    DEFAULT_PATH,
+    LAST_GOOD,
+    build_policy,
+    load_last_good,
+    load_policy,
+    read_policy,
+    was_kept,
+)
+from nri_gpu.system.container_stops import stop_containers
+from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.service_manager import Notifier
+from nri_gpu.system.tasks import LogOnce, cancelled, exit_code, later
+
+DRAIN_S: Final = 2.0
+
+
+def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
+    """The policy as the daemon would start with; None where neither the file nor the last good one is usable."""
+    try:
+        return build_policy(read_policy(path, in_force=was_kept(state_dir)), options)
+    except PolicyError as error:
+        for fault in error.faults:
+            logger.bind(fault=str(fault)).error("policy not usable")
+    try:
+        return load_last_good(state_dir, options)
+    except (PolicyError, OSError) as error:
+        logger.bind(fault=str(error)).error("last good policy not usable either")
+        return None
+
+
+def daemon_state(folder: Path, path: Path | None) -> DaemonState:
+    """The daemon's state folder, with the policy that it used last, so that both ignore the same requests."""
+
+    def read() -> Policy:
+        try:
+            return load_last_good(folder) or load_policy(path)
+        except (PolicyError, OSError) as error:
+            fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
+            logger.bind(fault=fault).error("policy not usable: whatever asks needs a grant")
+            return Policy.broken(fault)
+
+    files = (folder / LAST_GOOD, path or DEFAULT_PATH)
+    return DaemonState(folder, files, read, lambda: revoked_in(folder / JOURNAL))
+
+
+def _plugin_settings(policy: Policy, fallback: Policy) -> PluginSettings:
+    return (fallback if policy.fault else policy).plugin
+
+
+class GuardProcess:
+    def __init__(self, settings: Policy, state: DaemonState, run_dir: Path) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._status = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+        self._faults = LogOnce()
+        self._notifier = Notifier()
+        self._liveness = LivenessFile(run_dir)
+        self._guard = Guard(state, later)
+        identity = Identity(settings.guard.name, settings.guard.index)
+        # The daemon's limit, also while it is away.
+        sizes = Sizes(lambda: _plugin_settings(state.policy(), settings), later, counts=False)
+        followers = SessionFollowers(self._configured, self._ready, self._away, self._away)
+        self._supervisor = Supervisor(self._guard, lambda: identity, followers, sizes)
+        self._stop = asyncio.Event()
+        self._stopping: set[asyncio.Task[None]] = set()
+        state.policy()  # parsed now, and not while the runtime waits
+
+    async def run(self) -> Exit:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        self._notifier.feed_watchdog()
+        self._keep_writing()
+        self._liveness.keep(lambda: self._status.connected)
+        serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code((serving,))
+        self._notifier.stopping()
+        await self._supervisor.stop(DRAIN_S)
+        await cancelled((serving, stopping, *self._stopping))
+        self._notifier.close()
+        logger.info("stopped")
+        return code
+
+    def _configured(self, configured: Configured) -> None:
+        self._guard.runtime, self._guard.version = configured.runtime, configured.version
+        self._status = replace(self._status, runtime=configured.runtime, runtime_version=configured.version)
+
+    def _ready(self) -> None:
+        found = self._guard.found
+        without = len(found.running) + len(found.doubtful)
+        self._status = replace(
+            self._status, connected=True, validates=self._supervisor.validates, ungranted=without, fault=""
+        )
+        logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
+        status = f", {without} containers run without the GPUs they asked for" if without else ""
+        self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
+        later(self._write_status)
+        if found.running and self._settings.guard.stop_ungranted:
+            task = asyncio.create_task(self._stop_containers(found.running))
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    def _away(self, why: str) -> None:
+        self._notifier.status(f"not connected: {why}")
+        self._status = replace(self._status, connected=False, fault=why)
+        self._write_status()
+
+    async def _stop_containers(self, containers: list[Container]) -> None:
+        """Stop those without any grant: one that is not valid may be ours, from before the key was lost."""
+        names: dict[str, str] = {
+            container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
+        }
+        await stop_containers(names, self._settings.guard, "it ran without the GPUs it asked for")
+
+    def _write_status(self) -> None:
+        try:
+            write_guard_status(self._run_dir, self._status)
+        except OSError as error:
+            self._faults.warning("`nri-gpu check` will not see this guard", str(error), path=str(self._run_dir))
+        else:
+            self._faults.clear()
+
+    def _keep_writing(self) -> None:
+        self._write_status()
+        asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._keep_writing)

@@ -1,0 +1,124 @@
+"""Settings of the kubelet's device plugin, and of other components that allocate GPUs."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.policy.forms import FOLDER, NAMESPACES, NOTHING, POOL_OR_NONE, SOCKET_OR_NONE, Globs, about, patterns, text
+
+# The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
+# device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
+_RESOURCE: Final = text(
+    r"(?!(?:[a-z0-9.-]+\.)?kubernetes\.io/|requests\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?",
+    "a resource such as nvidia.com/gpu",
+    40,
+)
+_RESOURCES: Final = patterns(text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
+
+
+class MigStrategy(StrEnum):
+    """How MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+class Registration(StrEnum):
+    """How the kubelet learns of the device plugin."""
+
+    REGISTER = "register"
+    WATCHER = "watcher"
+
+
+class FailClosed(StrEnum):
+    """What stops a container that the kubelet allocated GPUs to and that got no injection."""
+
+    AUTO = "auto"
+    GUARD = "guard"
+
+
+class KubeletSettings(Struct, frozen=True, kw_only=True):
+    """The kubelet's device plugin, for a node of a cluster: the scheduler then counts the GPUs."""
+
+    enabled: Annotated[
+        bool,
+        about("Offer this node's GPUs to the kubelet.", flag="--kubelet"),
+    ] = False
+    dir: Annotated[str, FOLDER, about("Folder of the kubelet's socket and of its device plugins'.")] = (
+        "/var/lib/kubelet/device-plugins"
+    )
+    resource: Annotated[str, _RESOURCE, about("What pods ask for in resources.limits.")] = "nvidia.com/gpu"
+    mig_strategy: Annotated[
+        MigStrategy,
+        about(
+            "MIG devices: none offers whole GPUs only; single offers MIG devices of one profile as the resource; mixed "
+            "offers each profile as a resource of its own, nvidia.com/mig-1g.10gb, beside whole GPUs."
+        ),
+    ] = MigStrategy.NONE
+    replicas: Annotated[
+        int, Meta(ge=1, le=64), about("How many pods share each GPU or MIG device; 1: each has its own.")
+    ] = 1
+    rename: Annotated[bool, about("Call shared ones by another name: nvidia.com/gpu.shared.")] = False
+    pool: Annotated[
+        str,
+        POOL_OR_NONE,
+        about("Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too."),
+    ] = ""
+    registration: Annotated[
+        Registration,
+        about(
+            "register: nri-gpu calls the kubelet, as most plugins do; watcher: the kubelet finds it in registry_dir.",
+            flag="--kubelet-registration",
+        ),
+    ] = Registration.REGISTER
+    registry_dir: Annotated[str, FOLDER, about("Folder that the kubelet looks for plugins in.")] = (
+        "/var/lib/kubelet/plugins_registry"
+    )
+    podresources: Annotated[
+        str,
+        SOCKET_OR_NONE,
+        about(
+            "The kubelet's PodResources socket, asked which devices containers have; never on the request path, and "
+            "only if enabled, inject_for, reservations or foreign.monitors is set, by [stray], or for claims of "
+            "PodGroups. Empty: never."
+        ),
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    fail_closed: Annotated[
+        FailClosed,
+        about(
+            "auto: Allocate adds a CDI device that lets the container start only after our injection, if the runtime "
+            "has NRI 0.7 or newer; guard: no such device, so that only the guard stops a container without injection."
+        ),
+    ] = FailClosed.AUTO
+    cdi_dir: Annotated[str, FOLDER, about("Folder for that CDI device: one of the runtime's cdi_spec_dirs.")] = (
+        "/var/run/cdi"
+    )
+    inject_for: Annotated[
+        Globs,
+        _RESOURCES,
+        about(
+            "Resources of NVIDIA's device plugin whose GPUs are injected here, without its runtime or hook: those that "
+            "PodResources lists for the container, and that its NVIDIA_VISIBLE_DEVICES, where set, names too."
+        ),
+    ] = NOTHING
+    reservations: Annotated[
+        Globs,
+        NAMESPACES,
+        about(
+            "Namespaces where KAI-Scheduler or Run:ai reserves GPUs with its own pods: pods of the same GPU group then "
+            "share them. Only the scheduler may create pods there."
+        ),
+    ] = NOTHING
+
+    @property
+    def injects_external(self) -> bool:
+        """Whether policy has us inject GPUs that other device plugins or schedulers allocate."""
+        return bool(self.inject_for.patterns or self.reservations.patterns)
+
+    def injected(self, devices: Iterable[AllocatedDevice]) -> tuple[AllocatedDevice, ...]:
+        """Devices of other plugins' resources that policy has us inject."""
+        return tuple(each for each in devices if self.inject_for.match(each.resource))

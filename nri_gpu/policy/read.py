@@ -1,0 +1,185 @@
+"""Reading a policy file: every fault of every key, then the faults between keys, rules and pools.
+
+The second are checked only where each key is valid. A key without effect where it stands is a fault and not advice,
+since its author expects an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Final, TypeVar
+
+from msgspec import UNSET, Struct, convert
+from msgspec.inspect import Type, type_info
+from msgspec.structs import replace
+
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.text import quoted
+from nri_gpu.policy.document import LISTS, SECTIONS, faults, file_type, known_words, setting
+from nri_gpu.policy.dra_settings import dra_faults
+from nri_gpu.policy.dropped import without_dropped
+from nri_gpu.policy.forms import given
+from nri_gpu.policy.health_settings import health_faults
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from nri_gpu.policy.lines import line_of
+from nri_gpu.policy.metrics_settings import metrics_faults
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
+
+_OF_ALLOW: Final = (
+    *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
+)
+S = TypeVar("S", bound=Struct)
+COMMAND_LINE: Final = "command line"  # stands where a fault names its file
+
+
+def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] | None = None) -> Policy:
+    """The policy a file describes; keys it does not have keep their defaults.
+
+    lines: key path -> 1-based line, as far as known.
+
+    Raises: PolicyError: with every fault, in the order of the file.
+    """
+    where = lines or {}
+    dropped: dict[str, str] = {}
+    known = without_dropped(raw, dropped)
+    found = list(faults(_file_info(), known))
+    policy = Policy.default()
+    if not found:
+        policy = replace(_read(convert(known, file_type()), file), ignored=tuple(_ignored(dropped, where)))
+        found += _cross_faults(policy)
+    if found:
+        each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
+        raise PolicyError(tuple(sorted(each, key=lambda fault: fault.line or 0)))
+    return policy
+
+
+def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[str]:
+    for path, why in dropped.items():
+        line = line_of(lines, path)
+        yield f"{path}{f', line {line},' if line else ''} is ignored: {why}; take it out"
+
+
+def empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:
+    """Return a fault for each table without a key: what stood in it may have been cut off, and every default holds."""
+    message = "has no key, so each has its default: give it one, or take the heading out"
+    return tuple(Fault(file, path, message, line_of(lines, path)) for path in _empty(raw, ""))
+
+
+def _empty(value: object, path: str) -> Iterator[str]:
+    if value == {} and path:
+        yield path
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _empty(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _empty(each, f"{path}[{index}]")
+
+
+@cache
+def _file_info() -> Type:
+    return type_info(file_type())
+
+
+def _read(table: Struct, file: str) -> Policy:
+    """The policy of a file whose keys are valid one by one."""
+    tables = {name: each for name in (*SECTIONS, *LISTS) if (each := getattr(table, name)) is not UNSET}
+    sections = {name: _value(cls, tables[name]) for name, cls in SECTIONS.items() if name in tables}
+    rules = RuleList(tuple(_value(Rule, each) for each in tables.get("rule", ())))
+    pools = PoolList(tuple(_value(Pool, each) for each in tables.get("pool", ())))
+    return replace(Policy.default(), **sections, rule=rules, pool=pools, source=file)
+
+
+def _value(cls: type[S], table: Struct) -> S:
+    return cls(**given(cls, table))
+
+
+def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
+    """The policy with settings from the command line put over it.
+
+    overrides: key path -> raw value; None stands for an option that was not given.
+
+    Raises: PolicyError: each fault under the option's own name.
+    """
+    values = {path: raw for path, raw in overrides.items() if raw is not None}
+    found = [
+        Fault(COMMAND_LINE, setting(path).flag or path, message)
+        for path, raw in values.items()
+        for _, message in faults(type_info(setting(path).type), raw)
+    ]
+    if found:
+        raise PolicyError(tuple(found))
+    for path, raw in values.items():
+        section, _, key = path.partition(".")
+        changed = replace(getattr(policy, section), **{key: setting(path).read(raw)})
+        policy = replace(policy, **{section: changed})
+    return policy
+
+
+def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Faults between keys, rules and pools: key path and sentence of each."""
+    rules, pools = policy.rule.rules, policy.pool.pools
+    yield from _same_names("pool", [pool.name for pool in pools])
+    yield from _same_names("rule", [rule.name for rule in rules])
+    names = [pool.name for pool in pools]
+    for index, rule in enumerate(rules):
+        yield from ((f"rule[{index}]{key}", message) for key, message in _rule_faults(rule, names))
+    for index, pool in enumerate(pools):
+        yield from ((f"pool[{index}]{key}", message) for key, message in _pool_faults(pool))
+    for key, name in (("kubelet.pool", policy.kubelet.pool), ("dra.pool", policy.dra.pool)):
+        if name:
+            yield from _unknown_pool(key, name, names)
+    yield from health_faults(policy.health)
+    yield from metrics_faults(policy.metrics)
+    yield from dra_faults(policy.dra, policy.kubelet)
+    yield from _external_faults(policy.kubelet)
+
+
+def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
+    """Of other components' resources, where nri-gpu offers some itself."""
+    if not settings.enabled:
+        return
+    sample = f"{settings.resource.partition('/')[0]}/mig-1g.10gb" if settings.mig_strategy is MigStrategy.MIXED else ""
+    for own in filter(None, (settings.resource, sample)):
+        name = f"{own}.shared" if settings.replicas > 1 and settings.rename else own
+        index = settings.inject_for.first(name)
+        if index is not None:
+            pattern = quoted(settings.inject_for.patterns[index])
+            yield (
+                f"kubelet.inject_for[{index}]",
+                f"{pattern} takes {name}, which nri-gpu offers to the kubelet itself: what others offer needs another "
+                "name, so set kubelet.resource, or leave the device plugin off",
+            )
+
+
+def _same_names(table: str, names: list[str]) -> Iterator[tuple[str, str]]:
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if name and first.setdefault(name, index) != index:
+            yield f"{table}[{index}].name", f"{quoted(name)} is the name of {table}[{first[name]}] already"
+
+
+def _rule_faults(rule: Rule, pools: list[str]) -> Iterator[tuple[str, str]]:
+    if rule.allow and rule.otherwise is not None:
+        yield ".otherwise", "goes with allow = false only"
+    if not rule.allow:
+        useless = (key for key in _OF_ALLOW if getattr(rule, key) is not None)
+        yield from ((f".{key}", "goes with allow = true only") for key in useless)
+    for index, name in enumerate(rule.pool.patterns if rule.pool else ()):
+        yield from _unknown_pool(f".pool[{index}]", name, pools)
+
+
+def _unknown_pool(key: str, name: str, pools: list[str]) -> Iterator[tuple[str, str]]:
+    if name not in pools:
+        known = known_words(name, pools) if pools else ", for there is no [[pool]]"
+        yield key, f"no pool is called {quoted(name)}{known}"
+
+
+def _pool_faults(pool: Pool) -> Iterator[tuple[str, str]]:
+    if all(getattr(pool, key) is None for key in SELECTORS):
+        yield "", f"has no selector: give at least one of {', '.join(SELECTORS)}"
+    low, high = pool.memory_at_least, pool.memory_at_most
+    if low is not None and high is not None and low > high:
+        yield ".memory_at_most", "is less than memory_at_least"

@@ -1,0 +1,268 @@
+"""The audit log: every decision with all that decided it, in two files of bounded size.
+
+Nothing here happens before a reply. Events are noted in memory. A moment later the notes are encoded, one in each turn
+of the event loop, so that no request waits for more than one of them; a thread writes them, because a disk may hang.
+A file begins with node, policy and ledger, so that each can be replayed alone. A bug here ends nothing but a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Decision
+from nri_gpu.domain.node import Node
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.records.audit_records import (
+    RecordKind,
+    changed_record,
+    decision_record,
+    ledger_record,
+    node_record,
+    policy_record,
+    repair_record,
+)
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import LogOnce
+
+FILE: Final = "audit.jsonl"
+OLD_FILE: Final = "audit.1.jsonl"
+DELAY_S: Final = 0.25
+# Notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
+# written again in full.
+WAITING_MAX: Final = 2000
+GRANTS_AT_ONCE: Final = 20  # in one record: more would hold the event loop too long
+
+
+class PolicyNote(Struct, frozen=True):
+    """A policy that was put in force. fault: why it cannot be used; empty when it can."""
+
+    source: str
+    text: str
+    fault: str = ""
+
+
+class _Decided(Struct, frozen=True):
+    container: Container
+    decision: Decision
+    node: Node
+    at: float
+    now: float
+
+
+class _Synchronized(Struct, frozen=True):
+    ledger: Ledger
+
+
+class RepairNote(Struct, frozen=True):
+    """Root said that a GPU was reset. due: what had asked for it. at: seconds since the epoch."""
+
+    gpu_uuid: str
+    due: str
+    at: float
+
+
+_Note = _Decided | PolicyNote | Ledger | _Synchronized | RepairNote
+
+
+class AuditLog:
+    """Notes events, and writes them.
+
+    folder: for the file and the one before it. most_bytes: of each file. delay_s: from a note to its line.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float], *, delay_s: float = DELAY_S) -> None:
+        self._path, self._old_path = folder / FILE, folder / OLD_FILE
+        self._most_bytes = most_bytes
+        self._wall = wall
+        self._delay_s = delay_s
+        self._notes: deque[_Note] = deque()
+        self._waiting = asyncio.Event()
+        self._written = asyncio.Event()
+        self._lost = 0
+        self._bytes = 0  # of the file
+        self._begun = False  # whether node, policy and ledger are written in it
+        self._faults = LogOnce()
+        self._bug = ""  # that was logged last
+        # The last of each in the file.
+        self._node: Node | None = None
+        self._policy = PolicyNote("", "")
+        self._ledger = Ledger()
+
+    def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+        """A request was answered. now: seconds on the ledger's clock."""
+        self._note(_Decided(container, decision, node, self._wall(), now))
+
+    def policy_changed(self, policy: PolicyNote) -> None:
+        """Decisions are by this policy from now on."""
+        self._note(policy)
+
+    def repaired(self, gpu_uuid: str, due: str) -> None:
+        """Root said that a GPU was reset."""
+        self._note(RepairNote(gpu_uuid, due, self._wall()))
+
+    def follow(self, state: NodeState) -> None:
+        state.subscribe_inline(lambda: self._note(state.ledger), Changed.LEDGER)
+
+    def synchronized(self, ledger: Ledger) -> None:
+        """The ledger was rebuilt from the runtime's list."""
+        self._note(_Synchronized(ledger))
+
+    async def written(self) -> None:
+        """Return when every note is written, or could not be."""
+        await self._written.wait()
+
+    def _note(self, note: _Note) -> None:
+        self._written.clear()
+        if len(self._notes) >= WAITING_MAX:
+            self._forget()
+        self._notes.append(note)
+        self._waiting.set()
+
+    def _forget(self) -> None:
+        """Drop all notes but the newest policy and the newest ledger, by which the next decisions are made."""
+        self._lost += sum(isinstance(note, _Decided) for note in self._notes)
+        newest: dict[type, _Note] = {}
+        for note in self._notes:
+            match note:
+                case PolicyNote():
+                    newest[PolicyNote] = note
+                case Ledger():
+                    newest[Ledger] = _Synchronized(note)
+                case _Synchronized():
+                    newest[Ledger] = note
+        self._notes = deque(newest.values())
+
+    async def run(self) -> None:
+        """Write until cancelled, and then the rest."""
+        lines, taken = list[str](), self._taken()
+        try:
+            while True:
+                await self._waiting.wait()
+                await asyncio.sleep(self._delay_s)
+                self._waiting.clear()
+                taken = self._taken()
+                for line in taken:
+                    lines.append(line)
+                    await asyncio.sleep(0)
+                whole, lines = lines, []
+                await asyncio.to_thread(self._append, whole)
+                if not self._notes:
+                    self._written.set()
+        finally:
+            self._append([*lines, *taken, *self._taken()])
+
+    def _taken(self) -> Iterator[str]:
+        """The lines of the notes, which are removed one by one; a line break for one that meets a bug."""
+        while self._notes:
+            note = self._notes.popleft()
+            try:
+                yield from self._lines(note)
+            except Exception as error:
+                self._lost += isinstance(note, _Decided)
+                self._failed(error)
+                yield "\n"
+
+    def _lines(self, note: _Note) -> Iterator[str]:
+        if self._begun and self._bytes > self._most_bytes:
+            self._begun = False
+            yield _TURN
+        if not self._begun:
+            self._begun, self._bytes = True, 0
+            # A line break first: the line before may have been cut short.
+            yield "\n"
+            if self._node:
+                yield _line(node_record(self._node))
+            yield _line(policy_record(self._policy.source, self._policy.text, self._policy.fault))
+            yield from map(_line, _ledger_records(self._ledger))
+        yield from map(_line, self._records(note))
+
+    def _records(self, note: _Note) -> Iterator[Mapping[str, object]]:
+        match note:
+            case PolicyNote(source, text, fault):
+                self._policy = note
+                yield policy_record(source, text, fault)
+            case _Synchronized(ledger):
+                self._ledger = ledger
+                yield from _ledger_records(ledger)
+            case Ledger():
+                changed = changed_record(self._ledger, note)
+                self._ledger = note
+                if changed:
+                    yield changed
+            case RepairNote(uuid, due, at):
+                yield repair_record(uuid, due, at)
+            case _Decided(container, decision, node, at, now):
+                if self._node is not node:
+                    self._node = node
+                    yield node_record(node)
+                yield decision_record(container, decision, at, now)
+
+    def _append(self, lines: list[str]) -> None:
+        """Write the lines; in a thread, but for the last time."""
+        try:
+            part = list[str]()
+            for line in lines:
+                if line == _TURN:
+                    self._write(part)
+                    with suppress(FileNotFoundError):
+                        self._path.replace(self._old_path)
+                    part = []
+                else:
+                    part.append(line)
+            self._write(part)
+        except OSError as error:
+            self._begun = False  # something may be missing: write node, policy and ledger again
+            self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
+            return
+        except Exception as error:
+            self._failed(error)
+            return
+        self._faults.clear()
+        if self._lost:
+            logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
+            self._lost = 0
+
+    def _failed(self, error: Exception) -> None:
+        """Log a bug, once. Something may be missing: node, policy and ledger are written again."""
+        self._begun = False
+        if self._bug != (bug := repr(error)):
+            self._bug = bug
+            logger.bind(path=str(self._path)).opt(exception=error).error(
+                "bug in the audit log; nothing else depends on it"
+            )
+
+    def _write(self, lines: list[str]) -> None:
+        if lines:
+            with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
+                file.write("".join(lines).encode())
+                self._bytes = file.tell()
+
+
+_TURN: Final = ""  # among lines: a new file begins here
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _line(record: Mapping[str, object]) -> str:
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, object]]:
+    """The whole ledger, a few grants in each record: the first record replaces, the others add."""
+    entries = iter(ledger.entries.items())
+    first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})
+    yield ledger_record(first)
+    while more := dict(islice(entries, GRANTS_AT_ONCE)):
+        yield {**ledger_record(Ledger(more)), "kind": RecordKind.CHANGED.value}

@@ -1,0 +1,307 @@
+"""The records of the audit log, with all that decisions depend on; and the same decisions computed again.
+
+A log is a list of records, each a JSON object with a `kind`:
+
+    node      a snapshot of the node, before the first decision that used it
+    policy    the policy's text, likewise; or the fault of one that could not be used
+    ledger    all grants, at the beginning of a file and after each Synchronize
+    changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs,
+              reservations, prepared claims
+    decision  a request and the answer to it
+    repaired  root said that a GPU was reset; no decision depends on it
+
+`decide` is pure, so an unchanged replay gives every answer again to the byte. With another policy the replay keeps its
+own ledger: a container that is refused there holds nothing, and one that is granted more lets it lapse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import replace
+
+from nri_gpu.decision.decide import decide
+from nri_gpu.domain.allocation import AllocatedDevice, AllocationPending
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+from nri_gpu.domain.value import canonical, decode, encode
+from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
+from nri_gpu.ledger.reservations import cleared_for, expired, reservation_id, reservation_of, reserved_device
+from nri_gpu.policy.model import Policy
+
+Record = Mapping[str, object]
+SCHEMA: Final = "nri-gpu/audit/v1"
+_FORMER_FIELDS: Final = frozenset({"profiles"})  # of a node, which logs of earlier versions have
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class RecordKind(StrEnum):
+    NODE = "node"
+    POLICY = "policy"
+    LEDGER = "ledger"
+    CHANGED = "changed"
+    DECISION = "decision"
+    REPAIRED = "repaired"
+
+
+class _NodeRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.NODE.value):
+    node: Record
+
+
+class _PolicyRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.POLICY.value):
+    source: str
+    text: str
+    fault: str
+
+
+class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.LEDGER.value):
+    entries: dict[str, Entry | None]
+    foreign: dict[ContainerId, ExternalAllocation | None]
+    leaving: dict[GpuUuid, Releasing | None] = {}  # older logs have none of these three
+    reservations: dict[str, Reservation | None] = {}
+    claims: dict[ClaimUid, PreparedClaim | None] = {}
+
+
+class _ChangedRecord(_LedgerRecord, frozen=True, tag=RecordKind.CHANGED.value):
+    pass
+
+
+class _DecisionRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.DECISION.value):
+    at_s: float
+    now: float
+    container: Record
+    answer: Record
+
+
+class _RepairRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.REPAIRED.value):
+    at_s: float
+    gpu_uuid: str
+    due: str
+
+
+def answer_json(decision: Decision) -> dict[str, object]:
+    """An answer as it is recorded and compared; the edits are a digest."""
+    match decision:
+        case Pass(edits, why):
+            return {"decision": "pass", "reason": why, "edits_sha256": digest(edits)}
+        case Refuse(reason):
+            return {"decision": "refuse", "code": reason.code.value, "reason": reason.sentence}
+        case Inject(edits, grant, rule, note):
+            granted = {"gpu_uuids": list(grant.uuids), "mode": encode(grant.mode), "generation": grant.generation}
+            return {"decision": "inject", "rule": rule, "note": note, "edits_sha256": digest(edits), **granted}
+
+
+def digest(edits: Edits) -> str:
+    """SHA-256 of the edits of a container, in hexadecimal."""
+    return hashlib.sha256(canonical(edits).encode()).hexdigest()
+
+
+def node_record(node: Node) -> dict[str, object]:
+    return {"kind": RecordKind.NODE.value, "schema": SCHEMA, "node": encode(node)}
+
+
+def policy_record(name: str, text: str, fault: str) -> dict[str, object]:
+    """A policy as it was read. fault: why it could not be used; empty if it could."""
+    return {"kind": RecordKind.POLICY.value, "source": name, "text": text, "fault": fault}
+
+
+def ledger_record(ledger: Ledger) -> dict[str, object]:
+    return {"kind": RecordKind.LEDGER.value, **_changes(Ledger(), ledger)}
+
+
+def changed_record(old: Ledger, new: Ledger) -> dict[str, object] | None:
+    """What has changed; None where nothing has."""
+    changes = _changes(old, new)
+    return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
+
+
+def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, object]:
+    """A request and its answer. at: seconds since the epoch; now: on the clock that the ledger's times are of."""
+    return {
+        "kind": RecordKind.DECISION.value,
+        "at_s": at,
+        "now": now,
+        "container": container_json(container),
+        "answer": answer_json(decision),
+    }
+
+
+def repair_record(gpu_uuid: str, due: str, at: float) -> dict[str, object]:
+    """Root's word that a GPU was reset. due: what had asked for it. at: seconds since the epoch."""
+    return {"kind": RecordKind.REPAIRED.value, "at_s": at, "gpu_uuid": gpu_uuid, "due": due}
+
+
+def container_json(container: Container) -> Record:
+    """A container as it is recorded. A pending allocation of the kubelet is an invalid one that `waits`."""
+    found = encode(container)
+    if isinstance(container.kubelet, AllocationPending):
+        return {**found, "kubelet": {**encode(container.kubelet), "waits": True}}
+    return found
+
+
+def container_of(found: Record) -> Container:
+    """The container that was recorded. Raises: ValueError."""
+    match found:
+        case {"kubelet": {**kubelet}}:
+            kind = "pending" if kubelet.pop("waits", False) else "invalid" if "fault" in kubelet else "allocated"
+            found = {**found, "kubelet": {**kubelet, "kind": kind}}
+    return decode(Container, found)
+
+
+def _changes(old: Ledger, new: Ledger) -> dict[str, object]:
+    return {
+        "entries": _changed(old.entries, new.entries),
+        "foreign": _changed(old.external, new.external),
+        "leaving": _changed(old.releasing, new.releasing),
+        "reservations": _changed(_by_id(old), _by_id(new)),
+        "claims": _changed(old.claims, new.claims),
+    }
+
+
+def _changed(old: Mapping[K, V], new: Mapping[K, V]) -> Mapping[K, object]:
+    fresh = {key: encode(value) for key, value in new.items() if old.get(key) is not value}
+    return {**fresh, **dict.fromkeys(old.keys() - new.keys())}
+
+
+def _updated(old: Mapping[K, V], found: Mapping[K, V | None]) -> Mapping[K, V]:
+    """With what a record has as new, different or gone."""
+    kept = {key: value for key, value in old.items() if key not in found}
+    return kept | {key: value for key, value in found.items() if value is not None}
+
+
+def _by_id(ledger: Ledger) -> Mapping[str, Reservation]:
+    return {reservation_id(device): each for device, each in ledger.reservations.items()}
+
+
+def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None:
+    """The reservation that an older log recorded as a grant; None where it had lapsed."""
+    grant = entry.grant
+    if grant.mode is None or not entry.holds:
+        return None
+    until = entry.until if isinstance(entry.until, float) else None
+    return reservation_of(device, grant, grant.mode, entry.since, until)
+
+
+_AnyRecord = _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _DecisionRecord | _RepairRecord
+
+
+class Compared(Struct, frozen=True):
+    """One decision of the log, and the same decision now."""
+
+    container: Container
+    at: float
+    recorded: Record
+    now: Record
+
+    @property
+    def same(self) -> bool:
+        """Whether they are equal to the byte."""
+        return canonical(self.recorded) == canonical(self.now)
+
+
+class Replay:
+    """Goes through a log record by record.
+
+    read: parses a recorded policy. instead: a policy to use in place of all that were recorded.
+    """
+
+    def __init__(self, read: Callable[[str, str], Policy], instead: Policy | None = None) -> None:
+        self._read = read
+        self._instead = instead
+        self._policy: Policy = instead or Policy.default()
+        self._node = Node(number=0, inventory=Inventory(taken_at=0))
+        self.ledger = Ledger()
+        self._decided: set[ContainerId] = set()
+
+    def take(self, record: object) -> Compared | None:
+        """One record; for a decision, the comparison. Raises: ValueError: it is not a record of ours."""
+        try:
+            found = convert(record, _AnyRecord)
+        except ValidationError as error:
+            raise ValueError(f"this is not a record of an audit log: {error}") from None
+        match found:
+            case _NodeRecord(node):
+                self._node = decode(Node, {key: each for key, each in node.items() if key not in _FORMER_FIELDS})
+            case _PolicyRecord(source, text, fault):
+                if self._instead is None:
+                    self._policy = Policy.broken(fault) if fault else self._read(source, text)
+            case _ChangedRecord():
+                self._take_changes(found)
+            case _LedgerRecord():
+                self._take_ledger(found)
+            case _DecisionRecord():
+                return self._decide(found)
+            case _RepairRecord():
+                pass
+        return None
+
+    def _take_ledger(self, record: _LedgerRecord) -> None:
+        """A Synchronize, or the beginning of a file: all that was recorded, but for what is decided differently now."""
+        kept = self._decided & record.entries.keys()
+        ours = {id_: entry for id_, entry in self.ledger.entries.items() if id_ in kept}
+        self.ledger = Ledger(MappingProxyType(ours))
+        self._take_changes(record)
+
+    def _take_changes(self, record: _LedgerRecord) -> None:
+        for id_, entry in record.entries.items():
+            if device := reserved_device(id_):  # older logs list reservations among the entries
+                self._take_reservation(device, None if entry is None else _reservation_of(device, entry))
+            else:
+                self._take_entry(ContainerId(id_), entry)
+        for id_, reservation in record.reservations.items():
+            if device := reserved_device(id_):
+                self._take_reservation(device, reservation)
+        self.ledger = replace(self.ledger, claims=_updated(self.ledger.claims, record.claims))
+        self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, self._watched(record.foreign)))
+        if self._instead is None or (not self._instead.fault and self._instead.handover.wait):
+            # When a GPU was released, and when it was found unused, follows the recording, whichever pod held it.
+            self.ledger = self.ledger.with_releasing(_updated(self.ledger.releasing, record.leaving))
+
+    def _watched(
+        self, found: Mapping[ContainerId, ExternalAllocation | None]
+    ) -> Mapping[ContainerId, ExternalAllocation | None]:
+        """What containers of monitors by another policy open; what the kubelet allocated to them was not recorded."""
+        if self._instead is None:
+            return found
+        monitors = self._instead.foreign.monitors
+        return {
+            id_: each
+            and replace(each, watched=(each.watched or each.uuids) if monitors.match(each.pod) else frozenset())
+            for id_, each in found.items()
+        }
+
+    def _take_reservation(self, device: AllocatedDevice, reservation: Reservation | None) -> None:
+        if reservation is None:
+            self.ledger = self.ledger.without_reservations((device,))
+        else:
+            self.ledger = self.ledger.with_reservation(reservation)
+
+    def _take_entry(self, id_: ContainerId, entry: Entry | None) -> None:
+        ours = self.ledger.entries.get(id_)
+        if entry is None:
+            self.ledger = self.ledger.released(id_)
+        elif self._instead is None or id_ not in self._decided:
+            self.ledger = self.ledger.with_entry(entry)
+        elif ours is not None:
+            # Its phase follows the recording; what it holds follows the replay.
+            self.ledger = self.ledger.with_entry(replace(entry, grant=ours.grant))
+
+    def _decide(self, record: _DecisionRecord) -> Compared:
+        container, now = container_of(record.container), record.now
+        settings = self._policy if not self._policy.fault else Policy.default()
+        ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
+        cleared = cleared_for(ledger, container, now)
+        decision = decide(container, self._node, cleared, self._policy)
+        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, now)
+        self._decided.add(container.id)
+        return Compared(container, record.at_s, record.answer, answer_json(decision))

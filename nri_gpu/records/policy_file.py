@@ -1,0 +1,314 @@
+"""The policy file: found, read and parsed; what was in force, kept for the next start; and which policy it begins with.
+
+TOML text and command line options become raw mappings here; `nri_gpu.policy` knows what they mean. The environment is
+not read: `check` could not show a setting that a unit file or a shell profile changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.policy.lines import key_lines
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.read import empty_tables, override, parse_policy
+from nri_gpu.records.policy_memory import FORGETFUL, RUNTIME, PolicyMemory
+from nri_gpu.system.storage import stat_of, write_whole
+
+DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
+LAST_GOOD: Final = "policy.last"  # in the state folder
+POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
+BLANKS: Final = " \t\r\n"  # TOML's; a NUL is none of them
+FORGET: Final = "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults"
+
+_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+class PolicyText(Struct, frozen=True):
+    """A policy file as it was read. file: what faults call it."""
+
+    file: str
+    text: str
+
+    @property
+    def blank(self) -> bool:
+        return not self.text.strip(BLANKS)
+
+
+class Built(Struct, frozen=True):
+    """A policy. empty_tables: what is odd in its text, and no fault of a file that is read for the first time."""
+
+    policy: Policy
+    empty_tables: tuple[Fault, ...] = ()
+
+
+def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a file with command line options put over it.
+
+    path: None for the default file, which may be missing: then every default holds. overrides: key path
+    (`plugin.socket`) -> raw value, None where the option was not given.
+
+    Raises: PolicyError: with every fault of the file and of the options.
+    """
+    return build_policy(read_policy(path), overrides)
+
+
+def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyText | None:
+    """The text of a policy file; None when the default file is not there.
+
+    in_force: whether a policy was: a file that is missing, or has only blanks, is a fault from then on.
+
+    Raises: PolicyError: an explicitly named file is missing, or the file cannot be read.
+    """
+    chosen = Path(path or DEFAULT_PATH)
+    try:
+        source = PolicyText(str(chosen), _read(chosen))
+    except FileNotFoundError:
+        if chosen.is_symlink():
+            raise _fault(chosen, f"is a link to {chosen.readlink()}, which is missing: put that back") from None
+        if in_force:
+            raise _lost(chosen, "is missing") from None
+        if not path:
+            return None
+        raise _fault(chosen, "no such file; leave --policy out to start with the defaults") from None
+    except PermissionError:
+        raise _fault(chosen, f"user {os.geteuid()} may not read it") from None
+    except OSError as error:
+        raise _fault(chosen, f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise _fault(chosen, f"is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}") from None
+    if in_force and source.blank:
+        raise _lost(chosen, "is empty")
+    return source
+
+
+def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a text already read. Raises: PolicyError: with every fault of the text and of the options."""
+    return build(source, overrides).policy
+
+
+def build(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Built:
+    """Return the same with what is odd in the text. Raises: PolicyError."""
+    given = overrides or {}
+    try:
+        built = Built(Policy.default()) if source is None else _parse(source)
+    except PolicyError as file_error:
+        try:
+            override(Policy.default(), given)
+        except PolicyError as option_error:
+            raise PolicyError(file_error.faults + option_error.faults) from None
+        raise
+    return replace(built, policy=override(built.policy, given))
+
+
+def keep_last_good(state_dir: Path, text: str) -> None:
+    """Keep a policy that was put in force: whole or not at all, readable by root alone. Raises: OSError."""
+    write_whole(state_dir / LAST_GOOD, text.encode(), sync=True)
+
+
+def last_good_text(state_dir: Path) -> PolicyText | None:
+    """The policy kept by an earlier run; None when none was in force. Raises: PolicyError: it cannot be read."""
+    path = state_dir / LAST_GOOD
+    kept = read_policy(path) if stat_of(path) else None
+    return None if kept is None or kept.blank else kept
+
+
+def was_kept(state_dir: Path) -> bool:
+    """Return whether a daemon kept a policy there; one that cannot be read counts."""
+    try:
+        return last_good_text(state_dir) is not None
+    except (PolicyError, OSError):
+        return True
+
+
+def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
+    """The same, parsed. Raises: PolicyError: it cannot be read, or this version does not accept it."""
+    text = last_good_text(state_dir)
+    return build_policy(text, overrides) if text else None
+
+
+def file_advice(path: Path) -> tuple[str, ...]:
+    """What `check` warns of in the file itself: whoever may write it decides who gets GPUs."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ()
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (f"{path} may be written by others than its owner (mode {stat.S_IMODE(mode):04o}): chmod go-w {path}",)
+    return ()
+
+
+def _read(path: Path) -> str:
+    # Without O_NONBLOCK, a FIFO in place of the file would block the daemon's start for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _fault(path, "is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(POLICY_MAX + 1)
+    if len(data) > POLICY_MAX:
+        raise _fault(path, f"is longer than {POLICY_MAX} bytes")
+    return data.decode("utf-8")
+
+
+def _parse(source: PolicyText) -> Built:
+    if source.text.startswith("\ufeff"):
+        message = "begins with a byte order mark, which TOML does not know: save it as UTF-8 without one"
+        raise PolicyError((Fault(source.file, "", message, 1),))
+    try:
+        raw = tomllib.loads(source.text)
+    except RecursionError:
+        raise PolicyError((Fault(source.file, "", "is nested too deeply"),)) from None
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
+        raise PolicyError((_syntax_fault(source, str(error)),)) from None
+    lines = key_lines(source.text)
+    return Built(parse_policy(raw, source.file, lines), empty_tables(raw, source.file, lines))
+
+
+def _syntax_fault(source: PolicyText, message: str) -> Fault:
+    place = _PLACE.search(message)
+    sentence = _PLACE.sub("", message)
+    line = source.text.count("\n") + 1 if place and place[1] is None else int(place[1]) if place else None
+    shown = ascii(sentence)[1:-1][:200]
+    return Fault(source.file, "", f"not TOML: {shown[:1].lower()}{shown[1:]}", line)
+
+
+def _fault(path: Path | str, message: str) -> PolicyError:
+    return PolicyError((Fault(str(path), "", message),))
+
+
+def _lost(path: Path | str, how: str) -> PolicyError:
+    return _fault(path, f"{how}, and a policy was in force: put it back, or {FORGET}")
+
+
+class PolicyFile:
+    """One policy file with the command line's options over it.
+
+    path: None for the default file. memory: that a policy was in force; by default nothing is remembered.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        options: Mapping[str, str | bool],
+        state_dir: Path,
+        memory: PolicyMemory = FORGETFUL,
+    ) -> None:
+        """Raises: PolicyError: an option is wrong."""
+        self._path = path
+        self.options = options
+        self._state_dir = state_dir
+        self._memory = memory
+        self._text: PolicyText | None = None  # in place of the file
+        self._sends_none = False  # the runtime has told us so
+        self._used: Policy | None = None  # the last that had no fault
+        self.before: Policy | None = None  # what that took the place of, where a policy was in force
+        self.fault = ""  # of what was read last: another policy is in force then
+        self.taken: PolicyText | None = None  # what the policy in force was read from; None: every default
+        self.salvage = override(Policy.default(), options)  # what holds where the file says nothing usable
+
+    @property
+    def from_runtime(self) -> bool:
+        """Whether the policy that was in force last came from the runtime: then the file says only how we register."""
+        return self._memory.source == RUNTIME
+
+    def load(self, *, again: bool = False) -> Policy:
+        """The file as it is now, kept as the last good one. again: not at a start. Raises: PolicyError."""
+        return self._tried(self._read, again=again)
+
+    def load_text(self, text: str) -> Policy:
+        """The text that the runtime sends: it replaces the file from now on, good or not. Raises: PolicyError."""
+        self._text = given = PolicyText(RUNTIME, text)
+        return self._tried(lambda: given)
+
+    def load_without_text(self) -> Policy:
+        """The file, as the runtime sends no text. Raises: PolicyError: also if the policy in force was such a text."""
+        self._text, self._sends_none = None, True
+        return self.load()
+
+    def _read(self) -> PolicyText | None:
+        if self._text:
+            return self._text
+        if not self.from_runtime:
+            return read_policy(self._path, in_force=self._was_in_force())
+        if self._sends_none:
+            raise _lost(RUNTIME, "is not sent any more")
+        return read_policy(self._path)
+
+    def _was_in_force(self) -> bool:
+        """Whether a policy was in force: daemons before this one kept the text, and did not remember it otherwise."""
+        return self._memory.file is not None and bool(self._memory.source or was_kept(self._state_dir))
+
+    def _tried(self, read: Callable[[], PolicyText | None], *, again: bool = False) -> Policy:
+        try:
+            policy = self._take(read(), again=again)
+        except PolicyError as error:
+            self.fault = str(error.faults[0])
+            raise
+        self.fault = ""
+        return policy
+
+    def _take(self, source: PolicyText | None, *, again: bool) -> Policy:
+        built = build(source, self.options)
+        if again and built.empty_tables:
+            raise PolicyError(built.empty_tables)
+        for fault in built.empty_tables:
+            logger.bind(fault=str(fault)).warning("policy has a table without a key")
+        if built.policy.ignored:
+            logger.bind(fault="; ".join(built.policy.ignored)).warning("policy has settings that are ignored")
+        if self.from_runtime and self._text is None:
+            return built.policy
+        self.before = self._used or self._kept_before(source)
+        self.taken, self._used = source, built.policy
+        if source and not source.blank:
+            self._keep(lambda: self._memory.remember(source.file))
+        self._keep(lambda: keep_last_good(self._state_dir, source.text if source else ""))
+        return built.policy
+
+    def _keep(self, keep: Callable[[], None]) -> None:
+        try:
+            keep()
+        except OSError as error:
+            logger.bind(fault=str(error)).warning("policy not kept for the next start")
+
+    def _kept_before(self, source: PolicyText | None) -> Policy | None:
+        """The policy of the daemon before this one, or None where there was none, or it had this very text."""
+        try:
+            kept = last_good_text(self._state_dir)
+            return build_policy(kept) if kept and not (source and source.text == kept.text) else None
+        except PolicyError:
+            return None
+
+    def last_good(self) -> Policy | None:
+        """The policy kept by an earlier run; None where there is none that can be used."""
+        try:
+            self.taken = last_good_text(self._state_dir)
+            return build_policy(self.taken, self.options) if self.taken else None
+        except PolicyError as error:
+            logger.bind(fault=str(error.faults[0])).error("last good policy not usable either")
+            return None
+
+
+def first_policy(file: PolicyFile) -> Policy:
+    """The policy to start with: the file's, else the last good one that was kept, else a broken one."""
+    try:
+        return file.load()
+    except PolicyError as error:
+        for fault in error.faults:
+            logger.bind(fault=str(fault)).error("policy not usable")
+        last = file.last_good()
+        if last is None:
+            logger.error("no good policy is kept: every container that asks will be refused")
+            return Policy.broken(str(error.faults[0]))
+        logger.warning("started on the last good policy")
+        return last

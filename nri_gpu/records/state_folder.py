@@ -1,0 +1,93 @@
+"""The state folder: its lock, which one daemon holds at a time, and the key that grants are signed with."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.ledger.grant_text import KEY_BYTES
+from nri_gpu.system.storage import NotPrivateError, lock_holder, open_lock, read_private, text_of, try_lock, write_whole
+
+
+class StateError(NriGpuError):
+    """The state folder cannot be used. Names it and says why. taken: another daemon has it."""
+
+    def __init__(self, sentence: str, *, taken: bool = False) -> None:
+        super().__init__(sentence)
+        self.taken = taken
+
+
+class StateFolder:
+    """A folder of mode 0700, `/run/nri-gpu` by default. /run is empty after a boot, so the key is made once per boot.
+
+    key_fault: why a key that was there was replaced; empty where it was not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key_fault = ""
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Make and lock it. Raises: StateError when that fails, or another daemon holds it."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            lock = open_lock(self.path / "lock")
+        except OSError as error:
+            raise StateError(
+                f"state folder {self.path} cannot be used: {error.strerror}; run as root, or give --state-dir"
+            ) from error
+        if not try_lock(lock):
+            holder = lock_holder(lock) or self._holder()
+            os.close(lock)
+            raise StateError(
+                f"another nri-gpu{holder} runs with state folder {self.path}; two of them would refuse each other's "
+                "containers: stop that one, or give --state-dir and --index",
+                taken=True,
+            )
+        self._lock = lock
+        # For the message above.
+        with suppress(OSError):
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+
+    def close(self) -> None:
+        """Release it for another daemon."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def key(self) -> bytes:
+        """The key, made when there is none that can be used. Raises: StateError."""
+        file = self.path / "key"
+        try:
+            key = self._kept_key(file)
+            if key is None:
+                key = os.urandom(KEY_BYTES)
+                write_whole(file, key)
+        except OSError as error:
+            raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
+        return key
+
+    def _kept_key(self, file: Path) -> bytes | None:
+        try:
+            key = read_private(file, KEY_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except NotPrivateError as error:
+            self.key_fault = str(error.strerror)
+            return None
+        except OSError as error:
+            self.key_fault = f"it cannot be opened: {error.strerror}"
+            return None
+        if len(key) != KEY_BYTES:
+            self.key_fault = f"it is not {KEY_BYTES} bytes long"
+            return None
+        return key
+
+    def _holder(self) -> str:
+        pid = (text_of(self.path / "lock") or "").strip()
+        return f" (pid {pid})" if pid else ""

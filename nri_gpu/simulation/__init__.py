@@ -1,1 +1,0 @@
-"""Simulated nodes, described by topology files: for demos, tests and clusters without GPUs."""

@@ -1,0 +1,147 @@
+"""One look at /proc: which processes have NVIDIA's device nodes open.
+
+It takes a second on a full node, so it runs in a child process, which can be ended when it takes longer:
+
+    python -I -m nri_gpu.stray.process_scan OWNER_PID MAJOR ...
+
+It prints a line of JSON for each such process, a `Use`, and at the end one for all, an `Extent`. What the owner itself
+has open through its children is left out, and of one cgroup what HOLDERS_MAX before it have open: a container can have
+a hundred thousand processes, and the daemon answers the runtime besides reading these lines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from nri_gpu.stray.uses import DeviceNumber, Extent, Use
+from nri_gpu.system.proc import Stat, has_hosts_pids, parse_stat
+
+# statx(2), linux/stat.h, linux/fcntl.h. Not os.stat, which waits for a file server that does not answer.
+_AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
+_MODE_AT, _RDEV_AT = 28, 128
+_O_PATH: Final = 0o10000000  # such a descriptor opens no device (asm-generic/fcntl.h)
+# kcmp(2): 0 for the same table, negative where a sandbox or the kernel forbids it. linux/kcmp.h.
+_KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
+_KCMP_FILES: Final = 2
+_NICE: Final = 10
+TEXT_MAX: Final = 1024  # bytes of a path
+HOLDERS_MAX: Final = 256  # processes of one cgroup with one node, which are named
+
+
+def main(arguments: list[str]) -> int:
+    owner, majors = int(arguments[0]), frozenset(map(int, arguments[1:]))
+    with suppress(OSError):  # a hardened unit may not
+        os.nice(_NICE)
+    encode, write = msgspec.json.encode, sys.stdout.buffer.write
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (the names are enough)
+    closed, named = 0, Counter[tuple[tuple[str, ...], DeviceNumber]]()
+    for pid in pids:
+        try:
+            use = _use(pid, owner, majors)
+        except PermissionError:
+            closed += 1
+            continue
+        except OSError:  # it ended meanwhile
+            continue
+        holds = [(use.cgroups, number) for number in use.numbers] if use else []
+        if any(named[each] < HOLDERS_MAX for each in holds):
+            named.update(holds)
+            write(encode(use) + b"\n")
+    whole = has_hosts_pids() and 1 in pids
+    write(encode(Extent(len(pids), closed, whole, _cgroups(os.getpid()))) + b"\n")
+    return 0
+
+
+def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
+    """Raises: OSError: it is gone, or its files may not be seen."""
+    numbers = tuple(sorted({number for tid in _tables(pid) for number in _open_numbers(tid, majors)}))
+    if not numbers or owner in _ancestors(pid):
+        return None
+    before = _stat(pid)
+    program, cgroups = _program(pid), _cgroups(pid)
+    if _stat(pid).started != before.started:  # another process has the pid by now
+        raise ProcessLookupError(pid)
+    return Use(pid, before.started, program, cgroups, numbers)
+
+
+def _tables(pid: int) -> Iterator[int]:
+    """A thread for each table of open files: threads may have tables of their own, and the first may have ended."""
+    yield pid
+    for tid in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
+        if tid != pid and _KCMP and _syscall(_KCMP, pid, tid, _KCMP_FILES, 0, 0) > 0:
+            yield tid
+
+
+def _open_numbers(pid: int, majors: frozenset[int]) -> Iterator[DeviceNumber]:
+    for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+        number = _device(b"/proc/%d/fd/%s" % (pid, name.encode()))
+        if number and number[0] in majors and not _is_path_only(pid, name):
+            yield number
+
+
+def _device(path: bytes) -> DeviceNumber | None:
+    """Major and minor, where it is a character device. Raises: PermissionError: that may not be seen."""
+    if _statx(_AT_FDCWD, path, _DONT_SYNC, _STATX_TYPE, _buffer):
+        if ctypes.get_errno() == errno.EACCES:
+            os.readlink(path)  # noqa: PTH115 - fails too, unless it is the file's own file system that refuses
+        return None
+    (mode,) = struct.unpack_from("=H", _buffer, _MODE_AT)
+    major, minor = struct.unpack_from("=II", _buffer, _RDEV_AT)
+    return (major, minor) if stat.S_ISCHR(mode) else None
+
+
+def _is_path_only(pid: int, name: str) -> bool:
+    flags = next((line for line in _text(f"/proc/{pid}/fdinfo/{name}").splitlines() if line.startswith("flags:")), "")
+    return bool(int(flags.split()[1], 8) & _O_PATH)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        while pid > 0:
+            yield pid
+            pid = _stat(pid).parent
+
+
+def _stat(pid: int) -> Stat:
+    return parse_stat(_text(f"/proc/{pid}/stat"))
+
+
+def _program(pid: int) -> str:
+    try:
+        return os.fsencode(os.readlink(f"/proc/{pid}/exe"))[:TEXT_MAX].decode(errors="replace")  # noqa: PTH115
+    except OSError:
+        return _text(f"/proc/{pid}/comm").strip()
+
+
+def _cgroups(pid: int) -> tuple[str, ...]:
+    return parse_cgroups(_text(f"/proc/{pid}/cgroup"))
+
+
+def parse_cgroups(text: str) -> tuple[str, ...]:
+    """Source: cgroups(7), `4:memory:/kubepods/...`. A path has no newline, and may have all else that ends lines."""
+    paths = (line.split(":", 2)[2][:TEXT_MAX] for line in text.split("\n") if line)
+    return tuple(dict.fromkeys(path for path in paths if path != "/"))
+
+
+def _text(path: str) -> str:
+    with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a third of the look
+        return file.read().decode(errors="replace")
+
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_statx, _syscall = _libc.statx, _libc.syscall
+_buffer: Final = ctypes.create_string_buffer(_STATX_BYTES)
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""Looks for stray use now and then, and reports each finding once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.node import Majors
+from nri_gpu.nri.list_size import ListedContainer
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.stray_settings import StraySettings
+from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
+from nri_gpu.stray.judge import Kind, Known, PodName, StrayProcess, StrayUse, container_of, judge
+from nri_gpu.stray.uses import Extent, Use
+from nri_gpu.system.child import lines_of, python
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import LogOnce, first_done
+
+LOOK_LIMIT_S: Final = 20.0
+REPORTED_MAX: Final = 1024
+HIDDEN: Final = (
+    "the processes of the host are hidden from nri-gpu: a pod needs hostPID (chart: stray.enabled=true), the systemd "
+    "unit its drop-in stray.conf"
+)
+CLOSED: Final = (
+    "some processes do not let nri-gpu see what they have open: it needs the capabilities SYS_PTRACE and "
+    "DAC_READ_SEARCH, which the systemd unit's drop-in stray.conf gives it"
+)
+Containers = Callable[[], Mapping[ContainerId, ListedContainer]]
+Allocations = Mapping[PodName, frozenset[GpuUuid]]
+_Seen = tuple[str, StrayProcess]  # a finding's container, and one of its processes
+
+
+class LookError(NriGpuError):
+    """Why a look found nothing out: one sentence."""
+
+
+class Look(Struct, frozen=True):
+    """What one look found."""
+
+    uses: tuple[Use, ...]
+    extent: Extent
+
+    @property
+    def fault(self) -> str:
+        """Why something may be missing; empty where nothing is."""
+        if not self.extent.whole:
+            return HIDDEN
+        return CLOSED if self.extent.closed else ""
+
+
+async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
+    """Look at every process that this one can see. Raises: LookError."""
+    numbers = (majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps)
+    arguments = [str(os.getpid()), *(str(number) for number in numbers if number is not None)]
+    try:
+        lines, complaint = await lines_of([python(), "-I", "-m", "nri_gpu.stray.process_scan", *arguments], limit_s)
+    except TimeoutError:
+        raise LookError(f"a look at all processes takes longer than {limit_s:.0f} s, and was ended") from None
+    except OSError as error:
+        raise LookError(f"no process to look at the others with: {error}") from error
+    found = [msgspec.json.decode(line, type=Use | Extent) for line in lines]
+    if not found or not isinstance(extent := found.pop(), Extent):
+        raise LookError(f"the process that looks at the others failed: {complaint or 'it says nothing'}")
+    return Look(tuple(each for each in found if isinstance(each, Use)), extent)
+
+
+class StrayController:
+    """One for the life of the daemon.
+
+    findings: of the last look. fault: why it found less than there may be; empty where nothing is wrong. looked_s: when
+    it was, seconds since the epoch; None where there is none, or it failed.
+    containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket.
+    """
+
+    def __init__(
+        self,
+        node_state: NodeState,
+        containers: Containers,
+        *,
+        scan: Callable[[Majors], Awaitable[Look]] = look,
+        allocations: Callable[[str], Awaitable[Allocations]] = allocated,
+    ) -> None:
+        self.findings: tuple[StrayUse, ...] = ()
+        self.fault = ""
+        self.looked_s: float | None = None
+        self._node_state = node_state
+        self._containers = containers
+        self._scan = scan
+        self._allocated = allocations
+        # On the host, MPS daemons are known by their programs; they outlive the daemon that started them.
+        self._programs = f"{os.path.realpath(node_state.settings.driver.stage_dir)}/*"
+        self._first_seen: dict[_Seen, float] = {}  # seconds since the epoch
+        self._reported: dict[tuple[object, ...], None] = {}
+        self._log = LogOnce()
+        self._woken = asyncio.Event()
+        node_state.subscribe(self._woken.set, Changed.POLICY)
+
+    @property
+    def _settings(self) -> StraySettings:
+        return self._node_state.settings.stray
+
+    async def run(self) -> None:
+        """Until cancelled. The first look comes after an interval: by then a daemon before this one is gone."""
+        while True:
+            await first_done(self._woken.wait(), timeout_s=self._settings.every_s if self._settings.enabled else None)
+            self._woken.clear()
+            if not self._settings.enabled:
+                self._forget()
+                continue
+            try:
+                await self.look_again()
+            except LookError as error:
+                self._forget(str(error))
+                self._log.warning("stray use not looked for", str(error))
+            except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
+                if repr(error) != self._log.fault:
+                    logger.opt(exception=True).error("bug: stray use not looked for")
+                self._forget(f"a bug of nri-gpu ({type(error).__name__}); its log has the traceback")
+                self._log.fault = repr(error)
+
+    def counted(self) -> Mapping[str, int] | None:
+        """Kind -> how many findings, of every kind; None while there was no look: see `looked_s`."""
+        kinds = Counter(each.kind for each in self.findings)
+        return {kind: kinds[kind] for kind in Kind} if self.looked_s else None
+
+    async def look_again(self) -> None:
+        """One look, and what follows from it. Raises: LookError."""
+        state = self._node_state
+        if not state.synchronized:
+            self._forget("the runtime has not listed its containers yet, so nobody is judged")
+            return
+        if state.node.inventory.majors.nvidia is None:
+            self._forget("the driver's kernel module is not loaded, so nobody can use a GPU")
+            return
+        before = (state.ledger, self._containers())
+        seen = await self._scan(state.node.inventory.majors)
+        known = Known.of(state.node.inventory, before, (state.ledger, self._containers()))
+        # What runs in nri-gpu's own container is its own: MPS daemons, which are no children of its any more.
+        ours = seen.extent.cgroups if container_of(seen.extent.cgroups, known) else None
+        found, unknown = await self._judge([use for use in seen.uses if use.cgroups != ours], known)
+        self.looked_s, self.fault = time.time(), unknown or seen.fault
+        self._see(found)
+        for each in self.findings:
+            self._report(each)
+        if self.fault:
+            self._log.warning("stray use is looked for in part", self.fault)
+        else:
+            self._log.clear()
+
+    async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
+        """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
+        settings = self._node_state.settings
+        monitors = settings.foreign.monitors.patterns  # no path of a program or a cgroup looks like one
+        exceptions = Globs((*settings.stray.exceptions.patterns, *monitors, self._programs))
+        found = await asyncio.to_thread(judge, uses, known, exceptions)  # some milliseconds on a full node
+        if not any(each.pod for each in found):
+            return found, ""
+        try:
+            given = await self._allocated(settings.kubelet.podresources)
+        except AllocationsUnknownError as error:
+            return found, f"the kubelet does not say which GPUs it allocated ({error}), so its pods are findings, too"
+        return await asyncio.to_thread(judge, uses, replace(known, allocated=given), exceptions), ""
+
+    def _forget(self, why: str = "") -> None:
+        self.findings, self.fault, self.looked_s = (), why, None
+        self._first_seen.clear()
+
+    def _see(self, found: Iterable[StrayUse]) -> None:
+        """Keep the findings, each with when one of its processes was first seen."""
+        now = time.time()
+        dated: list[StrayUse] = []
+        seen: dict[_Seen, float] = {}
+        for each in found:
+            times = {key: self._first_seen.get(key, now) for key in _keys(each)}
+            seen |= times
+            dated.append(replace(each, since_s=min(times.values())))
+        self.findings, self._first_seen = tuple(dated), seen
+
+    def _report(self, found: StrayUse) -> None:
+        """Once for each container, and for each program of the host."""
+        whose = found.container_id or tuple(each.program for each in found.processes)
+        about = (found.kind, whose, found.nodes)
+        if about in self._reported:
+            return
+        while len(self._reported) >= REPORTED_MAX:
+            del self._reported[next(iter(self._reported))]
+        self._reported[about] = None
+        fields = {
+            "namespace": found.namespace,
+            "pod_name": found.pod,
+            "container_name": found.container,
+            "container_id": found.container_id,
+            "gpu_uuid": ",".join(found.gpu_uuids),
+            "pid": found.processes[0].pid,
+            "fault": found.message,
+        }
+        logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray gpu use")
+
+
+def _keys(found: StrayUse) -> list[_Seen]:
+    return [(found.container_id, each) for each in found.processes]

@@ -1,0 +1,106 @@
+"""Stops containers through CRI, in a child process, because gRPC takes six threads and some 20 MiB.
+
+NRI has an eviction message, but no runtime obeys it (containerd/nri: pkg/adaptation/plugin.go), hence CRI. The child is
+
+    python -I -m nri_gpu.system.container_stops SOCKET GRACE_S PATIENCE_S
+
+It reads container ids, one a line, and prints a line for each: `ID ok`, or the ID and what went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.policy.plugin_settings import GuardSettings
+
+PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
+STOP_LIMIT_S: Final = 2 * PATIENCE_S
+DONE: Final = "ok"
+
+
+async def stop_containers(
+    names: Mapping[str, str], settings: GuardSettings, why: str, *, limit_s: float = STOP_LIMIT_S
+) -> frozenset[str]:
+    """Stop containers; returns the ids of those that are stopped, and logs why others are not.
+
+    names: container id -> the pod, for the log. why: for the log, too. limit_s: for the child, beyond the grace.
+    """
+    try:
+        output, fault = await _child(names, settings, settings.stop_grace_s + limit_s)
+    except (OSError, TimeoutError) as error:
+        output, fault = "", str(error) or f"no answer on {settings.cri_socket}"
+    stopped = set()
+    for container, outcome in outcomes(output):
+        bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
+        if outcome == DONE:
+            stopped.add(container)
+            bound.bind(reason=why).warning("container stopped")
+        else:
+            bound.bind(fault=outcome).error("container not stopped")
+    if fault:
+        logger.bind(socket=settings.cri_socket, fault=fault).error("containers not stopped")
+    return frozenset(stopped)
+
+
+def outcomes(output: str) -> Iterator[tuple[str, str]]:
+    """Container id and what came of it, of each line that the child printed."""
+    for line in output.split("\n"):
+        container, _, outcome = line.partition(" ")
+        if container:
+            yield container, outcome
+
+
+async def _child(ids: Iterable[str], settings: GuardSettings, limit_s: float) -> tuple[str, str]:
+    """What it prints, and why it could not begin; empty if it could. Raises: OSError, TimeoutError."""
+    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-m", "nri_gpu.system.container_stops", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            output, errors = await child.communicate("\n".join(ids).encode())
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    last = (errors.decode(errors="replace").strip().splitlines() or ["?"])[-1]
+    return output.decode(errors="replace"), last if child.returncode and not output else ""
+
+
+def main(arguments: list[str], ids: Iterable[str]) -> int:
+    """What the child does. Returns 0 when every container is stopped, or was gone already.
+
+    patience_s goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
+    """
+    import grpc  # here, because the daemon imports this module, too
+
+    from nri_gpu._pb.cri_pb2 import StopContainerRequest
+    from nri_gpu._pb.cri_pb2_grpc import RuntimeServiceStub
+
+    socket, grace_s, patience_s = arguments[0], int(arguments[1]), float(arguments[2])
+    failed = False
+    with grpc.insecure_channel(f"unix://{socket}") as channel:
+        stop = RuntimeServiceStub(channel).StopContainer
+        requests = [StopContainerRequest(container_id=each, timeout=grace_s) for each in map(str.strip, ids) if each]
+        # All at once: the graces of many containers must not add up.
+        calls = [stop.future(each, timeout=grace_s + patience_s, wait_for_ready=True) for each in requests]
+        for request, call in zip(requests, calls, strict=True):
+            outcome = DONE
+            try:
+                call.result()
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    outcome = f"{error.code().name}: {' '.join(str(error.details()).split())[:300]}"
+                    failed = True
+            print(request.container_id, outcome, flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], sys.stdin))

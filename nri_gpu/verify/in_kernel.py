@@ -1,0 +1,128 @@
+"""What the kernel enforces for a process: which devices its cgroups let it open, and what is mounted where it lives.
+
+On a host that has both, cgroup v1's list and the eBPF programs of cgroup v2 must each let a device through
+(Linux: security/device_cgroup.c, devcgroup_check_permission). Nothing here asks the container or its runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from msgspec import Struct
+
+from nri_gpu.domain.container import DeviceNumber
+from nri_gpu.domain.errors import UnseenError
+from nri_gpu.system.cgroups import DEVICES, UNIFIED, Mounted, cgroups_of, hierarchies, mounts_of, parsed
+from nri_gpu.system.proc import PROC
+from nri_gpu.verify import bpf
+from nri_gpu.verify.bpf_program import READ, WRITE, Program, lets_through, parse_program
+
+_LETTERS: Final = {READ: "r", WRITE: "w"}
+
+
+class DeviceRule(Struct, frozen=True):
+    """A line of v1's devices.list. kind: a, b or c. None: any number. access: of the letters rwm."""
+
+    kind: str
+    major: int | None
+    minor: int | None
+    access: str
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """Read `c 195:0 rw` or `a *:* rwm`. Raises: ValueError."""
+        kind, numbers, access = line.split()
+        major, minor = (None if number == "*" else int(number) for number in numbers.split(":"))
+        return cls(kind, major, minor, access)
+
+    def lets_through(self, access: int, major: int, minor: int) -> bool:
+        """For a character device. Where v1 allows all but some devices it lists only `a *:* rwm`."""
+        wanted = {letter for bit, letter in _LETTERS.items() if access & bit}
+        numbers = self.major in (None, major) and self.minor in (None, minor)
+        return self.kind in "ac" and numbers and wanted <= {*self.access}
+
+
+class DeviceFilter(Struct, frozen=True):
+    """What one process may open.
+
+    rules: of cgroup v1; None where it has none. programs: of cgroup v2; all of them must let a device through.
+    """
+
+    rules: tuple[DeviceRule, ...] | None = None
+    programs: tuple[Program, ...] = ()
+
+    def lets_through(self, access: int, number: DeviceNumber) -> bool:
+        """Whether a character device may be opened for all of this access. Raises: UnseenError."""
+        if self.rules is not None and not any(rule.lets_through(access, *number) for rule in self.rules):
+            return False
+        return all(lets_through(code, access, *number) for code in self.programs)
+
+    def opens(self, number: DeviceNumber) -> bool:
+        """Whether it may be opened at all: the driver lets a GPU be used through a descriptor of either kind."""
+        return self.lets_through(READ, number) or self.lets_through(WRITE, number)
+
+
+class Kernel:
+    """The host's cgroups. programs, code: ids of a cgroup's programs, and the bytes of one."""
+
+    def __init__(
+        self,
+        proc: Path = PROC,
+        *,
+        programs: Callable[[Path], Iterable[int]] = bpf.effective_programs,
+        code: Callable[[int], bytes] = bpf.instructions,
+    ) -> None:
+        """Raises: UnseenError."""
+        self.proc = proc
+        self.mounts = mounts_of("self", proc)
+        self._programs = programs
+        self._code = code
+
+    def device_filter(self, pid: int, container: str) -> DeviceFilter:
+        """What a container's first process may open. Raises: UnseenError: also where it is not in that container."""
+        cgroups, places = cgroups_of(pid, self.proc), hierarchies(self.mounts)
+        if not any(container in path for path in cgroups.values()):
+            raise UnseenError(f"process {pid}, which its runtime names, is in no cgroup of this container")
+        legacy, unified = cgroups.get(DEVICES), cgroups.get(UNIFIED)
+        rules = None if legacy is None else _rules(places, legacy)
+        if unified is None or (where := places.get(UNIFIED)) is None:
+            if rules is None:
+                raise UnseenError("no hierarchy of cgroups that filters devices is mounted here")
+            return DeviceFilter(rules)
+        return DeviceFilter(rules, tuple(self._read_programs(_below(where, unified))))
+
+    def _read_programs(self, cgroup: Path) -> Iterator[Program]:
+        try:
+            raw = [self._code(program) for program in self._programs(cgroup)]
+        except OSError as error:
+            sentence = f"the eBPF programs of {cgroup} cannot be read: {error.strerror or error}"
+            raise UnseenError(sentence, error) from error
+        for each in raw:
+            if not each:
+                raise UnseenError("the kernel hides the eBPF program that filters its devices: net.core.bpf_jit_harden")
+            yield parse_program(each)
+
+
+def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[Mounted]) -> frozenset[str]:
+    """Which entries of the stage folder are mounted inside. host: our own mounts. stage_dir: without symlinks."""
+    holding = [each for each in host if stage_dir.is_relative_to(each.place)]
+    if not holding:
+        return frozenset()
+    holder = max(reversed(holding), key=lambda each: len(each.place))  # of several at one place the last is seen
+    folder = str(Path(holder.root) / stage_dir.relative_to(holder.place)).rstrip("/") + "/"
+    below = (each.root for each in inside if each.device == holder.device and each.root.startswith(folder))
+    return frozenset(root.removeprefix(folder).partition("/")[0] for root in below)
+
+
+def _rules(places: Mapping[str, Path], path: str) -> tuple[DeviceRule, ...]:
+    if DEVICES not in places:
+        raise UnseenError("the devices controller of cgroup v1 is not mounted here")
+    return tuple(parsed(_below(places[DEVICES], path) / "devices.list", DeviceRule.parse))
+
+
+def _below(where: Path, path: str) -> Path:
+    if path.startswith("/.."):
+        raise UnseenError(f"its cgroup {path} is above what is mounted here: run this on the host, not in a pod")
+    return where / path.lstrip("/")

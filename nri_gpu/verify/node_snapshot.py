@@ -1,0 +1,233 @@
+"""`snapshot.json`: the last state of the node, and the evidence by which the next daemon sees that it still holds.
+
+Its first line is a MAC with the state folder's key over the second, which is JSON: an edited file is ignored. It only
+makes a start faster: what the kernel shows must be the same as then, and NVML is asked at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu import __version__
+from nri_gpu.domain.node import DriverFiles, Inventory
+from nri_gpu.domain.value import Recorded, canonical, decode
+from nri_gpu.driver.driver_scan import Signatures, folder_signatures
+from nri_gpu.driver.stage import staged_evidence
+from nri_gpu.host.modules import module_version, module_versions
+from nri_gpu.inventory.inventory_controller import InventoryCache
+from nri_gpu.system.state import NodeState
+from nri_gpu.system.storage import boot_id, write_whole
+from nri_gpu.system.tasks import LogOnce
+
+SNAPSHOT_FILE: Final = "snapshot.json"
+SCHEMA: Final = "nri-gpu/snapshot/v2"  # from which on `taken_at` counts from the boot
+BYTES_MAX: Final = 16 << 20
+
+
+class SnapshotError(ValueError):
+    """A snapshot that cannot be used. Says why, as a clause."""
+
+
+class Evidence(Recorded, frozen=True, kw_only=True):
+    """What has to be the same, or the snapshot does not hold.
+
+    boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
+    module_versions: name and version of each loaded module of the driver. settings: where the policy says the driver
+    is. host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what
+    the kernel shows of GPUs, MIG instances, nodes and majors.
+    """
+
+    boot_id: str
+    program: str
+    module_version: str
+    settings: tuple[str, ...]
+    host: Signatures
+    staged: Signatures
+    sight: str
+    module_versions: tuple[str, ...] = ()
+
+    def differences(self, other: Evidence) -> str:
+        """What differs, for the log; empty where nothing does."""
+        return ", ".join(text for name, text in _DIFFERENCES.items() if getattr(self, name) != getattr(other, name))
+
+
+_DIFFERENCES: Final = {
+    "boot_id": "the machine was booted",
+    "program": "another version of nri-gpu wrote it",
+    "module_version": "another kernel module is loaded",
+    "module_versions": "another version of one of the kernel modules is loaded",
+    "settings": "the policy names another place for the driver",
+    "host": "the driver's folders changed",
+    "staged": "the staged files changed",
+    "sight": "the kernel shows other GPUs or nodes",
+}
+
+
+class Snapshot(Recorded, frozen=True, kw_only=True):
+    """The content: what a grant needs of the node, and the evidence."""
+
+    evidence: Evidence
+    inventory: Inventory
+    driver: DriverFiles
+    schema: str = ""
+
+
+def sight_of(glance: object) -> str:
+    """A digest of what the kernel shows."""
+    return hashlib.sha256(repr(glance).encode()).hexdigest()
+
+
+def to_bytes(snapshot: Snapshot, key: bytes) -> bytes:
+    body = canonical(replace(snapshot, schema=SCHEMA)).encode()
+    return _mac(body, key) + b"\n" + body
+
+
+def from_bytes(content: bytes, key: bytes) -> Snapshot:
+    """The snapshot in a file. Raises: SnapshotError."""
+    mac, _, body = content.partition(b"\n")
+    if not hmac.compare_digest(mac, _mac(body, key)):
+        raise SnapshotError("it was not written by a daemon with this state folder's key, or was changed since")
+    try:
+        found = decode(Snapshot, json.loads(body))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SnapshotError(f"it cannot be read: {error}") from error
+    if found.schema != SCHEMA:
+        raise SnapshotError(f"its schema is {found.schema!r}, not {SCHEMA!r}")
+    return found
+
+
+def read_snapshot(folder: Path, key: bytes) -> Snapshot | None:
+    """The last one; None where there is none. Raises: SnapshotError."""
+    path = folder / SNAPSHOT_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SnapshotError(f"it cannot be read: {error.strerror}") from error
+    if len(content) > BYTES_MAX:
+        raise SnapshotError(f"it is larger than {BYTES_MAX} bytes")
+    return from_bytes(content, key)
+
+
+def _mac(body: bytes, key: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+LOOK_S: Final = 1.0  # between two comparisons of values in memory
+
+
+class EvidenceSource(Struct, frozen=True, kw_only=True):
+    """Where the evidence comes from.
+
+    look: a glance at what the kernel shows. answered: the glance from before the node state's inventory was asked for,
+    None before the first answer: what changed since then must not count as seen. scanned: the driver's folders from
+    before the scan whose files are in the node state, None before the first.
+    """
+
+    driver_root: Path
+    library_dirs: tuple[str, ...]
+    stage_dir: Path
+    look: Callable[[], Hashable]
+    answered: Callable[[], Hashable]
+    scanned: Callable[[], Signatures | None]
+    module: Callable[[], str] = module_version
+    modules: Callable[[], Mapping[str, str]] = module_versions
+    boot_id: Callable[[], str] = boot_id
+
+
+class SnapshotController:
+    """Writes it after each change, and reads it once. A simulated node has none: its file is read in a millisecond."""
+
+    def __init__(self, folder: Path, key: bytes, host: EvidenceSource, node_state: NodeState) -> None:
+        """folder: the state folder."""
+        self._folder = folder
+        self._key = key
+        self._host = host
+        self._node_state = node_state
+        self._written: object = None
+        self._faults = LogOnce()
+
+    def restore(self, cache: InventoryCache) -> bool:
+        """Use the last snapshot until the driver answers. Returns whether there is one that holds."""
+        last = self.recall()
+        if last is None:
+            return False
+        cache.recall(last.inventory)
+        self._node_state.put_module(last.evidence.module_version)
+        self._node_state.put_driver(last.driver)
+        self._node_state.put_inventory(last.inventory)
+        bound = logger.bind(gpus=len(last.inventory.gpus), driver_version=last.driver.version)
+        bound.bind(inventory_age_s=cache.age_s()).info("serving the last snapshot until the driver answers")
+        return True
+
+    def recall(self) -> Snapshot | None:
+        """The last snapshot, where everything that is visible without the driver is as it was; else None."""
+        try:
+            last = read_snapshot(self._folder, self._key)
+        except SnapshotError as error:
+            logger.bind(path=str(self._folder / SNAPSHOT_FILE), fault=str(error)).warning("snapshot ignored")
+            return None
+        if last is None:
+            return None
+        version = self._host.module()
+        # The libraries must be of the module's version, whatever was written.
+        if not version == last.driver.version == last.inventory.driver_version:
+            version = ""
+        found = folder_signatures(self._host.driver_root, self._host.library_dirs)
+        now = self._evidence(version, last.driver, found, self._host.look())
+        # Where the kernel's boot id cannot be read, none is like another.
+        if differences := last.evidence.differences(replace(now, boot_id=now.boot_id or "unknown")):
+            logger.bind(fault=differences).info("the last snapshot does not hold")
+            return None
+        return last
+
+    async def run(self) -> None:
+        while True:
+            await self.keep()
+            await asyncio.sleep(LOOK_S)
+
+    async def keep(self) -> None:
+        """Write it where something changed since it was written."""
+        node, sight, scanned = self._node_state.node, self._host.answered(), self._host.scanned()
+        if node.inventory.fault or node.driver is None or not node.module_version or sight is None or scanned is None:
+            return  # the node cannot grant, so there is nothing to keep
+        now = (node.inventory, node.driver, node.module_version, sight, scanned)
+        if now == self._written:
+            return
+        try:
+            await asyncio.to_thread(self._write, now)
+        except OSError as error:
+            self._faults.warning("snapshot not written; a restart will wait for the driver", str(error))
+        else:
+            self._written = now
+            self._faults.clear()
+
+    def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signatures]) -> None:
+        inventory, driver, version, sight, scanned = now
+        evidence = self._evidence(version, driver, scanned, sight)
+        content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
+        write_whole(self._folder / SNAPSHOT_FILE, content)
+
+    def _evidence(self, version: str, driver: DriverFiles, host: Signatures, sight: Hashable) -> Evidence:
+        return Evidence(
+            boot_id=self._host.boot_id(),
+            program=__version__,
+            module_version=version,
+            settings=(str(self._host.driver_root), str(self._host.stage_dir), *self._host.library_dirs),
+            host=host,
+            staged=staged_evidence(driver),
+            sight=sight_of(sight),
+            module_versions=tuple(map(" ".join, self._host.modules().items())),
+        )

@@ -1,0 +1,111 @@
+"""The containers of a node, from the OCI bundles that containerd keeps for those that run: what its runtime was told.
+
+A bundle is the folder STATE/io.containerd.runtime.v2.task/NAMESPACE/ID, with `config.json` and `init.pid`. It has what
+CRI would answer, of Docker's containers too, and needs no gRPC. Source: containerd docs/ops.md, core/runtime/v2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.errors import UnseenError
+from nri_gpu.domain.text import shown
+from nri_gpu.verify.oci_spec import Spec
+
+TASKS: Final = "io.containerd.runtime.v2.task"
+# Of containerd itself, k3s and RKE2, k0s, MicroK8s, and of the one that Docker starts by itself.
+STATES: Final = (
+    "/run/containerd",
+    "/run/k3s/containerd",
+    "/run/k0s/containerd",
+    "/var/snap/microk8s/common/run/containerd",
+    "/run/docker/containerd/daemon",
+)
+STARTING_S: Final = 10.0  # so long after its bundle was written a container may have no process yet
+NAME_MAX: Final = 253  # characters of a Kubernetes name
+_CRI: Final = "io.kubernetes.cri."  # containerd: internal/cri/annotations
+
+
+class Bundle(Struct, frozen=True):
+    """A container that runs. pid: its first process on the host. fault: why spec or pid are missing; a clause."""
+
+    id: str
+    namespace: str
+    spec: Spec = Spec()
+    pid: int = 0
+    fault: str = ""
+
+    @property
+    def sandbox(self) -> bool:
+        """Whether it only holds a pod's namespaces."""
+        return self._cri("container-type") == "sandbox"
+
+    @property
+    def pod_uid(self) -> str:
+        """As NRI names it: a hand-made pod without a uid goes by its sandbox."""
+        return self._cri("sandbox-uid") or self._cri("sandbox-id")
+
+    @property
+    def pod(self) -> str:
+        """`namespace/name`; of a container without a pod, containerd's namespace for it: `moby`."""
+        name = self._cri("sandbox-name")
+        return shown(f"{self._cri('sandbox-namespace')}/{name}" if name else self.namespace, NAME_MAX)
+
+    @property
+    def name(self) -> str:
+        """In its pod; without one the short id."""
+        return "(sandbox)" if self.sandbox else shown(self._cri("container-name") or self.id[:12], NAME_MAX)
+
+    def _cri(self, key: str) -> str:
+        return (self.spec.annotations or {}).get(f"{_CRI}{key}", "")
+
+
+def read_bundles(states: Iterable[Path]) -> tuple[Bundle, ...]:
+    """All containers that run, of each containerd with one of these state folders.
+
+    Raises: UnseenError: none of them has containers' bundles, or they may not be listed.
+    """
+    given = tuple(states)
+    found = [folders for state in given if (folders := _entries(state / TASKS)) is not None]
+    if not found:
+        raise UnseenError(
+            f"no containerd keeps containers below {', '.join(map(str, given))}: name the folder that `containerd "
+            "config dump` shows as `state` with --containerd-state"
+        )
+    bundles = [bundle for folders in found for folder in folders for bundle in _entries(folder) or ()]
+    return tuple(read for bundle in bundles if (read := _read(bundle)))
+
+
+def _entries(folder: Path) -> list[Path] | None:
+    """What is in a folder, by name; None where there is no such folder. Raises: UnseenError."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnseenError(f"{folder} cannot be listed: {error.strerror}; be root", error) from error
+
+
+def _read(path: Path) -> Bundle | None:
+    """None where the container does not run yet, or no more."""
+    file, bundle = path / "config.json", Bundle(path.name, path.parent.name)
+    try:
+        written_s = file.stat().st_mtime
+        bundle = replace(bundle, spec=msgspec.json.decode(file.read_bytes(), type=Spec))
+        return replace(bundle, pid=int((path / "init.pid").read_text()))
+    except FileNotFoundError as error:
+        # A file has no time but that of the day: where it was set back, a spec of tomorrow is not young for a day.
+        if not file.exists() or abs(time.time() - written_s) < STARTING_S:
+            return None
+        return replace(bundle, fault=f"its runtime wrote no {error.filename}: it may run in a virtual machine")
+    except OSError as error:
+        return replace(bundle, fault=f"{error.filename} cannot be read: {error.strerror}")
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        return replace(bundle, fault=f"its bundle {path} cannot be understood: {error}")

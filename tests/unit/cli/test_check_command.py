@@ -1,0 +1,209 @@
+"""`nri-gpu check`: all faults at once with their places, advice that does not change the exit code, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.daemon.answers import KubeletStatus
+from nri_gpu.domain.errors import Exit
+from nri_gpu.driver.stage_owner import StageOwner
+from nri_gpu.records.policy_file import LAST_GOOD
+from nri_gpu.records.policy_memory import IN_FORCE
+from tests.support.daemon import FOUR_GPUS
+from tests.support.driver_root import make_driver_root
+from tests.unit.cli.conftest import Done, NriGpuCall
+from tests.unit.cli.test_status_command import daemon
+from tests.unit.daemon.test_view import status_json, view
+from tests.unit.policy.samples import OLD
+
+CONFIG = Path(__file__).parents[3] / "config"
+BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'
+POOL = '[[pool]]\nname = "big"\nmodel = "*B200*"\nnamespaces = ["a"]\n'
+Checked = Callable[..., Done]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "policy.toml"
+
+
+@pytest.fixture
+def checked(path: Path, nri_gpu: NriGpuCall) -> Checked:
+    """Checks a policy of this text."""
+
+    def run(text: str, *options: object) -> Done:
+        path.write_text(text)
+        return nri_gpu("check", path, *options)
+
+    return run
+
+
+@pytest.mark.parametrize("shipped", [CONFIG / "policy.toml", *sorted((CONFIG / "examples").glob("*.toml"))], ids=str)
+def test_every_shipped_policy_is_good(nri_gpu: NriGpuCall, shipped: Path) -> None:
+    done = nri_gpu("check", shipped)
+    first, *advice = done.out.splitlines()
+    assert (done.code, first) == (Exit.OK, f"{shipped}: ok")
+    assert all(line.startswith("advice: ") for line in advice)
+    done = nri_gpu("check", shipped, "-o", "json")
+    assert done.code == Exit.OK
+    assert len(done.document["advice"]) == len(advice)
+
+
+def test_faults_come_all_at_once_with_line_and_key(checked: Checked, path: Path) -> None:
+    done = checked(BAD)
+    first, *faults = done.out.splitlines()
+    assert (done.code, first) == (Exit.CONFIGURATION, f"{path}: 2 faults")
+    assert faults[0].startswith(f"{path}:2: plugin.index: must be a string")
+    assert faults[1].startswith(f"{path}:5: driver.rot: unknown key")
+    done = checked(BAD, "-o", "json")
+    assert done.code == Exit.CONFIGURATION
+    found = [(fault["line"], fault["key"]) for fault in done.document["faults"]]
+    assert (found, done.document["advice"]) == ([(2, "plugin.index"), (5, "driver.rot")], [])
+
+
+@pytest.mark.parametrize(("text", "named"), [(text, named) for text, _, named in OLD.values()], ids=OLD)
+def test_what_an_earlier_version_knew_is_advice(checked: Checked, text: str, named: tuple[str, ...]) -> None:
+    done = checked(text, "-o", "json")
+    said = [each for each in done.document["advice"] if each.endswith("; take it out")]
+    assert (done.code, [each.partition(" is ignored: ")[0] for each in said]) == (Exit.OK, [*named])
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "no such file"), ("a b", "not TOML"), ("[a", "not TOML")])
+def test_what_cannot_be_read_is_one_fault(nri_gpu: NriGpuCall, path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        path.write_text(content)
+    done = nri_gpu("check", path)
+    assert done.code == Exit.CONFIGURATION
+    assert done.out.startswith(f"{path}: 1 fault\n{path}:")
+    assert words in done.out
+
+
+def test_tables_without_a_key_are_a_finding(checked: Checked, path: Path) -> None:
+    done = checked("[stray]\n\n[[rule]]\nallow = true\nlimits = {}\n[dra]\n")
+    assert (done.code, done.out.splitlines()[0]) == (Exit.FINDING, f"{path}: 3 faults")
+    assert f"{path}:1: stray: has no key, so each has its default: give it one, or take the heading out" in done.out
+    done = checked("[stray]\n", "-o", "json")
+    assert (done.code, [each["key"] for each in done.document["faults"]]) == (Exit.FINDING, ["stray"])
+
+
+def test_a_policy_that_was_in_force_and_is_gone(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    """A fault until the operator says otherwise, of a draft without a word, too."""
+    lib, draft = tmp_path / "lib", tmp_path / "draft.toml"
+    lib.mkdir()
+    (lib / IN_FORCE).touch()
+    (tmp_path / LAST_GOOD).write_text("# mine\n")
+    draft.touch()
+    for words, said in (((), "default-policy.toml: is missing"), ((draft,), "draft.toml: is empty")):
+        done = nri_gpu("check", *words)
+        assert (done.code, f"{said}, and a policy was in force" in done.out) == (Exit.CONFIGURATION, True)
+        assert "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults" in done.out
+    done = nri_gpu("check", "--forget", "--state-dir", tmp_path)
+    assert (done.code, done.out.splitlines()[0]) == (Exit.OK, "the built-in defaults: ok")
+    assert not {IN_FORCE, LAST_GOOD} & {path.name for path in tmp_path.rglob("*")}
+    assert nri_gpu("check", "--forget", draft, "--state-dir", tmp_path).code == Exit.OK
+
+
+def test_what_cannot_be_forgotten(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    (tmp_path / "lib" / IN_FORCE).mkdir(parents=True)
+    done = nri_gpu("check", "--forget", "--state-dir", tmp_path)
+    assert (done.code, f"{IN_FORCE} cannot be removed: Is a directory" in done.err) == (Exit.UNAVAILABLE, True)
+
+
+def test_the_default_file(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    done = nri_gpu("check")
+    assert done.code == Exit.OK
+    assert done.out.startswith("the built-in defaults: ok\n")
+    (tmp_path / "default-policy.toml").write_text(BAD)
+    assert nri_gpu("check").code == Exit.CONFIGURATION
+
+
+def test_a_file_others_may_write_gets_advice(checked: Checked, path: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+    done = checked("")
+    assert done.code == Exit.OK
+    assert f"advice: {path} may be written by others" in done.out
+
+
+def test_pools_are_compared_with_a_topology_or_the_node(checked: Checked, tmp_path: Path) -> None:
+    without = 'advice: pool[0] "big" has no GPU of this node: its selectors fit none'
+    done = checked(POOL, "--gpus", FOUR_GPUS)
+    assert (done.code, without in done.out) == (Exit.OK, True)
+    assert "has no GPU of this node" not in checked(POOL.replace("*B200*", "*"), "--gpus", FOUR_GPUS).out
+    done = checked(POOL, "--gpus", tmp_path / "none.toml")
+    assert (done.code, "none.toml" in done.err) == (Exit.CONFIGURATION, True)
+    done = checked(f'{POOL}[driver]\nroot = "{tmp_path}"\n')
+    assert (done.code, "the pools cannot be compared with this node's GPUs: " in done.out) == (Exit.OK, True)
+
+
+def test_a_driver_without_libcuda(checked: Checked, tmp_path: Path) -> None:
+    root = make_driver_root(tmp_path / "driver")
+    policy = f'[driver]\nroot = "{root}"\n'
+    assert "no usable" not in checked(policy).out
+    next(root.rglob("libcuda.so.*.*")).unlink()
+    assert "has no usable libcuda.so: who asks for compute is refused" in checked(policy).out
+
+
+def test_mps_without_a_mount_for_its_clients(checked: Checked, tmp_path: Path) -> None:
+    sentence = "every container that asks with mode=mps is refused: no file system of its own is mounted"
+    enabled = "[mps]\nenabled = true\n"
+    assert sentence in checked(enabled, "--state-dir", tmp_path).out
+    assert sentence not in checked(enabled, "--state-dir", tmp_path / "never served").out
+    assert sentence not in checked("", "--state-dir", tmp_path).out
+
+
+def test_a_stage_folder_of_another_daemon(checked: Checked, tmp_path: Path) -> None:
+    owner = StageOwner(tmp_path / "drivers", tmp_path / "first")
+    owner.take()
+    owner.close()
+    text = f'[driver]\nstage_dir = "{tmp_path}/drivers"\n'
+    why = f"driver.stage_dir {tmp_path}/drivers belongs to the nri-gpu with state folder {tmp_path}/first, so one with"
+    for options, warned in (
+        ((), True),
+        (("--state-dir", "second"), True),
+        (("--state-dir", tmp_path / "first"), False),
+    ):
+        assert (why in checked(text, *options).out) is warned
+
+
+def test_the_running_daemons_options_override_the_file(checked: Checked, folder: Path) -> None:
+    text = '[kubelet]\npool = "cluster"\n\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
+    assert "kubelet.enabled is not set" in checked(text, "--state-dir", folder).out
+    options = {"kubelet.enabled": True, "driver.root": "/driver-root", "topology": str(FOUR_GPUS)}
+    status = view(options=options, kubelet=KubeletStatus(True, (), "NRI 0.6"))
+    with daemon(folder, json.dumps(status_json(status)).encode()):
+        done = checked(text, "--state-dir", folder)
+    assert done.code == Exit.OK
+    lines = done.out.splitlines()
+    assert lines[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
+    assert "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6" in lines
+    assert "pool[0]" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("runtime", "advice"),
+    [
+        ({"ready": False}, ["nri-gpu is not connected to the runtime: connecting"]),
+        ({"ready": True, "list_fault": "too large"}, ["too large"]),
+    ],
+)
+def test_what_keeps_the_running_daemon_from_serving(
+    checked: Checked, folder: Path, runtime: dict[str, object], advice: list[str]
+) -> None:
+    status = {**status_json(view()), "runtime": {"since_s": 0.0, **runtime}}
+    with daemon(folder, json.dumps(status).encode()):
+        document = checked("", "--state-dir", folder, "-o", "json").document
+    assert document["advice"][-1:] == advice
+
+
+def test_feature_gates_that_the_api_server_lacks(checked: Checked, folder: Path) -> None:
+    dra = {"enabled": True, "driver": "gpu.nri.io", "asked_s": 1.0, "report": {"missing": ["DRAPartitionableDevices"]}}
+    with daemon(folder, json.dumps({**status_json(view()), "dra": dra}).encode()):
+        document = checked("", "--state-dir", folder, "-o", "json").document
+    assert document["advice"][-1].startswith(
+        "the API server lacks the feature gate DRAPartitionableDevices: MIG devices"
+    )

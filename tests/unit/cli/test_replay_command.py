@@ -1,0 +1,96 @@
+"""`nri-gpu replay`: what another policy would have decided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.decision.decide import decide
+from nri_gpu.domain.errors import Exit
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.audit_records import changed_record, decision_record, node_record, policy_record
+from tests.support import builders as make
+from tests.unit.cli.conftest import Done, NriGpuCall
+
+POLICY = '[namespaces]\nallow = ["ml"]\n'
+OLD_NODE = (
+    '{"kind": "node", "schema": "nri-gpu/audit/v1", "node": {"number": 3, "inventory": {"taken_at": 1.0}, "profiles": '
+    '{"folder": "/var/lib/nri-gpu/drivers/profiles", "minors": [0, 1]}}}'
+)
+Replayed = Callable[..., Done]
+
+
+def record(file: Path) -> None:
+    """Two pods of namespace ml that each got a GPU, and one whose request was nonsense."""
+    node, ledger, now = make.node(), Ledger(), 10.0
+    lines = [node_record(node), policy_record("policy.toml", POLICY, "")]
+    for name, claim in (("one", "device=0"), ("two", "device=1"), ("three", "nonsense")):
+        container = make.container(claim, of=name)
+        decision = decide(container, node, ledger, Policy.default())
+        lines.append(decision_record(container, decision, 1_800_000_000.0, now))
+        old, ledger = ledger, ledger.after(decision, now)
+        if changed := changed_record(old, ledger):
+            lines.append(changed)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    record(tmp_path / "audit.jsonl")
+    return tmp_path / "audit.jsonl"
+
+
+@pytest.fixture
+def replay(recorded: Path, tmp_path: Path, nri_gpu: NriGpuCall) -> Replayed:
+    def run(*options: str, policy: str | None = None) -> Done:
+        (tmp_path / "new.toml").write_text(policy or "")
+        more = [] if policy is None else ["--policy", tmp_path / "new.toml"]
+        return nri_gpu("replay", recorded, *more, *options)
+
+    return run
+
+
+def test_by_the_recorded_policy_nothing_differs(replay: Replayed) -> None:
+    assert replay() == Done(Exit.OK, "3 decisions, none differs\n", "")
+
+
+def test_another_policy_that_refuses_them_is_a_finding(replay: Replayed) -> None:
+    assert replay(policy='[namespaces]\ndeny = ["ml"]\n').code == Exit.FINDING
+
+
+def test_a_node_as_d995626f_recorded_it(replay: Replayed, recorded: Path) -> None:
+    """Its application profiles are none of a node's facts any more."""
+    lines = recorded.read_text().splitlines()
+    node = json.loads(lines[0])
+    node["node"]["profiles"] = json.loads(OLD_NODE)["node"]["profiles"]
+    recorded.write_text("\n".join([OLD_NODE, json.dumps(node), *lines[1:]]))
+    assert replay() == Done(Exit.OK, "3 decisions, none differs\n", "")
+
+
+def test_json_for_programs(replay: Replayed) -> None:
+    done = replay("-o", "json", policy='[defaults]\nmode = "shared"\n')
+    assert (done.code, done.document["schema"]) == (Exit.FINDING, "nri-gpu/replay/v1")
+    assert [each["now"]["mode"] for each in done.document["different"]] == ["shared", "shared"]
+
+
+def test_a_line_that_is_no_record_is_reported_with_its_place(replay: Replayed, recorded: Path) -> None:
+    first = len(recorded.read_text().splitlines()) + 1
+    with recorded.open("a") as file:
+        file.write('{"kind": "decision"}\n[]\nnot json\n')
+    done = replay()
+    assert done.code == Exit.FINDING
+    assert "3 decisions, none differs" in done.out
+    places = [line.split(": ", 2)[1] for line in done.err.splitlines()]
+    assert places == [f"{recorded}:{first + more}" for more in range(3)]
+
+
+def test_what_cannot_be_read_is_78(replay: Replayed, recorded: Path) -> None:
+    done = replay(policy="colour = 1\n")
+    assert (done.code, "colour" in done.err) == (Exit.CONFIGURATION, True)
+    recorded.unlink()
+    done = replay()
+    assert (done.code, "No such file" in done.err) == (Exit.CONFIGURATION, True)

@@ -1,0 +1,460 @@
+"""`nri-gpu status`: what the running daemon answers, as text and as JSON; and how health is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import convert
+from msgspec.structs import replace
+
+from nri_gpu.cli.ask_daemon import with_health
+from nri_gpu.cli.page import plain
+from nri_gpu.cli.render import at as moment
+from nri_gpu.cli.render import health_lines, state_of
+from nri_gpu.cli.status_page import ago, status_page
+from nri_gpu.daemon import answers
+from nri_gpu.daemon.view import status_of
+from nri_gpu.domain.allocation import AllocatedDevice, ResourceStatus
+from nri_gpu.domain.container import ContainerId, FirstProcess, PodUid
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.health import Health, HealthNotes, HealthState, History, Sign, Transition, TransitionKind
+from nri_gpu.domain.mps import MpsFolders, Seat
+from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
+from nri_gpu.dra.questions import DriverReport
+from nri_gpu.health.node_health import NodeHealth
+from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
+from nri_gpu.ledger.reservations import reserve
+from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
+from nri_gpu.plugin.lost import Lost
+from nri_gpu.policy.health_settings import OtherXids
+from nri_gpu.stray.judge import StrayProcess, StrayUse
+from nri_gpu.system.liveness import LivenessFile
+from tests.support import builders as make
+from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
+from tests.unit.cli.conftest import Done, NriGpuCall
+from tests.unit.daemon.test_view import CLOCK, NOW, status_json, view
+
+FREE = status_json(view(node=make.node(driver_version="580.95.05")))
+CLAIMED = ClaimedDevice(request="gpu", pool="node", device="gpu-7", uuid=make.uuid(0), mode=Mode.SHARED)
+TRAINING = PreparedClaim(
+    uid=ClaimUid("claim"),
+    namespace="ml",
+    name="train",
+    pods={PodUid("2"): "b", PodUid("1"): "a"},
+    devices=(CLAIMED,),
+)
+TRAIN, OTHER = make.container(of="train"), make.container(of="other")
+
+
+@contextmanager
+def daemon(folder: Path, answer: bytes) -> Iterator[Path]:
+    """Something that answers one question with these bytes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "control.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield folder
+        thread.join()
+
+
+@pytest.fixture
+def asked(nri_gpu: NriGpuCall, tmp_path: Path) -> NriGpuCall:
+    """Asks a daemon that answers this."""
+
+    def ask(answer: Mapping[str, Any] | bytes, *options: str) -> Done:
+        with daemon(tmp_path, answer if isinstance(answer, bytes) else json.dumps(answer).encode()) as state:
+            return nri_gpu("status", "--state-dir", state, *options)
+
+    return ask
+
+
+def lines(**fields: Any) -> list[str]:  # noqa: ANN401 - of a View
+    return plain(status_page(status_of(view(**fields)), NOW)).splitlines()
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_or_the_daemons_json(asked: NriGpuCall) -> None:
+    done = asked(FREE)
+    first, heads, *gpus = done.out.splitlines()
+    assert (done.code, len(gpus)) == (Exit.OK, make.GPUS)
+    assert first == "containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
+    assert heads.split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "CONTAINER", "FOR", "UNAVAILABLE"]
+
+
+def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
+    done = asked(FREE, "-o", "json")
+    assert (done.code, done.document) == (Exit.OK, FREE)
+
+
+def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
+    added = ("transitions", "faults", "kubelet", "stray")
+    done = asked({key: value for key, value in FREE.items() if key not in added})
+    assert (done.code, done.out) == (Exit.OK, plain(status_page(convert(FREE, answers.DaemonStatus), NOW)) + "\n")
+
+
+STRAY = StrayUse(
+    kind="ungranted-container",
+    message="ml/train, container main (pid 7 /bin/train) has /dev/nvidia1 open: delete the pod",
+    processes=(StrayProcess(7, 700, "/bin/train"),),
+    gpu_uuids=(make.uuid(1),),
+    nodes=("/dev/nvidia1",),
+    since_s=NOW - 185,
+)
+
+
+def test_stray_use_is_a_line_each_and_no_fault_of_the_daemon(asked: NriGpuCall) -> None:
+    seen = answers.StrayStatus(True, NOW, "some processes are hidden", (STRAY, replace(STRAY, since_s=None)))
+    done = asked(status_json(view(stray=seen)))
+    assert done.code == Exit.OK
+    told = lines(stray=seen)
+    assert f"stray use for 3m5s: {STRAY.message}" in told
+    assert f"stray use: {STRAY.message}" in told
+    assert "stray use may be missing here: some processes are hidden" in told
+    assert convert(status_json(view(stray=seen)), answers.DaemonStatus).stray == seen
+
+
+AWAY = status_json(
+    view(
+        connection=answers.RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket"),
+        policy=answers.PolicyStatus("policy.toml", "line 3"),
+    )
+)
+
+
+def test_a_daemon_that_cannot_grant_is_a_finding(asked: NriGpuCall) -> None:
+    done = asked(AWAY)
+    assert done.code == Exit.FINDING
+    assert "not connected to the runtime: no NRI socket" in done.out
+    assert "policy not usable: line 3" in done.out
+
+
+@pytest.mark.parametrize(("options", "code"), [((), Exit.FINDING), (("--probe",), Exit.OK)])
+def test_a_rejected_policy_is_a_finding_and_no_reason_to_end_the_pod(
+    asked: NriGpuCall, options: tuple[str, ...], code: Exit
+) -> None:
+    done = asked(status_json(view(policy=answers.PolicyStatus("policy.toml", "", "line 3"))), *options)
+    assert done.code == code
+    assert "policy file rejected, the policy before it stays in force: line 3" in done.out
+
+
+def test_alive_only_asks_for_an_answer(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    assert asked(AWAY, "--alive") == Done(Exit.OK, "", "")
+    assert nri_gpu("status", "--state-dir", tmp_path / "none", "--alive").code == Exit.UNAVAILABLE
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"nonsense", b"[]", b'{"error": "too many"}'])
+def test_no_answer_is_69(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path, answer: bytes | None) -> None:
+    done = nri_gpu("status", "--state-dir", tmp_path) if answer is None else asked(answer)
+    assert done.code == Exit.UNAVAILABLE
+    assert f"no answer from the daemon at {tmp_path}/control.sock: " in done.err
+    assert "is `nri-gpu run` running?" in done.err
+
+
+def test_no_permission_is_77(nri_gpu: NriGpuCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("nri_gpu.cli.status_command.ask", refuse)  # the tests may run as root
+    done = nri_gpu("status", "--state-dir", tmp_path)
+    assert (done.code, "be root, or in the policy's control.group" in done.err) == (Exit.PERMISSION, True)
+
+
+GUARD = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+
+
+def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    def ask(*options: str) -> int:
+        return nri_gpu("status", "--guard", tmp_path, *options).code
+
+    assert ask() == Exit.UNAVAILABLE
+    guard = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+    write_guard_status(tmp_path, guard)
+    assert ask("--alive") == Exit.UNAVAILABLE
+    LivenessFile(tmp_path).write(ready=False)
+    assert (ask(), ask("--alive")) == (Exit.FINDING, Exit.OK)
+    write_guard_status(tmp_path, replace(GUARD, connected=True))
+    assert ask() == Exit.OK
+    (tmp_path / "alive").write_text(f"{time.clock_gettime(time.CLOCK_BOOTTIME) - 60:10.0f} ready\n")
+    assert ask("--alive") == Exit.UNAVAILABLE
+
+
+# --- holders, and why a GPU is unavailable ----------------------------------------------------------------------------
+
+
+def test_holders_one_line_each() -> None:
+    ledger = make.ledger(
+        make.entry(0, to=TRAIN, mode=Mode.SHARED, since=CLOCK - 3700),
+        make.entry(0, to=OTHER, mode=Mode.SHARED, since=CLOCK - 5, phase=GrantPhase.CREATED),
+        others=[make.foreign(2)],
+    )
+    first, second, _, foreign, *_ = lines(ledger=ledger)[2:]
+    assert first.split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
+    assert second.split() == ["ml/other", "main", "5s", "(created)"]
+    assert foreign.split()[-5:] == ["ml/plugin", "main", "opens", "1", "GPU"]
+
+
+def test_a_monitor_has_a_line_and_the_gpu_stays_free() -> None:
+    exporter = replace(make.foreign(1), watched=frozenset({make.uuid(1)}))
+    line = lines(ledger=make.ledger(others=[exporter]))[3]
+    assert line.split()[-3:] == ["ml/plugin", "main", "watches"]
+    assert "held" not in line
+
+
+def test_a_reservation_says_since_when() -> None:
+    reserved = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
+    (line,) = [line for line in lines(ledger=reserved) if "(reserved)" in line]
+    assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
+
+
+def test_a_lost_gpu_says_so_held_or_not() -> None:
+    why = "nvmlDeviceGetName: GPU is lost (15)"
+    node = make.node([make.gpu(0, unavailable=why), make.gpu(1), make.gpu(2, unavailable="it fell off the bus")])
+    ledger = make.ledger(make.entry(0, since=CLOCK - 5), make.entry(1, since=CLOCK - 5, to=OTHER))
+    held, other, free = lines(ledger=ledger, node=node)[2:5]
+    assert held.endswith(f"ml/train  main       5s   {why}")
+    assert other.endswith("ml/other  main       5s")
+    assert free.endswith("it fell off the bus")
+
+
+def test_a_gpu_that_was_just_released() -> None:
+    ledger = make.ledger().with_releasing({make.uuid(0): Releasing(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
+    (line,) = [line for line in lines(ledger=ledger) if "ml/train" in line]
+    assert line.endswith("-    just released by ml/train: 1 process still holds it")
+
+
+def test_a_container_whose_mps_daemon_ended_has_to_be_restarted() -> None:
+    rows = {"old": "a", "new": "b", "created": "a"}
+    entries = {name: make.entry(0, to=make.container(of=name), mode=Mode.MPS) for name in rows}
+    seated = {
+        name: replace(entry, grant=replace(entry.grant, seat=Seat(folder=f"/m/{make.uuid(0)}.{rows[name]}")))
+        for name, entry in entries.items()
+    }
+    seated["created"] = replace(seated["created"], phase=GrantPhase.CREATED)
+    status = status_of(view(make.ledger(*seated.values()), replace(make.node(), mps=MpsFolders("/m", "b"))))
+    assert [bool(each.restart) for each in status.gpus[0].holders] == [True, False, False]
+    (line,) = [line for line in plain(status_page(status, NOW)).splitlines() if "restart it" in line]
+    assert line.startswith("ml/old, container main: its MPS daemon has ended")
+
+
+def test_a_holder_of_a_gpu_that_is_gone_and_a_node_without_gpus() -> None:
+    said = lines(ledger=make.ledger(make.entry(3, to=TRAIN)), node=make.node([]))
+    assert said[1:] == ["no GPUs", f"ml/train holds a GPU that is gone: {make.uuid(3)}"]
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_age_of_what_is_known_of_the_gpus() -> None:
+    hung = {"inventory_fault": "nvmlInit did not return within 30 s", "inventory_age_s": 185.0}
+    assert lines(**hung)[-1] == "nvmlInit did not return within 30 s (its GPUs were last confirmed 3m5s ago)"
+    assert lines(**hung, inventory_confirmed=False)[-2:] == [
+        "from the last snapshot, 3m5s old: the driver has not answered yet",
+        "nvmlInit did not return within 30 s",
+    ]
+    assert lines(inventory_fault="no driver", inventory_age_s=None)[-1] == "no driver"
+
+
+def test_a_gpu_that_only_the_kernel_knows() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
+    said = lines(node=make.node(unlisted=(away,)))
+    assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in said
+    said = lines(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),)))
+    assert "GPU 0000:70:00.0 NVIDIA L4 is seen by the kernel only" in said
+
+
+def test_the_kubelets_resources_have_a_line_each() -> None:
+    resources = (
+        ResourceStatus("nvidia.com/gpu", True, NOW - 200, ""),
+        ResourceStatus("nvidia.com/mig-1g.5gb", False, None, "no kubelet listens"),
+    )
+    assert lines(kubelet=answers.KubeletStatus(True, resources))[-3:] == [
+        "kubelet: nvidia.com/gpu registered for 3m20s",
+        "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
+        "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
+    ]
+    alone = "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6"
+    assert lines(kubelet=answers.KubeletStatus(True, resources, "NRI 0.6"))[-1] == alone
+
+
+MONITOR = replace(TRAINING, uid=ClaimUid("watch"), name="watch", pods={}, devices=(replace(CLAIMED, admin=True),))
+
+
+def test_the_driver_process_and_claims_have_a_line_each() -> None:
+    ledger = Ledger(claims={each.uid: each for each in (TRAINING, MONITOR)})
+    report = DriverReport(8, ("DRAConsumableCapacity",))
+    dra = answers.DraStatus(enabled=True, driver="gpu.nri.io", asked_s=NOW - 5, silent_s=5.0, report=report)
+    publishes, lacks, *claims = lines(ledger=ledger, dra=dra)[-4:]
+    assert publishes == "dra: gpu.nri.io publishes 8 devices"
+    assert lacks.startswith("dra: the API server lacks the feature gate DRAConsumableCapacity: dra.replicas has no")
+    assert claims == [
+        "dra: claim ml/train has gpu-7 (shared), for a, b",
+        "dra: claim ml/watch has gpu-7 (admin), for no pod",
+    ]
+    grouped = replace(TRAINING, groups={"g-1": "gang"})
+    assert lines(ledger=Ledger(claims={grouped.uid: grouped}), dra=dra)[-1].endswith(", for a, b of PodGroup gang")
+    lossy = replace(dra, report=replace(report, restored=1, unwritten="x cannot be written"))
+    lost, removed, *_ = lines(ledger=ledger, dra=lossy)[-5:]
+    assert lost == "dra: x cannot be written"
+    assert "were removed or changed by something on this node 1 time, and written again" in removed
+    assert "has not asked the daemon for 90 s" in lines(dra=replace(dra, silent_s=90.0))[-2]
+    (said, _) = status_json(view(ledger))["claims"]
+    assert said.items() >= {"uid": "claim", "namespace": "ml", "name": "train", "pods": ["a", "b"]}.items()
+
+
+def test_transitions_with_their_times() -> None:
+    gone = Transition(kind=TransitionKind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
+    assert lines(history=History(began_s=NOW - 60).having([gone] * 11, NOW))[-11:] == [
+        "11 changes since 2027-01-15 07:59:00 UTC (gpu 11), the last:",
+        *["  2027-01-15 08:00:00 UTC  GPU 3 is gone"] * 10,
+    ]
+    node = make.node()
+    faults = (GpuFault(5, "gone"), GpuFault(6, "nvmlDeviceGetUUID: GPU is lost (15)"))
+    node = replace(node, inventory=replace(node.inventory, faults=faults))
+    kinds = [
+        Transition(kind=TransitionKind.DESCRIPTION, what="-", index=5),
+        Transition(kind=TransitionKind.ANSWER, what="-"),
+    ]
+    said = "\n".join(lines(node=node, history=History().having(kinds, NOW), inventory_fault="NVML hangs"))
+    assert "GPU 5 cannot be described since 2027-01-15 08:00:00 UTC: gone" in said
+    assert "GPU 6 cannot be described: nvmlDeviceGetUUID: GPU is lost (15)" in said
+    assert "NVML hangs since 2027-01-15 08:00:00 UTC" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-3, "0s"), (0, "0s"), (7.9, "7s"), (60, "1m"), (61, "1m1s"), (3600, "1h"), (3605, "1h"), (90_000, "1d1h")],
+)
+def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
+    assert ago(seconds) == words
+
+
+# --- health, as `gpus` and `status` show it ---------------------------------------------------------------------------
+
+NODE = with_parts(look((), (Sign.THERMAL,)), 1, 0, 1)
+STRICT = replace(RULES, other_xids=OtherXids.BAD)
+
+
+def unhealthy(*, gpu: int | None = None, part: int | None = None, seconds: float = 5) -> Inventory:
+    """After an XID of one of them, and a check so much later."""
+    health = NodeHealth().after_inventory(NODE, STRICT, at(0))[0]
+    event = xid(79, gpu) if gpu is not None else xid(94, 1)
+    if part is not None:
+        event = replace(event, gpu_instance=part + 1, compute_instance=0)
+    health = health.after_event(event, STRICT, at(0))[0]
+    return health.after_inventory(NODE, STRICT, at(seconds))[0].applied_to(NODE, STRICT)
+
+
+def answer(inventory: Inventory) -> answers.DaemonStatus:
+    return status_of(view(node=replace(make.node(), inventory=inventory)))
+
+
+RECOVERED = make.inventory(
+    [make.gpu(0, health=Health(HealthState.HEALTHY, NOW, "XID 79", 3), signs=(Sign.THERMAL,)), make.gpu(1)]
+)
+PART_LINE = "MIG device 1:0 is bad since 2023-11-14 22:13:20 UTC, because of: XID 94, contained ECC error; "
+
+
+@pytest.mark.parametrize(
+    ("inventory", "beginnings"),
+    [
+        (NODE, ["GPU 1 shows thermal"]),
+        (unhealthy(part=0), ["GPU 1 shows thermal", f"{PART_LINE}its state changed once"]),
+        (unhealthy(part=0, seconds=50), ["GPU 1 shows thermal", "MIG device 1:0 is recovering since "]),
+        # A MIG device whose health is its GPU's has no line of its own.
+        (unhealthy(gpu=1), ["GPU 1 is bad since 2023-11-14 22:13:20 UTC, because of: XID 79"]),
+        (
+            RECOVERED,
+            [
+                "GPU 0 is healthy since 2027-01-15 08:00:00 UTC, recovered from: XID 79; its state changed 3 times; "
+                "shows thermal"
+            ],
+        ),
+    ],
+)
+def test_a_line_for_each_that_is_or_was_not_healthy(inventory: Inventory, beginnings: list[str]) -> None:
+    found = list(health_lines({gpu.place: gpu.health for gpu in answer(inventory).gpus}))
+    assert len(found) == len(beginnings)
+    assert all(line.startswith(beginning) for line, beginning in zip(found, beginnings, strict=True))
+
+
+NOTES = HealthNotes(
+    reset="a reset is due since XID 46, GPU stopped processing",
+    soon="it had errors",
+    xid="XID 69, graphics engine class error",
+    xid_at_s=NOW,
+    namespaces=("a", "b", "c"),
+)
+
+
+def test_what_is_known_beside_a_gpus_health() -> None:
+    status = status_of(view(notes={make.uuid(1): NOTES}))
+    page = plain(status_page(status, NOW))
+    for sentence in (
+        "GPU 1 is withheld until it was reset: a reset is due since XID 46, GPU stopped processing.",
+        f"say so after the reset: nri-gpu repaired {make.uuid(1)}",
+        "GPU 1 is offered to nobody once its holder has gone: it had errors",
+        "GPU 1: applications failed on it within a day under containers of 3 namespaces (a, b, c)",
+        "GPU 1's last XID, 2027-01-15 08:00:00 UTC: XID 69, graphics engine class error",
+    ):
+        assert sentence in page
+    assert "GPU 0" not in page
+
+
+def test_health_in_the_table_of_gpus() -> None:
+    gpu, first, second = unhealthy(part=0).units[1:]
+    assert state_of(gpu) == "it is in MIG mode"
+    assert state_of(first).startswith("bad since ")
+    assert state_of(second) == "ok, thermal"
+
+
+@pytest.mark.parametrize("inventory", [unhealthy(gpu=1), unhealthy(part=0), unhealthy(part=1), NODE])
+def test_gpus_takes_health_from_the_daemon(inventory: Inventory) -> None:
+    units = with_health(NODE, answer(inventory)).units
+    assert [state_of(unit) for unit in units] == [state_of(unit) for unit in inventory.units]
+    status = answer(inventory)
+    newer = replace(status.gpus[0], health=answers.HealthStatus("unheard-of"))
+    assert with_health(NODE, replace(status, gpus=(newer,))) is NODE
+
+
+def test_a_missing_gpu_with_since_when_and_why() -> None:
+    health = NodeHealth().after_inventory(NODE, RULES, at(0))[0]
+    shown = look(())
+    health = health.after_inventory(shown, RULES, at(9), frozenset({PARTS[0]}))[0]
+    status = answer(health.applied_to(shown, RULES))
+    why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
+    assert status.faults == (answers.FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
+    assert f"GPU 1 cannot be described: {why}" in plain(status_page(status, 0.0))
+
+
+def test_a_lost_container_and_a_cgroup_that_is_not_seen() -> None:
+    lost = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), CLOCK, "/kubepods/gone", (41, 42))
+    running = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
+    page = plain(status_page(status_of(view(running, lost=(lost,))), NOW)).splitlines()
+    assert [line for line in page if "over for the runtime" in line or "not seen" in line] == [
+        f"ml/gone, container main: over for the runtime since {moment(NOW)}, and holds its GPUs until its processes "
+        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; one that hangs in the "
+        "driver is gone after a boot",
+        "the cgroups of ml/train are not seen: their GPUs are free once the runtime says that they are over",
+    ]

@@ -1,0 +1,212 @@
+"""What Prometheus reads: each metric's value, series for holders alone, and no page that keeps the runtime waiting."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.daemon import metrics_page
+from nri_gpu.daemon.metrics_page import GRANTS_MAX, pages
+from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.domain.decision import Code
+from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.health import HealthNotes, HealthState
+from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.health.xids import ActionClass
+from nri_gpu.ledger.ledger import GrantPhase
+from nri_gpu.plugin.counts import BOUNDS_S, Failure, Outcome
+from nri_gpu.policy.model import Policy
+from tests.support import builders as make
+from tests.support.daemon import UUIDS
+from tests.support.metrics import Scraped, entry, ledger, reading, scraped
+from tests.support.plugin import node
+
+DOCS: Final = Path(__file__).parents[3] / "docs" / "metrics.md"
+GRANT: Final = "nri_gpu_grant_info"
+HOLDERS: Final = 10_000
+
+
+def text(of: Reading) -> str:
+    return b"".join(pages(of)).decode()
+
+
+def scrape(**changed: object) -> Scraped:
+    return scraped(text(reading(**changed)))
+
+
+def test_a_healthy_node() -> None:
+    said = scrape()
+    assert said.value("nri_gpu_connected") == said.value("nri_gpu_node_ready") == 1
+    assert (
+        said.value("nri_gpu_policy_fault")
+        == said.value("nri_gpu_policy_rejected")
+        == said.value("nri_gpu_undescribed_gpus")
+        == 0
+    )
+    assert [each["uuid"] for each in said.series("nri_gpu_gpu_available")] == UUIDS
+    assert said.series(GRANT) == []
+
+
+UNLOADED: Final = replace(node(), module_version="", inventory=replace(node().inventory, simulated=False))
+FAULTS = {
+    "away": ({"connected": False}, "nri_gpu_connected", 0),
+    "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
+    "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
+    "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
+    "NVML": ({"inventory_fault": True}, "nri_gpu_inventory_fault", 1),
+    "a rejected policy": ({"policy_rejected": True}, "nri_gpu_policy_rejected", 1),
+    "policy": ({"policy": Policy.broken("bad")}, "nri_gpu_policy_fault", 1),
+    "no driver": ({"node": replace(node(), inventory=Inventory(taken_at=0, fault="gone"))}, "nri_gpu_node_ready", 0),
+    "unloaded": ({"node": UNLOADED}, "nri_gpu_node_ready", 0),
+    "no files": ({"node": replace(node(), driver=None, driver_fault="being looked for")}, "nri_gpu_node_ready", 0),
+}
+
+
+@pytest.mark.parametrize(("changed", "name", "value"), FAULTS.values(), ids=FAULTS)
+def test_each_fault_shows(changed: dict[str, object], name: str, value: float) -> None:
+    assert scrape(**changed).value(name) == value
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"guard_connected": None}, "nri_gpu_guard_connected"),
+        ({"inventory_age_s": None}, "nri_gpu_inventory_age_seconds"),
+        ({"stray": None}, "nri_gpu_stray_uses"),
+    ],
+)
+def test_what_is_not_known_has_no_sample(changed: dict[str, object], name: str) -> None:
+    assert scrape(**changed).series(name) == []
+
+
+def test_what_is_known_of_each_gpus_health() -> None:
+    uuid = make.uuid(0)
+    gpus = (make.gpu(0), make.gpu(1))
+    now = reading(
+        node=replace(node(), inventory=make.inventory(gpus)),
+        xids={(uuid, ActionClass.RESTART): 7},
+        health_notes={uuid: HealthNotes(reset="a reset is due", namespaces=("a", "b", "c"))},
+    )
+    said = scraped(text(now))
+    assert said.value("nri_gpu_xids_total", uuid=uuid, action="restart-application") == 7
+    assert said.value("nri_gpu_xids_total", uuid=uuid, action="reset") == 0
+    for name, values in (("reset_due", (1, 0)), ("failing_namespaces", (3, 0))):
+        found = [said.value(f"nri_gpu_gpu_{name}", uuid=gpu.uuid, index=gpu.place) for gpu in gpus]
+        assert found == [*values], name
+
+
+def test_what_was_counted() -> None:
+    now = reading(restarts={"nvml": 2}, health_transitions={HealthState.BAD: 4})
+    now.counts.refused(Code.GPU_BUSY)
+    now.counts.refused(Code.NOT_GRANTED, Outcome.START_REFUSED)
+    now.counts.failures[Failure.LATE] += 1
+    now.counts.reconnects += 5
+    for elapsed_ms in (0.4, 0.5, 3, 2500):
+        now.counts.create.add(int(elapsed_ms * 1e6))
+    said = scraped(text(now))
+    assert said.value("nri_gpu_decisions_total", outcome="refused", code="gpu-busy") == 1
+    assert said.value("nri_gpu_decisions_total", outcome="start-refused", code="not-granted") == 1
+    assert said.value("nri_gpu_decisions_total", outcome="granted", code="") == 0
+    assert said.value("nri_gpu_requests_failed_total", reason="late") == 1
+    assert said.value("nri_gpu_reconnects_total") == 5
+    assert said.value("nri_gpu_child_restarts_total", child="nvml") == 2
+    assert said.value("nri_gpu_health_transitions_total", state="bad") == 4
+    classes = [said.value("nri_gpu_create_container_seconds_bucket", le=str(bound)) for bound in BOUNDS_S]
+    assert classes == [2, 2, 2, *[3] * (len(BOUNDS_S) - 3)]
+    assert said.value("nri_gpu_create_container_seconds_count") == 4
+    assert said.value("nri_gpu_create_container_seconds_sum") == pytest.approx(2.5039)
+
+
+def test_a_withheld_gpu_and_one_that_is_lost() -> None:
+    inventory = node().inventory
+    bad = replace(inventory.gpus[1], unavailable="XID 79")
+    mig = replace(inventory.gpus[2], mig_enabled=True)  # its parts can be granted
+    faulty = replace(inventory, gpus=(inventory.gpus[0], bad, mig), faults=(GpuFault(3, "GPU is lost", uuid=UUIDS[3]),))
+    said = scrape(node=replace(node(), inventory=faulty))
+    model = inventory.gpus[0].model
+    states = [said.value("nri_gpu_gpu_available", uuid=UUIDS[at], index=str(at), model=model) for at in range(2)]
+    assert states == [1, 0]
+    assert [each["index"] for each in said.series("nri_gpu_gpu_available")] == ["0", "1"]
+    assert said.value("nri_gpu_undescribed_gpus") == 1
+    away = [KernelGpu(pci_bus_id=PciBusId(f"0000:7{bus}:00.0"), reason="away", given=bus > 0) for bus in range(2)]
+    said = scrape(node=replace(node(), inventory=replace(faulty, unlisted=tuple(away))))
+    assert said.value("nri_gpu_undescribed_gpus") == 2, "one that this machine was not given is no fault"
+
+
+def test_each_holder_of_a_shared_gpu_and_each_gpu_of_a_holder() -> None:
+    entries = [entry(1, UUIDS[:1]), entry(2, UUIDS[:1]), entry(3, UUIDS[1:3], Mode.EXCLUSIVE)]
+    lapsed = replace(entry(4, UUIDS[3:]), phase=GrantPhase.LAPSED)
+    said = scrape(ledger=ledger([*entries, lapsed, entry(5, ())]))
+    found = [(each["uuid"], each["pod"], each["mode"]) for each in said.series(GRANT)]
+    assert found == [
+        (UUIDS[0], "train-1", "shared"),
+        (UUIDS[0], "train-2", "shared"),
+        (UUIDS[1], "train-3", "exclusive"),
+        (UUIDS[2], "train-3", "exclusive"),
+    ]
+    assert said.series(GRANT)[0] | {"pod": ""} == {
+        "uuid": UUIDS[0],
+        "namespace": "ml",
+        "pod": "",
+        "container": "main",
+        "mode": "shared",
+    }
+    assert said.value("nri_gpu_grants") == 3
+    assert said.value("nri_gpu_prepared_claims") == 0
+
+
+def test_a_container_and_its_successor_are_one_series() -> None:
+    said = scrape(ledger=ledger([entry(1, UUIDS[:1], pod="web"), entry(2, UUIDS[:1], pod="web")]))
+    assert len(said.series(GRANT)) == 1
+
+
+def test_a_name_that_is_no_label_as_it_stands() -> None:
+    assert scrape(ledger=ledger([entry(1, UUIDS[:1], pod='a"b\\c\nd')])).series(GRANT)[0]["pod"] == 'a"b\\c\nd'
+
+
+def test_ten_thousand_holders_are_the_most_and_only_those_of_now() -> None:
+    """The pods of yesterday leave no series, and all other families are as large as with no pod at all."""
+    few = scrape(ledger=ledger(entry(at, UUIDS[:1]) for at in range(3)))
+    many = scrape(ledger=ledger(entry(at, UUIDS[:2]) for at in range(HOLDERS)))
+    assert len(many.series(GRANT)) == GRANTS_MAX
+    assert many.value("nri_gpu_grants_left_out") == 2 * HOLDERS - GRANTS_MAX
+    assert len(few.samples) - 3 == len(many.samples) - GRANTS_MAX < 200
+    assert few.samples.keys() == scrape(ledger=ledger(entry(at, UUIDS[:1]) for at in range(3))).samples.keys()
+
+
+def test_a_page_is_short_and_a_scrape_takes_less_than_50_ms() -> None:
+    now = reading(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(HOLDERS)))
+    assert min(longest_page_s(now) for _ in range(3)) < 0.005
+    assert min(sum(page_times(now)) for _ in range(5)) < 0.05
+
+
+def longest_page_s(now: Reading) -> float:
+    """When no line is known yet; two longer ones may be the machine's."""
+    metrics_page._grant_line.cache_clear()
+    return sorted(page_times(now))[-3]
+
+
+def page_times(now: Reading) -> list[float]:
+    """Seconds that each page took."""
+    found, began = [], time.thread_time()
+    for _ in pages(now):
+        found.append(time.thread_time() - began)
+        began = time.thread_time()
+    return found
+
+
+def test_the_table_in_the_docs_is_true() -> None:
+    rows = re.findall(r"^\| `(nri_gpu_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    said = scrape(ledger=ledger([entry(1, UUIDS[:1])]))
+    # The library reads a counter's name without `_total`.
+    families = {(f"{name}_total" if kind == "counter" else name, kind) for name, kind in said.types.items()}
+    assert {(name, kind) for name, kind, _ in rows} == families
+    for name, kind, labels in rows:
+        series = said.series(f"{name}_count" if kind == "histogram" else name)
+        assert set(series[0]) == set(re.findall(r"`(\w+)`", labels)), name

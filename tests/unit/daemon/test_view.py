@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from msgspec import convert, to_builtins
+from msgspec.structs import replace
+
+from nri_gpu.cli.status_page import faults
+from nri_gpu.daemon.answers import DaemonStatus, KubeletStatus, PolicyStatus, RuntimeConnection
+from nri_gpu.daemon.view import View, status_of
+from nri_gpu.domain.allocation import ResourceStatus
+from nri_gpu.domain.container import Cgroup, FirstProcess
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
+from nri_gpu.domain.node import GpuFault, Node
+from nri_gpu.ledger.claims import prepare
+from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
+from tests.support import builders as make
+
+NOW, CLOCK = 1_800_000_000.0, 5_000.0
+TRAIN, OTHER = make.container(of="train"), make.container(of="other")
+
+
+def started(ledger: Ledger) -> Ledger:
+    """With a first process of each container that ran, in a cgroup of its own."""
+    for id_ in (id_ for id_, entry in ledger.entries.items() if entry.ran and id_ not in ledger.processes):
+        ledger = ledger.with_process(id_, FirstProcess(41, 1, Cgroup("", f"/kubepods/{id_}")))
+    return ledger
+
+
+def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) -> View:  # noqa: ANN401 - of a View
+    return View(
+        **{
+            "node": node or make.node(),
+            "ledger": started(ledger or make.ledger()),
+            "connection": RuntimeConnection(ready=True, since_s=NOW - 60, name="containerd", version="2.1.9"),
+            "wall": NOW,
+            "monotonic": CLOCK,
+            "inventory_age_s": 3.0,
+            "inventory_fault": "",
+            "policy": PolicyStatus("/etc/nri-gpu/policy.toml", ""),
+            **fields,
+        }
+    )
+
+
+def status_json(seen: View) -> Any:  # noqa: ANN401 - JSON values
+    sent = json.loads(json.dumps(to_builtins(status_of(seen))))
+    assert convert(sent, DaemonStatus) == status_of(seen)  # as a client reads it
+    return sent
+
+
+def said(ledger: Ledger) -> dict[str, Any]:
+    found: dict[str, Any] = status_json(view(ledger))
+    return found
+
+
+def gpu(index: int, ledger: Ledger | None = None, node: Node | None = None) -> dict[str, Any]:
+    """What is said of one GPU."""
+    found: dict[str, Any] = status_json(view(ledger, node))["gpus"][index]
+    return found
+
+
+CONNECTED = view().connection
+GRANTING = {
+    "all is well": ({}, True),
+    "not connected": ({"connection": replace(CONNECTED, ready=False)}, False),
+    "no list": ({"connection": replace(CONNECTED, list_fault="too large")}, False),
+    "NVML has never answered": ({"node": make.node(fault="no driver")}, False),
+    "NVML answers no more": ({"inventory_fault": "it hangs"}, False),
+    "no driver files": ({"node": replace(make.node(), driver_fault="not staged")}, False),
+    "no policy": ({"policy": PolicyStatus("policy.toml", "line 3")}, False),
+    "a rejected file": ({"policy": PolicyStatus("policy.toml", "", "line 3")}, True),
+}
+
+
+@pytest.mark.parametrize(("fields", "grants"), GRANTING.values(), ids=GRANTING)
+def test_it_grants_where_status_names_no_fault(fields: Any, grants: bool) -> None:  # noqa: ANN401 - of a View
+    """The probe that reads the liveness file, and `status --probe`, say the same."""
+    seen = view(**fields)
+    assert seen.grants == grants == (not faults(status_of(seen)))
+
+
+def test_every_gpu_is_there_and_free() -> None:
+    said = status_json(view())
+    assert [each["place"] for each in said["gpus"]] == ["0", "1", "2", "3"]
+    assert not any(each["unavailable"] or each["holders"] for each in said["gpus"])
+
+
+def test_a_holder_with_its_mode_and_since_when() -> None:
+    ledger = make.ledger(make.entry(1, to=TRAIN, since=CLOCK - 90))
+    held = gpu(1, ledger)
+    assert (held["mode"], held["unavailable"]) == ("exclusive", "held exclusively by ml/train")
+    (holder,) = held["holders"]
+    expected = {"pod": "train", "container": "main", "since_s": NOW - 90, "running": True}
+    assert holder.items() >= expected.items()
+    assert gpu(0, ledger)["holders"] == []
+
+
+RELEASING = Releasing(TRAIN.pod.uid, "ml/train", CLOCK - 2, 60.0, 2)
+SHARED = make.ledger(*(make.entry(1, to=each, mode=Mode.SHARED) for each in (TRAIN, OTHER)))
+UNAVAILABLE = {
+    "shared by two": (SHARED, "held in shared mode by ml/other, ml/train"),
+    "a foreign holder": (
+        make.ledger(others=[make.foreign(1)]),
+        "held by ml/plugin (not through nri-gpu), whose container main opens 1 GPU",
+    ),
+    "its number was another GPU's": (
+        make.ledger(others=[replace(make.foreign(1), container="main")]),
+        "held by ml/plugin (container main still opens its device number)",
+    ),
+    "a claim that no container uses": (
+        prepare(Ledger(), make.prepared_claim(1, name="idle")),
+        "held exclusively by claim ml/idle",
+    ),
+    "a claim that a container uses": (
+        prepare(make.ledger(make.entry(1, to=TRAIN)), make.prepared_claim(1)),
+        "held exclusively by ml/train",
+    ),
+    "monitored": (make.ledger(make.entry(1, to=TRAIN, mode=None)), ""),
+    "just released": (
+        make.ledger().with_releasing({make.uuid(1): RELEASING}),
+        "just released by ml/train: 2 processes still hold it",
+    ),
+    "released and held again": (
+        make.ledger(make.entry(1, to=TRAIN)).with_releasing({make.uuid(1): RELEASING}),
+        "held exclusively by ml/train",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ledger", "sentence"), UNAVAILABLE.values(), ids=UNAVAILABLE)
+def test_why_a_gpu_is_unavailable(ledger: Ledger, sentence: str) -> None:
+    found = gpu(1, ledger)
+    assert found["unavailable"] == sentence
+    others = list(ledger.external.values())
+    assert found["foreign"] == [each.pod for each in others if not each.container]
+    assert found["opened_by"] == [{"pod": each.pod, "container": "main"} for each in others if each.container]
+    assert len(found["holders"]) == len(ledger.entries)
+
+
+def test_a_monitor_is_shown_and_holds_nothing() -> None:
+    """But what the kubelet allocated to it; and what it holds again beside a grant is an overlap."""
+    exporter = replace(make.foreign(0, 1), watched=frozenset({make.uuid(1)}), regained=frozenset({make.uuid(0)}))
+    ledger = make.ledger(make.entry(0, to=TRAIN), others=[exporter])
+    watched, held = gpu(1, ledger), gpu(0, ledger)
+    assert (watched["monitors"], watched["foreign"], watched["unavailable"]) == (["ml/plugin"], [], "")
+    assert (held["monitors"], held["foreign"]) == ([], ["ml/plugin"])
+    assert said(ledger)["external"] == [
+        {
+            "pod": "ml/plugin",
+            "container": "main",
+            "container_id": "plugin.main",
+            "gpu_uuids": [make.uuid(0)],
+            "watched": [make.uuid(1)],
+        }
+    ]
+    (overlap,) = said(ledger)["overlaps"]
+    assert (overlap["gpu_uuid"], len(overlap["pods"])) == (make.uuid(0), 2)
+
+
+def test_who_monitors_a_gpu_is_shown_and_holds_none() -> None:
+    watched = gpu(1, make.ledger(make.entry(1, to=TRAIN, mode=None)))
+    assert [(each["pod"], each["mode"]) for each in watched["holders"]] == [("train", "admin")]
+    assert watched["mode"] == ""
+
+
+def test_what_is_waited_for() -> None:
+    left_by = {"pod": "ml/train", "pod_uid": TRAIN.pod.uid, "since_s": NOW - 2, "offered_s": NOW + 58, "processes": 2}
+    assert gpu(1, make.ledger().with_releasing({make.uuid(1): RELEASING}))["left_by"] == left_by
+
+
+def test_each_resource_at_the_kubelet() -> None:
+    assert status_json(view())["kubelet"] == {"enabled": False, "resources": [], "guard_alone": ""}
+    only = status_json(view(kubelet=KubeletStatus(True, (), "why")))["kubelet"]
+    assert only == {"enabled": True, "resources": [], "guard_alone": "why"}
+    resources = (
+        ResourceStatus("nvidia.com/gpu", True, NOW - 200, ""),
+        ResourceStatus("nvidia.com/mig-1g.5gb", False, None, "no kubelet listens"),
+    )
+    assert status_json(view(kubelet=KubeletStatus(True, resources)))["kubelet"]["resources"] == [
+        {"resource": "nvidia.com/gpu", "registered": True, "since_s": NOW - 200, "fault": ""},
+        {"resource": "nvidia.com/mig-1g.5gb", "registered": False, "since_s": None, "fault": "no kubelet listens"},
+    ]
+
+
+def test_a_lapsed_grant_holds_nothing() -> None:
+    assert gpu(1, make.ledger(make.entry(1, phase=GrantPhase.LAPSED)))["holders"] == []
+
+
+def test_since_a_time_that_never_was_is_null() -> None:
+    (holder,) = gpu(1, make.ledger(make.entry(1, phase=GrantPhase.CREATED, since=math.inf)))["holders"]
+    assert (holder["since_s"], holder["running"]) == (None, False)
+
+
+def test_mig_devices_come_below_their_gpu() -> None:
+    said = status_json(view(node=make.node([make.mig_gpu(0), make.gpu(1)])))
+    places = [(each["kind"], each["place"]) for each in said["gpus"]]
+    assert places == [("gpu", "0"), ("mig", "0:0"), ("mig", "0:1"), ("gpu", "1")]
+
+
+def test_a_holder_of_a_gpu_that_is_gone_is_not_forgotten() -> None:
+    said = status_json(view(make.ledger(make.entry(3, to=TRAIN)), make.node([make.gpu(0)])))
+    assert [each["pod"] for each in said["gone"]] == ["train"]
+
+
+def test_a_fault_of_the_inventory_itself_comes_first() -> None:
+    node = make.node()
+    node = replace(node, inventory=replace(node.inventory, fault="no driver"))
+    assert status_json(view(node=node, inventory_fault="other"))["node"]["inventory_fault"] == "no driver"
+
+
+def history(*transitions: Transition) -> History:
+    return History(began_s=NOW - 9).having(transitions, NOW - 5)
+
+
+def test_what_happened_to_the_node_is_counted_and_told() -> None:
+    what = Transition(kind=TransitionKind.GPU, what="GPU 1 is gone", uuid=make.uuid(1), index=1, worse=True)
+    said = status_json(view(history=history(what)))["transitions"]
+    last = {"number": 1, "at_s": NOW - 5, "kind": "gpu", "gpu_uuid": make.uuid(1), "index": 1, "worse": True}
+    last["what"] = "GPU 1 is gone"
+    assert said == {"since_s": NOW - 9, "total": 1, "counts": {"gpu": 1}, "last": [last]}
+
+
+def test_since_when_something_is_wrong() -> None:
+    node = make.node([make.gpu(0, unavailable="no permission"), make.gpu(1)])
+    inventory = replace(node.inventory, faults=(GpuFault(3, "gone"),))
+    kinds = history(
+        Transition(kind=TransitionKind.AVAILABLE, what="", uuid=make.uuid(0), index=4),
+        Transition(kind=TransitionKind.DESCRIPTION, what="", index=3),
+        Transition(kind=TransitionKind.ANSWER, what=""),
+    )
+    said = status_json(view(node=replace(node, inventory=inventory), history=kinds, inventory_fault="NVML hangs"))
+    assert [each["unavailable_since_s"] for each in said["gpus"]] == [NOW - 5, None]
+    (fault,) = said["faults"]
+    assert (fault["index"], fault["reason"], fault["since_s"]) == (3, "gone", NOW - 5)
+    assert said["node"]["inventory_fault_since_s"] == NOW - 5
+    assert status_json(view(history=kinds))["node"]["inventory_fault_since_s"] is None
+
+
+def test_a_bad_gpu_is_unavailable_since_it_is_bad() -> None:
+    bad = make.gpu(0, unavailable="bad", health=Health(HealthState.BAD, NOW - 70, "XID 79", 1))
+    assert gpu(0, node=make.node([bad]))["unavailable_since_s"] == NOW - 70

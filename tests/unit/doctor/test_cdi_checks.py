@@ -1,0 +1,179 @@
+"""A node as docs/quickstart/docker.md makes it: CDI is what counts, and no daemon is missed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from nri_gpu.doctor.examine import DoctorDocument
+from nri_gpu.doctor.finding import DoctorFinding, Level
+from nri_gpu.domain.allocation import REQUIRED_KIND
+from nri_gpu.kubelet.required_device import FILE_NAME
+from tests.unit.doctor.node import VERSION, DoctorNode
+
+Break = Callable[[DoctorNode], object]
+SPECIFICATION = "run/cdi/nri-gpu.json"
+STAGED = f"/var/lib/nri-gpu/cdi/{VERSION}-1/lib64/libcuda.so.{VERSION}"
+OWN_CONTAINERD = "/var/run/docker/containerd/containerd.toml"
+
+
+def specification(node: DoctorNode, *, uvm: int = 1511, staged: str = STAGED, kind: str = "nvidia.com/gpu") -> str:
+    (node.root / staged.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+    node.write(STAGED.lstrip("/"), "")
+    nodes = [{"path": "/dev/nvidiactl", "major": 1510, "minor": 255}, {"path": "/dev/nvidia-uvm", "major": uvm}]
+    edits = {"deviceNodes": nodes, "mounts": [{"hostPath": staged, "containerPath": "/usr/lib64/libcuda.so.1"}]}
+    device = {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "major": 1510, "minor": 0}]}}
+    return json.dumps({"cdiVersion": "0.5.0", "kind": kind, "containerEdits": edits, "devices": [device]})
+
+
+def enable(node: DoctorNode, unit: str) -> None:
+    folder = node.root / "etc/systemd/system/multi-user.target.wants"
+    folder.mkdir(exist_ok=True)
+    (folder / unit).symlink_to(f"/usr/lib/systemd/system/{unit}")
+
+
+@pytest.fixture
+def docker(node: DoctorNode) -> DoctorNode:
+    """Docker 28.5 with its own containerd, the specification, and neither daemon nor guard."""
+    node.write(SPECIFICATION, specification(node))
+    enable(node, "nri-gpu-cdi.path")
+    node.process(700, "containerd", "containerd", "--config", OWN_CONTAINERD)
+    shutil.rmtree(node.root / "proc/700/fd")
+    node.write(OWN_CONTAINERD.replace("/var/run", "run"), 'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
+    node.process(800, "dockerd", "/usr/bin/dockerd")
+    (node.root / "proc/800/exe").symlink_to("/usr/bin/dockerd")
+    dockerd(node, "28.5.2")
+    for path in ("run/nri/nri.sock", "run/nri-gpu-guard/guard.json"):
+        node.remove(path)
+    return node
+
+
+def dockerd(node: DoctorNode, version: str) -> None:
+    node.write("usr/bin/dockerd", f"#!/bin/sh\necho Docker version {version}, build abc\n").chmod(0o755)
+
+
+def silent(node: DoctorNode) -> DoctorDocument:
+    return node.examine(status=None, silence=FileNotFoundError())
+
+
+def bad(node: DoctorNode) -> list[DoctorFinding]:
+    return [each for each in silent(node).findings if each.level is not Level.OK]
+
+
+def test_the_node_of_the_page_is_healthy(docker: DoctorNode) -> None:
+    found = silent(docker)
+    assert bad(docker) == []
+    assert not {"container runtime", "nri-gpu"}.intersection(each.name for each in found.sections)
+    assert [each.subject for each in next(each for each in found.sections if each.name == "CDI").findings] == [
+        "CDI specification",
+        "Docker and CDI",
+    ]
+
+
+def daemon_json(text: str) -> Break:
+    return lambda node: node.write("etc/docker/daemon.json", text)
+
+
+def wrong(**changes: str | int) -> Break:
+    return lambda node: node.write(SPECIFICATION, specification(node, **changes))  # type: ignore[arg-type]
+
+
+def older(version: str, text: str = "{}") -> Break:
+    def change(node: DoctorNode) -> None:
+        dockerd(node, version)
+        daemon_json(text)(node)
+
+    return change
+
+
+BROKEN: dict[str, tuple[Break, Level, str, str]] = {
+    "no specification": (lambda node: node.remove(SPECIFICATION), Level.ERROR, "there is none", "start nri-gpu-cdi"),
+    "an old major": (wrong(uvm=1601), Level.ERROR, "nvidia-uvm is not device 1601:0", "start nri-gpu-cdi"),
+    "an old driver": (
+        wrong(staged="/var/lib/nri-gpu/cdi/570.1-1/lib64/libcuda.so.570.1"),
+        Level.ERROR,
+        "libcuda.so.570.1 does not exist",
+        "start nri-gpu-cdi",
+    ),
+    "an old driver's files, still there": (
+        lambda node: (
+            wrong(staged="/var/lib/nri-gpu/cdi/570.1-1/x")(node),
+            node.write("var/lib/nri-gpu/cdi/570.1-1/x", ""),
+        ),
+        Level.ERROR,
+        f"module nvidia is {VERSION}, and it mounts /var/lib/nri-gpu/cdi/570.1-1/x",
+        "start nri-gpu-cdi",
+    ),
+    "CDI off": (daemon_json('{"features": {"cdi": false}}'), Level.ERROR, "switches CDI off", '{"cdi": true}'),
+    "not on by default": (older("28.1.1"), Level.WARNING, "Docker 28.1.1 reads", '{"cdi": true}'),
+    "another folder": (
+        daemon_json('{"cdi-spec-dirs": ["/etc/cdi"]}'),
+        Level.ERROR,
+        "not in /var/run/cdi",
+        "/var/run/c",
+    ),
+    "too old": (older("24.0.9"), Level.ERROR, "24.0.9 reads no CDI", "upgrade"),
+    "no JSON": (daemon_json("{"), Level.WARNING, "not what Docker reads", "dockerd --validate"),
+}
+
+
+@pytest.mark.parametrize(("broken", "level", "words", "fix"), BROKEN.values(), ids=BROKEN)
+def test_each_fault_is_found_with_its_fix(
+    docker: DoctorNode, broken: Break, level: Level, words: str, fix: str
+) -> None:
+    broken(docker)
+    (finding,) = bad(docker)
+    assert (finding.level, words in finding.meaning) == (level, True), finding
+    assert any(fix in line for line in finding.fix)
+
+
+def test_switched_on_by_hand(docker: DoctorNode) -> None:
+    older("25.0.0", '{"features": {"cdi": true}}')(docker)
+    assert bad(docker) == []
+
+
+ELSEWHERE: dict[str, Break] = {
+    "the daemon is enabled": lambda node: enable(node, "nri-gpu.service"),
+    "its unit is not installed": lambda node: node.remove("etc/systemd/system/nri-gpu.service"),
+    "a kubelet runs": lambda node: node.process(900, "kubelet", "/usr/bin/kubelet"),
+    "k3s runs": lambda node: node.process(900, "k3s-server", "/usr/local/bin/k3s"),
+}
+
+
+@pytest.mark.parametrize("broken", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_elsewhere_a_dead_daemon_is_an_error(docker: DoctorNode, broken: Break) -> None:
+    broken(docker)
+    found = silent(docker)
+    assert {"container runtime", "nri-gpu", "CDI"} <= {each.name for each in found.sections}
+    assert next(each for each in found.findings if each.subject == "daemon").level is Level.ERROR
+    assert not any("containerd.toml" in line for each in found.findings for line in (each.meaning, *each.fix))
+
+
+@pytest.mark.parametrize(
+    ("where", "meant"), [("etc/systemd/system", True), ("usr/lib/systemd/system", False)], ids=["ours", "a package's"]
+)
+def test_a_path_unit_without_a_specification(node: DoctorNode, where: str, meant: bool) -> None:
+    node.write(f"{where}/nri-gpu-cdi.path", "")
+    assert ("CDI specification" in {each.subject for each in bad(node)}) is meant
+    assert ("daemon" in {each.subject for each in bad(node)}) is not meant
+
+
+def test_what_is_no_specification_of_ours(node: DoctorNode) -> None:
+    node.write(f"run/cdi/{FILE_NAME}", specification(node, kind=REQUIRED_KIND))
+    hooked = json.loads(specification(node)) | {"containerEdits": {"hooks": [{"hookName": "createContainer"}]}}
+    node.write("etc/cdi/nvidia.json", json.dumps(hooked))
+    node.write("etc/cdi/broken.json", "{")
+    found = silent(node)
+    assert "CDI" not in {each.name for each in found.sections}
+    assert next(each for each in found.findings if each.subject == "daemon").level is Level.ERROR
+
+
+def test_a_missing_topology_file(node: DoctorNode) -> None:
+    fault = "/etc/nri-gpu/none.toml: No such file or directory"
+    status = node.status(inventory_fault=fault, options={"topology": "/etc/nri-gpu/none.toml"})
+    finding = node.only(status=status)
+    assert (finding.subject, finding.fix[0].startswith("ls -l /etc/nri-gpu/none.toml")) == ("inventory", True)
+    assert not any("restart" in line for line in finding.fix)

@@ -1,0 +1,312 @@
+"""One broken driver a test: it is found, with its fix, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from shutil import rmtree
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.daemon.answers import PolicyStatus
+from nri_gpu.daemon.view import status_of
+from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.health import Sign
+from nri_gpu.domain.node import Majors
+from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy
+from tests.support import builders as make
+from tests.support.driver_root import put_libraries
+from tests.unit.daemon.test_view import view
+from tests.unit.doctor.node import HEALTHY_POLICY, RELEASE, VERSION, DoctorNode
+from tests.unit.host.host_tree import NVIDIA, OLD_UVM, address
+
+Break = Callable[[DoctorNode], object]
+
+
+def test_a_healthy_node_has_no_findings(node: DoctorNode) -> None:
+    assert node.found() == {}
+    assert node.examine().counts[Level.OK] >= 10
+
+
+def old_uvm(node: DoctorNode) -> None:
+    """A node from before the module was loaded again."""
+    node.remove("dev/nvidia-uvm")
+    node.tree.node("nvidia-uvm", OLD_UVM, 0)
+
+
+def no_modules(node: DoctorNode) -> None:
+    for module in ("nvidia", "nvidia_uvm"):
+        rmtree(node.root / "sys/module" / module)
+
+
+def not_built(node: DoctorNode) -> None:
+    no_modules(node)
+    own = ("video/fbdev/nvidia/nvidiafb", "i2c/busses/i2c-nvidia-gpu", "platform/x86/nvidia-wmi-ec-backlight")
+    lines = "".join(f"kernel/drivers/{name}.ko.xz:\n" for name in own)
+    node.write(f"lib/modules/{RELEASE}/modules.dep", lines)
+
+
+def no_libcuda(node: DoctorNode) -> None:
+    for path in (node.root / "usr").rglob("libcuda.so*"):
+        path.unlink()
+
+
+def nouveau(node: DoctorNode) -> None:
+    node.bind(1, "nouveau")
+
+
+def switches(node: DoctorNode) -> None:
+    node.write("proc/driver/nvidia-nvswitch/devices/0000:01:00.0", "")
+
+
+def mig(node: DoctorNode) -> None:
+    node.tree.mig("gpu0/gi1", 12)
+
+
+def no_persistence(node: DoctorNode) -> None:
+    node.dead_socket("run/nvidia-persistenced/socket")
+
+
+BROKEN: dict[str, tuple[Break, Level, str, str, str]] = {
+    "module not loaded": (no_modules, Level.ERROR, "driver modules", "nvidia is not loaded", "nri-gpu prepare"),
+    "not built for this kernel": (
+        not_built,
+        Level.ERROR,
+        "driver modules",
+        f"not installed for the running kernel {RELEASE}",
+        f"dkms autoinstall -k {RELEASE}",
+    ),
+    "no uvm": (
+        lambda node: rmtree(node.root / "sys/module/nvidia_uvm"),
+        Level.ERROR,
+        "driver modules",
+        "nvidia-uvm is not loaded",
+        "nri-gpu prepare",
+    ),
+    "a GPU that the module does not take": (
+        lambda node: node.bind(1, ""),
+        Level.ERROR,
+        "driver modules",
+        address(1),
+        "dmesg",
+    ),
+    "nouveau": (nouveau, Level.ERROR, "GPU driver", "nouveau", "blacklist nouveau"),
+    "another driver": (lambda node: node.bind(1, "xdma"), Level.WARNING, "GPU driver", "bound to xdma", "/unbind"),
+    "libraries of another version": (
+        lambda node: [node.write(f"sys/module/{each}/version", "570.26\n") for each in ("nvidia", "nvidia_uvm")],
+        Level.ERROR,
+        "driver versions",
+        "module nvidia is 570.26 and the libraries below / are 580.95.05",
+        "modprobe -r nvidia_uvm",
+    ),
+    "modules of two versions": (
+        lambda node: node.write("sys/module/nvidia_uvm/version", "570.26\n"),
+        Level.ERROR,
+        "driver versions",
+        "nvidia_uvm 570.26",
+        "modprobe -r nvidia_uvm",
+    ),
+    "no libraries": (
+        lambda node: rmtree(node.root / "usr"),
+        Level.ERROR,
+        "driver versions",
+        "libraries are not usable",
+        "driver.root",
+    ),
+    "no libcuda": (
+        no_libcuda,
+        Level.ERROR,
+        "driver files",
+        "has no usable libcuda.so: who asks for compute is refused",
+        "libcuda1",
+    ),
+    "no node": (
+        lambda node: node.remove("dev/nvidia1"),
+        Level.ERROR,
+        "device nodes",
+        "/dev/nvidia1",
+        "nri-gpu prepare",
+    ),
+    "an old major": (old_uvm, Level.ERROR, "device nodes", "/dev/nvidia-uvm", "nri-gpu prepare"),
+    "a mode for root alone": (
+        lambda node: (node.tree.dev / "nvidia0").chmod(0o600),
+        Level.WARNING,
+        "device nodes",
+        "was mode 0600",
+        "nri-gpu prepare",
+    ),
+    "no link by number": (
+        lambda node: node.remove(f"dev/char/{NVIDIA}:0"),
+        Level.WARNING,
+        "/dev/char links",
+        f"/dev/char/{NVIDIA}:0",
+        "nri-gpu prepare",
+    ),
+    "no capability node": (mig, Level.ERROR, "MIG nodes", "/dev/nvidia-caps/nvidia-cap12", "nri-gpu prepare"),
+    "no persistence daemon": (no_persistence, Level.WARNING, "persistence", "does not run", "nvidia-persistenced"),
+    "no fabric manager": (switches, Level.ERROR, "fabric manager", "1 NVSwitch", "nvidia-fabricmanager"),
+}
+
+
+@pytest.mark.parametrize(("broken", "level", "subject", "words", "fix"), BROKEN.values(), ids=BROKEN)
+def test_each_fault_is_found_with_its_fix(
+    node: DoctorNode, broken: Break, level: Level, subject: str, words: str, fix: str
+) -> None:
+    broken(node)
+    found = node.found()
+    assert found.keys() <= {subject, "/dev/char links"}
+    finding = found[subject]
+    assert (finding.level, words in finding.meaning) == (level, True), finding
+    assert any(fix in line for line in finding.fix)
+
+
+def test_a_fabric_manager_that_runs(node: DoctorNode) -> None:
+    switches(node)
+    node.process(800, "nv-fabricmanager", "/usr/bin/nv-fabricmanager")
+    assert node.found() == {}
+
+
+OPERATORS = replace(HEALTHY_POLICY, driver=DriverSettings(root="/run/nvidia/driver"))
+
+
+def in_a_container(node: DoctorNode) -> None:
+    """Both as the GPU Operator's driver container has them, with the driver's tree."""
+    no_persistence(node)
+    switches(node)
+    put_libraries(node.root / "run/nvidia/driver", "usr/lib64", VERSION)
+    for pid, name in ((800, "nv-fabricmanager"), (801, "nvidia-persistenced")):
+        node.process(pid, name, f"/usr/bin/{name}")
+        node.write(f"proc/{pid}/status", f"Name:\t{name}\nNSpid:\t{pid}\t12\n")
+
+
+def test_services_in_the_drivers_container(node: DoctorNode) -> None:
+    in_a_container(node)
+    findings = {each.subject: each for each in node.examine(policy=OPERATORS).findings}
+    assert findings["fabric manager"].meaning == "runs, for 1 NVSwitches, in a container (pid 800)"
+    assert findings["persistence"].meaning.endswith(", in a container (pid 801)")
+
+
+def test_by_the_socket_in_its_root(node: DoctorNode) -> None:
+    in_a_container(node)
+    node.remove("proc/801/comm")
+    node.listen("run/nvidia/driver/run/nvidia-persistenced/socket")
+    assert "persistence" not in node.found(policy=OPERATORS)
+    mounted = replace(OPERATORS, driver=DriverSettings(root="/driver-root", host_root="/run/nvidia/driver"))
+    assert "persistence" not in node.found(policy=mounted)
+
+
+def test_elsewhere_a_containers_process_proves_nothing(node: DoctorNode) -> None:
+    in_a_container(node)
+    assert node.found().keys() >= {"fabric manager", "persistence"}
+
+
+def test_what_the_drivers_container_lacks_is_its_own_to_start(node: DoctorNode) -> None:
+    in_a_container(node)
+    for pid in (800, 801):
+        node.remove(f"proc/{pid}/comm")
+    found = node.found(policy=OPERATORS)
+    assert not any("systemctl" in line for each in found.values() for line in each.fix)
+
+
+@pytest.mark.parametrize("units", [(), ("nvidia-fabricmanager",), ("nvidia-fabricmanager", "nvidia-imex")])
+def test_a_fabric_that_is_not_ready(node: DoctorNode, units: tuple[str, ...]) -> None:
+    """HGX B200 and NVL72 have no NVSwitch of their own to count."""
+    for unit in units:
+        node.write(f"etc/systemd/system/{unit}.service", "")
+    waiting = make.gpu(1, signs=(Sign.FABRIC_NOT_READY,))
+    seen = make.node((make.gpu(0), waiting), driver_version=VERSION, majors=Majors(1510, 1511, 1512))
+    finding = node.only(status=status_of(view(node=seen, policy=PolicyStatus(BUILT_IN, ""))))
+    assert (finding.level, finding.subject) == (Level.ERROR, "NVLink fabric")
+    assert "GPU 1: its fabric is not ready" in finding.meaning
+    assert "IMEX" in finding.meaning
+    assert [line.split()[3] for line in finding.fix if line.startswith("systemctl")] == list(units)
+
+
+def test_in_a_container_services_are_not_seen(node: DoctorNode) -> None:
+    node.process(2, "sh")
+    switches(node)
+    no_persistence(node)
+    found = node.found()
+    assert {subject: each.level for subject, each in found.items()} == {
+        "persistence": Level.UNSEEN,
+        "fabric manager": Level.UNSEEN,
+    }
+
+
+def test_a_persistence_daemon_seen_by_its_process(node: DoctorNode) -> None:
+    node.remove("run/nvidia-persistenced/socket")
+    node.process(800, "nvidia-persistenced", "/usr/bin/nvidia-persistenced")
+    assert node.found() == {}
+
+
+def test_in_a_container_the_gpus_of_its_host_are_not_missed(node: DoctorNode) -> None:
+    node.remove("dev/nvidia1")
+    node.remove(f"dev/char/{NVIDIA}:1")
+    assert set(node.found()) >= {"device nodes"}
+    node.write("run/systemd/container", "lxc")
+    assert node.found() == {}
+
+
+def test_a_node_without_a_gpu(node: DoctorNode) -> None:
+    no_modules(node)
+    rmtree(node.root / "sys/bus/pci/devices")
+    (node.root / "sys/bus/pci/devices").mkdir()
+    finding = node.only()
+    assert (finding.level, finding.subject) == (Level.WARNING, "GPUs")
+
+
+def test_a_pci_bus_that_is_not_shown(node: DoctorNode) -> None:
+    no_modules(node)
+    rmtree(node.root / "sys/bus")
+    assert node.only().level is Level.UNSEEN
+
+
+def test_a_gpu_of_a_virtual_machine_is_meant_to_be_there(node: DoctorNode) -> None:
+    node.bind(1, "vfio-pci")
+    assert node.found() == {}
+
+
+def test_a_simulated_node_needs_no_driver(node: DoctorNode) -> None:
+    no_modules(node)
+    status = node.status()
+    assert node.found(status=replace(status, node=replace(status.node, simulated=True))) == {}
+
+
+def test_a_driver_root_of_its_own(node: DoctorNode) -> None:
+    (node.root / "usr").rename(node.root / "opt")
+    assert "driver versions" in node.found()
+    assert "driver versions" not in node.found(policy=Policy(driver=DriverSettings(root="/opt")))
+
+
+def test_an_old_driver_that_was_left_behind_is_named(node: DoctorNode) -> None:
+    """It is in an earlier folder; a reboot would change nothing."""
+    put_libraries(node.root, "usr/lib64", "470.256.02")
+    assert node.found() == {}
+    said = [finding.meaning for finding in node.examine().findings if finding.subject == "driver versions"]
+    assert said[0].endswith("; not used: 470.256.02 in usr/lib64")
+
+
+def test_the_driver_root_of_a_daemon_in_a_pod(node: DoctorNode) -> None:
+    mounted = DriverSettings(root="/driver-root", host_root="/")
+    assert "driver versions" not in node.found(policy=Policy(driver=mounted))
+
+
+@pytest.mark.parametrize("name", ["nvidia.ko", "nvidia.ko.zst", "nvidia-current.ko.xz", "nvidia-tesla-535-current.ko"])
+def test_a_module_that_is_installed_and_not_loaded(node: DoctorNode, name: str) -> None:
+    no_modules(node)
+    node.write(f"lib/modules/{RELEASE}/modules.dep", f"updates/dkms/{name}:\n")
+    assert "module nvidia is not loaded" in node.found()["driver modules"].meaning
+
+
+def test_files_that_only_root_may_read(node: DoctorNode) -> None:
+    (node.root / "proc/driver/nvidia/params").chmod(0o600)
+    for path in (node.root.parent, node.root):
+        path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        finding = node.found()["device nodes"]
+    finally:
+        os.seteuid(0)
+    assert (finding.level, finding.fix) == (Level.UNSEEN, ("sudo nri-gpu doctor",))
+    assert "/proc/driver/nvidia/params: cannot be read: Permission denied" in finding.meaning

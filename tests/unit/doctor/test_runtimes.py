@@ -1,0 +1,336 @@
+"""The runtime and its NRI: one broken configuration a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.doctor.finding import Examined, Level, unseen
+from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings, seconds
+from nri_gpu.doctor.runtimes import container_runtime
+from tests.unit.doctor.node import CONFIG, DoctorNode
+
+Break = Callable[[DoctorNode], object]
+TOML = "etc/containerd/config.toml"
+SUDO = "sudo nri-gpu doctor"
+VALIDATOR = '\n[plugins."io.containerd.nri.v1.nri".default_validator]\n'
+
+
+def config(text: str) -> Break:
+    return lambda node: node.write(TOML, text)
+
+
+def nri(*lines: str) -> Break:
+    return config(CONFIG + "\n".join(lines) + "\n")
+
+
+def old(node: DoctorNode) -> None:
+    node.program("1.7.24")
+    node.write(TOML, "version = 2\n")
+
+
+def ancient(node: DoctorNode) -> None:
+    node.program("1.6.20")
+    node.write(TOML, "version = 2\n")
+
+
+def stopped(node: DoctorNode) -> None:
+    for name in ("comm", "cmdline", "exe"):
+        node.remove(f"proc/700/{name}")
+
+
+def stranger(node: DoctorNode) -> None:
+    node.program("2.2.1")
+    nri(VALIDATOR, 'enable = true\nrequired_plugins = ["05-nri-gpu"]')(node)
+
+
+def nothing(node: DoctorNode) -> None:
+    stopped(node)
+    node.remove(TOML)
+    node.remove("run/nri/nri.sock")
+
+
+BROKEN: dict[str, tuple[Break, str, str, str]] = {
+    "NRI switched off": (
+        config(CONFIG.replace("false", "true")),
+        "NRI",
+        "NRI is off: nri-gpu cannot connect",
+        "disable = false",
+    ),
+    "off by default": (old, "NRI", "off, as by default before 2", "disable = false"),
+    "disabled as a plugin": (
+        config('version = 3\ndisabled_plugins = ["io.containerd.nri.v1.nri"]\n'),
+        "NRI",
+        "in disabled_plugins",
+        'take "io.containerd.nri.v1.nri" out of disabled_plugins',
+    ),
+    "Docker's containerd": (
+        config('disabled_plugins = ["cri"]\n'),
+        "CRI",
+        "CRI plugin",
+        'take "cri" out of disabled_plugins',
+    ),
+    "no connections": (nri("disable_connections = true"), "NRI", "accepts no connections", "disable_connections"),
+    "another socket": (
+        nri('socket_path = "/run/other.sock"'),
+        "NRI",
+        "is /run/other.sock, and nri-gpu connects to /var/run/nri/nri.sock",
+        'socket = "/run/other.sock"',
+    ),
+    "no socket": (lambda node: node.remove("run/nri/nri.sock"), "NRI", "is missing", "systemctl restart containerd"),
+    "a dead socket": (lambda node: node.dead_socket("run/nri/nri.sock"), "NRI", "left behind", "systemctl restart"),
+    "a timeout that is none": (nri('plugin_request_timeout = "2 s"'), "NRI timeouts", "no duration", '"2s"'),
+    "required, not enabled": (
+        nri(VALIDATOR, 'required_plugins = ["nri-gpu"]'),
+        "required plugins",
+        "validator is off",
+        "enable = true",
+    ),
+    "an unknown plugin required": (
+        stranger,
+        "required plugins",
+        "no plugin of the policy is called that",
+        'required_plugins = ["nri-gpu", "nri-gpu-guard"]',
+    ),
+    "a validator that is not known yet": (
+        nri(VALIDATOR, 'enable = true\nrequired_plugins = ["nri-gpu"]'),
+        "required plugins",
+        "needs 2.2",
+        "upgrade",
+    ),
+    "too old": (ancient, "container runtime", "1.6.20 has no NRI", "apt install"),
+    "not started": (stopped, "container runtime", "does not run", "systemctl enable --now containerd"),
+    "none": (nothing, "container runtime", "neither containerd nor CRI-O", "systemctl enable --now containerd"),
+    "no TOML": (config("version = \n"), "runtime configuration", "is not TOML", "config dump"),
+    "a word of another type": (nri("disable_connections = 1"), "runtime configuration", "Expected `bool`", "config"),
+    "a plugin that is no table": (
+        config('version = 3\n[plugins]\n"io.containerd.nri.v1.nri" = 1\n'),
+        "runtime configuration",
+        "Expected `object`",
+        "config dump",
+    ),
+    "plugins that are none": (config("plugins = 3\n"), "runtime configuration", "are no table", "config dump"),
+    "an import that is not there": (
+        config('version = 3\nimports = ["/etc/containerd/none.toml"]\n'),
+        "runtime configuration",
+        "does not exist",
+        "config dump",
+    ),
+}
+
+
+@pytest.mark.parametrize(("broken", "subject", "words", "fix"), BROKEN.values(), ids=BROKEN)
+def test_each_fault_is_found_with_its_fix(node: DoctorNode, broken: Break, subject: str, words: str, fix: str) -> None:
+    broken(node)
+    finding = node.found(status=None)[subject]
+    assert words in finding.meaning
+    assert any(fix in line for line in finding.fix)
+
+
+def test_what_a_connected_daemon_will_meet_later_is_a_warning(node: DoctorNode) -> None:
+    config(CONFIG.replace("false", "true"))(node)
+    finding = node.only()
+    assert (finding.level, finding.subject) == (Level.WARNING, "NRI")
+    assert finding.meaning.startswith("nri-gpu is connected, but after the runtime's next start: NRI is off")
+
+
+@pytest.mark.parametrize(
+    ("version", "warns"),
+    [("2.0.5", False), ("2.1.9", True), ("2.2.6", True), ("2.2.7", False), ("2.3.3", True), ("2.3.4", False)],
+)
+def test_a_containerd_that_restores_any_checkpoint(node: DoctorNode, version: str, warns: bool) -> None:
+    node.program(version)
+    assert "checkpoints" not in node.found(status=None)
+    node.write("usr/sbin/criu", "")
+    found = node.found(status=None).get("checkpoints")
+    assert bool(found) is warns
+    assert not found or f"containerd {version} finds /usr/sbin/criu, so it restores" in found.meaning
+    config(CONFIG + '[plugins."io.containerd.cri.v1.runtime"]\nenable_experimental_restore_via_create = true\n')(node)
+    assert ("checkpoints" in node.found(status=None)) is (warns or version != "2.0.5")
+
+
+def test_a_path_that_only_root_may_read(node: DoctorNode) -> None:
+    node.remove("proc/700/environ")
+    assert node.only() == unseen("checkpoints", "whether containerd 2.1.9 finds criu can be seen by root only", SUDO)
+
+
+def test_k3s_makes_its_file_from_a_template(node: DoctorNode) -> None:
+    folder = "var/lib/rancher/k3s/agent/etc/containerd"
+    node.process(700, "containerd", "containerd", "-c", f"/{folder}/config.toml")
+    node.write(f"{folder}/config.toml", CONFIG.replace("false", "true"))
+    finding = node.found(status=None)["NRI"]
+    assert finding.fix[0].startswith(f"# in /{folder}/config-v3.toml.tmpl, behind {{{{ template")
+    assert finding.fix[-1].startswith("systemctl restart k3s ")
+
+
+def test_a_containerd_without_a_file_gets_one_first(node: DoctorNode) -> None:
+    node.program("1.7.24")
+    node.remove(TOML)
+    finding = node.found(status=None)["NRI"]
+    assert finding.fix[0] == "containerd config default > /etc/containerd/config.toml"
+
+
+def test_a_file_that_only_root_may_read(node: DoctorNode) -> None:
+    (node.root / TOML).chmod(0o600)
+    for path in (node.root.parent, node.root):
+        path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        found = node.found()
+    finally:
+        os.seteuid(0)
+    assert found["runtime configuration"].level is Level.UNSEEN
+    assert found["NRI"].level is Level.UNSEEN  # the socket is root's
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_block(node: DoctorNode) -> None:
+    node.remove(TOML)
+    os.mkfifo(node.root / TOML)
+    assert "is not a regular file" in node.only().meaning
+
+
+def test_a_short_timeout_is_a_warning(node: DoctorNode) -> None:
+    nri('plugin_request_timeout = "500ms"')(node)
+    assert node.only().level is Level.WARNING
+
+
+def test_required_plugins_that_are_ours(node: DoctorNode) -> None:
+    node.program("2.2.1")
+    nri(VALIDATOR, 'enable = true\nrequired_plugins = ["nri-gpu", "90-nri-gpu-guard", "topology-aware"]')(node)
+    assert node.found(status=None) == {}
+
+
+def test_a_runtime_in_another_pid_namespace(node: DoctorNode) -> None:
+    stopped(node)
+    node.remove(TOML)
+    finding = node.found(status=None)["container runtime"]
+    assert (finding.level, "on the host" in finding.fix[0]) == (Level.UNSEEN, True)
+
+
+def test_of_two_runtimes_the_one_with_our_socket(node: DoctorNode) -> None:
+    node.process(600, "containerd", "containerd", "-c", "/etc/private.toml")
+    node.write("etc/private.toml", CONFIG + 'socket_path = "/run/private.sock"\n')
+    found = container_runtime(node.seen)
+    assert found is not None
+    assert (found.process and found.process.pid, found.config) == (700, "/etc/containerd/config.toml")
+
+
+def test_the_file_named_on_the_command_line(node: DoctorNode) -> None:
+    node.process(700, "containerd", "/usr/bin/containerd", "--log-level=info", "--config=/etc/mine.toml")
+    node.write("etc/mine.toml", "version = 3\n")
+    found = container_runtime(node.seen)
+    assert found is not None
+    assert found.files == ("/etc/mine.toml",)
+
+
+def other_file(node: DoctorNode) -> None:
+    """What it names is no runtime."""
+    node.remove("proc/700/exe")
+    (node.root / "proc/700/exe").symlink_to("/usr/bin/reboot")
+    (node.root / "usr/bin/containerd").rename(node.root / "usr/bin/reboot")
+
+
+def other_folder(node: DoctorNode) -> None:
+    node.remove("proc/700/exe")
+    (node.root / "proc/700/exe").symlink_to("/data/containerd")
+    (node.root / "data").mkdir()
+    (node.root / "usr/bin/containerd").rename(node.root / "data/containerd")
+
+
+NOT_RUN: dict[str, Break] = {
+    "others can write it": lambda node: (node.root / "usr/bin/containerd").chmod(0o777),
+    "another program": other_file,
+    "a folder of data": other_folder,
+}
+
+
+@pytest.mark.parametrize("broken", NOT_RUN.values(), ids=NOT_RUN)
+def test_a_program_that_is_not_trusted_is_not_run(node: DoctorNode, broken: Break) -> None:
+    broken(node)
+    found = container_runtime(Examined(root=node.root))
+    assert found is not None
+    assert found.version == ""
+    told = container_runtime(node.seen)
+    assert told is not None
+    assert told.version == "2.1.9"  # by the daemon
+
+
+def test_a_containers_process_is_no_runtime_of_the_node(node: DoctorNode) -> None:
+    node.write("proc/700/status", "Name:\tcontainerd\nNSpid:\t700\t12\n")
+    assert "containerd 2.1.9 is configured and does not run" in node.found()["container runtime"].meaning
+    node.write("proc/700/status", "Name:\tcontainerd\nNSpid:\t700\n")
+    assert node.found() == {}
+
+
+IMPORTS = {
+    "merged from 2.0 on": ((2, 1, 9), True),
+    "a table replaced as a whole before": ((1, 7, 24), False),
+    "by the file's version": (None, True),
+}
+
+
+@pytest.mark.parametrize(("release", "kept"), IMPORTS.values(), ids=IMPORTS)
+def test_imported_files(tmp_path: Path, release: tuple[int, ...] | None, kept: bool) -> None:
+    table = '[plugins."io.containerd.nri.v1.nri"]\n'
+    version = 2 if release == (1, 7, 24) else 3
+    for name, text in {
+        "config.toml": f'version = {version}\nimports = ["conf.d/*.toml"]\n{table}plugin_request_timeout = "9s"\n',
+        "conf.d/10-a.toml": f"{table}disable = true\n",
+        "conf.d/20-b.toml": f"{table}disable = false\n",
+    }.items():
+        path = tmp_path / "etc/containerd" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = containerd_settings(tmp_path, "/etc/containerd/config.toml", release)
+    assert found.faults == ()
+    assert len(found.files) == 3
+    assert (found.nri.disable, found.nri.plugin_request_timeout) == (False, "9s" if kept else "2s")
+
+
+def test_files_that_import_each_other_end(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('version = 3\nimports = ["/b.toml"]\n')
+    (tmp_path / "b.toml").write_text('version = 3\nimports = ["/a.toml"]\n')
+    assert containerd_settings(tmp_path, "/a.toml", None).files == ("/a.toml", "/b.toml")
+
+
+def test_passwords_are_not_kept(tmp_path: Path) -> None:
+    secret = '[plugins."io.containerd.grpc.v1.cri".registry.configs.x.auth]\npassword = "hunter2"\n'
+    (tmp_path / "a.toml").write_text(f"version = 2\n{secret}")
+    assert "hunter2" not in repr(containerd_settings(tmp_path, "/a.toml", None))
+
+
+def test_crio(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/crio/crio.conf.d"
+    folder.mkdir(parents=True)
+    (folder / "10-a.conf").write_text(
+        '[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.nri]\nenable_nri = false\nnri_listen = "/run/a.sock"\n'
+    )
+    (folder / "20-b.conf").write_text(
+        '[crio.nri]\nenable_nri = true\nnri_plugin_request_timeout = "4s"\n'
+        '[crio.nri.default_validator]\nnri_validator_required_plugins = ["x"]\n'
+    )
+    settings = crio_settings(tmp_path, "/etc/crio/crio.conf")
+    assert (settings.faults, len(settings.files), settings.handler) == ((), 2, "nvidia")
+    found = settings.nri
+    assert (found.disable, found.socket_path, found.plugin_request_timeout) == (False, "/run/a.sock", "4s")
+    assert found.default_validator.required_plugins == ("x",)
+
+
+@pytest.mark.parametrize(("version", "on"), [("1.29.4", False), ("1.30.1", True)])
+def test_crio_has_nri_by_default_from_1_30(node: DoctorNode, version: str, on: bool) -> None:
+    node.process(700, "crio", "/usr/bin/crio")
+    node.program(version)
+    found = node.found(status=None)
+    assert ("NRI" not in found) is on
+    if not on:
+        assert found["NRI"].fix[:2] == ("# in /etc/crio/crio.conf, below [crio.nri]:", "enable_nri = true")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2s", 2.0), ("1m30s", 90.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2", None), ("", None)]
+)
+def test_durations(text: str, value: float | None) -> None:
+    assert seconds(text) == value

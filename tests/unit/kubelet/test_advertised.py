@@ -1,0 +1,277 @@
+"""Which resources and devices a node advertises, and which of them it prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.decision.placement import Asker, place
+from nri_gpu.decision.topology import topology_of
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.decision import Reason
+from nri_gpu.domain.gpu import Gpu, GpuUuid
+from nri_gpu.domain.gpu_request import Claim, Count, Mode
+from nri_gpu.domain.node import GpuFault
+from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
+from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
+from tests.support.daemon import TOPOLOGIES
+from tests.support.fabrics import KNOWN
+from tests.support.golden_sets import GOLDEN, Golden
+from tests.support.kubelet_nodes import GPU, PluginNode
+
+NONE, SINGLE, MIXED = MigStrategy.NONE, MigStrategy.SINGLE, MigStrategy.MIXED
+SMALL, MEDIA, LARGE = (f"nvidia.com/mig-{profile}" for profile in ("1g.5gb", "1g.5gb.me", "3g.20gb"))
+Table = dict[str, list[tuple[str, bool]]]
+
+
+def up(*ids: str) -> list[tuple[str, bool]]:
+    return [(id_, True) for id_ in ids]
+
+
+def down(*ids: str) -> list[tuple[str, bool]]:
+    return [(id_, False) for id_ in ids]
+
+
+WHOLE: Final = (gpu(0), gpu(1))
+ALIKE: Final = (mig_gpu(0), mig_gpu(1))
+UNLIKE: Final = (mig_gpu(0, ["1g.5gb", "3g.20gb"]), mig_gpu(1))
+ONE_EMPTY: Final = (mig_gpu(0), mig_gpu(1, []))
+ALL_EMPTY: Final = (mig_gpu(0, []), mig_gpu(1, []))
+PART: Final = (mig_gpu(0, ["1g.5gb+me", "1g.5gb"]), gpu(1))
+SLICES: Final = (mig_gpu(0, ["1c.3g.20gb", "3g.20gb"]), gpu(1))
+# What differs from their table is in docs/kubernetes.md, "Differences from NVIDIA's device plugin".
+TABLE: Final[dict[str, tuple[MigStrategy, Sequence[Gpu], Table]]] = {
+    "none, no MIG": (NONE, WHOLE, {GPU: up(uuid(0), uuid(1))}),
+    # Theirs offers a GPU in MIG mode whole, and no program finds a device on it.
+    "none, all MIG": (NONE, ALIKE, {GPU: down(uuid(0), uuid(1))}),
+    "none, part MIG": (NONE, PART, {GPU: down(uuid(0)) + up(uuid(1))}),
+    "none, empty MIG": (NONE, ONE_EMPTY, {GPU: down(uuid(0), uuid(1))}),
+    "single, no MIG": (SINGLE, WHOLE, {GPU: up(uuid(0), uuid(1))}),
+    "single, all alike": (SINGLE, ALIKE, {GPU: up(mig_uuid(0, 0), mig_uuid(0, 1), mig_uuid(1, 0), mig_uuid(1, 1))}),
+    # Theirs ends with an error in these four; ours offers none of them and goes on.
+    "single, two profiles": (SINGLE, UNLIKE, {GPU: []}),
+    "single, an empty one": (SINGLE, ONE_EMPTY, {GPU: []}),
+    "single, part MIG": (SINGLE, PART, {GPU: []}),
+    "single, all empty": (SINGLE, ALL_EMPTY, {GPU: []}),
+    "mixed, no MIG": (MIXED, WHOLE, {GPU: up(uuid(0), uuid(1))}),
+    "mixed, all alike": (
+        MIXED,
+        ALIKE,
+        {GPU: [], SMALL: up(mig_uuid(0, 0), mig_uuid(0, 1), mig_uuid(1, 0), mig_uuid(1, 1))},
+    ),
+    "mixed, two profiles": (
+        MIXED,
+        UNLIKE,
+        {GPU: [], SMALL: up(mig_uuid(0, 0), mig_uuid(1, 0), mig_uuid(1, 1)), LARGE: up(mig_uuid(0, 1))},
+    ),
+    "mixed, part MIG": (MIXED, PART, {GPU: up(uuid(1)), MEDIA: up(mig_uuid(0, 0)), SMALL: up(mig_uuid(0, 1))}),
+    "mixed, an empty one": (MIXED, ONE_EMPTY, {GPU: [], SMALL: up(mig_uuid(0, 0), mig_uuid(0, 1))}),
+    "mixed, all empty": (MIXED, ALL_EMPTY, {GPU: []}),
+    "mixed, a compute instance within": (MIXED, SLICES, {GPU: up(uuid(1)), LARGE: up(mig_uuid(0, 1))}),
+}
+
+
+@pytest.mark.parametrize(("strategy", "gpus", "expected"), TABLE.values(), ids=TABLE)
+def test_what_each_strategy_offers(strategy: MigStrategy, gpus: Sequence[Gpu], expected: Table) -> None:
+    assert offered(KubeletSettings(mig_strategy=strategy), gpus) == expected
+
+
+def offered(settings: KubeletSettings, gpus: Sequence[Gpu]) -> Table:
+    node = PluginNode(settings=settings)
+    node.put_gpus(gpus)
+    return {
+        name: [(device.id, not device.why) for device in node.devices.devices(name)]
+        for name in node.devices.resources()
+    }
+
+
+def test_replicas_of_mig_devices_by_another_name() -> None:
+    settings = KubeletSettings(mig_strategy=MIXED, replicas=2, rename=True)
+    assert offered(settings, (mig_gpu(0, ["1g.5gb+me"]), gpu(1))) == {
+        "nvidia.com/gpu.shared": up(f"{uuid(1)}::0", f"{uuid(1)}::1"),
+        "nvidia.com/mig-1g.5gb.me.shared": up(f"{mig_uuid(0)}::0", f"{mig_uuid(0)}::1"),
+    }
+    assert offered(KubeletSettings(mig_strategy=SINGLE, replicas=2), (mig_gpu(0, ["1g.5gb"]),)) == {
+        GPU: up(f"{mig_uuid(0)}::0", f"{mig_uuid(0)}::1")
+    }
+
+
+def test_one_gpu_lost_takes_all_its_replicas() -> None:
+    assert offered(KubeletSettings(replicas=2), (gpu(0, unavailable="lost"), gpu(1))) == {
+        GPU: down(f"{uuid(0)}::0", f"{uuid(0)}::1") + up(f"{uuid(1)}::0", f"{uuid(1)}::1")
+    }
+
+
+def test_without_the_runtime_or_the_driver_nothing_is_healthy() -> None:
+    node = PluginNode()
+    node.devices.connected = False
+    assert all("not connected to the container runtime" in device.why for device in node.devices.devices(GPU))
+    node.devices.connected = True
+    assert not any(device.why for device in node.devices.devices(GPU))
+    node.node_state.put_driver(None, "the driver is being replaced")
+    assert all(device.why for device in node.devices.devices(GPU))
+
+
+def test_names_keep_to_what_a_resource_may_be_called() -> None:
+    """NVIDIA's plugin refuses longer ones than 63."""
+    settings = KubeletSettings(resource=f"{'x' * 33}.io/gpu", mig_strategy=MIXED, replicas=2, rename=True)
+    names = offered(settings, (mig_gpu(0, ["7g.80gb+me"]),))
+    assert max(map(len, names)) == 58
+
+
+def test_another_prefix_is_that_of_profiles_too() -> None:
+    settings = KubeletSettings(resource="example.com/accelerator", mig_strategy=MIXED)
+    assert list(offered(settings, PART)) == [
+        "example.com/accelerator",
+        "example.com/mig-1g.5gb.me",
+        "example.com/mig-1g.5gb",
+    ]
+
+
+def test_a_profile_that_is_cut_away_keeps_its_resource_without_devices() -> None:
+    """The kubelet forgets only what it is told; and a driver that stammers has not removed anything."""
+    node = PluginNode(settings=KubeletSettings(mig_strategy=MIXED))
+    node.put_gpus([mig_gpu(0), gpu(1)])
+    assert [len(node.devices.devices(name)) for name in node.devices.resources()] == [1, 2]
+    node.put_gpus([gpu(1)], faults=(GpuFault(0, "GPU is lost"),))
+    assert [bool(device.why) for device in node.devices.devices(SMALL)] == [True, True]
+    node.put_gpus([gpu(0), gpu(1)], faults=())
+    assert [len(node.devices.devices(name)) for name in node.devices.resources()] == [2, 0]
+    node.put_gpus([mig_gpu(0), gpu(1)], faults=())
+    node.devices.devices(SMALL)
+    node.put_gpus([gpu(0)], faults=(GpuFault(1, "GPU is lost"),))
+    assert node.devices.devices(SMALL) == ()  # that the other GPU is lost says nothing of it
+    assert [(each.id, bool(each.why)) for each in node.devices.devices(GPU)] == [(uuid(0), False), (uuid(1), True)]
+
+
+def test_two_containers_in_one_question() -> None:
+    """A kubelet sends one, the messages hold many."""
+    node = PluginNode()
+    first, second = node.devices.allocate(GPU, [[uuid(3), uuid(1)], [uuid(0)]])
+    ((key, one),), ((_, two),) = first.annotations.items(), second.annotations.items()
+    assert key == "gpu.nri.io/kubelet.nvidia.com_gpu"
+    assert f"ids={uuid(1)},{uuid(3)};" in one
+    assert f"ids={uuid(0)};" in two
+    assert {device.uuid for device in node.plugin.ledger.reservations} == {uuid(0), uuid(1), uuid(3)}
+
+
+NODES: Final = ("hgx-h100.toml", "dgx-a100.toml", "pcie-8.toml")
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_whole_gpus_go_together_as_by_annotation(name: str) -> None:
+    """Every number of GPUs, beside every pair that is in use."""
+    inventory = load_topology(TOPOLOGIES / name, boot_clock=lambda: 0.0)
+    node = PluginNode()
+    node.node_state.put_inventory(inventory)
+    all_of_them = [each.uuid for each in inventory.gpus]
+    for used in [(), *combinations(all_of_them, 2)]:
+        node.plugin.state.ledger = _held(used)
+        free = [each for each in all_of_them if each not in used]
+        for size in range(1, len(free) + 1):
+            chosen = place(_claim(size), Asker(PodUid("new"), Mode.EXCLUSIVE), inventory, node.plugin.ledger)
+            assert not isinstance(chosen, Reason)
+            assert node.devices.preferred(GPU, free[::-1], (), size) == tuple(each.uuid for each in chosen)
+
+
+def _claim(size: int) -> Claim:
+    return Claim(key="k", text=str(size), wanted=Count(size))
+
+
+def _held(used: tuple[GpuUuid, ...]) -> Ledger:
+    other = replace(foreign(), uuids=frozenset(used))
+    return ledger(others=[other] if used else [])
+
+
+BETTER: Final = "ours is the better set now; theirs keeps two good pairs for later requests of the same size"
+ORDER: Final = "as good; theirs depends on the order of the list, which the kubelet's is random, ours takes the lowest"
+IMPOSSIBLE: Final = "theirs is empty: more is required than was asked for, or than is free; ours is what is required"
+# What go-gpuallocator answers otherwise: topology, available, required, size -> ours, why (docs/kubernetes.md).
+EIGHT: Final = tuple(range(8))
+DEVIATIONS: Final = {
+    ("dgx1-v100", EIGHT, (), 2): ((2, 3), BETTER),
+    ("dgx1-v100", (0, 2, 4, 5), (), 2): ((0, 4), BETTER),
+    ("dgx1-v100", EIGHT[::-1], (), 1): ((0,), ORDER),
+    ("dgx1-v100", EIGHT[::-1], (), 2): ((2, 3), ORDER),
+    ("a100", (5, 2, 0, 1, 6, 7, 4), (1,), 4): ((0, 1, 4, 5), ORDER),
+    ("h100, PCIe", (7, 5, 1, 2), (), 2): ((1, 2), ORDER),
+    ("h100, PCIe", (3, 2, 0, 6, 5, 7, 1, 4), (2,), 3): ((0, 1, 2), ORDER),
+    ("h100", (7, 1, 0, 6, 5), (5, 7), 4): ((0, 5, 6, 7), ORDER),
+    ("h100", (2, 0, 3, 4, 6, 7, 1, 5), (3,), 2): ((0, 3), ORDER),
+    ("8 x PCIe", (2, 6, 5, 0, 7, 1, 3, 4), (), 2): ((0, 1), ORDER),
+    ("dgx1-v100", EIGHT[1:], (0, 1, 2, 3), 4): ((0, 1, 2, 3), IMPOSSIBLE),
+    ("dgx1-v100", EIGHT, (1, 2, 3, 4, 5, 6), 4): ((1, 2, 3, 4, 5, 6), IMPOSSIBLE),
+    ("dgx1-v100", EIGHT[1:6], (1, 2, 3, 4, 5, 6), 1): ((1, 2, 3, 4, 5, 6), IMPOSSIBLE),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=str)
+def test_as_nvidias_plugin_prefers_or_for_a_reason(case: Golden) -> None:
+    """go-gpuallocator's own answers, through the kubelet's question; other pods of its hold what is not available."""
+    node, inventory = PluginNode(), KNOWN[case.topology]
+    node.node_state.put_inventory(inventory)
+    ids = [each.uuid for each in inventory.gpus]
+    node.plugin.state.ledger = _held(tuple(set(ids) - {ids[each] for each in {*case.available, *case.required}}))
+    required = tuple(sorted(case.required))
+    said = node.devices.preferred(
+        GPU, [ids[each] for each in case.available], [ids[each] for each in required], case.size
+    )
+    chosen = tuple(sorted(ids.index(GpuUuid(each)) for each in said))
+    expected, why = DEVIATIONS.get((case.topology, case.available, required, case.size), (case.chosen, ""))
+    assert chosen == expected
+    ours = topology_of(inventory).score(chosen)
+    assert {BETTER: ours > case.points, ORDER: ours == case.points, IMPOSSIBLE: not case.chosen, "": True}[why]
+
+
+# GPUs, replicas of each, in use, required, size -> how many of each GPU. The first four are NVIDIA's own examples
+# of its policy `distributed`; the others are its rule: least allocated first, then fewest picked in this request.
+REPLICAS: Final = {
+    "one each": (2, 4, [], [], 2, [1, 1]),
+    "one each of three": (3, 2, [], [], 3, [1, 1, 1]),
+    "more than GPUs": (2, 4, [], [], 3, [2, 1]),
+    "one GPU": (1, 4, [], [], 4, [4]),
+    "the second is ahead by one": (2, 4, [(1, 0)], [], 2, [1, 1]),
+    "the first is ahead by one": (2, 4, [(0, 3)], [], 2, [1, 1]),
+    "ahead by two": (2, 4, [(0, 0), (0, 1)], [], 2, [0, 2]),
+    "ahead by two, of three": (2, 4, [(0, 0), (0, 1)], [], 3, [1, 2]),
+    "two of three GPUs are ahead": (3, 4, [(0, 0), (1, 0)], [], 3, [1, 1, 1]),
+    "a full one": (2, 2, [(0, 0), (0, 1)], [], 2, [0, 2]),
+    "a required one counts as allocated": (2, 4, [], [(0, 2)], 2, [1, 1]),
+    "a required one beside one in use": (2, 4, [(1, 0)], [(1, 1)], 3, [2, 1]),
+    "nothing but required ones": (2, 4, [], [(0, 0), (0, 1)], 2, [2, 0]),
+    "more required than asked for": (2, 4, [], [(0, 0), (0, 1)], 1, [2, 0]),
+    "too few": (2, 2, [(0, 0), (0, 1), (1, 0)], [], 2, [0, 1]),
+}
+
+
+@pytest.mark.parametrize(("gpus", "replicas", "used", "must", "size", "each"), REPLICAS.values(), ids=REPLICAS)
+def test_replicas_are_spread(
+    gpus: int, replicas: int, used: list[tuple[int, int]], must: list[tuple[int, int]], size: int, each: list[int]
+) -> None:
+    node = PluginNode(settings=KubeletSettings(replicas=replicas))
+    node.put_gpus([gpu(index) for index in range(gpus)])
+    in_use, required = _ids(used), _ids(must)
+    available = [device.id for device in node.devices.devices(GPU) if device.id not in in_use]
+    chosen = node.devices.preferred(GPU, available[::-1], required, size)
+    assert [sum(id_.startswith(uuid(index)) for id_ in chosen) for index in range(gpus)] == each
+    assert set(required) <= set(chosen) <= set(available)
+    assert len(chosen) == len(set(chosen))
+
+
+def _ids(replicas: list[tuple[int, int]]) -> list[str]:
+    return [f"{uuid(index)}::{number}" for index, number in replicas]
+
+
+def test_mig_devices_leave_other_gpus_whole() -> None:
+    """NVIDIA's plugin spreads them; a GPU that no container uses can be cut anew."""
+    small = "nvidia.com/mig-1g.5gb"
+    node = PluginNode(settings=KubeletSettings(mig_strategy=MigStrategy.MIXED))
+    node.put_gpus([mig_gpu(0), mig_gpu(1, ["1g.5gb"] * 3)])
+    available = [mig_uuid(0, 0), mig_uuid(0, 1), mig_uuid(1, 1), mig_uuid(1, 2)]  # one of GPU 1 is in use
+    assert node.devices.preferred(small, available, (), 2) == (mig_uuid(1, 1), mig_uuid(1, 2))

@@ -1,0 +1,226 @@
+"""The daemon's device plugin: off unless wanted, and never the end of the NRI plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.daemon.app import Daemon
+from nri_gpu.domain.errors import Exit
+from nri_gpu.kubelet.advertised import NOT_CONNECTED
+from nri_gpu.kubelet.kubelet_controller import KubeletController
+from nri_gpu.kubelet.required_device import KEY_FILE, TokenKey
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
+from nri_gpu.records.policy_file import PolicyFile
+from nri_gpu.records.state_folder import StateFolder
+from tests.support.builders import container, uuid
+from tests.support.daemon import FOUR_GPUS
+from tests.support.kubelet import Kubelet
+from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, said, until
+from tests.support.log import Log
+from tests.support.waiting import wait_for
+
+
+@contextlib.asynccontextmanager
+async def running(controller: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(controller.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_installation_without_grpcio_serves_on(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "nri_gpu.kubelet.registered_socket", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    node = PluginNode()
+    async with running(KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True))) as task:
+        await said(log, "import of grpc")
+        assert not task.done()
+    assert "grpc" in log.one("device plugin cannot be served").fields["fault"]
+
+
+async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(folder: Path, log: Log) -> None:
+    node, bugs = KubeletNode(folder), [ZeroDivisionError()]
+
+    def keyed(key: bytes, ledger: Ledger) -> None:
+        raise bugs.pop()
+
+    node.plugin.kubelet.keyed = keyed  # type: ignore[method-assign] # that is the bug
+    async with Kubelet(folder) as kubelet, node:
+        await kubelet.wait_healthy(GPU, 4)
+    assert isinstance(log.one("bug: kubelet session ended").exception, ZeroDivisionError)
+
+
+async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said once, however often it is met; what was served before is served on."""
+    bugs: list[Exception] = []
+
+    def lapse() -> None:
+        if bugs:
+            raise bugs[0]
+
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, tick_s=0.02) as node:
+        monkeypatch.setattr(node.plugin, "lapse", lapse)
+        await kubelet.wait_healthy(GPU, 4)
+        bugs.append(ZeroDivisionError("ours"))
+        while not log.warnings():  # noqa: ASYNC110 - no event of it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # ten more looks
+        assert await kubelet.allocate(GPU, kubelet.healthy(GPU)[:1])
+        bugs.clear()
+        node.connected(False)
+        await kubelet.wait_healthy(GPU, 0)
+    assert isinstance(log.one("bug: device plugin not up to date").exception, ZeroDivisionError)
+
+
+def controller_on(folder: Path, node: PluginNode, **fields: object) -> KubeletController:
+    places = {"dir": "device-plugins", "registry_dir": "plugins_registry", "cdi_dir": "cdi"}
+    made = {key: str(folder / name) for key, name in places.items()} | fields
+    return KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
+
+
+def keyless(folder: Path) -> tuple[PluginNode, Path]:
+    node = PluginNode()
+    node.plugin.kubelet.key = None
+    return node, folder / "device-plugins" / KEY_FILE
+
+
+def test_the_key_is_read_before_the_runtime_is_asked(folder: Path) -> None:
+    """Synchronize tells whose containers there are, and comes once."""
+    node, file = keyless(folder)
+    controller_on(folder, node).begin()
+    assert node.plugin.kubelet.key is None
+    assert node.plugin.kubelet.awaited
+    file.parent.mkdir()
+    controller_on(folder, node).begin()
+    assert node.plugin.kubelet.key == file.read_bytes()
+
+
+async def test_the_key_is_read_where_no_endpoint_can_be(folder: Path) -> None:
+    """A missing registry_dir, say."""
+    node, file = keyless(folder)
+    controller = controller_on(folder, node, registration=Registration.WATCHER)
+    controller.begin()
+    async with running(controller):
+        file.parent.mkdir()
+        while node.plugin.kubelet.key is None:
+            controller.changed()
+            await asyncio.sleep(0.01)
+        assert not (folder / "plugins_registry").exists()
+
+
+def test_a_key_that_cannot_be_had_is_said_once(folder: Path, log: Log) -> None:
+    _, file = keyless(folder)
+    file.parent.mkdir()
+    file.symlink_to("/dev/zero")
+    key = TokenKey(file.parent)
+    assert [key.look() for _ in range(3)] == [None] * 3
+    assert "cannot be signed without it" in log.one("device plugin not started yet").fields["fault"]
+    file.unlink()
+    assert key.look() == file.read_bytes()
+    assert key.look() is None
+
+
+def test_an_off_one_touches_nothing(folder: Path) -> None:
+    node, file = keyless(folder)
+    file.parent.mkdir()
+    KubeletController(node.node_state, node.plugin, KubeletSettings(dir=str(file.parent))).begin()
+    assert not file.exists()
+    assert not node.plugin.kubelet.awaited
+
+
+async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(folder: Path) -> None:
+    """What is in flight is answered for seconds yet; a pod admitted meanwhile would meet nobody."""
+    state = StateFolder(folder)
+    state.open()
+    with contextlib.closing(state):
+        daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
+        devices = daemon._kubelet.devices
+        daemon._ready()
+        assert devices.hindrance() != NOT_CONNECTED
+        daemon._asked_to_stop(signal.SIGTERM)
+        assert devices.hindrance() == NOT_CONNECTED
+        daemon._ready()  # a connection that was being made
+        assert devices.hindrance() == NOT_CONNECTED
+
+
+def emptied(folder: Path) -> bool:
+    """Whether it is gone, since it was emptied before anything more came into it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+    return not folder.exists()
+
+
+MOUNTED = """
+set -e
+mkdir "$1/kubelet" "$1/seen"
+mount --bind "$1/kubelet" "$1/seen"
+exec "$2" -m nri_gpu run --gpus "$3" --state-dir "$1/state" --socket "$1/no.sock" \\
+    --stage-dir "$1/drivers" --policy "$1/policy.toml"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path) -> None:
+    """A pod's mount of the folder above pins the one that was removed, and only a new container has the next."""
+    own = folder / "kubelet" / "device-plugins"
+    seen = folder / "seen" / "device-plugins"
+    (folder / "policy.toml").write_text(
+        f'[kubelet]\nenabled = true\ndir = "{seen}"\nregistry_dir = "{seen}"\n'
+        f'registration = "watcher"\ncdi_dir = "{folder}/cdi"\n'
+    )
+    alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
+    command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            wait_for("mount", (folder / "seen").exists, 20)
+            own.mkdir()
+            wait_for("key", (own / KEY_FILE).exists, 20)
+            wait_for("folder gone", lambda: emptied(own), 20)
+            wait_for("folder gone", lambda: emptied(folder / "kubelet"), 20)
+            (folder / "kubelet").mkdir()
+            _, said = daemon.communicate(timeout=20)
+        finally:
+            daemon.kill()
+    assert daemon.returncode == Exit.UNAVAILABLE
+    assert "shows no other one made in its place" in said
+    assert "Traceback" not in said
+
+
+async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
+    node = ExternalNode()
+    settings = replace(INJECTING, enabled=False, podresources=str(folder / "none.sock"))
+    async with running(KubeletController(node.node_state, node.plugin, settings)):
+        await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        KubeletSettings(),
+        replace(INJECTING, enabled=False, podresources=""),
+        KubeletSettings(enabled=True, podresources=""),
+    ],
+    ids=["off", "no socket named", "no socket named for our own"],
+)
+async def test_where_it_is_not_wanted_nobody_asks(settings: KubeletSettings) -> None:
+    node = ExternalNode()
+    node.plugin.external.pods = None
+    KubeletController(node.node_state, node.plugin, settings)
+    assert node.plugin.external.pods is None

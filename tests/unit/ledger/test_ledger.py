@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.ledger import UNUSED, Entry, ExternalAllocation, GrantPhase, Ledger, Usage
+from nri_gpu.ledger.rebuild import rebuilt
+from nri_gpu.ledger.reservations import cleared_for
+from tests.support import builders as make
+
+A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
+EXCLUSIVE, SHARED = Mode.EXCLUSIVE, Mode.SHARED
+CREATED, RUNNING, LAPSED = GrantPhase.CREATED, GrantPhase.RUNNING, GrantPhase.LAPSED
+GRACE_S = 60.0
+
+
+def phases(ledger: Ledger | None) -> dict[str, GrantPhase]:
+    assert ledger is not None
+    return {name: entry.phase for name, entry in ledger.entries.items()}
+
+
+MINE, OTHER = PodUid("mine"), PodUid("other")
+
+
+def held(mode: Mode, *pods: PodUid) -> Usage:
+    grants = [make.grant(0, mode=mode, to=make.container(of=make.pod(uid, uid=uid))) for uid in pods]
+    return Usage({each.container_id: each for each in grants})
+
+
+DP = {make.foreign().container_id: make.foreign(0)}
+# What is on the GPU, who asks how, and whether that is in the way.
+BLOCKS = {
+    "nobody, exclusive": (UNUSED, EXCLUSIVE, False),
+    "nobody, shared": (UNUSED, SHARED, False),
+    "another pod exclusively, exclusive": (held(EXCLUSIVE, OTHER), EXCLUSIVE, True),
+    "another pod exclusively, shared": (held(EXCLUSIVE, OTHER), SHARED, True),
+    "another pod shared, shared": (held(SHARED, OTHER), SHARED, False),
+    "another pod shared, exclusive": (held(SHARED, OTHER), EXCLUSIVE, True),
+    "own pod exclusively, exclusive": (held(EXCLUSIVE, MINE), EXCLUSIVE, False),
+    "own pod exclusively, shared": (held(EXCLUSIVE, MINE), SHARED, True),
+    "own pod shared, exclusive": (held(SHARED, MINE), EXCLUSIVE, True),
+    "others' injector, exclusive": (Usage(external=DP), EXCLUSIVE, True),
+    "others' injector, shared": (Usage(external=DP), SHARED, False),
+}
+
+
+@pytest.mark.parametrize(("usage", "mode", "blocked"), BLOCKS.values(), ids=BLOCKS)
+def test_who_is_in_whose_way(usage: Usage, mode: Mode, blocked: bool) -> None:
+    assert usage.blocks(mode, MINE) is blocked
+
+
+def test_usage_names_pods_and_counts_containers() -> None:
+    ledger = make.ledger(
+        make.entry(0, 1, mode=SHARED, to=A),
+        make.entry(1, mode=SHARED, to=A_SIDE),
+        make.entry(1, mode=SHARED, to=B),
+        others=[make.foreign(1, 2)],
+    )
+    usage, others = ledger.usage(), {make.foreign().container_id: make.foreign(1, 2)}
+    assert (usage[make.uuid(0)].mode, usage[make.uuid(0)].pods) == (SHARED, {A.pod.uid: "ml/a"})
+    assert (usage[make.uuid(1)].mode, usage[make.uuid(1)].external) == (SHARED, others)
+    assert usage[make.uuid(1)].pods == {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}
+    assert usage[make.uuid(1)].load == 4
+    assert usage[make.uuid(2)] == Usage(external=others)
+    assert make.uuid(3) not in usage
+
+
+@pytest.mark.parametrize("order", [*permutations([EXCLUSIVE, SHARED])])
+def test_where_both_modes_stand_on_a_gpu_after_all_nobody_else_gets_it(order: tuple[Mode, Mode]) -> None:
+    ledger = make.ledger(*(make.entry(0, mode=mode, to=to) for mode, to in zip(order, (A, B), strict=True)))
+    usage = ledger.usage()[make.uuid(0)]
+    assert all(usage.blocks(mode, PodUid("third")) for mode in Mode)
+
+
+AGAIN = make.container(of="a", id=ContainerId("a.main.2"))
+PREDECESSORS = {
+    "created and never started": (make.entry(0, to=A, phase=CREATED), False),
+    "lapsed": (make.entry(0, to=A, phase=LAPSED), False),
+    "running": (make.entry(0, to=A, phase=RUNNING), True),
+    "of another name": (make.entry(0, to=A_SIDE, phase=CREATED), True),
+    "of another pod": (make.entry(0, to=B, phase=CREATED), True),
+}
+
+
+@pytest.mark.parametrize(("before", "stays"), PREDECESSORS.values(), ids=PREDECESSORS)
+def test_for_the_next_attempt_what_never_ran_holds_nothing(before: Entry, stays: bool) -> None:
+    after = cleared_for(make.ledger(before), AGAIN, 1.0)
+    assert after.entries[before.grant.container_id].holds is stays
+
+
+def test_the_grace_is_over_just_after_its_last_moment() -> None:
+    ledger = make.ledger(make.entry(0, phase=CREATED, since=10.0))
+    assert ledger.lapse(10.0 + GRACE_S, GRACE_S) is ledger
+    late = ledger.lapse(10.1 + GRACE_S, GRACE_S)
+    assert [*phases(late).values()] == [LAPSED]
+    assert late.usage() == {}
+
+
+LATE: dict[str, tuple[Entry, tuple[Entry, ...], tuple[ExternalAllocation, ...], bool]] = {
+    "nobody else": (make.entry(0, to=A, phase=LAPSED), (), (), True),
+    "another pod, exclusively": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=B),), (), False),
+    "another pod, lapsed too": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=B, phase=LAPSED),), (), True),
+    "own pod": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=A_SIDE),), (), True),
+    "own pod, other mode": (make.entry(0, to=A, phase=LAPSED), (make.entry(0, to=A_SIDE, mode=SHARED),), (), False),
+    "others' injector": (make.entry(0, to=A, phase=LAPSED), (), (make.foreign(0),), False),
+    "others' injector, shared": (make.entry(0, to=A, phase=LAPSED, mode=SHARED), (), (make.foreign(0),), True),
+    "others' injector, no GPU": (make.entry(to=A, phase=LAPSED, mode=None), (), (make.foreign(0),), True),
+}
+
+
+@pytest.mark.parametrize(("late", "entries", "others", "may"), LATE.values(), ids=LATE)
+def test_a_lapsed_container_may_start_while_nobody_has_its_gpus(
+    late: Entry, entries: tuple[Entry, ...], others: tuple[ExternalAllocation, ...], may: bool
+) -> None:
+    started = make.ledger(late, *entries, others=others).started(A.id, 99.0)
+    assert (started is not None) is may
+    assert started is None or started.entries[A.id].phase is RUNNING
+
+
+def test_starting_stopping_or_removing_an_unknown_container_changes_nothing() -> None:
+    ledger = make.ledger(make.entry(0, to=A), others=[make.foreign(1)])
+    unknown = ContainerId("unknown")
+    assert ledger.started(unknown, 1.0) is ledger
+    assert ledger.stopped(unknown, 1.0) is ledger
+    assert ledger.released(unknown) is ledger
+    assert ledger.pod_gone(PodId("unknown"), 1.0) is ledger
+
+
+STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LAPSED, LAPSED)}
+
+
+@pytest.mark.parametrize(("before", "after"), STOPS.values(), ids=STOPS)
+def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(
+    before: GrantPhase, after: GrantPhase | None
+) -> None:
+    stopped = make.ledger(make.entry(0, to=A, phase=before)).stopped(A.id, 7.0)
+    assert stopped.usage() == {}
+    assert phases(stopped) == ({} if after is None else {A.id: after})
+
+
+def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
+    anew = make.container(of=make.pod("a", id=PodId("sandbox-a-2")), name="new")  # the same pod, its next sandbox
+    ledger = make.ledger(
+        make.entry(0, to=A), make.entry(0, to=A_SIDE, phase=LAPSED), make.entry(0, to=anew), make.entry(1, to=B)
+    )
+    assert set(ledger.pod_gone(A.pod.id, 1.0).entries) == {anew.id, B.id}
+
+
+def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> None:
+    ledger = make.ledger(make.entry(0, to=A, generation="1"), make.entry(1, to=B, generation="2", phase=LAPSED))
+    assert ledger.generations() == {"1", "2"}
+
+
+def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_had_lapsed() -> None:
+    one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
+    assert phases(rebuilt([one, two], [])) == {A.id: CREATED, B.id: LAPSED}
+    assert phases(rebuilt([two, one], [])) == {A.id: LAPSED, B.id: CREATED}

@@ -1,0 +1,79 @@
+"""Which daemons of before are taken over, and that none is followed by another in the same folder."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
+from nri_gpu.domain.node import DriverFiles, DriverTree
+from nri_gpu.mps.mps_daemon import CONTROL, SERVER, SMI, MpsDaemon, MpsError, MpsTools
+from nri_gpu.mps.mps_folders import DaemonFolder, clients
+from nri_gpu.policy.mps_settings import MpsSettings
+from nri_gpu.system.process import process_of
+
+UUID = GpuUuid("GPU-0")
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """What was noted as a daemon."""
+    with subprocess.Popen(["sleep", "60"]) as running:
+        yield running
+        running.kill()
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> MpsTools:
+    """Of a daemon that answers."""
+    (tmp_path / CONTROL).write_text("#!/bin/sh\ncat\n")
+    (tmp_path / CONTROL).chmod(0o755)
+    return MpsTools(tmp_path, tmp_path)
+
+
+def adopted(folder: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
+    async def adopt() -> tuple[bool, DaemonFolder]:
+        daemon = MpsDaemon(folder, lambda: DaemonFolder(folder.state, UUID, "next"))
+        return await daemon.adopt(tools, MpsSettings()), daemon.folder
+
+    return asyncio.run(adopt())
+
+
+@pytest.mark.parametrize(("generation", "taken"), [("a", True), ("", False)])
+def test_one_whose_clients_write_without_a_bound_is_ended(
+    child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, generation: str, taken: bool
+) -> None:
+    clients(tmp_path).mkdir(parents=True)
+    folder, process = DaemonFolder(tmp_path, UUID, generation), process_of(child.pid)
+    assert process
+    folder.make()
+    folder.note(process)
+    assert adopted(folder, tools) == (taken, folder if taken else DaemonFolder(tmp_path, UUID, "next"))
+    assert (child.poll() is None) is taken
+
+
+def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: MpsTools, tmp_path: Path) -> None:
+    clients(tmp_path).mkdir(parents=True)
+    folder = DaemonFolder(tmp_path, UUID, "a")
+    folder.make()
+    assert adopted(folder, tools) == (False, folder)
+    folder.file.write_text("1 1 a\n")
+    assert adopted(folder, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
+
+
+def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
+    clients(tmp_path).mkdir(parents=True)
+    daemon = MpsDaemon(DaemonFolder(tmp_path, UUID, "a"), lambda: DaemonFolder(tmp_path, UUID, "next"))
+    with pytest.raises(MpsError, match="no file system of its own"):
+        daemon.prepare()
+    assert list(clients(tmp_path).iterdir()) == []
+
+
+def test_a_driver_without_its_server_is_told_before_a_client_meets_it() -> None:
+    tree = DriverTree("/staged", (CONTROL, SMI), (), (), ())
+    with pytest.raises(MpsError, match=f"has no {SERVER}: install that part of it"):
+        MpsTools.of(DriverFiles("580.95.05", "g", {DEFAULT_CAPABILITIES: tree}, {}))

@@ -1,0 +1,245 @@
+"""The daemon's part in handing GPUs over: what a release, a look and a reload do to what others are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.node import Inventory
+from nri_gpu.ledger.ledger import Releasing
+from nri_gpu.nri.subscription import Event
+from nri_gpu.plugin.rechecks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.model import ForeignSettings, HandoverSettings, Policy, Unknown
+from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.ttrpc import Status
+from tests.support import nri_messages as nri
+from tests.support.plugin import Bench, Clock
+
+GRACE_S: Final = 60
+
+
+def inventory(
+    bench: Bench,
+    processes: int | None,
+    *,
+    simulated: bool = False,
+    started: tuple[int, ...] = (),
+    pids: tuple[int, ...] = (),
+) -> Inventory:
+    """The bench's node as a look finds it, with so many processes on every GPU. started, pids: see `Gpu`."""
+    gpus = tuple(replace(gpu, processes=processes, started=started, pids=pids) for gpu in bench.node.gpus)
+    return replace(bench.node.inventory, gpus=gpus, simulated=simulated)
+
+
+class HandoverBench(Bench):
+    """A plugin whose owner counts how often it is told of a GPU that was left. known: before anything is left."""
+
+    def __init__(
+        self,
+        known: int | None = 1,
+        *,
+        simulated: bool = False,
+        policy: Policy | None = None,
+        cgroups: ContainerCgroups | None = None,
+    ) -> None:
+        super().__init__(policy, cgroups=cgroups)
+        self.left = 0
+        self._known: set[tuple[object, float]] = set()
+        self.state.subscribe_inline(self._count, Changed.LEDGER)
+        inventory_now = inventory(self, known, simulated=simulated)
+        self.node = replace(self.node, inventory=inventory_now)
+        self.simulated = simulated
+        self.plugin.looked(inventory_now, self.clock.now)
+
+    def _count(self) -> None:
+        known, self._known = self._known, {(uuid, each.since) for uuid, each in self.state.ledger.releasing.items()}
+        self.left += bool(self._known - known)
+
+    def look(
+        self,
+        processes: int | None,
+        began: float | None = None,
+        *,
+        started: tuple[int, ...] = (),
+        pids: tuple[int, ...] = (),
+    ) -> None:
+        """A look at the node. began: now, where not said."""
+        found = inventory(self, processes, simulated=self.simulated, started=started, pids=pids)
+        self.plugin.looked(found, self.clock.now if began is None else began)
+
+    def run(
+        self, claim: str = "device=0", name: str = "first", container: str = "main"
+    ) -> tuple[pb.PodSandbox, pb.Container]:
+        """One that runs."""
+        of = nri.asking(claim, name)
+        made = nri.container(of, container)
+        after = nri.adjusted(made, self.create(of, made))
+        self.tell(Event.START_CONTAINER, of, after)
+        return of, after
+
+    def run_and_end(self, kind: Event = Event.STOP_CONTAINER) -> None:
+        """One that ran, a moment ago."""
+        of, made = self.run()
+        self.clock.now += 5
+        self.tell(kind, of, None if kind in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX) else made)
+        self.clock.now += 1
+
+    @property
+    def withheld(self) -> str:
+        """What another pod is told; empty when it gets the GPU, and is gone again."""
+        second = nri.asking("device=0", "second")
+        reply = self.ask(second)
+        if isinstance(reply, Status):
+            return reply.message
+        self.tell(Event.REMOVE_CONTAINER, second, nri.container(second))
+        return ""
+
+
+ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
+
+
+@pytest.mark.parametrize("kind", ENDS, ids=lambda kind: kind.name.lower())
+def test_the_next_pod_waits_for_a_look_that_finds_nobody(kind: Event) -> None:
+    bench = HandoverBench()
+    bench.run_and_end(kind)
+    assert bench.left == 1
+    assert "was just released by ml/first: whether processes still hold it is not known yet" in bench.withheld
+    bench.look(2)
+    assert "was just released by ml/first: 2 processes still hold it" in bench.withheld
+    bench.look(0, began=0.0)
+    assert "2 processes still hold it" in bench.withheld
+    bench.look(0)
+    assert bench.withheld == ""
+
+
+class Cgroups(ContainerCgroups):
+    """Each container's process is in a cgroup of its own, and another one with it."""
+
+    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
+        return FirstProcess(pid, 1, Cgroup(UNIFIED, container_id)) if pid else None
+
+    def lives(self, process: FirstProcess) -> bool:
+        return False
+
+    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
+        return process.pid, process.pid + 1
+
+
+def test_processes_of_a_monitor_are_not_waited_for() -> None:
+    policy = Policy(foreign=ForeignSettings(monitors=Globs(("ml/exporter",))))
+    bench = HandoverBench(policy=policy, cgroups=Cgroups())
+    of = nri.pod("exporter")
+    made = nri.container(of)
+    made.pid = 40
+    made.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    bench.create(of, made)
+    bench.tell(Event.START_CONTAINER, of, made)
+    bench.run_and_end()
+    bench.look(3, started=(900, 901, 902), pids=(39, 40, 41))
+    assert "1 process still holds it" in bench.withheld
+    bench.look(2, started=(901, 902), pids=(40, 41))
+    assert bench.withheld == ""
+    bench.run_and_end()
+    bench.look(1)  # in a pod without the host's PIDs, all count
+    assert "1 process still holds it" in bench.withheld
+
+
+def test_the_pods_own_containers_do_not_wait() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    of, made = bench.run(container="again")
+    assert "exclusively by ml/first" in bench.withheld
+    bench.tell(Event.STOP_CONTAINER, of, made)
+    assert bench.left == 2
+    assert "just released by ml/first" in bench.withheld
+
+
+def test_who_was_there_before_the_container_is_not_waited_for() -> None:
+    """A display server holds a context on each GPU of a workstation."""
+    bench = HandoverBench()
+    _, made = bench.run()
+    bench.state.commit(bench.state.ledger.with_process(ContainerId(made.id), FirstProcess(900, started=500)))
+    bench.plugin._gone([ContainerId(made.id)])
+    bench.clock.now += 1
+    bench.look(2, started=(100, 500))
+    assert "1 process still holds it" in bench.withheld
+    bench.look(2)  # nobody can see when they started
+    assert "2 processes still hold it" in bench.withheld
+    bench.look(1, started=(100,))
+    assert bench.withheld == ""
+
+
+USUAL: Final = HandoverSettings()
+# Processes known before, whether the node is simulated, the settings, and whether the next pod waits.
+WAITS: Final[dict[str, tuple[int | None, bool, HandoverSettings, bool]]] = {
+    "a file that tells of no processes": (None, True, USUAL, False),
+    "policy does not wait": (1, False, HandoverSettings(wait=False), False),
+    "nobody can tell, and policy offers then": (None, False, HandoverSettings(unknown=Unknown.OFFER), False),
+    "a file that tells of some": (0, True, USUAL, True),
+    "a driver that cannot tell": (None, False, USUAL, True),
+}
+
+
+@pytest.mark.parametrize(("known", "simulated", "settings", "waits"), WAITS.values(), ids=WAITS)
+def test_who_is_waited_for(known: int | None, simulated: bool, settings: HandoverSettings, waits: bool) -> None:
+    bench = HandoverBench(known, simulated=simulated, policy=Policy(handover=settings))
+    bench.run_and_end()
+    assert ("just released" in bench.withheld) is waits
+    assert bench.left == waits
+
+
+def test_a_reload_may_end_the_waiting() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.plugin.state.policy = Policy(handover=HandoverSettings(wait=False))
+    bench.look(2)  # each reload asks for one
+    assert bench.withheld == ""
+
+
+def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.run("device=1", "third")
+    bench.synchronize()
+    assert {each.pod for each in bench.plugin.ledger.releasing.values()} == {"ml/first", "ml/third"}
+    assert bench.left == 2
+
+
+async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    pauses: list[float] = []
+    looks: list[float] = []
+    ended = asyncio.Event()
+    clock, state = Clock(), NodeState(Inventory(taken_at=0))
+
+    def at_once(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        clock.now += delay
+        return call_later(0, callback)
+
+    def committed() -> None:
+        if not state.ledger.releasing:
+            ended.set()
+
+    monkeypatch.setattr(loop, "call_later", at_once)  # no waiting here
+    Rechecks(state, lambda: looks.append(clock.now), clock)
+    state.subscribe(committed, Changed.LEDGER)
+    released = Releasing(PodUid("uid"), "ns/pod", clock.now, 10.0)
+    state.commit(state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
+    await asyncio.sleep(0)
+    assert len(looks) == 1
+    await ended.wait()
+    assert pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(looks))]
+    assert 8.0 < looks[-1] - looks[0] <= 10.0 < sum(pauses)

@@ -1,0 +1,165 @@
+"""The strict parser: each rule, faults between keys, and all faults at once."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from nri_gpu.domain.container import Qos
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.policy.forms import UNLIMITED, Globs
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.read import override, parse_policy
+from nri_gpu.records.policy_file import PolicyText, build_policy
+from tests.unit.policy.samples import BAD, GOOD, Raw
+
+# What no key shows by itself.
+POOL: Raw = {"name": "big", "device": ["0"]}
+CROSS: dict[str, tuple[Raw, str, str]] = {
+    "otherwise of an allowance": (
+        {"rule": [{"allow": True, "otherwise": "ignore"}]},
+        "rule[0].otherwise",
+        "goes with allow = false only",
+    ),
+    "limits of a denial": (
+        {"rule": [{"allow": True}, {"allow": False, "limits": {"gpus_per_pod": 1}}]},
+        "rule[1].limits",
+        "goes with allow = true only",
+    ),
+    "unknown pool": (
+        {"pool": [POOL], "rule": [{"allow": True, "pool": ["big", "bgi"]}]},
+        "rule[0].pool[1]",
+        'no pool is called "bgi" (did you mean "big"?)',
+    ),
+    "a pool where there is none": ({"rule": [{"allow": True, "pool": "x"}]}, "rule[0].pool[0]", "there is no [[pool]]"),
+    "our own resource injected for others": (
+        {"kubelet": {"enabled": True, "inject_for": ["nvidia.com/*"]}},
+        "kubelet.inject_for[0]",
+        "takes nvidia.com/gpu, which nri-gpu offers to the kubelet itself",
+    ),
+    "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
+    "unknown pool for claims": ({"pool": [POOL], "dra": {"pool": "bgi"}}, "dra.pool", 'mean "big"?'),
+    "two doors to the same GPUs": ({"kubelet": {"enabled": True}, "dra": {"enabled": True}}, "dra.pool", "counts them"),
+    "two doors to one pool": (
+        {"pool": [POOL], "kubelet": {"enabled": True, "pool": "big"}, "dra": {"enabled": True, "pool": "big"}},
+        "dra.pool",
+        "set dra.pool and kubelet.pool to two different [[pool]]s",
+    ),
+    "pools of one name": ({"pool": [POOL, POOL]}, "pool[1].name", '"big" is the name of pool[0] already'),
+    "rules of one name": (
+        {"rule": [{"allow": True, "name": "a"}, {"allow": True}, {"allow": True, "name": "a"}]},
+        "rule[2].name",
+        "is the name of rule[0] already",
+    ),
+    "a pool of nothing": ({"pool": [{"name": "a"}]}, "pool[0]", "give at least one of device, model"),
+    "memory the wrong way round": (
+        {"pool": [{"name": "a", "memory_at_least": "2Gi", "memory_at_most": "1Gi"}]},
+        "pool[0].memory_at_most",
+        "less than memory_at_least",
+    ),
+    "an XID of two lists": (
+        {"health": {"fatal_xids": [79, 31], "ignored_xids": [31]}},
+        "health.fatal_xids",
+        "31: in ignored_xids too",
+    ),
+}
+
+
+@pytest.mark.parametrize("raw", GOOD.values(), ids=GOOD.keys())
+def test_taken(raw: Raw) -> None:
+    policy = parse_policy(raw, "policy.toml")
+    assert policy.source == "policy.toml"
+
+
+@pytest.mark.parametrize(("raw", "key", "sentence"), (BAD | CROSS).values(), ids=BAD | CROSS)
+def test_refused_with_its_key(raw: Raw, key: str, sentence: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(raw, "policy.toml")
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.key) == ("policy.toml", key)
+    assert sentence in fault.message
+    assert str(fault).isascii()
+    assert len(fault.message) < 300
+
+
+def test_an_item_of_a_list_has_the_line_of_its_list() -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_policy({"namespaces": {"allow": ["", 1]}}, "f", {"namespaces.allow": 7})
+    assert [(fault.key, fault.line) for fault in caught.value.faults] == [
+        ("namespaces.allow[0]", 7),
+        ("namespaces.allow[1]", 7),
+    ]
+
+
+def test_types_that_only_toml_has_are_named() -> None:
+    with pytest.raises(PolicyError, match="not a date or time"):
+        parse_policy({"inventory": {"refresh_s": datetime.date(2026, 1, 1)}}, "f")
+
+
+def test_an_option_goes_over_the_file() -> None:
+    policy = override(
+        parse_policy({"plugin": {"socket": "/a", "index": "20"}}, "f"),
+        {"plugin.socket": "/b", "plugin.index": None, "driver.root": "/usr/local/nvidia/"},
+    )
+    assert (policy.plugin.socket, policy.plugin.index, policy.driver.root) == ("/b", "20", "/usr/local/nvidia")
+    assert policy.source == "f"
+
+
+def test_faults_of_options_carry_the_option_s_name() -> None:
+    with pytest.raises(PolicyError) as caught:
+        override(Policy.default(), {"plugin.socket": "b", "plugin.index": "1", "plugin.name": ""})
+    assert [(fault.file, fault.key) for fault in caught.value.faults] == [
+        ("command line", "--socket"),
+        ("command line", "--index"),
+        ("command line", "plugin.name"),
+    ]
+    assert str(caught.value.faults[1]) == str(
+        Fault("command line", "--index", 'must be two digits in quotes, such as "10", not "1"')
+    )
+
+
+def test_every_fault_comes_at_once_with_its_line() -> None:
+    text = (
+        "schema = 9\nodd = 0\n\n[plugin]\nindex = 1\n\n[ledger]\ncreated_grace_s = 1\nx = 1\n\n"
+        '[[rule]]\nallow = "yes"\nnamspace = "x"\n\n[[rule]]\nallow = true\npod = []\n\n'
+        '[rule.limits]\ngpus_per_pod = -1\n\n[[pool]]\nname = "a b"\nmemory_at_least = "40GB"\n'
+    )
+    with pytest.raises(PolicyError) as caught:
+        build_policy(PolicyText("f", text))
+    assert [(fault.line, fault.key) for fault in caught.value.faults] == [
+        (1, "schema"),
+        (2, "odd"),
+        (5, "plugin.index"),
+        (8, "ledger.created_grace_s"),
+        (9, "ledger.x"),
+        (12, "rule[0].allow"),
+        (13, "rule[0].namspace"),
+        (17, "rule[1].pod"),
+        (20, "rule[1].limits.gpus_per_pod"),
+        (23, "pool[0].name"),
+        (24, "pool[0].memory_at_least"),
+    ]
+
+
+def test_tables_arrive_with_their_types() -> None:
+    raw: Raw = {
+        "rule": [
+            {
+                "allow": True,
+                "namespace": ["a", "b*"],
+                "labels": {"x": "y*"},
+                "qos": ["burstable"],
+                "pool": ["big"],
+                "limits": {"gpus_per_pod": 2, "containers_per_gpu": "unlimited"},
+            }
+        ],
+        "pool": [{"name": "big", "model": ["*H100*"], "memory_at_least": "85899345920", "containers_per_gpu": 3}],
+    }
+    policy = parse_policy(raw, "f")
+    (rule,), (pool,) = policy.rule.rules, policy.pool.pools
+    assert rule.namespace == Globs(("a", "b*"))
+    assert rule.labels == (("x", Globs(("y*",))),)
+    assert rule.qos == frozenset({Qos.BURSTABLE})
+    assert dict(rule.limits or ()) == {"gpus_per_pod": 2, "containers_per_gpu": UNLIMITED}
+    assert (pool.memory_at_least, pool.containers_per_gpu) == (80 * 2**30, 3)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.cli.replay_command import AuditLogs, compare
+from nri_gpu.decision.decide import decide
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
+from nri_gpu.domain.container import Container
+from nri_gpu.ledger.claims import prepare, unprepare
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
+from nri_gpu.system.state import NodeState
+from tests.support import builders as make
+from tests.support.log import Log
+from tests.support.running import running
+
+NODE = make.node()
+MIB = 2**20
+BUG = "bug in the audit log; nothing else depends on it"
+
+
+class Shell:
+    """A plugin's part: decides, commits, tells the log."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self.log, self.state, self.now = log, NodeState(NODE.inventory), 50.0
+        log.follow(self.state)
+
+    def create(self, container: Container) -> None:
+        self.now += 0.01  # nobody's grace is over
+        decision = decide(container, NODE, self.state.ledger, Policy.default())
+        self.log.decided(container, decision, NODE, self.now)
+        self.state.commit(self.state.ledger.after(decision, self.now))
+
+    def remove(self, container: Container) -> None:
+        self.state.commit(self.state.ledger.released(container.id))
+
+
+def asking(number: int, claim: str = "1") -> Container:
+    return make.container(claim, of=f"pod-{number}")
+
+
+@contextlib.asynccontextmanager
+async def writing(folder: Path, most_bytes: int = MIB, delay_s: float = 0.25) -> AsyncIterator[AuditLog]:
+    """A log that has written all it was told once this ends."""
+    log = AuditLog(folder, most_bytes, wall=lambda: 1_800_000_000.0, delay_s=delay_s)
+    async with running(log.run()):
+        await asyncio.sleep(0)
+        yield log
+
+
+def records(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines() if line]
+
+
+def replayed(file: Path) -> int:
+    """How many decisions the file holds; all of it is read, and decided again alike."""
+    compared = list(compare(AuditLogs([file]).lines()))
+    assert all(not isinstance(each, str) and each.same for each in compared)
+    return len(compared)
+
+
+async def test_it_replays_to_the_byte(tmp_path: Path) -> None:
+    async with writing(tmp_path) as log:
+        log.policy_changed(PolicyNote("", ""))
+        shell = Shell(log)
+        for number in range(6):  # of four GPUs
+            shell.create(asking(number))
+        shell.remove(asking(2))
+        shell.create(asking(7, "device=1;mode=shared"))
+        shell.create(asking(8, "nonsense"))
+        shell.create(make.container())
+    assert replayed(tmp_path / FILE) == 9
+
+
+async def test_it_has_roots_word_that_a_gpu_was_reset(tmp_path: Path) -> None:
+    async with writing(tmp_path) as log:
+        log.repaired(make.uuid(0), "a reset is due since XID 46")
+        Shell(log).create(asking(0))
+    (found,) = (each for each in records(tmp_path / FILE) if each["kind"] == "repaired")
+    assert (found["gpu_uuid"], found["due"]) == (make.uuid(0), "a reset is due since XID 46")
+    assert replayed(tmp_path / FILE) == 1
+
+
+async def test_claims_are_in_it_and_decide_again_what_they_decided(tmp_path: Path) -> None:
+    claim = make.prepared_claim(0, pods=("pod-1",))
+    allocated = Allocated((AllocatedDevice("claim", make.uuid(0)),), key=claim.called, claims=(claim.uid,))
+    async with writing(tmp_path) as log:
+        shell = Shell(log)
+        log.synchronized(prepare(Ledger(), make.prepared_claim(1, name="first")))
+        shell.state.commit(prepare(shell.state.ledger, claim))
+        shell.create(asking(2, "device=0"))  # which is refused
+        shell.create(make.container(of="pod-1", kubelet=allocated))
+        shell.state.commit(unprepare(shell.state.ledger, claim.uid))
+        shell.create(make.container(of="pod-3", kubelet=replace(allocated, admin=True)))
+    assert replayed(tmp_path / FILE) == 3
+    answers = [each["answer"] for each in records(tmp_path / FILE) if each["kind"] == "decision"]
+    assert [(each["decision"], each.get("mode")) for each in answers] == [
+        ("refuse", None),
+        ("inject", "exclusive"),
+        ("inject", None),
+    ]
+    assert "mac" not in (tmp_path / FILE).read_text()
+
+
+async def test_both_files_together_are_bounded_and_each_can_be_replayed(tmp_path: Path) -> None:
+    async with writing(tmp_path, most_bytes=40_000, delay_s=0) as log:
+        shell = Shell(log)
+        for number in range(200):
+            shell.create(asking(number))
+            if number > 2:
+                shell.remove(asking(number - 2))
+            await log.written()
+    for name in (OLD_FILE, FILE):
+        assert (tmp_path / name).stat().st_size < 60_000
+        assert replayed(tmp_path / name)
+
+
+@pytest.mark.parametrize("turns", range(1, 12, 2))
+async def test_a_stop_while_notes_are_encoded_loses_none(tmp_path: Path, turns: int) -> None:
+    async with writing(tmp_path, delay_s=0) as log:
+        shell = Shell(log)
+        for number in range(3):
+            shell.create(asking(number))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    assert replayed(tmp_path / FILE) == 3
+
+
+async def test_a_large_ledger_is_written_in_parts(tmp_path: Path) -> None:
+    entries = [make.entry(to=make.container(of=f"p{n}"), mode=None) for n in range(GRANTS_AT_ONCE * 2 + 1)]
+    async with writing(tmp_path) as log:
+        log.synchronized(make.ledger(*entries))
+    parts = [each for each in records(tmp_path / FILE) if each["kind"] in ("ledger", "changed")]
+    assert max(len(part["entries"]) for part in parts) == GRANTS_AT_ONCE
+    assert len({id_ for part in parts for id_ in part["entries"]}) == len(entries)
+
+
+async def test_a_bug_in_a_record_is_logged_once_and_ends_nothing(tmp_path: Path, log: Log) -> None:
+    cannot_be_recorded = replace(asking(0).pod, labels={"a": object()})
+    async with writing(tmp_path, delay_s=0) as audit:
+        shell = Shell(audit)
+        shell.create(asking(1))
+        for number in (2, 3):
+            shell.create(replace(asking(number), pod=cannot_be_recorded))
+        shell.create(asking(4))
+    assert replayed(tmp_path / FILE) == 2
+    assert isinstance(log.one(BUG).exception, TypeError)
+    assert log.one("audit log: decisions lost").fields["dropped"] == 2
+
+
+async def test_a_bug_in_writing_is_logged_and_ends_nothing(log: Log) -> None:
+    async with writing(Path("no path has\0"), delay_s=0) as audit:
+        Shell(audit).create(asking(0))
+        await audit.written()
+    assert isinstance(log.one(BUG).exception, ValueError)
+
+
+async def test_a_line_cut_short_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
+    async with writing(tmp_path) as log:
+        Shell(log).create(asking(0))
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[:-40])
+    async with writing(tmp_path) as log:
+        Shell(log).create(asking(1))
+    (said,) = (each for each in compare(AuditLogs([file]).lines()) if isinstance(each, str))
+    assert str(file) in said
+    assert [each.same for each in compare(AuditLogs([file]).lines()) if not isinstance(each, str)] == [True, True]
+
+
+async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(tmp_path: Path, log: Log) -> None:
+    async with writing(tmp_path / "gone", delay_s=0) as audit:
+        shell = Shell(audit)
+        for number in range(3):
+            shell.create(asking(number))
+            await audit.written()
+    assert len(log.said("audit log not written; nothing else depends on it")) == 1
+
+
+async def test_on_a_disk_that_hangs_decisions_are_lost_and_counted_and_the_rest_replays(
+    tmp_path: Path, log: Log
+) -> None:
+    async with writing(tmp_path) as audit:
+        shell = Shell(audit)
+        for number in range(WAITING_MAX):  # two notes each, and nobody writes meanwhile
+            shell.create(asking(number, "none"))
+            shell.remove(asking(number, "none"))
+        shell.create(asking(WAITING_MAX, "device=1"))
+    lost = log.one("audit log: decisions lost").fields["dropped"]
+    assert replayed(tmp_path / FILE) == WAITING_MAX + 1 - lost < WAITING_MAX

@@ -1,0 +1,198 @@
+"""A look at the machine's own /proc finds who holds a device node, however it came to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from nri_gpu.domain.node import Majors
+from nri_gpu.stray.process_scan import HOLDERS_MAX
+from nri_gpu.stray.stray_controller import LookError, look
+from nri_gpu.stray.uses import Extent, Use
+from tests.support.unit_file import OURS, Unit
+from tests.unit.stray.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
+NOBODY = "0"  # of which no process descends
+MAJORS = Majors(nvidia=MAJOR)
+STRAY: Final = Unit.read(OURS.with_name("nri-gpu.service.d") / "stray.conf")
+
+
+def scanned(*before: str, owner: str = NOBODY) -> tuple[Mapping[int, Use], Extent]:
+    """What a look says, run by such a command."""
+    command = [*before, sys.executable, "-I", "-m", "nri_gpu.stray.process_scan", owner, str(MAJOR)]
+    lines = subprocess.run(command, capture_output=True, check=True).stdout.splitlines()
+    *uses, extent = (msgspec.json.decode(line, type=Use | Extent) for line in lines)
+    assert isinstance(extent, Extent)
+    return {each.pid: each for each in uses if isinstance(each, Use)}, extent
+
+
+def test_a_holder_is_named_with_what_it_holds_and_where_it_is(tmp_path: Path) -> None:
+    name = "nri-gpu-test-stray/" + "ab" * 32
+    with cgroup_of(name) as cgroup, holding(tmp_path, ZERO, FULL, before=into(cgroup)) as process:
+        uses, extent = scanned()
+        use = uses[process.pid]
+        assert (use.pid, use.started) == (process.pid, process.started)
+        assert {ZERO, FULL} <= {*use.numbers}
+        assert f"/{name}" in use.cgroups
+        assert use.program == str(Path(sys.executable).resolve())
+        assert extent.whole is ON_THE_HOST
+        assert extent.closed == CLOSED < extent.processes
+    assert process.pid not in scanned()[0]
+
+
+ON_THE_HOST = Path("/proc/self/ns/pid").readlink() == Path("pid:[4026531836]")  # PROC_PID_INIT_INO: no container
+RIGHTS = ",".join(word.lower().replace("cap_", "+") for word in STRAY.words("CapabilityBoundingSet"))
+AS_DROP_IN: Final = ("setpriv", "--bounding-set", f"-all,{RIGHTS}", "--inh-caps", "-all")
+NO_ROOT: Final = """\
+import ctypes, os, sys
+os.open(sys.argv[1], os.O_RDWR)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as exec(2) does: its folder in /proc is its user's then
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_users_process_is_found_with_the_drop_ins_rights(tmp_path: Path) -> None:
+    with holding(tmp_path, FULL, script=NO_ROOT) as process:
+        uses, extent = scanned(*AS_DROP_IN)
+    assert FULL in uses[process.pid].numbers
+    assert extent.closed <= CLOSED
+
+
+INNOCENT = {
+    "a path is no open device": "os.open(sys.argv[1], os.O_PATH)",
+    "nor is a node's inode": "os.stat(sys.argv[1])",
+    "what was closed is not open": "os.close(os.open(sys.argv[1], os.O_RDWR))",
+}
+
+
+@pytest.mark.parametrize("does", INNOCENT.values(), ids=INNOCENT.keys())
+def test_who_does_not_hold_it_is_not_named(tmp_path: Path, does: str) -> None:
+    script = f"import os, sys\n{does}\nprint('open', flush=True)\nsys.stdin.read()"
+    with holding(tmp_path, FULL, script=script) as process:
+        uses, _ = scanned()
+        assert FULL not in (uses[process.pid].numbers if process.pid in uses else ())
+
+
+OWN_TABLE: Final = """\
+import ctypes, os, sys, threading
+CLONE_FILES = 0x400
+def hold():
+    assert ctypes.CDLL(None).unshare(CLONE_FILES) == 0
+    os.open(sys.argv[1], os.O_RDWR)
+    print("open", flush=True)
+    sys.stdin.read()
+threading.Thread(target=hold).start()
+"""
+ENDED: Final = """\
+import ctypes, os, sys, threading
+os.open(sys.argv[1], os.O_RDWR)
+def hold():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b"open\\n")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit(2), of this thread alone
+"""
+
+
+@pytest.mark.parametrize("script", [OWN_TABLE, ENDED], ids=["with files of its own", "of a process whose first ended"])
+def test_a_thread_that_holds_it_is_found(tmp_path: Path, script: str) -> None:
+    with holding(tmp_path, FULL, script=script) as process:
+        assert FULL in scanned()[0][process.pid].numbers
+
+
+def test_the_owners_own_children_are_left_out(tmp_path: Path) -> None:
+    with holding(tmp_path, FULL) as process:
+        assert process.pid not in scanned(owner=str(os.getpid()))[0]
+
+
+def test_an_odd_name_changes_nothing(tmp_path: Path) -> None:
+    """A process may call itself `) S 1 (`."""
+    script = (
+        "import os, sys\nopen('/proc/self/comm', 'w').write(') R 1 (')\nos.open(sys.argv[1], os.O_RDWR)\n"
+        "print('open', flush=True)\nsys.stdin.read()"
+    )
+    with holding(tmp_path, FULL, script=script) as process:
+        assert scanned()[0][process.pid].started == process.started
+
+
+def test_a_cgroups_name_is_no_line_of_its_own(tmp_path: Path) -> None:
+    """Who may make cgroups below its own may name them with all but a newline."""
+    name = f"nri-gpu-test-stray/a\v0::/kubepods/{'ab' * 32}/b\u2028c"
+    with cgroup_of(name) as cgroup, holding(tmp_path, FULL, before=into(cgroup)) as process:
+        cgroups = scanned()[0][process.pid].cgroups
+    assert [each for each in cgroups if "kubepods" in each] == [f"/{name}"]
+
+
+MANY: Final = f"""\
+import os, sys
+os.open(sys.argv[1], os.O_RDWR)
+for index in range({HOLDERS_MAX + 9}):
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+print("open", flush=True)
+sys.stdin.read()
+for index in range({HOLDERS_MAX + 9}):
+    os.wait()
+"""
+
+
+def test_of_many_processes_some_are_named_and_every_node(tmp_path: Path) -> None:
+    """A container's processes are as many as it likes; what one of them alone has open is found."""
+    with (
+        cgroup_of("nri-gpu-test-stray") as cgroup,
+        holding(tmp_path, ZERO, script=MANY, before=into(cgroup)),
+        holding(tmp_path, ZERO, FULL, before=into(cgroup)),
+    ):
+        uses = [each for each in scanned()[0].values() if f"/{cgroup.name}" in each.cgroups]
+    # Processes are read by pid: the last one is one more, unless the kernel's pids began anew in between.
+    assert HOLDERS_MAX <= len(uses) <= HOLDERS_MAX + 1
+    assert {number for each in uses for number in each.numbers} == {ZERO, FULL}
+
+
+CLOSED = scanned()[1].closed  # processes that this machine lets nobody look into
+WITHOUT = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
+UNSEEING: Mapping[str, tuple[Sequence[str], bool, bool]] = {  # whether it sees all, and whether into all
+    "without capabilities": (WITHOUT, ON_THE_HOST, False),
+    "with the drop-in's": (AS_DROP_IN, ON_THE_HOST, True),
+    "in a pod without hostPID": (("unshare", "--pid", "--fork", "--mount-proc"), False, True),
+    "behind ProtectProc": (
+        ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=ptraceable p /proc; exec "$@"', "sh", *WITHOUT),
+        False,
+        True,  # what cannot be looked into is not even listed
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "whole", "into_all"), UNSEEING.values(), ids=UNSEEING.keys())
+def test_a_look_tells_how_far_it_reaches(before: Sequence[str], whole: bool, into_all: bool) -> None:
+    _, extent = scanned(*before)
+    assert (extent.whole, extent.closed <= CLOSED) == (whole, into_all)
+
+
+async def test_a_look_takes_a_child_of_its_own(tmp_path: Path) -> None:
+    """It leaves out what we hold through children, as the holder here is."""
+    with holding(tmp_path, FULL) as process:
+        found = await look(MAJORS)
+    assert process.pid not in {use.pid for use in found.uses}
+    assert found.extent.whole is ON_THE_HOST
+
+
+async def test_a_look_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(LookError, match="takes longer than 0 s, and was ended"):
+        await look(MAJORS, limit_s=0.001)
