@@ -96,7 +96,7 @@ class NodeControllers:
         self.inventory.subscribe(self._labels.again.set, LABELS)
         self._node_state.subscribe(self._labels.again.set, Changed.POLICY)
         self._node_state.subscribe(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
-        self._node_state.subscribe_inline(self.health.follow_ledger, Changed.LEDGER)
+        self._node_state.subscribe(self.health.follow_ledger, Changed.LEDGER)
         self._node_state.subscribe_inline(self.mps.prepare, Changed.NODE, Changed.POLICY)
         self._node_state.subscribe(self.mps.woken.set, Changed.POLICY)
         self._node_state.subscribe(self.mps.follow_ledger, Changed.LEDGER)

@@ -136,8 +136,8 @@ class HealthController:
             self._ask_for_recovery_action()
 
     def follow_ledger(self) -> None:
-        """A GPU that waits for its reset is offered to nobody from the moment on that its holder has gone."""
-        if self._health.offered_to_nobody(self._held()) != self._soon:
+        """A GPU that waits for its reset is offered to nobody once its holder has gone."""
+        if self._health.resets_soon and self._health.offered_to_nobody(self._held()) != self._soon:
             self._publish_again()
 
     def repaired(self, word: str) -> tuple[str, str]:

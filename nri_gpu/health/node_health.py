@@ -130,8 +130,13 @@ class NodeHealth(Struct, frozen=True):
 
     def offered_to_nobody(self, held: frozenset[str] | None) -> frozenset[str]:
         """GPUs that should be reset soon and that nobody holds; none while that is not known."""
-        found = ((uuid, record) for uuid, record in self.records.items() if record.reset_soon)
-        return frozenset(uuid for uuid, record in found if held is not None and held.isdisjoint({uuid, *record.units}))
+        soon = self.resets_soon.items()
+        return frozenset(uuid for uuid, record in soon if held is not None and held.isdisjoint({uuid, *record.units}))
+
+    @property
+    def resets_soon(self) -> Mapping[GpuUuid, GpuRecord]:
+        """GPUs that should be reset as soon as nobody holds them."""
+        return {uuid: record for uuid, record in self.records.items() if record.reset_soon}
 
     @property
     def has_unhealthy(self) -> bool:
