@@ -32,7 +32,10 @@ ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.p
 DEFAULT_POLICY: Final = """
 import sys
 from pathlib import Path
-from nri_gpu.records import policy_file
+try:
+    from nri_gpu.daemon import policy_file  # of the version before this one
+except ImportError:
+    from nri_gpu.records import policy_file
 policy_file.DEFAULT_PATH = Path(sys.argv.pop(1))
 from nri_gpu.cli.main import main
 sys.exit(main())
