@@ -24,8 +24,7 @@ POLICY = "[health]\nreprobe_s = 1\nhold_down_s = 5\n"
 def test_only_what_asks_for_a_reset_takes_a_gpu_from_the_node(cluster: Cluster) -> None:
     """The kubelet counts the other three, and that one again after root's word."""
     cluster.run_daemon(NODE, POLICY)
-    cluster.wait_allocatable(4)
-    cluster.wait_allocatable(3)
+    cluster.wait_allocatable(3)  # the kubelet's count of before may never be published
     wait_for("the last event", lambda: cluster.log(DAEMON).count("xid=137") == 2)
     cluster.apply(pod("three", 3))
     cluster.wait_phase("three")
