@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.pod_manifest import Listed, Manifest, Name, read_pods
+from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
 from nri_gpu.cli.render import show_text
 from nri_gpu.cli.yaml_documents import BYTES_MAX, too_large
 from nri_gpu.decision.decide import decide
@@ -133,7 +133,7 @@ def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explaine
     return tuple(explained)
 
 
-def _notes(listed: Listed, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:
+def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:
     """What to know beside a decision: above all what the real container may have and a manifest does not show."""
     if not isinstance(decision, Refuse) and decision.note:
         yield decision.note

@@ -47,7 +47,7 @@ class Name(Struct, frozen=True):
         return Name(base + _RANDOM, min(self.known + whole, len(base)))  # the dash behind a known name is known
 
 
-class Listed(Struct, frozen=True):
+class ManifestContainer(Struct, frozen=True):
     """A container of a manifest.
 
     ends: it ends before the next of its pod is created. name: its pod's. resources: that it is limited to, of device
@@ -64,7 +64,7 @@ class Listed(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """The pods of a manifest, in its order. notes: on what is in none."""
 
-    pods: tuple[tuple[Listed, ...], ...]
+    pods: tuple[tuple[ManifestContainer, ...], ...]
     notes: tuple[str, ...]
 
 
@@ -100,7 +100,7 @@ class _Around(Struct, frozen=True):
 def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
     """All pods and pod templates. namespace: of those that name none. Raises: CommandError."""
     documents, seen = read_documents(text, file), dict[int, bool]()
-    pods: list[tuple[Listed, ...]] = []
+    pods: list[tuple[ManifestContainer, ...]] = []
     without: Counter[str] = Counter()
     left, aliased = CONTAINERS_MAX, False
     for number, document in enumerate(documents, 1):
@@ -195,7 +195,7 @@ def _pod_name(found: Mapping[str, object], metadata: Mapping[str, object], aroun
 
 def _containers(
     found: Mapping[str, object], around: _Around, namespace: str, number: int, where: str
-) -> Iterator[Listed]:
+) -> Iterator[ManifestContainer]:
     metadata, spec = _mapping(found.get("metadata"), f"{where}: metadata"), _mapping(found["spec"], where)
     init = _mappings(spec.get("initContainers"), f"{where}: spec.initContainers")
     main = _mappings(spec["containers"], where)
@@ -226,7 +226,7 @@ def _containers(
         read, twice, required = read_env(env)
         user = security.get("runAsUser", of_pod)
         resources = container.get("resources")
-        yield Listed(
+        yield ManifestContainer(
             Container(
                 id=ContainerId(f"{pod.id}/{at}"),
                 name=_text(container.get("name")) or "unnamed",

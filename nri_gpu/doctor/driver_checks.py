@@ -15,7 +15,6 @@ from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.text import listed
 from nri_gpu.driver.driver_scan import scan
-from nri_gpu.health.fabric import MAY_BE_MISSING
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
 from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
 from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, not_given, nvswitches
@@ -263,7 +262,7 @@ def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
         yield error(
             "NVLink fabric",
             f"GPU {listed(waiting)}: its fabric is not ready, so CUDA may fail with error 802. What may be missing: "
-            f"{MAY_BE_MISSING}",
+            "the fabric manager of this node, and on NVL72 also IMEX or the fabric manager of the switch trays",
             *(() if alive else (_start(seen, "nvidia-fabricmanager"),)),
             *(
                 (_start(seen, _IMEX),)

@@ -11,9 +11,6 @@ from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.health_settings import HealthSettings, UnreadyFabric
 
-MAY_BE_MISSING: Final = (
-    "the fabric manager of this node, and on NVL72 also IMEX or the fabric manager of the switch trays"
-)
 # Short enough that a refusal shows it whole.
 NOT_READY: Final = "NVLink is not ready: see the fabric manager; on NVL72 also IMEX and switch trays"
 

@@ -34,7 +34,7 @@ class MigPlace(Struct, frozen=True):
     compute_instance: int
 
 
-class Source(StrEnum):
+class Witness(StrEnum):
     """Whose word it is that an event means trouble."""
 
     CATALOGUE = "catalogue"  # taken back by a recovery action of the driver
@@ -85,7 +85,7 @@ class GpuRecord(Struct, frozen=True, omit_defaults=True):
     bus_id: str = ""
     parts: tuple[MigPlace, ...] = ()
     incident_s: float = LONG_AGO
-    words: Mapping[Source, Word] = {}
+    words: Mapping[Witness, Word] = {}
     without: Course | None = None
     reset: DueReset | None = None
     contained_s: float = LONG_AGO
@@ -121,7 +121,7 @@ def after_signal(record: GpuRecord, signal: Signal, why: str, now: Moment) -> Gp
     return replace(record, without=_moved(record.without, signal, why, now)) if record.without else record
 
 
-def after_word(record: GpuRecord, source: Source, word: Word, now: Moment) -> GpuRecord:
+def after_word(record: GpuRecord, source: Witness, word: Word, now: Moment) -> GpuRecord:
     """The record after trouble on the word of an event alone: the gravest of its source counts, and the latest."""
     without = record.without or Course(record.health, record.trouble_s)
     before = record.words.get(source)
@@ -131,7 +131,7 @@ def after_word(record: GpuRecord, source: Source, word: Word, now: Moment) -> Gp
     return replace(record, health=moved.health, trouble_s=moved.trouble_s, words=words, without=without)
 
 
-def taken_back(record: GpuRecord, source: Source, why: str, now: Moment) -> GpuRecord:
+def taken_back(record: GpuRecord, source: Witness, why: str, now: Moment) -> GpuRecord:
     """The record as if it had been without the word of that source."""
     if record.without is None or (word := record.words.get(source)) is None:
         return record
@@ -152,9 +152,9 @@ def taken_back(record: GpuRecord, source: Source, why: str, now: Moment) -> GpuR
 
 def confirmed(record: GpuRecord) -> GpuRecord:
     """The record where nothing takes the catalogue's word back any more."""
-    if record.without is None or (word := record.words.get(Source.CATALOGUE)) is None:
+    if record.without is None or (word := record.words.get(Witness.CATALOGUE)) is None:
         return record
-    words = {each: kept for each, kept in record.words.items() if each is not Source.CATALOGUE}
+    words = {each: kept for each, kept in record.words.items() if each is not Witness.CATALOGUE}
     course = _moved(record.without, word.signal, word.why, Moment(word.at_s, record.health.since))
     return replace(record, words=words, without=course if words else None)
 

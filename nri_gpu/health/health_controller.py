@@ -14,7 +14,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.domain.bounds import parse_bus_id
-from nri_gpu.domain.gpu import Gpu, GpuUuid
+from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId
 from nri_gpu.domain.health import EventType, GpuEvent, HealthNotes, HealthState, ScriptedEvent
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.affected import Stops, holders_of
@@ -108,12 +108,13 @@ class HealthController:
             self._seen, self._shown = inventory, frozenset(unit.uuid for unit in inventory.units)
         self._schedule(inventory.script)
         rules, self._held_at_refresh = self._settings, self._held()
-        module = self._module_load()
+        module, before = self._module_load(), self._health.records
         self._take(
             *self._health.after_inventory(
                 inventory, rules, self._moment(), self._held_at_refresh, began_s=began_s, module=module
             )
         )
+        _log_replaced({uuid: before[uuid].bus_id for uuid in before.keys() - self._health.records.keys()}, inventory)
         self.changed.set()  # bus ids may have changed
         return self._applied(inventory)
 
@@ -170,7 +171,8 @@ class HealthController:
                 namespaces=self.xids.failures.namespaces(uuid, now.clock_s),
             )
             for uuid, record in self._health.records.items()
-            if uuid.startswith(WHOLE) and (last := self.xids.last(uuid))
+            for last in [self.xids.last(uuid)]
+            if uuid.startswith(WHOLE)
         }
 
     @property
@@ -279,6 +281,15 @@ def _log(change: HealthChange) -> None:
         changes=change.now.changes,
     )
     bound.log(_LEVELS.get(change.now.state, "INFO"), "gpu health changed")
+
+
+def _log_replaced(forgotten: Mapping[str, str], inventory: Inventory) -> None:
+    """forgotten: UUID -> bus id."""
+    now = {gpu.pci_bus_id: gpu.uuid for gpu in inventory.gpus}
+    for uuid, bus_id in forgotten.items():
+        if other := now.get(PciBusId(bus_id)):
+            reason = f"{other} is at its address, {bus_id}"
+            logger.bind(gpu_uuid=uuid, reason=reason).info("GPU was replaced, and is forgotten")
 
 
 def _moment() -> Moment:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
-from loguru import logger
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -20,7 +19,7 @@ from nri_gpu.health.gpu_record import (
     HealthChange,
     MigPlace,
     Moment,
-    Source,
+    Witness,
     Word,
     after_signal,
     after_word,
@@ -172,12 +171,10 @@ class NodeHealth(Struct, frozen=True):
         unseen = {GpuUuid(unit) for unit in held or NO_UNITS if unit.startswith(WHOLE)} - records.keys()
         absent = dict.fromkeys(unseen, GpuRecord()) | self._absent(inventory)
         faults = _faults_by_gpu(absent, inventory.faults)
-        taken: dict[str, GpuUuid] = {gpu.pci_bus_id: gpu.uuid for gpu in inventory.gpus}
+        taken: set[str] = {gpu.pci_bus_id for gpu in inventory.gpus}
         missing: dict[GpuUuid, Shown] = {}
         for uuid, record in absent.items():
             if record.bus_id in taken and held is not None and held.isdisjoint({uuid, *record.units}):
-                reason = f"{taken[record.bus_id]} is at its address, {record.bus_id}"
-                logger.bind(gpu_uuid=uuid, reason=reason).info("GPU was replaced, and is forgotten")
                 continue
             # A GPU that is unhealthy does not become healthy by disappearing.
             healthy = record.health.state is HealthState.HEALTHY
@@ -318,10 +315,10 @@ def _after_meaning(
         return record
     word = Word(meaning.signal, meaning.why, now.clock_s)
     if meaning.word:
-        return after_word(record, Source.CATALOGUE, word, now)
+        return after_word(record, Witness.CATALOGUE, word, now)
     if event.kind == EventType.DOUBLE_BIT_ECC:
         contained = now.clock_s - record.contained_s < rules.reprobe_s
-        return record if contained else after_word(record, Source.DOUBLE_BIT, word, now)
+        return record if contained else after_word(record, Witness.DOUBLE_BIT, word, now)
     if meaning.signal is Signal.INCIDENT:
         return _after_incident(record, meaning.why, rules, now)
     return after_signal(record, meaning.signal, meaning.why, now)

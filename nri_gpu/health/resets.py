@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.health import RESETS, RecoveryAction, Sign
-from nri_gpu.health.gpu_record import GpuRecord, Moment, Source, confirmed, taken_back
+from nri_gpu.health.gpu_record import GpuRecord, Moment, Witness, confirmed, taken_back
 from nri_gpu.policy.health_settings import HealthSettings
 
 NO_ACTION: Final = "the driver's recovery action is none"
@@ -19,9 +19,9 @@ def after_contained(record: GpuRecord, rules: HealthSettings, now: Moment) -> Gp
     """After a contained ECC error. Those that come together are one."""
     another = record.remap and now.clock_s - record.contained_s >= rules.reprobe_s
     record = replace(record, contained_s=now.clock_s, contained=record.contained + another)
-    word = record.words.get(Source.DOUBLE_BIT)
+    word = record.words.get(Witness.DOUBLE_BIT)
     if word and now.clock_s - word.at_s < rules.reprobe_s:
-        return taken_back(record, Source.DOUBLE_BIT, IS_CONTAINED, now)
+        return taken_back(record, Witness.DOUBLE_BIT, IS_CONTAINED, now)
     return record
 
 
@@ -41,14 +41,14 @@ def after_memory(record: GpuRecord, gpu: Gpu) -> GpuRecord:
 
 def after_answer(record: GpuRecord, gpu: Gpu, now: Moment, asked_s: float, module: str) -> GpuRecord:
     """The record after a refresh told the driver's recovery action, and which load of its module it is."""
-    due, word = record.reset, record.words.get(Source.CATALOGUE)
+    due, word = record.reset, record.words.get(Witness.CATALOGUE)
     if due and module and due.module and module != due.module:
         record, due = replace(confirmed(record), reset=None), None
     if gpu.recovery_action is RecoveryAction.NONE:
         if due and asked_s >= due.at_s:
             record = replace(record, reset=None)
         if word and asked_s >= word.at_s:
-            return taken_back(record, Source.CATALOGUE, NO_ACTION, now)
+            return taken_back(record, Witness.CATALOGUE, NO_ACTION, now)
     elif gpu.recovery_action in RESETS:
         return confirmed(record)
     return record

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nri_gpu.cli.pod_manifest import Listed, read_pods
+from nri_gpu.cli.pod_manifest import ManifestContainer, read_pods
 from nri_gpu.domain.names import GRANT_KEY
 from tests.support.containerd import Containerd
 from tests.support.cri import Cri, CriError, Pod
@@ -69,7 +69,7 @@ def explained(launch: Launch, manifest: Path) -> list[Outcome]:
     ]
 
 
-def created(kubelet: Cri, pod: Pod, listed: Listed, volume: Path) -> Outcome:
+def created(kubelet: Cri, pod: Pod, listed: ManifestContainer, volume: Path) -> Outcome:
     """What the daemon does with the container. One that ends is gone afterwards."""
     container = listed.container
     mounts = {place: str(volume) for place in container.mounts}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.health import RESETS, EventType, GpuEvent, HealthState, RecoveryAction, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.gpu_record import Source
+from nri_gpu.health.gpu_record import Witness
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.health.xids import APPLICATIONS, XIDS, ActionClass, class_of
 from nri_gpu.policy.health_settings import HealthSettings, ResetBy
@@ -133,8 +133,8 @@ def test_laws_of_resets(steps: list[tuple[int, GpuEvent | RecoveryAction | None]
             assert record.health.state is HealthState.BAD
         if step is RecoveryAction.NONE:
             assert record.reset is None
-            assert Source.CATALOGUE not in record.words
-            if before.words.keys() == {Source.CATALOGUE}:
+            assert Witness.CATALOGUE not in record.words
+            if before.words.keys() == {Witness.CATALOGUE}:
                 assert record.health.severity <= before.health.severity
         # Words and the course without them come and go together, and a healthy GPU has neither.
         assert bool(record.words) == (record.without is not None)

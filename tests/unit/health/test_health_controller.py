@@ -463,3 +463,13 @@ def test_who_only_monitors_a_bad_gpu_goes_on() -> None:
     bad_ones: dict[str, Health] = {uuid(0): Health(HealthState.BAD, why="xid 79")}
     holds, monitors = entry(0), entry(0, mode=None, to=container(name="monitor"))
     assert list(holders_of(bad_ones, ledger(holds, monitors))) == [holds.grant.container_id]
+
+
+async def test_a_gpu_that_was_replaced_is_said_to_be_forgotten(daemon: Daemon, log: Log) -> None:
+    daemon.node_state.commit(Ledger())
+    daemon.shows((), (Sign.LOST,))
+    there = look((), ())
+    daemon.controller.with_health(replace(there, gpus=(there.gpus[0], replace(there.gpus[1], uuid=UUIDS[2]))))
+    (said,) = log.said("GPU was replaced, and is forgotten")
+    assert UUIDS[1] in str(said)
+    assert f"{UUIDS[2]} is at its address, {there.gpus[1].pci_bus_id}" in str(said)
