@@ -30,7 +30,7 @@ from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
 from nri_gpu.policy.forms import SOCKET_PATH_MAX
 from nri_gpu.system.folder_watch import folder_changed
 from nri_gpu.system.storage import lock_holder, open_lock, signature, try_lock
-from nri_gpu.system.tasks import Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done, to_its_end
 
 DRAIN_S: Final = 2.0
 LOOK_S: Final = 0.05
@@ -185,7 +185,7 @@ async def _served(path: Path, add: Callable[[grpc.aio.Server], object]) -> Async
         yield
     finally:
         _remove(path)  # before the last calls are answered: the kubelet begins no other ones
-        await server.stop(DRAIN_S)
+        await to_its_end(server.stop(DRAIN_S))
 
 
 def _remove(path: Path) -> None:

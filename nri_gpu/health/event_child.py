@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory.nvml_child import NvmlProcess, child_command
 from nri_gpu.system.child import LineProcess
-from nri_gpu.system.tasks import Backoff, LogOnce
+from nri_gpu.system.tasks import Backoff, LogOnce, cancelled
 
 LINE_MAX: Final = 1 << 16  # bytes; a line that no GPU of 247 can be watched has some 40 000
 KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType, and eventData
@@ -192,9 +191,7 @@ class EventChild:
         try:
             fault = await self._receive(process, requests)
         finally:
-            requests.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await requests
+            await cancelled([requests])
             await self._process.end(0)  # the kernel closes the device nodes that it had open
         if loop.time() - began >= STEADY_S:
             self._backoff.reset()

@@ -156,7 +156,8 @@ class KubeletController:
             return
         if self._succession and self._succession.succeeds:
             with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
-                await asyncio.wait_for(_until(lambda: not self.devices.hindrance()), ABLE_WITHIN_S)
+                async with asyncio.timeout(ABLE_WITHIN_S):
+                    await _until(lambda: not self.devices.hindrance())
             tasks.create_task(self._settle(self._succession))
         while True:
             self._woken.clear()

@@ -34,7 +34,7 @@ from nri_gpu.policy.forms import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet_settings import Registration
 from nri_gpu.system.folder_watch import folder_changed
 from nri_gpu.system.storage import Signature, signature
-from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, first_done
+from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, first_done, to_its_end
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one
@@ -139,7 +139,7 @@ class Endpoint:
                 await self._register(path)
             return await self._watch(path, kubelet, watcher)
         finally:
-            await server.stop(IN_FLIGHT_S)
+            await to_its_end(server.stop(IN_FLIGHT_S))
             path.unlink(missing_ok=True)
 
     def _fresh_path(self) -> Path:

@@ -136,6 +136,20 @@ async def cancelled(tasks: Iterable[asyncio.Task[object]]) -> None:
     await asyncio.gather(*ending, return_exceptions=True)
 
 
+async def to_its_end(work: Awaitable[object]) -> None:
+    """Wait for what may not be left half done. A cancellation that came meanwhile is raised then.
+
+    gRPC's `Server.stop` waits by `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes in the
+    loop's turn in which the work ends: the task went on, and the process with it.
+    """
+    task = asyncio.current_task()
+    assert task
+    before = task.cancelling()
+    await work
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
 def exit_code(parts: Iterable[asyncio.Task[None]]) -> Exit:
     """The exit code of a process whose tasks these are, and a log line for each that ended by a bug.
 

@@ -27,7 +27,7 @@ FOUR_GPUS: Final = TOPOLOGIES / "four-gpus.toml"
 UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]  # of its GPUs
 READY_S: Final = 20.0
 # The package beside these tests, whatever else is installed.
-ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.parents[1])}
+ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.parents[1]), "PYTHONFAULTHANDLER": "1"}
 # What is read without --policy is not to be the file of the machine that tests run on.
 DEFAULT_POLICY: Final = """
 import sys
@@ -259,7 +259,12 @@ class NriGpu:
 
     def _reap(self) -> int:
         assert self._process
-        return self._process.wait(timeout=READY_S)
+        try:
+            return self._process.wait(READY_S)
+        except subprocess.TimeoutExpired:
+            self._send(signal.SIGABRT)  # Python then writes what each thread does
+            self._process.wait()
+            raise AssertionError(f"it did not end within {READY_S:.0f} s; {self._explain()}") from None
 
     def _close(self) -> None:
         if self._notify:
