@@ -29,7 +29,7 @@ from nri_gpu.driver.compat_packages import scan_compat
 from nri_gpu.driver.driver_scan import scan
 from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.inventory.topology_source import ask_once, source_of
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.records.policy_file import load_policy
@@ -126,9 +126,11 @@ def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explaine
         waits = policy.handover.wait and any(released.get(uuid, container.pod) != container.pod for uuid in uuids)
         notes = tuple(_notes(listed, decision, policy, waits=waits))
         explained.append(Explained(container, decision, links_among(units, node.inventory), notes))
+        if not isinstance(decision, Inject):
+            continue
         if not listed.ends:
-            ledger = ledger.after(decision, 0.0)
-        elif isinstance(decision, Inject) and decision.grant.mode is Mode.EXCLUSIVE:
+            ledger = ledger.with_entry(Entry(decision.grant, GrantPhase.CREATED, 0.0))
+        elif decision.grant.mode is Mode.EXCLUSIVE:
             released |= dict.fromkeys(uuids, container.pod)
     return tuple(explained)
 

@@ -22,6 +22,7 @@ from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.dra.dra_controller import DraController
 from nri_gpu.kubelet.kubelet_controller import KubeletController
+from nri_gpu.ledger.events import Recalled
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.decision_log import Refusals
@@ -89,7 +90,7 @@ class Daemon:
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
-        self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
+        self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.lapse)
         self._sizes = Sizes(lambda: state.settings.plugin, later, self._refusals.add)
         self._stray = StrayController(state, self._sizes.containers)
         followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
@@ -113,7 +114,6 @@ class Daemon:
         )
         self._metrics = MetricsController(fixed.metrics, self._reading)
         self._follow()
-        self._recall(folder.path / LEDGER)
 
     def _make_plugin(self, key: bytes) -> Plugin:
         journal = Journal(self._folder.path / JOURNAL, key)
@@ -142,15 +142,15 @@ class Daemon:
             self._audit.follow(self._state)
             self._note_policy()
 
-    def _recall(self, file: Path) -> None:
+    def _recall(self) -> None:
         """Go by the ledger of the daemon before this one until the runtime has listed its containers."""
-        ledger = Ledger()
+        file, ledger = self._folder.path / LEDGER, Ledger()
         try:
             ledger = read_ledger(file, time.monotonic())
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; which GPUs were just released is not known")
-        self._state.ledger = replace(ledger, claims=self._dra.recalled())
+        self._plugin.apply(Recalled(time.monotonic(), replace(ledger, claims=self._dra.recalled())))
 
     def watch_policy(self, file: Path) -> None:
         """Reload the policy whenever that file changes, too."""
@@ -162,6 +162,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._recall()
         self._notifier.feed_watchdog()
         self._liveness.keep(self._is_ready)
         self._kubelet.begin()

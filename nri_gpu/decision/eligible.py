@@ -24,8 +24,7 @@ from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.domain.text import quoted
 from nri_gpu.injection.device_nodes import missing_modules, two_versions
 from nri_gpu.injection.mps_client import client_hindrance
-from nri_gpu.ledger.claims import unprepare
-from nri_gpu.ledger.ledger import UNUSED, Ledger, Reservation
+from nri_gpu.ledger.ledger import UNUSED, Ledger, Reservation, without
 from nri_gpu.policy.model import Policy, PrivilegedAction
 from nri_gpu.policy.rules import NO_LIMITS, Pool
 from nri_gpu.policy.select import Allowed, Holdings, Terms
@@ -320,7 +319,8 @@ def _before(container: Container, ledger: Ledger) -> Ledger:
     allocation = container.kubelet
     claims = allocation.claims if isinstance(allocation, Allocated) else ()
     lost = ledger.lost_before(container.pod.uid, container.name)
-    return unprepare(ledger.released(container.id, *lost), *claims)
+    before = ledger.without_containers({container.id, *lost})
+    return replace(before, claims=without(before.claims, frozenset(claims)))
 
 
 def _holdings(container: Container, ledger: Ledger) -> Holdings:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from nri_gpu.decision.refusals import MEMORY_UNKNOWN, called
-from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code, Grant, Reason
 from nri_gpu.domain.gpu import MigPart, Unit
 from nri_gpu.domain.gpu_request import Claim, Count, Devices, Mode
@@ -54,15 +53,15 @@ def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None
     return _too_many(unit, len(others), most) or _too_much(unit, others, seat) or _other_user(unit, others, seat.uid)
 
 
-def start_fault(container_id: ContainerId, uid: int, ledger: Ledger, inventory: Inventory) -> Reason | None:
+def start_fault(grant: Grant, uid: int, ledger: Ledger, inventory: Inventory) -> Reason | None:
     """Why a granted container must not start as this user, who is known for certain only when its process exists.
 
     Checks memory again: the grant may have lapsed since, and others may have got its share.
     """
-    entry = ledger.entries[container_id]
-    usage, seat = ledger.released(container_id).usage(), entry.grant.seat or Seat()
+    usage = ledger.without_containers({grant.container_id}).usage()
+    seat = grant.seat or Seat()
     units = {unit.uuid: unit for unit in inventory.units}
-    for uuid in entry.grant.uuids:
+    for uuid in grant.uuids:
         if (use := usage.get(uuid)) and (unit := units.get(uuid)):
             others = list(use.grants.values())
             if fault := _too_much(unit, others, seat) or _other_user(unit, others, uid):

@@ -40,8 +40,9 @@ from nri_gpu.dra.read_claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.kubelet.kubelet_controller import inquire
 from nri_gpu.kubelet.required_device import RequiredDevice
-from nri_gpu.ledger.claims import join, prepare, unprepare
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.claims import joined
+from nri_gpu.ledger.events import ClaimReleased, ClaimsPrepared, LedgerEvent
+from nri_gpu.ledger.ledger import without
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra_settings import dra_faults
 from nri_gpu.policy.model import Policy
@@ -75,6 +76,9 @@ class ClaimsPlugin(Protocol):
 
     def lapse(self) -> None:
         """Release grants and reservations whose time is over."""
+
+    def apply(self, event: LedgerEvent) -> None:
+        """Let this happen to the ledger."""
 
 
 class DraController:
@@ -169,9 +173,9 @@ class DraController:
     def _told(self, pod: Pod, listed: PodDevices) -> None:
         """Let a pod have those claims of PodGroups that the kubelet names for it: it knows the pods of a group."""
         state, pods = self._node_state, self._plugin.claims.pods
-        after = join(state.ledger, pod, listed, pods.uids if pods else frozenset())
-        if after is not state.ledger and not self._written(after):
-            state.commit(after)
+        claims = joined(state.ledger, pod, listed, pods.uids if pods else frozenset())
+        if claims and not self._written({**state.ledger.claims, **{each.uid: each for each in claims}}):
+            self._plugin.apply(ClaimsPrepared(time.monotonic(), claims))
             logger.bind(namespace=pod.namespace, pod_name=pod.name).info("pod has claims of its PodGroup")
 
     def _listener(self) -> socket.socket | None:
@@ -246,29 +250,27 @@ class DraController:
         if isinstance(found, NotPrepared):
             holders = tuple(PreparedName(each.uid, each.namespace, each.name) for each in found.holders)
             return ClaimFault(found.reason.sentence, found.passing, holders)
-        after = prepare(state.ledger, found)
-        if after is not state.ledger:
-            if fault := self._written(after):
+        if state.ledger.claims.get(found.uid) != found:
+            if fault := self._written({**state.ledger.claims, found.uid: found}):
                 return fault
-            state.commit(after)
+            plugin.apply(ClaimsPrepared(time.monotonic(), (found,)))
             _log(found, "claim prepared")
         plugin.claims.settled(claim.uid)
         return Prepared(markers_of(found, plugin.claims.key), required=not self._required.fault())
 
     def _unprepare(self, uid: ClaimUid) -> Unprepared | ClaimFault:
-        ledger = self._node_state.ledger
-        if claim := ledger.claims.get(uid):
-            after = unprepare(ledger, uid)
-            if fault := self._written(after):
+        claims = self._node_state.ledger.claims
+        if claim := claims.get(uid):
+            if fault := self._written(without(claims, {uid})):
                 return fault
-            self._node_state.commit(after)
+            self._plugin.apply(ClaimReleased(time.monotonic(), uid))
             self._plugin.claims.settled(uid)
             _log(claim, "claim released")
         return Unprepared()
 
-    def _written(self, ledger: Ledger) -> ClaimFault | None:
+    def _written(self, claims: Mapping[ClaimUid, PreparedClaim]) -> ClaimFault | None:
         try:
-            self._file.write(ledger.claims.values())
+            self._file.write(claims.values())
         except OSError as error:
             logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
             return ClaimFault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")

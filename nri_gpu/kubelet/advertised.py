@@ -20,7 +20,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_
 from nri_gpu.domain.gpu_request import Strategy
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.text import shown
-from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.allocations import KubeletTokens, held_by_others
 from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
@@ -56,14 +56,14 @@ class Device(Struct, frozen=True):
 class NriPlugin(Protocol):
     """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
 
-    kubelet: KubeletAllocations
+    kubelet: KubeletTokens
     external: ExternalAllocations
 
     def aged(self, node: Node) -> Node:
         """The node with the age of its inventory, where policy asks for it."""
 
-    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that others than the kubelet's pods hold. shared: sharing them does not count as holding."""
+    def keyed(self, key: bytes) -> None:
+        """Read the tokens that came before their key."""
 
     def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """Reserve devices that the kubelet allocated to a pod."""
@@ -132,8 +132,9 @@ class AdvertisedDevices:
 
     def devices(self, resource: str) -> tuple[Device, ...]:
         """All devices of a resource, in NVML's order."""
-        hindrance, taken = self.hindrance(), self._plugin.taken(shared=self.shared)
-        stuck = self._node_state.ledger.stuck | overlaps(self._node_state.ledger).keys()
+        hindrance, state = self.hindrance(), self._node_state
+        taken = held_by_others(state.ledger, state.settings.kubelet, shared=self.shared)
+        stuck = state.ledger.stuck | overlaps(state.ledger).keys()
         found: list[Device] = []
         for unit in self._units().get(resource, ()):
             why = hindrance or why_not(unit) or (STUCK if unit.uuid in stuck else TAKEN if unit.uuid in taken else "")

@@ -1,23 +1,21 @@
-"""What the NRI plugin keeps in memory: allocations of the kubelet, and what PodResources lists for this node's pods."""
+"""What the NRI plugin knows of the kubelet: the tokens' key, and what PodResources lists for this node's pods."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
-from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.required_device import read_tokens
-from nri_gpu.ledger.ledger import Entry, Ledger, Reservation
-from nri_gpu.ledger.reservations import carried_over, redeem_running, reserve_for_pod
+from nri_gpu.ledger.ledger import Entry, Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.request.annotation import kubelet_key
 
@@ -25,8 +23,8 @@ PODS_MAX: Final = 1024  # sandboxes; kubelets run at most some hundreds
 QUESTIONS_MAX: Final = 256  # the next List answers those that fall out
 
 
-class KubeletAllocations:
-    """Containers whose GPUs the kubelet allocated, and the tokens that prove it.
+class KubeletTokens:
+    """Reads the tokens with which containers prove what the kubelet allocated to them.
 
     key: the tokens' key; None while there is none. awaited: there will be one, so containers that come before it are
     kept. unapplied: the last container that was answered the required CDI device came without its edits.
@@ -37,16 +35,23 @@ class KubeletAllocations:
         self.awaited = False
         self.unapplied = False
         self._required: set[AllocatedDevice] = set()
-        self._held: dict[ContainerId, Allocated] = {}
         self._unread: dict[ContainerId, Container] = {}
 
-    def keyed(self, key: bytes, ledger: Ledger) -> None:
-        """The key is there: read the tokens that came before it, of containers that the ledger still has."""
+    @property
+    def tells(self) -> bool:
+        """Whether tokens can be read, or will be."""
+        return self.key is not None or self.awaited
+
+    def keyed(self, key: bytes) -> Mapping[ContainerId, Allocated]:
+        """The key is there. Return what it tells of the containers that came before it."""
         self.key = key
         unread, self._unread = self._unread, {}
-        for container in unread.values():
-            if container.id in ledger.entries:
-                self._hold(container)
+        found = {id_: self.allocated(container) for id_, container in unread.items()}
+        return {id_: allocation for id_, allocation in found.items() if allocation}
+
+    def forget(self) -> None:
+        """The runtime lists its containers anew."""
+        self._unread = {}
 
     def read(self, container: Container) -> Container:
         """The container with the allocation that its tokens carry; the same container where it has none."""
@@ -57,6 +62,15 @@ class KubeletAllocations:
         for key, value in container.annotations.items():
             (tokens if key.startswith(KUBELET_KEY) else others)[key] = value
         return replace(container, annotations=others, kubelet=read_tokens(tokens, self.key))
+
+    def allocated(self, container: Container) -> Allocated | None:
+        """What the tokens of a container say that is there already; without a key it is kept until there is one."""
+        allocation = self.read(container).kubelet
+        if isinstance(allocation, Allocated):
+            return allocation
+        if allocation is not None and self.key is None:
+            self._unread[container.id] = container
+        return None
 
     def require(self, devices: Iterable[AllocatedDevice]) -> None:
         """Allocate answered the required CDI device with these."""
@@ -71,104 +85,32 @@ class KubeletAllocations:
             self.unapplied = not mounted
         return mounted
 
-    def decided(self, container: Container, decision: Decision) -> None:
-        """Remember that a device plugin of the kubelet allocated the GPUs of this container."""
-        allocation = container.kubelet
-        if not isinstance(allocation, Allocated) or allocation.claims:
-            return
-        if isinstance(decision, Inject) and decision.grant.uuids:
-            self._held[container.id] = allocation
 
-    def adopt(self, container_id: ContainerId, allocation: Allocated) -> None:
-        """PodResources lists these devices for a container."""
-        known = self._held.get(container_id, Allocated(shared=allocation.shared))
-        devices = dict.fromkeys((*known.devices, *allocation.devices))
-        self._held[container_id] = Allocated(tuple(devices), known.shared)
+def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
+    """GPUs that our device plugin cannot allocate: others than its pods hold them, or claims, or others' pods.
 
-    def started(self, ledger: Ledger, container_id: ContainerId, read: Callable[[], Container | None]) -> Ledger:
-        """The ledger with that container running. read: decodes the container, which is done only if needed.
+    shared: sharing them does not count as holding, unless for another device plugin.
+    """
 
-        A container that the daemon before us granted may have been in no list.
-        """
-        if (self.key is not None or self.awaited) and container_id not in self._held and (container := read()):
-            self._hold(container)
-        allocation = self._held.get(container_id)
-        if allocation is None:
-            return ledger
-        return redeem_running(ledger, ledger.entries[container_id].grant.pod_uid, allocation)
+    def ours(entry: Entry) -> bool:
+        if entry.allocation is not None:
+            return not settings.injected(entry.allocation.devices)
+        # Of one that only the journal knows, for seconds, nobody knows whose it is. If it was the kubelet's and is
+        # gone, a device that is unhealthy for that long costs the next pod its admission, for good.
+        return entry.remembered or (shared and entry.grant.mode is Mode.SHARED)
 
-    def ended(self, before: Ledger, after: Ledger, now: float, *, lapses: bool) -> Ledger:
-        """`after` some grants hold nothing any more, with their GPUs reserved for their pods.
-
-        lapses: as long as after Allocate; else until the pod's sandbox is gone, if it is not gone already.
-        """
-        if after is before:
-            return after
-        for id_, allocation in tuple(self._held.items()):
-            old, new = before.entries.get(id_), after.entries.get(id_)
-            if old is not None and new is None:
-                del self._held[id_]
-            if old is not None and old.holds and not (new is not None and new.holds):
-                left = replace(allocation, devices=self._left(id_, allocation, after))
-                after = reserve_for_pod(after, old.grant, left, now, lapses=lapses or old.pod_gone)
-        return after
-
-    def _left(self, container_id: ContainerId, allocation: Allocated, ledger: Ledger) -> tuple[AllocatedDevice, ...]:
-        """What that container had and no other has: the next attempt may have come while processes of it lived."""
-        others = (id_ for id_, entry in ledger.entries.items() if entry.holds and id_ != container_id)
-        taken = {device for id_ in others if id_ in self._held for device in self._held[id_].devices}
-        return tuple(device for device in allocation.devices if device not in taken)
-
-    def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Reservation, ...]:
-        """Go by the containers that the runtime lists, and by those that are lost.
-
-        Returns the reservations that stay beside them.
-        """
-        known = {each.id for each in containers} | old.lost.keys()
-        self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in known}
-        self._unread = {}
-        for each in containers:
-            self._hold(each)
-        return carried_over(old, now)
-
-    def forget(self, ledger: Ledger) -> None:
-        """Drop containers that the ledger does not have."""
-        self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in ledger.entries}
-
-    def taken(self, ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that our device plugin cannot allocate: others than its pods hold them, or claims, or others' pods.
-
-        shared: sharing them does not count as holding, unless for another device plugin.
-        """
-
-        def ours(id_: ContainerId, entry: Entry) -> bool:
-            allocation = self._held.get(id_)
-            if allocation is not None:
-                return not settings.injected(allocation.devices)
-            # Of one that only the journal knows, for seconds, nobody knows whose it is. If it was the kubelet's and is
-            # gone, a device that is unhealthy for that long costs the next pod its admission, for good.
-            return isinstance(entry.until, float) or (shared and entry.grant.mode is Mode.SHARED)
-
-        others = [entry.grant for id_, entry in ledger.entries.items() if entry.holds and not ours(id_, entry)]
-        return frozenset[GpuUuid]().union(
-            *(grant.held for grant in others),
-            (
-                uuid
-                for claim in ledger.claims.values()
-                for uuid, mode in claim.holds.items()
-                if not (shared and mode is Mode.SHARED)
-            ),
-            *(external.held for external in ledger.external.values()),
-            (device.uuid for device in settings.injected(ledger.reservations)),
-        )
-
-    def _hold(self, container: Container) -> None:
-        """Remember the container's allocation; without a key, the container itself until there is one."""
-        allocation = self.read(container).kubelet
-        if isinstance(allocation, Allocated):
-            self._held[container.id] = allocation
-        elif allocation is not None and self.key is None:
-            self._unread[container.id] = container
+    others = [entry.grant for entry in ledger.entries.values() if entry.holds and not ours(entry)]
+    return frozenset[GpuUuid]().union(
+        *(grant.held for grant in others),
+        (
+            uuid
+            for claim in ledger.claims.values()
+            for uuid, mode in claim.holds.items()
+            if not (shared and mode is Mode.SHARED)
+        ),
+        *(external.held for external in ledger.external.values()),
+        (device.uuid for device in settings.injected(ledger.reservations)),
+    )
 
 
 class KubeletPods:

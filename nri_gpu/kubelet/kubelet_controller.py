@@ -194,7 +194,7 @@ class KubeletController:
 
     def _look_for_key(self) -> None:
         if key := self._key.look():
-            self._plugin.kubelet.keyed(key, self._node_state.ledger)
+            self._plugin.keyed(key)
             self.changed()
 
 

@@ -37,9 +37,8 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
-from nri_gpu.kubelet.allocations import KubeletAllocations, KubeletPods
-from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.ledger.reservations import ListedDevice, Unlisted, holders, reconcile
+from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.ledger.events import ListedDevice, Reconciled
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState
@@ -225,11 +224,9 @@ class ExternalAllocations:
     pods: None where PodResources is not asked; then nothing is known.
     """
 
-    def __init__(self, state: NodeState, kubelet: KubeletAllocations) -> None:
+    def __init__(self, state: NodeState) -> None:
         self.pods: KubeletPods | None = None
         self._state = state
-        self._kubelet = kubelet
-        self._unlisted: Unlisted = {}
         self._complaints: deque[tuple[str, str, str]] = deque(maxlen=COMPLAINTS_MAX)
 
     @property
@@ -280,23 +277,17 @@ class ExternalAllocations:
         bound = logger.bind(namespace=container.pod.namespace, pod_name=container.pod.name, fault=allocation.fault)
         bound.bind(container_name=container.name).warning("kubelet allocation not valid")
 
-    def reconcile(self, ledger: Ledger, listed: tuple[PodDevices, ...], now: float) -> Ledger:
-        """The ledger with reservations as a List of PodResources has them."""
-        named = tuple(self._named(listed))
-        for each in named:
-            for id_ in holders(ledger, each):
-                self._kubelet.adopt(id_, Allocated((each.device,), each.shared))
-        about = [device for device in ledger.reservations if is_gpu_resource(device, self._settings)]
-        ledger, self._unlisted = reconcile(ledger, named, about, self._unlisted, now)
-        return ledger
+    def reconciled(self, listed: tuple[PodDevices, ...], now: float) -> Reconciled:
+        """What a List of PodResources tells the ledger."""
+        reserved = self._state.ledger.reservations
+        about = frozenset(device for device in reserved if is_gpu_resource(device, self._settings))
+        return Reconciled(now, tuple(self._named(listed)), about)
 
     def synchronized(self, containers: Iterable[Container]) -> None:
-        """Take over the runtime's list: sandboxes to ask about, and pods that share GPUs which a scheduler reserved."""
+        """Take over the runtime's list: sandboxes to ask about."""
         for container in containers:
             if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
                 self.pods.add(container.pod)
-            if self._settings.reservations.patterns and gpu_groups(container.pod.labels):
-                self._kubelet.adopt(container.id, Allocated(shared=True))
 
     def _named(self, listed: tuple[PodDevices, ...]) -> Iterator[ListedDevice]:
         settings = self._settings

@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import ContainerId, DeviceNumber, FirstProcess, PodId, PodUid
-from nri_gpu.domain.decision import Decision, Grant, Inject
+from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.resource_claim import ClaimHold, ClaimUid, PreparedClaim
@@ -68,7 +68,8 @@ class Entry(Recorded, frozen=True):
     """One grant in the ledger.
 
     since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
-    lapses unless it starts. pod_gone: its pod's sandbox is gone, and processes of its own may live on.
+    lapses unless it starts. pod_gone: its pod's sandbox is gone, and processes of its own may live on. allocation: what
+    the kubelet allocated to it, by a device plugin. remembered: only the journal has it, so its answer may be lost.
     """
 
     grant: Grant
@@ -76,6 +77,8 @@ class Entry(Recorded, frozen=True):
     since: float
     until: Lapse | float = Lapse.AFTER_GRACE
     pod_gone: bool = False
+    allocation: Allocated | None = None
+    remembered: bool = False
 
     def is_over(self, now: float, grace_s: float) -> bool:
         """Whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
@@ -85,7 +88,7 @@ class Entry(Recorded, frozen=True):
 
     def lapsed(self, now: float) -> Entry:
         """The same, holding nothing from now on."""
-        return Entry(self.grant, GrantPhase.LAPSED, now)
+        return replace(self, phase=GrantPhase.LAPSED, since=now, until=Lapse.AFTER_GRACE)
 
     @property
     def holds(self) -> bool:
@@ -101,6 +104,11 @@ class Entry(Recorded, frozen=True):
     def ran(self) -> bool:
         """Whether a process of it was started, and may use its GPUs."""
         return self.phase is GrantPhase.RUNNING or self.lost
+
+    @property
+    def used_exclusively(self) -> bool:
+        """Whether a process of it may have its GPUs alone. One that was listed as created may be starting."""
+        return (self.ran or self.until is Lapse.NEVER) and self.grant.mode is Mode.EXCLUSIVE
 
     def succeeds(self, other: Entry) -> bool:
         """Whether it is the next attempt at a lost container, with all that that one holds."""
@@ -259,7 +267,7 @@ class Ledger(Struct, frozen=True):
     (`external.py`).
     claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods. processes: of containers
     that were started and have devices. stuck: GPUs that no pod should be sent to, since lost containers hold them for
-    long.
+    long. unlisted: reservations that PodResources does not list, and since when.
     """
 
     entries: Mapping[ContainerId, Entry] = {}
@@ -270,6 +278,7 @@ class Ledger(Struct, frozen=True):
     claims: Mapping[ClaimUid, PreparedClaim] = {}
     processes: Mapping[ContainerId, FirstProcess] = {}
     stuck: frozenset[GpuUuid] = frozenset()
+    unlisted: Mapping[AllocatedDevice, float] = {}
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
@@ -307,31 +316,11 @@ class Ledger(Struct, frozen=True):
         if not any(entry.lost for entry in holding.values()):
             return holding
         succeeded = {id_ for id_, old in holding.items() if any(new.succeeds(old) for new in holding.values())}
-        return _without(holding, succeeded)
+        return without(holding, succeeded)
 
-    def after(self, decision: Decision, now: float) -> Ledger:
-        """With what was decided; only an Inject changes it. The same container twice is one entry."""
-        if not isinstance(decision, Inject):
-            return self
-        return self.with_entry(Entry(decision.grant, GrantPhase.CREATED, now))
-
-    def after_attempts(self, container_id: ContainerId, pod_uid: PodUid, name: str, now: float) -> Ledger:
-        """With other containers of that pod and name that never ran holding nothing.
-
-        The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
-        One that did run is left alone: its exit is reported.
-        """
-        attempts = self._attempts(pod_uid, name).items()
-        return self.lapsed((id_ for id_, entry in attempts if not entry.ran and id_ != container_id), now)
-
-    def _attempts(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
+    def attempts(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
         """The containers of that pod and name."""
         return {id_: entry for id_, entry in self.entries.items() if _name(entry.grant) == (pod_uid, name)}
-
-    def lapsed(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
-        """With these, which never ran, holding nothing: they are known until they are removed, or their pod is."""
-        over = {id_: entry.lapsed(now) for id_ in container_ids if (entry := self.entries.get(id_)) and entry.holds}
-        return replace(self, entries={**self.entries, **over}) if over else self
 
     def outdone(self, by: Grant) -> Mapping[ContainerId, PodId]:
         """Containers that were created and hold nothing, of whose GPUs that grant, which is in this ledger, took some.
@@ -347,72 +336,23 @@ class Ledger(Struct, frozen=True):
         """Other containers of that pod and name that run, as far as is known."""
         return tuple(
             id_
-            for id_, entry in self._attempts(pod_uid, name).items()
+            for id_, entry in self.attempts(pod_uid, name).items()
             if (entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and id_ in self.processes))
             and id_ != container_id
         )
 
     def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
         """Earlier attempts at a container whose processes may live on."""
-        return {id_: entry for id_, entry in self._attempts(pod_uid, name).items() if entry.lost}
+        return {id_: entry for id_, entry in self.attempts(pod_uid, name).items() if entry.lost}
 
-    def lapse(self, now: float, grace_s: float) -> Ledger:
-        """With grants that were not started within the grace (seconds), and old reservations, holding nothing."""
-        ledger = self.without_reservations(
-            device for device, each in self.reservations.items() if each.until is not None and now > each.until
-        )
-        return ledger.lapsed(self.overdue(now, grace_s), now)
+    def may_start(self, container_id: ContainerId) -> bool:
+        """Whether that container may start: not one that is lost, or that lapsed and whose GPUs others hold."""
+        entry = self.entries.get(container_id)
+        return entry is None or not (entry.lost or (not entry.holds and taken(entry.grant, self.usage())))
 
     def overdue(self, now: float, grace_s: float) -> frozenset[ContainerId]:
         """Containers that were created and should have started by now. grace_s: the policy's `created_grace_s`."""
         return frozenset(id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s))
-
-    def started(self, container_id: ContainerId, now: float) -> Ledger | None:
-        """With that container running; None when it must not start: it is lost, or lapsed and its GPUs were taken."""
-        entry = self.entries.get(container_id)
-        if entry is None:
-            return self
-        if entry.lost or (entry.phase is GrantPhase.LAPSED and taken(entry.grant, self.usage())):
-            return None
-        return self.with_entry(Entry(entry.grant, GrantPhase.RUNNING, now))
-
-    def released(self, *container_ids: ContainerId) -> Ledger:
-        """Without these containers; unknown ids change nothing."""
-        return self._without(container_ids)
-
-    def stopped(self, container_id: ContainerId, now: float) -> Ledger:
-        """With that container's program over, by the runtime's word.
-
-        One that never ran can still be started afterwards (containerd stops a created container without
-        forgetting it), so its grant lapses instead of being forgotten.
-        """
-        entry = self.entries.get(container_id)
-        if entry is None or entry.ran or (entry.holds and container_id in self.processes):
-            return self.over((container_id,), now)
-        return self.lapsed((container_id,), now)
-
-    def over(self, container_ids: Iterable[ContainerId], now: float) -> Ledger:
-        """Without these containers; but one whose processes can be looked at is lost until it has none.
-
-        A process can outlive the first one, and a runtime may not list a container that runs.
-        """
-        ids = frozenset(container_ids)
-        held = ids & self.processes.keys()
-        entries = {id_: entry for id_ in held if (entry := self.entries.get(id_)) and entry.holds and entry.grant.held}
-        lives = {id_: live for id_ in held if (live := self.live.get(id_))}
-        lost = {id_: Entry(each.grant, GrantPhase.LOST, now) for id_, each in entries.items() if not each.lost}
-        ended = {id_: replace(each, lost_since=now) for id_, each in lives.items() if each.lost_since is None}
-        known = replace(self, entries={**self.entries, **lost}, live={**self.live, **ended}) if lost or ended else self
-        return known._without(ids - entries.keys() - lives.keys())
-
-    def pod_gone(self, pod_id: PodId, now: float) -> Ledger:
-        """With all containers of that sandbox over."""
-        ours = [id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id]
-        for others in (self.external, self.live):
-            ours += [id_ for id_, other in others.items() if other.pod_id == pod_id]
-        after = self.over(ours, now)
-        left = {id_: replace(after.entries[id_], pod_gone=True) for id_ in ours if id_ in after.entries}
-        return replace(after, entries={**after.entries, **left}) if left else after
 
     @property
     def lost(self) -> Mapping[ContainerId, float]:
@@ -428,10 +368,6 @@ class Ledger(Struct, frozen=True):
         if self.processes.get(container_id) == process:
             return self
         return replace(self, processes={**self.processes, container_id: process})
-
-    def with_stuck(self, stuck: frozenset[GpuUuid]) -> Ledger:
-        """With exactly these GPUs held by lost containers for long."""
-        return self if stuck == self.stuck else replace(self, stuck=stuck)
 
     def with_live(self, live: Live) -> Ledger:
         if self.live.get(live.container_id) == live:
@@ -459,18 +395,19 @@ class Ledger(Struct, frozen=True):
         """With that reservation in place of any of the same device."""
         return replace(self, reservations={**self.reservations, reservation.device: reservation})
 
+    def without_containers(self, container_ids: Iterable[ContainerId]) -> Ledger:
+        """Without all that is known of these containers; unknown ids change nothing."""
+        gone = (self.entries.keys() | self.external.keys() | self.live.keys()) & frozenset(container_ids)
+        if not gone:
+            return self
+        entries, external = without(self.entries, gone), without(self.external, gone)
+        live, processes = without(self.live, gone), without(self.processes, gone)
+        return replace(self, entries=entries, external=external, live=live, processes=processes)
+
     def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
         """Without the reservations of these devices; other devices change nothing."""
         gone = self.reservations.keys() & frozenset(devices)
-        return replace(self, reservations=_without(self.reservations, gone)) if gone else self
-
-    def _without(self, ids: Iterable[ContainerId]) -> Ledger:
-        gone = (self.entries.keys() | self.external.keys() | self.live.keys()) & frozenset(ids)
-        if not gone:
-            return self
-        entries, external = _without(self.entries, gone), _without(self.external, gone)
-        live, processes = _without(self.live, gone), _without(self.processes, gone)
-        return replace(self, entries=entries, external=external, live=live, processes=processes)
+        return replace(self, reservations=without(self.reservations, gone)) if gone else self
 
 
 def _name(grant: Grant) -> tuple[PodUid, str]:
@@ -488,5 +425,5 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _without(items: Mapping[K, V], gone: Set[K]) -> Mapping[K, V]:
+def without(items: Mapping[K, V], gone: Set[K]) -> Mapping[K, V]:
     return {key: value for key, value in items.items() if key not in gone}

@@ -32,8 +32,8 @@ class Recorder(Protocol):
         signed: the grant as the container carries it. revoked: containers that must not start from now on.
         """
 
-    def settled(self, container_id: ContainerId) -> None:
-        """A container was started, or is gone: from now on the runtime's own list shows what it holds."""
+    def settled(self, *container_ids: ContainerId) -> None:
+        """Containers were started, or are gone: from now on the runtime's own list shows what they hold."""
 
     def synchronized(self, ledger: Ledger) -> None:
         """The ledger was rebuilt from that list."""

@@ -6,7 +6,7 @@ No handler awaits, so nobody sees half a step and no lock is needed; log lines a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import is_not
 from typing import Final
 
@@ -15,22 +15,45 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.asked import is_ignored, may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.foreign import Monitors, live, seen, with_live
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.start_check import validate_adjusted
-from nri_gpu.domain.allocation import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.allocation import (
+    REQUIRED_DESTINATION,
+    Allocated,
+    AllocatedDevice,
+    AllocationInvalid,
+    PodDevices,
+    gpu_groups,
+)
+from nri_gpu.domain.container import Container, ContainerId, FirstProcess
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.dra.read_claims import ClaimAllocations
-from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.allocations import KubeletTokens
 from nri_gpu.kubelet.read_listing import ExternalAllocations
+from nri_gpu.ledger.apply import apply, cleared_for
+from nri_gpu.ledger.events import (
+    AllocationKnown,
+    Created,
+    DevicesAllocated,
+    Gone,
+    LedgerEvent,
+    Looked,
+    PodGone,
+    ProcessesFound,
+    Removed,
+    Renumbered,
+    Rules,
+    Started,
+    Stopped,
+    Synchronized,
+    Ticked,
+)
 from nri_gpu.ledger.grant_text import SignedGrant, sign_grant
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
-from nri_gpu.ledger.rebuild import rebuilt
-from nri_gpu.ledger.reservations import cleared_for, expired, reserve, sandbox_gone
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger, Live
+from nri_gpu.ledger.opened import Monitors, live
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY, DecodeError
@@ -47,7 +70,7 @@ from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.rechecks import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.unstarted import UnstartedContainers
-from nri_gpu.policy.model import Policy, Stale
+from nri_gpu.policy.model import Policy, Stale, Unknown
 from nri_gpu.system.state import NodeState
 
 # The events we subscribe to: each is a round trip for every container of the node, so no more than these.
@@ -84,14 +107,14 @@ class Plugin:
         self.ungranted: frozenset[ContainerId] = frozenset()
         self.runtime = ""
         self.counts = Counts()
-        self.kubelet = KubeletAllocations()
-        self.external = ExternalAllocations(state, self.kubelet)
+        self.kubelet = KubeletTokens()
+        self.external = ExternalAllocations(state)
         self.claims = ClaimAllocations(key)
         self.stage_dir = needs.stage_dir
         self._needs = needs
         self._key = key
         self.monitors = MonitorPods(state)
-        self._granted = GrantedContainers(state, needs, key, self.kubelet, self.counts, self.monitors)
+        self._granted = GrantedContainers(self, needs, key)
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
             Event.RUN_POD_SANDBOX: self._pod_came,
             Event.START_CONTAINER: self._started,
@@ -101,9 +124,9 @@ class Plugin:
             Event.REMOVE_POD_SANDBOX: self._pod_gone,
         }
         self._hooks = HooksSeen()
-        self._released = ReleasedGpus(state, needs.cgroups)
-        self.lost = LostContainers(state, needs.cgroups, self._gone, needs.clock)
-        self.unstarted = UnstartedContainers(state, needs.cgroups, self._never_started, self._tells, needs.clock)
+        self._released = ReleasedGpus(needs.cgroups)
+        self.lost = LostContainers(state, needs.cgroups, self.apply, needs.clock)
+        self.unstarted = UnstartedContainers(state, needs.cgroups, self.apply, self._tells, needs.clock)
         self._exits = UntoldExits(self.exited)
         self._observed: tuple[Inventory, Monitors] | None = None  # by which the ledger knows who holds what by number
 
@@ -120,6 +143,36 @@ class Plugin:
     def ledger(self) -> Ledger:
         """Who holds what now."""
         return self.state.ledger
+
+    @property
+    def rules(self) -> Rules:
+        """By what events are judged now."""
+        settings, inventory = self.state.settings, self.state.node.inventory
+        return Rules(
+            # Where it does not tell of each start, one that was created may run.
+            created_grace_s=settings.ledger.created_grace_s if self._tells() else math.inf,
+            inventory=inventory,
+            waits=settings.handover.wait,
+            grace_s=settings.handover.grace_s,
+            # A simulated node's file never tells.
+            unknown_waits=settings.handover.unknown is Unknown.WAIT and not inventory.simulated,
+            counted=self._released.counted,
+            monitors=self.monitors.now,
+        )
+
+    def apply(self, event: LedgerEvent) -> None:
+        """Let this happen to the ledger. What the runtime tells of a container the journal need not know any more."""
+        before = self.ledger.entries.keys()
+        self.state.commit(apply(self.ledger, event, self.rules))
+        match event:
+            case Started(container_id=id_) | Stopped(container_id=id_):
+                self._needs.recorder.settled(id_)
+            case Removed(container_ids=ids) | Gone(container_ids=ids):
+                self._needs.recorder.settled(*ids)
+            case PodGone():
+                self._needs.recorder.settled(*before - self.ledger.entries.keys())
+            case _:
+                pass
 
     @property
     def policy(self) -> Policy:
@@ -142,32 +195,30 @@ class Plugin:
         container = self.external.read(container, node.inventory)
         now = self._needs.clock()
         if not self._tells():
-            self._earlier_attempts_are_over(container, now)
-        ledger = self._lapsed(now)
-        cleared = cleared_for(ledger, container, now)
-        decision = decide(container, node, cleared, self.policy)
+            # The kubelet makes the next attempt only after the last one is dead, of which this runtime tells nobody.
+            self._ended(Removed(now, self.ledger.running_before(container.id, container.pod.uid, container.name)))
+        self.apply(Ticked(now))
+        decision = decide(container, node, cleared_for(self.ledger, container, now), self.policy)
         reply, signed = self._reply(container, decision)
+        after = self._after(container, decision, now)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
-        if isinstance(decision, Inject) and not self._journalled(decision, signed, cleared, now):
-            decision = Refuse(UNRECORDED)
+        if isinstance(decision, Inject) and not self._journalled(decision.grant, signed, after, now):
+            decision, after = Refuse(UNRECORDED), self.ledger
             reply, signed = self._reply(container, decision)
         self._exits.told(container.id)
-        self.kubelet.decided(container, decision)
         self.counts.decided(decision)
         self._needs.recorder.decided(container, decision, node, now)
-        if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
-            granted = cleared.after(decision, now)
-            monitors = self.monitors.now
-            ledger = with_live(granted, container, node.inventory, monitors, decision.edits, self.stage_dir)
-        self.state.commit(ledger)
+        self.state.commit(after)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply
 
-    def _earlier_attempts_are_over(self, container: Container, now: float) -> None:
-        """The kubelet makes the next attempt only after the last one is dead, of which this runtime tells nobody."""
-        over = self.ledger.running_before(container.id, container.pod.uid, container.name)
-        if over:
-            self._ended(over, self.ledger.over(over, now), now)
+    def _after(self, container: Container, decision: Decision, now: float) -> Ledger:
+        """The ledger with what was decided. One that is refused may come again for what is reserved for it."""
+        if isinstance(decision, Refuse):
+            return self.ledger
+        grant = decision.grant if isinstance(decision, Inject) else None
+        created = Created(now, container, grant, live(container, decision.edits, self.stage_dir))
+        return apply(self.ledger, created, self.rules)
 
     def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:
         """The answer, and the signed grant in it; empty where there is none."""
@@ -188,12 +239,11 @@ class Plugin:
         nothing = Grant.to(container, (), None, self.state.node.generation)
         return convert.annotation_to_pb(GRANT_KEY, sign_grant(nothing, self._key))
 
-    def _journalled(self, decision: Inject, signed: str, cleared: Ledger, now: float) -> bool:
+    def _journalled(self, grant: Grant, signed: str, after: Ledger, now: float) -> bool:
         """Whether a grant may go out: one that takes another container's GPUs only if the journal says so."""
-        grant = decision.grant
         if not grant.uuids:
             return True
-        revoked = cleared.after(decision, now).outdone(grant)
+        revoked = after.outdone(grant)
         written = self._needs.recorder.granted(grant, signed, now, revoked)
         if written:
             self._granted.revoked = {**self._granted.revoked, **revoked}
@@ -226,10 +276,8 @@ class Plugin:
             container = size_of(payload).container
         except DecodeError:  # so it was refused
             return
-        if container and (id_ := container.id) in self.ledger.entries:
-            now = self._needs.clock()
-            self._needs.recorder.settled(id_)
-            self.state.commit(self.kubelet.ended(self.ledger, self.ledger.lapsed((id_,), now), now, lapses=False))
+        if container and container.id in self.ledger.entries:
+            self.apply(Stopped(self._needs.clock(), container.id))
 
     def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
         """An event that came by its own RPC, or by StateChange."""
@@ -241,18 +289,15 @@ class Plugin:
         now, node = self._needs.clock(), self.state.node
         known = self.ledger.lost  # one that is listed without a PID is lost still: its shim does not answer
         listed = tuple(item for item in listed if item.pid or item.container.id not in known)
-        ids = frozenset(item.container.id for item in listed)
-        recalled = self._with_cgroups(frozenset(item.container.id for item in listed if item.pid))
-        old = recalled.over(recalled.processes.keys() - ids, now)  # not to be listed is not to have ended
-        lost = old.lost.keys() - ids
-        entries = [each for id_, each in old.entries.items() if id_ in lost]
-        lives = [each for id_, each in old.live.items() if id_ in lost]
-        processes = {id_: old.processes[id_] for id_ in lost}
+        entries: list[Entry] = []
+        lives: list[Live] = []
+        processes = self._cgroups_of_others(frozenset(item.container.id for item in listed if item.pid))
         ungranted: set[ContainerId] = set()
         self._observed = node.inventory, self.monitors.now
+        self.kubelet.forget()
         for item in listed:
             container = item.container
-            if process := self._needs.cgroups.first_process(item.pid, container.id) or old.processes.get(container.id):
+            if process := self._needs.cgroups.first_process(item.pid, container.id):
                 processes[container.id] = process
             self._hooks.warn_of(container)
             if has := live(container):
@@ -261,52 +306,55 @@ class Plugin:
             if isinstance(signed, SignedGrant) and signed.of_nothing and is_ignored(container, self.policy):
                 continue
             if isinstance(signed, SignedGrant):
-                entries.append(self._listed_entry(item, signed, old, now))
+                entries.append(self._listed_entry(item, signed, now))
             elif warn_ungranted(container, signed, self.policy) and not item.created:
                 ungranted.add(container.id)
         self.ungranted = frozenset(ungranted)
         containers = [item.container for item in listed]
-        entries += self._not_listed(ids | lost, now, request_timeout_s)
-        reserved = self.kubelet.listed(containers, old, now)
         self.external.synchronized(containers)
-        self.claims.synchronized(containers, old)
-        anew = rebuilt(entries, old.external.values(), old.releasing, lives, reserved, old.claims)
-        anew = seen(anew, *self._observed)
-        anew = anew.with_stuck(old.stuck)
-        for container_id in processes.keys() & (anew.entries.keys() | anew.live.keys()):
-            anew = anew.with_process(container_id, processes[container_id])
+        self.claims.synchronized(containers, self.ledger)
+        ids = frozenset(each.id for each in containers)
         self.state.synchronized = True
-        self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
+        self.apply(
+            Synchronized(now, ids, tuple(entries), self._remembered(now, request_timeout_s), tuple(lives), processes)
+        )
         self._needs.recorder.synchronized(self.ledger)
         pids = {container_id: process.pid for container_id, process in self.ledger.processes.items()}
         running = {each.container.id: each.pid or pids.get(each.container.id, 0) for each in listed if not each.created}
         self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
         for container_id, pid in running.items():
             self._watch(container_id, pid)
-        self._complain(overlaps(anew))
-        found = {"gpus": len(node.gpus), "grants": len(entries), "foreign": len(anew.external), "lost": len(lost)}
-        logger.bind(**found).info("ledger rebuilt")
+        self._complain(overlaps(self.ledger))
+        lost = self.ledger.lost.keys() - ids
+        found = {"gpus": len(node.gpus), "grants": len(self.ledger.entries), "foreign": len(self.ledger.external)}
+        logger.bind(**found, lost=len(lost)).info("ledger rebuilt")
 
-    def _with_cgroups(self, seen: frozenset[ContainerId]) -> Ledger:
-        """The ledger with the cgroups of containers that ran, whose processes neither it nor the runtime names.
+    def _cgroups_of_others(self, seen: frozenset[ContainerId]) -> dict[ContainerId, FirstProcess]:
+        """The cgroups of containers that ran, whose processes neither the ledger nor the runtime names.
 
         Daemons before this one wrote no processes. seen: containers whose processes the runtime names. Only in a
         connection is it known whether its PIDs are ours, and with that which hierarchies tell.
         """
-        ledger = self.ledger
-        ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
-        found = self._needs.cgroups.named(ran - ledger.processes.keys() - seen)
-        return replace(ledger, processes={**ledger.processes, **found})
+        ran = {id_ for id_, entry in self.ledger.entries.items() if entry.ran}
+        return dict(self._needs.cgroups.named(ran - self.ledger.processes.keys() - seen))
 
-    def _listed_entry(self, item: Listed, signed: SignedGrant, old: Ledger, now: float) -> Entry:
-        """The entry of a container that is listed with a signed grant. old: of an earlier daemon, too."""
-        grant = self._granted.grant(item.container, signed, item.pid)
+    def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
+        """The entry of a container that is listed with a signed grant; of an earlier daemon, too."""
+        container, grant = item.container, self._granted.grant(item.container, signed, item.pid)
         phase, until = (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
-        before = old.entries.get(item.container.id)
-        entry = Entry(grant, phase, before.since if before and before.phase is phase else now, until)
-        return entry.lapsed(now) if item.created and item.container.id in self._granted.revoked else entry
+        before = self.ledger.entries.get(container.id)
+        since = before.since if before and before.phase is phase else now
+        allocation = self.kubelet.allocated(container) or (before.allocation if before else None)
+        if (
+            allocation is None
+            and self.state.settings.kubelet.reservations.patterns
+            and gpu_groups(container.pod.labels)
+        ):
+            allocation = Allocated(shared=True)  # a GPU that a scheduler reserved, and this pod shares
+        entry = Entry(grant, phase, since, until, allocation=allocation)
+        return entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry
 
-    def _not_listed(self, listed: frozenset[ContainerId], now: float, request_timeout_s: float) -> list[Entry]:
+    def _remembered(self, now: float, request_timeout_s: float) -> tuple[Entry, ...]:
         """Grants whose answers may not have arrived; an earlier daemon may have given them.
 
         The runtime may still be creating the container, and list it nowhere yet. Where it takes longer than the time
@@ -317,17 +365,15 @@ class Plugin:
         soon = now + request_timeout_s
         # A time to come was edited by hand, and would put off the end of the grace.
         given = ((each.grant, min(each.at, now)) for each in found)
-        entries = (Entry(grant, GrantPhase.CREATED, at, min(at + grace_s, soon)) for grant, at in given)
-        missing = [entry for entry in entries if entry.grant.container_id not in listed]
-        self._granted.unseen = frozenset(entry.grant.container_id for entry in missing)
-        return missing
+        return tuple(
+            Entry(grant, GrantPhase.CREATED, at, min(at + grace_s, soon), remembered=True) for grant, at in given
+        )
 
     def exited(self, container_id: ContainerId) -> None:
         """The process of a container ended, and the runtime did not tell."""
         if self._holds(container_id):
-            now = self._needs.clock()
             logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
-            self._ended((container_id,), self.ledger.stopped(container_id, now), now)
+            self._ended(Stopped(self._needs.clock(), container_id), container_id)
         else:  # it told of its pod's end
             self._exits.told(container_id)
 
@@ -344,7 +390,7 @@ class Plugin:
         observed = self.state.node.inventory, self.monitors.now
         if self._observed is None or any(map(is_not, observed, self._observed)):
             before, self._observed = overlaps(self.ledger), observed
-            self.state.commit(seen(self.ledger, *observed))
+            self.apply(Renumbered(self._needs.clock()))
             after = overlaps(self.ledger)
             self._complain({uuid: pods for uuid, pods in after.items() if before.get(uuid) != pods})
 
@@ -355,31 +401,27 @@ class Plugin:
 
     def looked(self, inventory: Inventory, began: float) -> None:
         """The inventory's source has answered; it was asked at that moment of our clock."""
-        self.state.commit(self._released.looked(inventory, began))
+        self.apply(Looked(began, self._released.looked(inventory, self.ledger)))
 
     # --- for the kubelet's device plugin ---
 
     def lapse(self) -> None:
         """Release what was granted or reserved and never used, for whoever asks what is free and creates nothing."""
-        self.state.commit(self._lapsed(self._needs.clock()))
+        self.apply(Ticked(self._needs.clock()))
 
     def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """The kubelet allocated these to a pod; which one is known when its container is created."""
-        self.state.commit(reserve(self.ledger, devices, self._needs.clock(), shared=shared))
+        self.apply(DevicesAllocated(self._needs.clock(), tuple(devices), shared))
+
+    def keyed(self, key: bytes) -> None:
+        """The key of the kubelet's tokens is there: read those that came before it."""
+        for container_id, allocation in self.kubelet.keyed(key).items():
+            self.apply(AllocationKnown(self._needs.clock(), container_id, allocation))
 
     def kubelet_listed(self, given: tuple[PodDevices, ...]) -> None:
         """All that the kubelet has given to whom: reservations that were forgotten, and others that are over."""
-        now = self._needs.clock()
-        before = self._lapsed(now)
-        after = self.external.reconcile(before, given, now)
-        self.state.commit(before)
-        self.state.commit(
-            self._released.vacated(after, (), now, before.reservations.keys() - after.reservations.keys())
-        )
-
-    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
-        return self.kubelet.taken(self.ledger, self.state.settings.kubelet, shared=shared)
+        self.lapse()
+        self.apply(self.external.reconciled(given, self._needs.clock()))
 
     def aged(self, node: Node) -> Node:
         """The snapshot with its age, where that is why policy refuses; else the very same one."""
@@ -416,7 +458,7 @@ class Plugin:
         reply = self._granted.start(change)
         process = self._needs.cgroups.first_process(change.pid, container_id) if self._holds(container_id) else None
         if process:
-            self.state.commit(self.ledger.with_process(container_id, process))
+            self.apply(ProcessesFound(self._needs.clock(), {container_id: process}))
         self._watch(container_id, change.pid)
         return reply
 
@@ -430,32 +472,16 @@ class Plugin:
 
     def _stopped(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)
-        now = self._needs.clock()
-        return self._ended((change.container_id,), self.ledger.stopped(change.container_id, now), now)
+        return self._ended(Stopped(self._needs.clock(), change.container_id), change.container_id)
 
     def _removed(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)
-        now = self._needs.clock()
         self._granted.is_over((change.container_id,))
-        return self._ended((change.container_id,), self.ledger.over((change.container_id,), now), now)
+        return self._ended(Removed(self._needs.clock(), (change.container_id,)), change.container_id)
 
-    def _never_started(self, container_ids: Collection[ContainerId]) -> None:
-        """These were created, should have started by now, and have no process."""
-        now = self._needs.clock()
-        self.state.commit(self.kubelet.ended(self.ledger, self.ledger.lapsed(container_ids, now), now, lapses=True))
-
-    def _gone(self, container_ids: Collection[ContainerId]) -> None:
-        """No process of these lost containers is left."""
-        self._ended(container_ids, self.ledger.released(*container_ids), self._needs.clock())
-
-    def _ended(
-        self, container_ids: Collection[ContainerId], after: Ledger, now: float, *, lapses: bool = False
-    ) -> Reply:
-        for container_id in container_ids:
-            self._needs.recorder.settled(container_id)
+    def _ended(self, event: Stopped | Removed, *container_ids: ContainerId) -> Reply:
+        self.apply(event)
         self.ungranted -= frozenset(container_ids)
-        ended = self.kubelet.ended(self.ledger, after, now, lapses=lapses)
-        self.state.commit(self._released.vacated(ended, container_ids, now))
         return EMPTY
 
     def _pod_came(self, change: Lifecycle) -> Reply:
@@ -468,12 +494,8 @@ class Plugin:
         if self.external.pods is not None:
             self.external.pods.remove(change.pod_id)
         self.claims.pod_gone(change.pod_id)
-        now = self._needs.clock()
-        after = sandbox_gone(self.ledger.pod_gone(change.pod_id, now), change.pod_id, now)
-        if after is not self.ledger:
-            self._ended(self.ledger.entries.keys() - after.entries.keys(), after, now, lapses=True)
+        self.apply(PodGone(self._needs.clock(), change.pod_id))
         self._granted.is_over((), change.pod_id)
-        self.kubelet.forget(self.ledger)
         return EMPTY
 
     def _tells(self) -> bool:
@@ -482,8 +504,3 @@ class Plugin:
         CRI-O before 1.33.10, 1.34.5 and 1.35.0 tells only of the ends that CRI asked for (server/container_stop.go).
         """
         return not self.runtime or self.runtime in HEED_STARTS
-
-    def _lapsed(self, now: float) -> Ledger:
-        grace_s = self.state.settings.ledger.created_grace_s if self._tells() else math.inf
-        lapsed = self.ledger.lapse(now, grace_s)
-        return expired(self.kubelet.ended(self.ledger, lapsed, now, lapses=True), now)

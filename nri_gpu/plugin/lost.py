@@ -7,7 +7,7 @@ what it cannot classify: a container that was paused while it restarted, one who
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.events import Gone, HeldForLong, LedgerEvent
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
@@ -43,21 +44,18 @@ class Lost(Struct, frozen=True):
 
 
 class LostContainers:
-    """Looks for the processes of lost containers: at once, then when their cgroups change.
-
-    gone: called with those that have none. clock: the ledger's.
-    """
+    """Looks for the processes of lost containers: at once, then when their cgroups change. clock: the ledger's."""
 
     def __init__(
         self,
         state: NodeState,
         cgroups: ContainerCgroups,
-        gone: Callable[[Collection[ContainerId]], None],
+        apply: Callable[[LedgerEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self._state = state
         self._cgroups = cgroups
-        self._gone = gone
+        self._apply = apply
         self._clock = clock
         self._known: frozenset[ContainerId] = frozenset()
         self._warned: frozenset[ContainerId] = frozenset()
@@ -117,10 +115,10 @@ class LostContainers:
         """Find out which have no process any more. Returns the others."""
         ledger = self._state.ledger
         if over := [each for each in ledger.lost if not self._cgroups.lives(ledger.processes[each])]:
-            self._gone(over)
+            self._apply(Gone(self._clock(), tuple(over)))
         now, lost = self._clock(), self.described()
         stuck = (each.uuids for each in lost if now - each.since >= STUCK_AFTER_S)
-        self._state.commit(self._state.ledger.with_stuck(frozenset(chain.from_iterable(stuck))))
+        self._apply(HeldForLong(now, frozenset(chain.from_iterable(stuck))))
         return lost
 
     def _look(self) -> None:

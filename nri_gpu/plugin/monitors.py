@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from nri_gpu.decision.foreign import Monitors
 from nri_gpu.domain.container import PodId
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.opened import Monitors
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import Backoff, LogOnce

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
-from nri_gpu.decision.foreign import with_live
 from nri_gpu.decision.mps_seats import holds_by_mps, start_fault
 from nri_gpu.decision.start_check import TAKEN, grant_of
 from nri_gpu.domain.container import Container, ContainerId, PodId
@@ -16,16 +15,19 @@ from nri_gpu.domain.decision import Code, Grant, Reason
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
-from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.allocations import KubeletTokens
+from nri_gpu.ledger.apply import apply
+from nri_gpu.ledger.events import Found, Gone, LedgerEvent, Rules, Started
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.opened import live
 from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.nri.subscription import Lifecycle
 from nri_gpu.plugin.counts import Counts, Outcome
 from nri_gpu.plugin.decision_log import container_fields
 from nri_gpu.plugin.dependencies import PluginDependencies
-from nri_gpu.plugin.monitors import MonitorPods
+from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
 
@@ -41,30 +43,33 @@ NO_USER: Final = Reason(
 )
 
 
+class LedgerHolder(Protocol):
+    """What is needed of the plugin."""
+
+    kubelet: KubeletTokens
+    counts: Counts
+    state: NodeState
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def rules(self) -> Rules: ...
+    def apply(self, event: LedgerEvent) -> None: ...
+
+
 class GrantedContainers:
     """The containers that carry a signed grant, as the runtime describes them.
 
-    unseen: granted by a daemon that may have ended before its answer was sent; not yet seen with their grant. revoked:
-    those that must not start, since others were granted their GPUs, with their sandboxes.
+    revoked: those that must not start, since others were granted their GPUs, with their sandboxes.
     """
 
-    def __init__(
-        self,
-        state: NodeState,
-        needs: PluginDependencies,
-        key: bytes,
-        kubelet: KubeletAllocations,
-        counts: Counts,
-        monitors: MonitorPods,
-    ) -> None:
-        self.unseen: frozenset[ContainerId] = frozenset()
+    def __init__(self, plugin: LedgerHolder, needs: PluginDependencies, key: bytes) -> None:
         self.revoked: Mapping[ContainerId, PodId] = needs.recorder.revoked()
-        self._state = state
+        self._plugin = plugin
         self._needs = needs
         self._key = key
-        self._kubelet = kubelet
-        self._counts = counts
-        self._monitors = monitors
 
     def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
         """The grant that is written on a container; None where there is none."""
@@ -77,18 +82,15 @@ class GrantedContainers:
             seat = Seat.read(container.env, user_of(pid), container.mps_folder)
         return Grant.to(container, signed.uuids, signed.mode, signed.generation, seat)
 
-    def _with_live(self, ledger: Ledger, container: Container) -> Ledger:
-        return with_live(ledger, container, self._state.node.inventory, self._monitors.now)
-
     def start(self, change: Lifecycle) -> Reply:
         """START_CONTAINER: nothing, or why this container must not start."""
         if change.container_id in self.revoked and (container := change.container):
             return self._refuse(container, TAKEN)
-        if change.container_id in self.unseen:
+        if (entry := self._plugin.ledger.entries.get(change.container_id)) and entry.remembered:
             self._look_at_unseen(change)
-        if change.container_id in self._state.ledger.entries:
-            return self._run(change, self._state.ledger)
-        asks = change.asks or may_ask_by_environment(self._state.policy)
+        if change.container_id in self._plugin.ledger.entries:
+            return self._run(change)
+        asks = change.asks or may_ask_by_environment(self._plugin.policy)
         container = change.container if asks else None
         return EMPTY if container is None else self._start_ungranted(change, container)
 
@@ -96,52 +98,56 @@ class GrantedContainers:
         """Check that a container got its grant: a daemon may have ended between its journal and its answer."""
         container = change.container
         if container is not None and isinstance(self.signed_grant(container), SignedGrant):
-            self._state.commit(self._with_live(self._state.ledger, container))
+            self._plugin.apply(Found(self._needs.clock(), live(container)))
         elif container is not None:
-            self._needs.recorder.settled(change.container_id)
-            self._state.commit(self._state.ledger.released(change.container_id))
+            self._plugin.apply(Gone(self._needs.clock(), (change.container_id,)))
 
-    def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
-        running = ledger.started(change.container_id, self._needs.clock())
-        refused = OVER if ledger.entries[change.container_id].lost else TAKEN
-        found: Ledger | Reason = self._checked(change, running) if running else refused
-        if isinstance(found, Reason):
+    def _run(self, change: Lifecycle, found: Found | None = None) -> Reply:
+        """found: what makes it known, where the ledger does not know it."""
+        plugin = self._plugin
+        ledger = apply(plugin.ledger, found, plugin.rules) if found else plugin.ledger
+        entry = ledger.entries[change.container_id]
+        seat: Seat | Reason | None = OVER if entry.lost else TAKEN
+        if ledger.may_start(change.container_id):
+            seat = self._seat(change, entry.grant, ledger)
+        if isinstance(seat, Reason):
             container = change.container
             assert container is not None  # its id is in a ledger
-            return self._refuse(container, found)
-        self._needs.recorder.settled(change.container_id)
-        self._state.commit(self._kubelet.started(found, change.container_id, lambda: change.container))
+            return self._refuse(container, seat)
+        if found:
+            plugin.apply(found)
+        container = change.container if plugin.kubelet.tells and entry.allocation is None else None
+        allocation = plugin.kubelet.allocated(container) if container else None
+        plugin.apply(Started(self._needs.clock(), change.container_id, seat, allocation))
         return EMPTY
 
-    def _checked(self, change: Lifecycle, running: Ledger) -> Ledger | Reason:
+    def _seat(self, change: Lifecycle, grant: Grant, ledger: Ledger) -> Seat | Reason | None:
         """What is known of a granted container only as it starts: its user, and whether its GPU is ready for it."""
-        entry = running.entries[change.container_id]
-        container, seat = change.container if holds_by_mps(entry.grant) else None, entry.grant.seat
+        container, seat = change.container if holds_by_mps(grant) else None, grant.seat
         if container is not None and seat is None:  # the journal remembers none: it is in the container
             seat = Seat.read(container.env, None, container.mps_folder)
-        if sentence := self._needs.start_hindrance(replace(entry.grant, seat=seat)):
+        if sentence := self._needs.start_hindrance(replace(grant, seat=seat)):
             return Reason(Code.NODE_NOT_READY, sentence)
         if container is None or seat is None:
-            return running
+            return None
         uid = user_of(change.pid)
         uid = seat.uid if uid is None else uid
         if uid is None:
             return NO_USER
-        seated = running.with_entry(replace(entry, grant=replace(entry.grant, seat=replace(seat, uid=uid))))
-        return start_fault(change.container_id, uid, seated, self._state.node.inventory) or seated
+        seat = replace(seat, uid=uid)
+        return start_fault(replace(grant, seat=seat), uid, ledger, self._plugin.state.node.inventory) or seat
 
     def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
         """Created while we were away: nobody decided, and it must not run without the GPUs that it asked for."""
         signed = self.signed_grant(container)
         if isinstance(signed, SignedGrant) and signed.of_nothing:
-            self._state.commit(self._with_live(self._state.ledger, container))
+            self._plugin.apply(Found(self._needs.clock(), live(container)))
             return EMPTY
         if isinstance(signed, SignedGrant):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
-            entry = Entry(self.grant(container, signed, change.pid), GrantPhase.LAPSED, self._needs.clock())
-            ledger = self._state.ledger.with_entry(entry)
-            return self._run(change, self._with_live(ledger, container))
-        key = needs_grant(container, self._state.policy, starts=True)
+            grant = self.grant(container, signed, change.pid)
+            return self._run(change, Found(self._needs.clock(), live(container), grant))
+        key = needs_grant(container, self._plugin.policy, starts=True)
         if not key:
             return EMPTY
         reason = Reason(
@@ -159,6 +165,6 @@ class GrantedContainers:
             self._needs.recorder.removed(over)
 
     def _refuse(self, container: Container, reason: Reason) -> Reply:
-        self._counts.refused(reason.code, Outcome.START_REFUSED)
+        self._plugin.counts.refused(reason.code, Outcome.START_REFUSED)
         self._needs.later(lambda: self._needs.refusals.add(container_fields(container), reason, "start refused"))
         return status_of(reason)

@@ -13,6 +13,7 @@ from loguru import logger
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Grant
+from nri_gpu.ledger.events import LedgerEvent, NeverStarted, ProcessesFound
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
@@ -23,20 +24,20 @@ PAUSE_S: Final = 1.0  # between looks
 class UnstartedContainers:
     """Looks for their cgroups, and has those lapse whose grace is over and whose cgroups are empty.
 
-    over: called with those that have no process. lapses: whether they lapse without a look. clock: the ledger's.
+    lapses: whether they lapse without a look. clock: the ledger's.
     """
 
     def __init__(
         self,
         state: NodeState,
         cgroups: ContainerCgroups,
-        over: Callable[[Collection[ContainerId]], None],
+        apply: Callable[[LedgerEvent], None],
         lapses: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._state = state
         self._cgroups = cgroups
-        self._over = over
+        self._apply = apply
         self._lapses = lapses
         self._clock = clock
         self._warned: frozenset[ContainerId] = frozenset()
@@ -63,17 +64,14 @@ class UnstartedContainers:
         if self._cgroups.seen:
             self._find(created.keys() - self._state.ledger.processes.keys())
             if over := [each for each in created.keys() & overdue if not self._lives(each)]:
-                self._over(over)
+                self._apply(NeverStarted(self._clock(), tuple(over)))
         else:
             self._warn_of({id_: each.grant for id_, each in created.items() if id_ in overdue})
         self._wait()
 
     def _find(self, container_ids: Collection[ContainerId]) -> None:
         """Know their cgroups, so that one that is stopped or removed is lost until its own is empty."""
-        ledger = self._state.ledger
-        for container_id, process in self._cgroups.named(container_ids).items():
-            ledger = ledger.with_process(container_id, process)
-        self._state.commit(ledger)
+        self._apply(ProcessesFound(self._clock(), self._cgroups.named(container_ids)))
 
     def _lives(self, container_id: ContainerId) -> bool:
         process = self._state.ledger.processes.get(container_id)

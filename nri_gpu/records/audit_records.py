@@ -34,8 +34,10 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.domain.value import canonical, decode, encode
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
-from nri_gpu.ledger.reservations import cleared_for, expired, reservation_id, reservation_of, reserved_device
+from nri_gpu.ledger.apply import apply, cleared_for
+from nri_gpu.ledger.events import Created, Rules, Ticked
+from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation, without
+from nri_gpu.ledger.reservations import reservation_id, reservation_of, reserved_device
 from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, object]
@@ -289,7 +291,7 @@ class Replay:
     def _take_entry(self, id_: ContainerId, entry: Entry | None) -> None:
         ours = self.ledger.entries.get(id_)
         if entry is None:
-            self.ledger = self.ledger.released(id_)
+            self.ledger = replace(self.ledger, entries=without(self.ledger.entries, {id_}))
         elif self._instead is None or id_ not in self._decided:
             self.ledger = self.ledger.with_entry(entry)
         elif ours is not None:
@@ -299,9 +301,11 @@ class Replay:
     def _decide(self, record: _DecisionRecord) -> Compared:
         container, now = container_of(record.container), record.now
         settings = self._policy if not self._policy.fault else Policy.default()
-        ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
-        cleared = cleared_for(ledger, container, now)
-        decision = decide(container, self._node, cleared, self._policy)
-        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, now)
+        rules = Rules(settings.ledger.created_grace_s, self._node.inventory, grace_s=settings.handover.grace_s)
+        self.ledger = apply(self.ledger, Ticked(now), rules)
+        decision = decide(container, self._node, cleared_for(self.ledger, container, now), self._policy)
+        if not isinstance(decision, Refuse):
+            grant = decision.grant if isinstance(decision, Inject) else None
+            self.ledger = apply(self.ledger, Created(now, container, grant), rules)
         self._decided.add(container.id)
         return Compared(container, record.at_s, record.answer, answer_json(decision))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 
 from loguru import logger
 
@@ -53,10 +54,11 @@ class StateRecorder:
     def removed(self, container_ids: Collection[ContainerId]) -> None:
         self._later(lambda: self._try(lambda: self._journal.removed(container_ids)))
 
-    def settled(self, container_id: ContainerId) -> None:
-        """Appended after the reply, and only for a grant that the journal may still have."""
-        if self._unsettled.pop(container_id, None) is not None:
-            self._later(lambda: self._try(lambda: self._settle(container_id)))
+    def settled(self, *container_ids: ContainerId) -> None:
+        """Appended after the reply, and only for grants that the journal may still have."""
+        for each in container_ids:
+            if self._unsettled.pop(each, None) is not None:
+                self._later(partial(self._try, partial(self._settle, each)))
 
     def synchronized(self, ledger: Ledger) -> None:
         if self._audit:

@@ -40,7 +40,7 @@ READ_ONLY: Final = {"ro", "nosuid", "nodev"}
 def reply_to(container: Container, node: Node, ledger: Ledger, policy: Policy) -> pb.CreateContainerResponse:
     """What goes to the runtime; empty for a refusal, which is no message."""
     state = NodeState(node.inventory, policy=policy, later=lambda _: None)
-    state.node, state.ledger = node, ledger.released(container.id)
+    state.node, state.ledger = node, ledger.without_containers({container.id})
     plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None, NoRecorder()), KEY)
     reply = plugin.create_container(make.create_payload(container))
     return pb.CreateContainerResponse.FromString(reply if isinstance(reply, bytes) else b"")

@@ -24,6 +24,7 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import strategies
+from tests.support.ledgers import decided
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -65,19 +66,19 @@ def the_same_question_has_the_same_answer(container: Container, node: Node, ledg
 
 def asking_twice_gives_the_same_grant(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     first = decide(container, node, ledger, policy)
-    after = ledger.after(first, 0.0)
+    after = decided(ledger, first, 0.0)
     assert decide(container, node, after, policy) == first
-    assert after.after(decide(container, node, after, policy), 0.0) == after
+    assert decided(after, decide(container, node, after, policy), 0.0) == after
 
 
 def a_grant_overlaps_with_nobody_it_must_not_meet(
     container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
-    ledger = ledger.released(container.id)
+    ledger = ledger.without_containers({container.id})
     decision = decide(container, node, ledger, policy)
     if not isinstance(decision, Inject):
         return
-    new = strategies.capacity_faults(ledger.after(decision, 0.0))
+    new = strategies.capacity_faults(decided(ledger, decision, 0.0))
     assert not [fault for fault in new if container.id in fault.split(" and ")]
     if decision.grant.mode is Mode.EXCLUSIVE:
         abroad = {uuid for other in ledger.external.values() for uuid in other.held}
@@ -147,7 +148,7 @@ def test_no_row_of_decisions_oversells_a_node(row: list[tuple[Container, Mode]],
     ledger = Ledger()
     for number, (container, mode) in enumerate(row):
         policy = Policy(defaults=replace(Policy().defaults, mode=mode))
-        ledger = ledger.after(decide(container, node, ledger, policy), float(number))
+        ledger = decided(ledger, decide(container, node, ledger, policy), float(number))
         assert not strategies.capacity_faults(ledger)
 
 

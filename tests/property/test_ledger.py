@@ -35,7 +35,6 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.foreign import opened_uuids, seen
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.container import Cgroup, Container, ContainerId, DeviceRef, FirstProcess, PodId
@@ -45,8 +44,10 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.events import Started, Stopped, Ticked
 from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.ledger.opened import opened_uuids, seen
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
@@ -59,6 +60,7 @@ from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc import Status
 from tests.property import strategies
 from tests.support import builders as make
+from tests.support.ledgers import after, decided
 from tests.support.plugin import NoRecorder
 
 KEY: Final = bytes(32)
@@ -128,8 +130,9 @@ class Journal(NoRecorder):
         for each in container_ids:
             self.known.pop(each, None)
 
-    def settled(self, container_id: ContainerId) -> None:
-        self.grants.pop(container_id, None)
+    def settled(self, *container_ids: ContainerId) -> None:
+        for each in container_ids:
+            self.grants.pop(each, None)
 
     def remembered(self, since: float) -> Iterable[Remembered]:
         return [each for each in self.grants.values() if each.at >= since]
@@ -576,7 +579,7 @@ class Runtime(RuleBasedStateMachine):
     def what_is_no_more_holds_for_the_grace_at_most(self) -> None:
         if self.away:
             return
-        for name, entry in self.ledger.lapse(self.now, GRACE_S).entries.items():
+        for name, entry in after(self.ledger, Ticked(self.now)).entries.items():
             if name not in self.made and name not in self.left:
                 assert not entry.holds or self.now - self.given[name] <= GRACE_S
 
@@ -588,9 +591,8 @@ TestRuntime.settings = settings(max_examples=80, stateful_step_count=50)
 @given(strategies.ledgers, strategies.entries())
 def test_release_undoes_a_grant(ledger: Ledger, entry: Entry) -> None:
     grant = entry.grant
-    ledger = ledger.released(grant.container_id)
-    granted = ledger.after(Inject(NO_EDITS, grant), 1.0)
-    assert granted.released(grant.container_id) == ledger
-    running = granted.started(grant.container_id, 2.0)
-    assert running is not None
-    assert running.stopped(grant.container_id, 3.0) == ledger
+    ledger = ledger.without_containers({grant.container_id})
+    granted = decided(ledger, Inject(NO_EDITS, grant), 1.0)
+    assert granted.without_containers({grant.container_id}) == ledger
+    ended = after(granted, Started(2.0, grant.container_id), Stopped(3.0, grant.container_id))
+    assert ended.with_releasing(ledger.releasing) == ledger

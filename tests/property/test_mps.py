@@ -19,12 +19,13 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.mps import MIB, Seat
+from nri_gpu.ledger.events import Started, Synchronized, Ticked
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.ledger.rebuild import rebuilt
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps_settings import MpsSettings
 from tests.property import strategies
 from tests.support import builders as make
+from tests.support.ledgers import after, decided
 
 NODE: Final = make.node(make.gpus(2))
 MOST: Final = 3
@@ -55,10 +56,10 @@ class Seats(RuleBasedStateMachine):
         self.now += wait_s
         self.number += 1
         container = make.container(claim, of=f"p{self.number}", uid=told)
-        self.ledger = self.ledger.lapse(self.now, GRACE_S)
+        self.ledger = after(self.ledger, Ticked(self.now))
         decision = decide(container, NODE, self.ledger, POLICY)
         assert isinstance(decision, Inject | Refuse)
-        self.ledger = self.ledger.after(decision, self.now)
+        self.ledger = decided(self.ledger, decision, self.now)
         if isinstance(decision, Inject):
             seat = decision.grant.seat
             self.env[container.id] = replace(container, env=decision.edits.env, mps_folder=seat.folder if seat else "")
@@ -75,21 +76,17 @@ class Seats(RuleBasedStateMachine):
         if entry is None or entry.phase is GrantPhase.RUNNING:
             return
         id_ = entry.grant.container_id
-        running, uid = self.ledger.started(id_, self.now), self.users[id_]
-        if running is None:
+        if not self.ledger.may_start(id_):
             return
-        seat = entry.grant.seat
-        if seat is not None:
-            if start_fault(id_, uid, running, NODE.inventory):
-                return
-            seated = replace(running.entries[id_].grant, seat=replace(seat, uid=uid))
-            running = running.with_entry(replace(running.entries[id_], grant=seated))
-        self.ledger = running
+        uid, seat = self.users[id_], entry.grant.seat and replace(entry.grant.seat, uid=self.users[id_])
+        if seat is not None and start_fault(replace(entry.grant, seat=seat), uid, self.ledger, NODE.inventory):
+            return
+        self.ledger = after(self.ledger, Started(self.now, id_, seat))
 
     @rule(pick=picks)
     def end(self, pick: int) -> None:
         if entry := self.some(pick):
-            self.ledger = self.ledger.released(entry.grant.container_id)
+            self.ledger = self.ledger.without_containers({entry.grant.container_id})
 
     @rule()
     def restart(self) -> None:
@@ -102,7 +99,7 @@ class Seats(RuleBasedStateMachine):
             for id_, entry in self.ledger.entries.items()
         ]
         ran = {id_: entry for id_, entry in self.ledger.entries.items() if entry.phase is GrantPhase.RUNNING}
-        self.ledger = rebuilt(entries, ())
+        self.ledger = after(Ledger(), Synchronized(self.now, entries=tuple(entries)))
         assert all(self.ledger.entries[id_].grant == entry.grant for id_, entry in ran.items())
 
     def seen(self, entry: Entry) -> Seat:
@@ -146,7 +143,7 @@ def test_no_more_sit_than_may(shares: list[str]) -> None:
     ledger = Ledger()
     for number, share in enumerate(shares):
         container = make.container(f"1;mode=mps{share}", of=f"p{number}")
-        ledger = ledger.after(decide(container, NODE, ledger, POLICY), 0.0)
+        ledger = decided(ledger, decide(container, NODE, ledger, POLICY), 0.0)
     for gpu in NODE.gpus:
         use = ledger.usage().get(gpu.uuid)
         grants = list(use.grants.values()) if use else []

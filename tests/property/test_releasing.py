@@ -5,25 +5,28 @@ Beside the ledger a GPU is played whose processes outlive their containers for a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
-from nri_gpu.domain.decision import Grant, Inject, Refuse
+from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.ledger.apply import cleared_for
+from nri_gpu.ledger.events import Created, LedgerEvent, Looked, PodGone, Removed, Started, Stopped, Ticked
 from nri_gpu.ledger.ledger import GrantPhase, Ledger
-from nri_gpu.ledger.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.policy.model import Policy
 from tests.property import strategies
 from tests.support import builders as make
+from tests.support import ledgers
+from tests.support.ledgers import after
 
 GRACE_S: Final = 60.0
-CREATED_GRACE_S: Final = 1e9  # not the subject here
+RULES: Final = replace(ledgers.RULES, created_grace_s=1e9)  # lapses are not the subject here
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))
 UNITS: Final = tuple(unit.uuid for unit in make.inventory(GPUS).units)
 pods = st.sampled_from(strategies.POD_NAMES)
@@ -42,23 +45,21 @@ class Node(RuleBasedStateMachine):
         self.processes: dict[GpuUuid, list[str]] = {uuid: [] for uuid in UNITS}
         self.dirty: dict[GpuUuid, tuple[str, float]] = {}
 
-    def gone(self, change: Callable[[Ledger], Ledger]) -> None:
-        before, after = self.ledger, change(self.ledger)
-        for id_ in before.entries.keys() - after.entries.keys():
+    def gone(self, event: LedgerEvent) -> None:
+        before, self.ledger = self.ledger, after(self.ledger, event, rules=RULES)
+        for id_ in before.entries.keys() - self.ledger.entries.keys():
             entry = before.entries[id_]
             if entry.phase is GrantPhase.RUNNING and entry.grant.mode == "exclusive":
                 self.dirty |= {uuid: (entry.grant.pod_uid, self.now) for uuid in entry.grant.uuids}
-        self.ledger = vacated(before, after, before.entries, Wait(self.now, GRACE_S, lambda _: True))
 
     @rule(pod=pods, name=names, claim=claims, runs=st.booleans())
     def create(self, pod: str, name: str, claim: str, runs: bool) -> None:
         self.number, self.now = self.number + 1, self.now + 0.5
         asks: Container = make.container(claim, of=pod, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
-        ledger = expired(self.ledger.lapse(self.now, CREATED_GRACE_S), self.now)
-        cleared = cleared_for(ledger, asks, self.now)
-        decision = decide(asks, self.node, cleared, Policy())
-        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now)
+        self.ledger = after(self.ledger, Ticked(self.now), rules=RULES)
+        decision = decide(asks, self.node, cleared_for(self.ledger, asks, self.now), Policy())
         if isinstance(decision, Inject):
+            self.ledger = after(self.ledger, Created(self.now, asks, decision.grant), rules=RULES)
             for uuid in decision.grant.uuids:
                 owner, since = self.dirty.get(uuid, (asks.pod.uid, 0.0))
                 assert owner == asks.pod.uid or self.now - since > GRACE_S
@@ -72,9 +73,8 @@ class Node(RuleBasedStateMachine):
             self.starts(waiting[pick % len(waiting)].grant)
 
     def starts(self, grant: Grant) -> None:
-        running = self.ledger.started(grant.container_id, self.now)
-        assert running is not None
-        self.ledger = running
+        assert self.ledger.may_start(grant.container_id)
+        self.ledger = after(self.ledger, Started(self.now, grant.container_id), rules=RULES)
         for uuid in grant.uuids:
             self.processes[uuid].append(grant.pod_uid)
 
@@ -84,12 +84,12 @@ class Node(RuleBasedStateMachine):
         if not (alive := list(self.ledger.entries.values())):
             return
         grant = alive[pick % len(alive)].grant
-        changes: dict[str, Callable[[Ledger], Ledger]] = {
-            "stop": lambda ledger: ledger.stopped(grant.container_id, self.now),
-            "remove": lambda ledger: ledger.released(grant.container_id),
-            "pod": lambda ledger: ledger.pod_gone(grant.pod_id, self.now),
+        events: dict[str, LedgerEvent] = {
+            "stop": Stopped(self.now, grant.container_id),
+            "remove": Removed(self.now, (grant.container_id,)),
+            "pod": PodGone(self.now, grant.pod_id),
         }
-        self.gone(changes[how])
+        self.gone(events[how])
         if clean:
             for uuid in grant.uuids:
                 self.processes[uuid] = [each for each in self.processes[uuid] if each != grant.pod_uid]
@@ -101,9 +101,9 @@ class Node(RuleBasedStateMachine):
             case "given":
                 self.ledger = self.ledger.with_all_external({other.container_id: other})
             case "removed":
-                self.gone(lambda ledger: ledger.released(other.container_id))
+                self.gone(Removed(self.now, (other.container_id,)))
             case _:
-                self.gone(lambda ledger: ledger.pod_gone(other.pod_id, self.now))
+                self.gone(PodGone(self.now, other.pod_id))
 
     @rule(uuid=units)
     def a_process_ends(self, uuid: GpuUuid) -> None:
@@ -115,7 +115,7 @@ class Node(RuleBasedStateMachine):
         began = self.now - 0.5 if late else self.now + 0.25
         self.now += 0.5
         counts = {uuid: len(there) for uuid, there in self.processes.items()}
-        self.ledger = looked(self.ledger, lambda uuid, _: counts.get(uuid), began, unknown_waits=True)
+        self.ledger = after(self.ledger, Looked(began, counts), rules=RULES)
         for uuid, (_, since) in list(self.dirty.items()):
             if began > since and not counts[uuid]:
                 del self.dirty[uuid]
@@ -126,7 +126,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_ever(self) -> None:
-        assert not expired(self.ledger, self.now + GRACE_S + 1).releasing
+        assert not after(self.ledger, Ticked(self.now + GRACE_S + 1), rules=RULES).releasing
 
     @invariant()
     def what_nobody_looked_at_waits(self) -> None:

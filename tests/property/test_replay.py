@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Refuse
+from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
-from nri_gpu.ledger.claims import prepare, unprepare
+from nri_gpu.ledger.apply import apply, cleared_for
+from nri_gpu.ledger.events import (
+    ClaimReleased,
+    ClaimsPrepared,
+    Created,
+    Gone,
+    LedgerEvent,
+    Looked,
+    PodGone,
+    Started,
+    Stopped,
+    Ticked,
+)
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.ledger.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import (
     Compared,
@@ -29,6 +41,7 @@ from nri_gpu.records.audit_records import (
 )
 from tests.property import strategies
 from tests.support import builders as make
+from tests.support.ledgers import RULES
 
 Step = Container | PreparedClaim | Node | Policy | Ledger | str
 steps = st.lists(
@@ -53,6 +66,7 @@ class Recorder:
         self.records: list[Record] = [node_record(make.node()), policy_record("0", "", "")]
         self.policies: list[Policy] = [Policy.default()]
         self.node, self.ledger, self.now = make.node(), Ledger(), 100.0
+        self.rules = RULES
         self.last: Container | None = None
 
     def take(self, step: Step) -> None:
@@ -62,7 +76,7 @@ class Recorder:
                 self._decide(step)
             case PreparedClaim():
                 again = step.uid in self.ledger.claims
-                self._commit(unprepare(self.ledger, step.uid) if again else prepare(self.ledger, step))
+                self._apply(ClaimReleased(self.now, step.uid) if again else ClaimsPrepared(self.now, (step,)))
             case Node():
                 self.node = step
                 self.records.append(node_record(step))
@@ -79,32 +93,33 @@ class Recorder:
     def _decide(self, container: Container) -> None:
         self.last, policy = container, self.policies[-1]
         grace_s = (policy if not policy.fault else Policy()).ledger.created_grace_s
-        ledger = expired(self.ledger.lapse(self.now, grace_s), self.now)
-        cleared = cleared_for(ledger, container, self.now)
-        decision = decide(container, self.node, cleared, policy)
+        self.rules = replace(RULES, created_grace_s=grace_s)
+        self._apply(Ticked(self.now))
+        decision = decide(container, self.node, cleared_for(self.ledger, container, self.now), policy)
         self.records.append(decision_record(container, decision, 1e9 + self.now, self.now))
-        self._commit(ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now))
+        if not isinstance(decision, Refuse):
+            self._apply(Created(self.now, container, decision.grant if isinstance(decision, Inject) else None))
 
     def _happen(self, event: str) -> None:
         if event == "wait":
             self.now += 1000
         elif event == "look":
             processes = {uuid: number % 3 for number, uuid in enumerate(self.ledger.releasing)}
-            self._commit(looked(self.ledger, lambda uuid, _: processes.get(uuid), self.now, unknown_waits=True))
+            self._apply(Looked(self.now, processes))
         elif self.last:
             of, now = self.last, self.now
-            happened: dict[str, Callable[[], Ledger | None]] = {
-                "start": lambda: self.ledger.started(of.id, now),
-                "stop": lambda: self.ledger.stopped(of.id, now),
-                "remove": lambda: self.ledger.released(of.id),
-                "pod gone": lambda: self.ledger.pod_gone(of.pod.id, now),
+            happened: dict[str, LedgerEvent] = {
+                "start": Started(now, of.id),
+                "stop": Stopped(now, of.id),
+                "remove": Gone(now, (of.id,)),
+                "pod gone": PodGone(now, of.pod.id),
             }
-            after = happened[event]() or self.ledger
-            self._commit(vacated(self.ledger, after, (of.id,), Wait(now, 60.0, lambda _: True)))
+            if event != "start" or self.ledger.may_start(of.id):
+                self._apply(happened[event])
 
-    def _commit(self, ledger: Ledger) -> None:
-        changed = changed_record(self.ledger, ledger)
-        self.ledger = ledger
+    def _apply(self, event: LedgerEvent) -> None:
+        before, self.ledger = self.ledger, apply(self.ledger, event, self.rules)
+        changed = changed_record(before, self.ledger)
         if changed:
             self.records.append(changed)
 

@@ -24,6 +24,7 @@ from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.select import Allowed, select
 from tests.property import strategies
 from tests.support import builders as make
+from tests.support.ledgers import decided
 
 MANY = settings(max_examples=150)
 NODE = make.node([make.gpu(0), make.gpu(1), make.gpu(2), make.mig_gpu(3, ("1g.5gb", "1g.5gb", "3g.20gb"))])
@@ -113,7 +114,7 @@ def test_no_row_of_decisions_goes_over_a_limit(row: list[Container], policy: Pol
     ledger = Ledger()
     for number, container in enumerate(row):
         before, decision = ledger, decide(container, NODE, ledger, policy)
-        ledger = ledger.after(decision, float(number))
+        ledger = decided(ledger, decision, float(number))
         event(str(decision.reason.code) if isinstance(decision, Refuse) else type(decision).__name__)
         verdict = select(policy, container)
         if isinstance(decision, Inject) and decision.grant.uuids and isinstance(verdict, Allowed):
@@ -154,7 +155,7 @@ def test_what_is_in_a_pool_goes_to_nobody_else(row: list[Container], policy: Pol
     ledger = Ledger()
     for container in row:
         decision = decide(container, NODE, ledger, policy)
-        ledger = ledger.after(decision, 0.0)
+        ledger = decided(ledger, decision, 0.0)
         if not isinstance(decision, Inject) or not decision.grant.uuids:
             continue
         index = naive(policy.rule.rules, container)

@@ -13,7 +13,8 @@ from nri_gpu.domain.container import Container, Pod, PodUid
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim
 from nri_gpu.dra.markers import markers_of
 from nri_gpu.kubelet.allocations import KubeletPods
-from nri_gpu.ledger.claims import join, prepare, unprepare
+from nri_gpu.ledger.claims import joined
+from nri_gpu.ledger.events import ClaimReleased, ClaimsPrepared
 from nri_gpu.ledger.ledger import Ledger
 from tests.support import builders
 from tests.support.kubelet_nodes import PluginNode
@@ -64,7 +65,7 @@ class ClaimNode(PluginNode):
         self.pods = self.plugin.claims.pods = KubeletPods(told=self._told)
 
     def _told(self, pod: Pod, listed: PodDevices) -> None:
-        self.node_state.commit(join(self.plugin.ledger, pod, listed, self.pods.uids))
+        self.plugin.apply(ClaimsPrepared(0.0, joined(self.plugin.ledger, pod, listed, self.pods.uids)))
 
     def kubelet_lists(self, pod: Pod, **claims: Iterable[PreparedClaim]) -> None:
         """Its answer about a pod, if it was asked. claims: of each container that it lists."""
@@ -81,12 +82,12 @@ class ClaimNode(PluginNode):
         ledger = self.plugin.ledger
         found = prepared(claim, self.plugin.aged(self.node), ledger, self.node_state.policy)
         if isinstance(found, PreparedClaim):
-            self.node_state.commit(prepare(ledger, found))
+            self.plugin.apply(ClaimsPrepared(0.0, (found,)))
             self.plugin.claims.settled(claim.uid)
         return found
 
     def unprepare(self, uid: ClaimUid) -> None:
-        self.node_state.commit(unprepare(self.plugin.ledger, uid))
+        self.plugin.apply(ClaimReleased(0.0, uid))
         self.plugin.claims.settled(uid)
 
     def prepared(self, claim: AllocatedClaim) -> PreparedClaim:

@@ -15,7 +15,7 @@ from nri_gpu.domain.container import Container, ContainerId, Pod
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Node
 from nri_gpu.kubelet.advertised import AdvertisedDevices
-from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.kubelet.allocations import KubeletPods, held_by_others
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.registered_socket import EndpointTimes
 from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
@@ -73,9 +73,13 @@ class PluginNode:
         (answer,) = self.devices.allocate(resource, [ids])
         return answer.annotations
 
+    def taken(self, *, shared: bool = False) -> frozenset[GpuUuid]:
+        """GPUs that others than the kubelet's pods hold."""
+        return held_by_others(self.plugin.ledger, self.node_state.settings.kubelet, shared=shared)
+
     def keyed(self) -> None:
         """The tokens' key can be read."""
-        self.plugin.kubelet.keyed(TOKENS, self.plugin.ledger)
+        self.plugin.keyed(TOKENS)
 
     @property
     def node(self) -> Node:

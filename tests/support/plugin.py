@@ -11,9 +11,10 @@ from typing import Final, Self
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
-from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.gpu import Capability, GpuUuid
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.kubelet.allocations import held_by_others
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.convert import Configured
@@ -72,7 +73,7 @@ class NoRecorder:
     def removed(self, container_ids: Collection[ContainerId]) -> None:
         pass
 
-    def settled(self, container_id: ContainerId) -> None:
+    def settled(self, *container_ids: ContainerId) -> None:
         pass
 
     def synchronized(self, ledger: Ledger) -> None:
@@ -120,6 +121,10 @@ class Bench:
             cgroups=cgroups or ContainerCgroups(),
         )
         self.plugin = Plugin(self.state, needs, KEY)
+
+    def taken(self, *, shared: bool = False) -> frozenset[GpuUuid]:
+        """GPUs that others than the kubelet's pods hold."""
+        return held_by_others(self.state.ledger, self.state.settings.kubelet, shared=shared)
 
     @property
     def node(self) -> Node:

@@ -14,6 +14,7 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import changed_record, decision_record, node_record, policy_record
 from tests.support import builders as make
+from tests.support.ledgers import decided
 from tests.unit.cli.conftest import Done, NriGpuCall
 
 POLICY = '[namespaces]\nallow = ["ml"]\n'
@@ -32,7 +33,7 @@ def record(file: Path) -> None:
         container = make.container(claim, of=name)
         decision = decide(container, node, ledger, Policy.default())
         lines.append(decision_record(container, decision, 1_800_000_000.0, now))
-        old, ledger = ledger, ledger.after(decision, now)
+        old, ledger = ledger, decided(ledger, decision, now)
         if changed := changed_record(old, ledger):
             lines.append(changed)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

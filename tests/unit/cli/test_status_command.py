@@ -34,8 +34,8 @@ from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.dra.questions import DriverReport
 from nri_gpu.health.node_health import NodeHealth
+from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
-from nri_gpu.ledger.reservations import reserve
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.health_settings import OtherXids
@@ -43,6 +43,7 @@ from nri_gpu.stray.judge import StrayProcess, StrayUse
 from nri_gpu.system.liveness import LivenessFile
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
+from tests.support.ledgers import after
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.daemon.test_view import CLOCK, NOW, status_json, view
 
@@ -223,7 +224,7 @@ def test_a_monitor_has_a_line_and_the_gpu_stays_free() -> None:
 
 
 def test_a_reservation_says_since_when() -> None:
-    reserved = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
+    reserved = after(Ledger(), DevicesAllocated(CLOCK - 200, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
     (line,) = [line for line in lines(ledger=reserved) if "(reserved)" in line]
     assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
 

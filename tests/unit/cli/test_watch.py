@@ -26,11 +26,12 @@ from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, History
+from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.ledger.reservations import reserve
 from nri_gpu.stray.judge import StrayUse
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.ledgers import after
 from tests.support.schemas import conforming
 from tests.support.tmux import Terminal
 from tests.support.waiting import wait_for
@@ -53,7 +54,7 @@ def holding(*ledger: Any) -> DaemonStatus:  # noqa: ANN401 - entries of a ledger
 
 
 HOT, COLD = happened(1, "GPU 0 shows thermal"), happened(2, "GPU 0 no longer shows thermal")
-RESERVED = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK, shared=False)
+RESERVED = after(Ledger(), DevicesAllocated(CLOCK, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
 OPENED = replace(EMPTY.gpus[3], opened_by=(OpenedBy("ml/old", "main"),))
 AWAY = RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket")
 FIRST, SECOND = (

@@ -16,9 +16,9 @@ from nri_gpu.domain.container import Cgroup, FirstProcess
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Node
-from nri_gpu.ledger.claims import prepare
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
 from tests.support import builders as make
+from tests.support.ledgers import prepared
 
 NOW, CLOCK = 1_800_000_000.0, 5_000.0
 TRAIN, OTHER = make.container(of="train"), make.container(of="other")
@@ -113,11 +113,11 @@ UNAVAILABLE = {
         "held by ml/plugin (container main still opens its device number)",
     ),
     "a claim that no container uses": (
-        prepare(Ledger(), make.prepared_claim(1, name="idle")),
+        prepared(Ledger(), make.prepared_claim(1, name="idle")),
         "held exclusively by claim ml/idle",
     ),
     "a claim that a container uses": (
-        prepare(make.ledger(make.entry(1, to=TRAIN)), make.prepared_claim(1)),
+        prepared(make.ledger(make.entry(1, to=TRAIN)), make.prepared_claim(1)),
         "held exclusively by ml/train",
     ),
     "monitored": (make.ledger(make.entry(1, to=TRAIN, mode=None)), ""),

@@ -9,10 +9,11 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Reason, Refuse
 from nri_gpu.domain.node import Node
+from nri_gpu.ledger.apply import cleared_for
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.ledger.reservations import cleared_for
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
+from tests.support.ledgers import decided
 
 NODE: Final = make.node()
 POLICY: Final = Policy()
@@ -25,7 +26,7 @@ def played(row: Sequence[Container], policy: Policy, node: Node = NODE, ledger: 
     for container in row:
         cleared = cleared_for(ledger, container, 0.0)
         decisions.append(decide(container, node, cleared, policy))
-        ledger = cleared.after(decisions[-1], 0.0)
+        ledger = decided(cleared, decisions[-1], 0.0)
     return decisions
 
 

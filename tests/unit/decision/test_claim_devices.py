@@ -15,11 +15,11 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim, device_name
-from nri_gpu.ledger.claims import prepare
 from nri_gpu.ledger.ledger import Ledger, Releasing
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
 from tests.support.builders import container, entry, foreign, gpu, ledger, mig_gpu, mig_uuid, node, prepared_claim, uuid
+from tests.support.ledgers import prepared as holding
 
 
 def result(device: str = "gpu-7", **fields: Any) -> AllocatedResult:  # noqa: ANN401 - any field of a result
@@ -121,7 +121,7 @@ def test_what_others_hold_is_named_and_what_is_being_released_passes() -> None:
     for held, who in (
         (ledger(entry(0, to=other)), "ml/other"),
         (ledger(others=[foreign(0)]), "ml/plugin (not through nri-gpu)"),
-        (prepare(Ledger(), prepared_claim(0, name="first")), "claim ml/first"),
+        (holding(Ledger(), prepared_claim(0, name="first")), "claim ml/first"),
     ):
         found = why_not(allocated(), held=held)
         assert f"is held {'exclusively ' * ('plugin' not in who)}by {who}" in found.reason.sentence
@@ -135,7 +135,7 @@ def test_what_others_hold_is_named_and_what_is_being_released_passes() -> None:
 
 def test_the_same_claim_again_is_the_same_with_the_pods_of_now() -> None:
     first = done(allocated())
-    held = prepare(Ledger(), first)
+    held = holding(Ledger(), first)
     broken = node([], fault="gone meanwhile")
     again = done(allocated(pods=("train", "other")), broken, held)
     assert again == replace(first, pods=again.pods)
@@ -173,7 +173,7 @@ def test_monitoring_needs_no_free_gpu_and_holds_none() -> None:
     ],
 )
 def test_policy_is_asked_before_anything_is_held(policy: dict[str, Any], why: str) -> None:
-    held = prepare(Ledger(), prepared_claim(1, name="first", pods=("first",)))
+    held = holding(Ledger(), prepared_claim(1, name="first", pods=("first",)))
     assert why in why_not(allocated(), held=held, **policy).reason.sentence
 
 

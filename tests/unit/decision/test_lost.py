@@ -16,6 +16,7 @@ from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Limits
 from tests.support import builders as make
+from tests.support.ledgers import decided as with_decision
 
 LOST = make.entry(2, 3, phase=GrantPhase.LOST)
 SHARED = make.entry(2, phase=GrantPhase.LOST, mode=Mode.SHARED)
@@ -59,7 +60,7 @@ def test_they_share_a_gpu_as_one() -> None:
     attempt = again("device=2;mode=shared")
     decision = decided(attempt, make.ledger(SHARED), policy)
     assert granted(decision) == (make.uuid(2),)
-    both = make.ledger(SHARED).after(decision, 1.0)
+    both = with_decision(make.ledger(SHARED), decision, 1.0)
     assert both.usage()[make.uuid(2)].load == 1
     twice = Policy(limits=Limits(containers_per_gpu=2))
     assert granted(decided(make.container("device=2;mode=shared", of="other"), both, twice)) == (make.uuid(2),)
@@ -67,10 +68,12 @@ def test_they_share_a_gpu_as_one() -> None:
 
 def test_others_wait_for_both() -> None:
     """Also once the next attempt has ended."""
-    both = make.ledger(LOST).after(decided(again("2"), make.ledger(LOST)), 1.0)
+    both = with_decision(make.ledger(LOST), decided(again("2"), make.ledger(LOST)), 1.0)
     other = make.container("device=2", of="other")
     assert "exclusively by ml/train," in refusal(other, both)
-    assert "ml/train (over, but its processes are not" in refusal(other, both.released(ContainerId("again")))
+    assert "ml/train (over, but its processes are not" in refusal(
+        other, both.without_containers({ContainerId("again")})
+    )
 
 
 def test_a_lost_container_itself_is_granted_nothing() -> None:

@@ -19,6 +19,7 @@ from nri_gpu.mps.mps_folders import mount_fault
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make
+from tests.support.ledgers import decided
 from tests.unit.decision.deciding import NODE, injected, played, reason_of
 
 ONE = make.node(make.gpus(1))
@@ -179,8 +180,8 @@ def test_a_gpu_that_has_no_seat_left_is_passed_over() -> None:
 def test_a_second_user_is_found_at_the_start_where_nobody_told_before() -> None:
     ledger = Ledger()
     for decision in played([asks(MPS, uid=1000), asks(MPS, "b")], policy(), ONE):
-        ledger = ledger.after(decision, 0.0)
-    second = asks(MPS, "b").id
+        ledger = decided(ledger, decision, 0.0)
+    second = ledger.entries[asks(MPS, "b").id].grant
     assert start_fault(second, 1000, ledger, ONE.inventory) is None
     fault = start_fault(second, 1001, ledger, ONE.inventory)
     assert fault is not None

@@ -34,7 +34,7 @@ from nri_gpu.dra.questions import (
     Question,
     Unprepared,
 )
-from nri_gpu.ledger.reservations import reserve
+from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.health_settings import OnBad
@@ -42,6 +42,7 @@ from nri_gpu.policy.kubelet_settings import FailClosed, KubeletSettings
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
 from tests.support.kubelet_nodes import PluginNode, until
+from tests.support.ledgers import after
 from tests.support.log import Log
 from tests.support.plugin import KEY
 from tests.support.podresources import PodResourcesServer
@@ -152,7 +153,7 @@ async def test_a_change_is_told_at_once_and_once(tmp_path: Path) -> None:
         for index in range(4):
             await asyncio.sleep(0)
             device = AllocatedDevice("nvidia.com/gpu", make.uuid(index))
-            state.commit(reserve(state.ledger, [device], 1.0, shared=False))
+            state.commit(after(state.ledger, DevicesAllocated(1.0, (device,))))
         second = await waiting
         assert second.number == first.number + 1
         assert [len(each.taints) for each in second.devices] == [1, 1, 1, 1]

@@ -19,13 +19,14 @@ from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.dra.offered_devices import CounterSets, not_ready, offer
 from nri_gpu.dra.questions import Capacity, OfferedDevice, Taint, Version
 from nri_gpu.inventory.topology_file import load_topology
+from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.ledger.reservations import reserve
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
+from tests.support.ledgers import after
 
 MIB: Final = make.MIB
 LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -200,7 +201,7 @@ def held(by: str) -> Taint:
 
 GRANTED: Final = make.ledger(make.entry(0))
 SHARED: Final = make.ledger(make.entry(0, mode=Mode.SHARED))
-RESERVED: Final = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], 1.0, shared=False)
+RESERVED: Final = after(Ledger(), DevicesAllocated(1.0, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
 OURS: Final = claim(make.uuid(0))
 HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
     "by a container": (GRANTED, 1, [held("container")]),

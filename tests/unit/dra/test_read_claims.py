@@ -317,13 +317,13 @@ def test_gpus_of_claims_are_taken_from_the_device_plugin(node: ClaimNode) -> Non
     node.prepared(allocated(0))
     node.prepared(allocated(1, name="two", text="mode=shared"))
     node.prepared(allocated(2, name="three", admin=True))
-    assert node.plugin.taken(shared=False) == {uuid(0), uuid(1)}
-    assert node.plugin.taken(shared=True) == {uuid(0)}
+    assert node.taken(shared=False) == {uuid(0), uuid(1)}
+    assert node.taken(shared=True) == {uuid(0)}
     made = with_claims(container(), node.prepared(allocated(0)))
     node.create(made)
-    assert node.plugin.taken(shared=False) == {uuid(0), uuid(1)}
+    assert node.taken(shared=False) == {uuid(0), uuid(1)}
     node.unprepare(SHARED)
-    assert node.plugin.taken(shared=False) == {uuid(0), uuid(1)}  # its container still has it
+    assert node.taken(shared=False) == {uuid(0), uuid(1)}  # its container still has it
 
 
 def test_a_pod_without_uid_is_in_no_claim(node: ClaimNode) -> None:

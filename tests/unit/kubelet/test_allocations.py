@@ -229,7 +229,7 @@ def test_what_policy_refuses_for_its_age_is_not_offered() -> None:
 def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy(node: PluginNode) -> None:
     """A Job's, say, that started and ended while the daemon was away: nothing tells that it was the kubelet's."""
     remembered = builders.entry(1, to=container(of="gone"), phase=GrantPhase.CREATED)
-    node.node_state.commit(builders.ledger(replace(remembered, until=node.clock() + 2.0)))
-    assert not node.plugin.taken(shared=False)
+    node.node_state.commit(builders.ledger(replace(remembered, remembered=True)))
+    assert not node.taken()
     node.node_state.commit(builders.ledger(remembered))
-    assert node.plugin.taken(shared=False) == {uuid(1)}
+    assert node.taken() == {uuid(1)}

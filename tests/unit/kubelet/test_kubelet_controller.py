@@ -19,7 +19,6 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.kubelet.advertised import NOT_CONNECTED
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.required_device import KEY_FILE, TokenKey
-from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
 from nri_gpu.records.policy_file import PolicyFile
 from nri_gpu.records.state_folder import StateFolder
@@ -54,10 +53,10 @@ async def test_an_installation_without_grpcio_serves_on(log: Log, monkeypatch: p
 async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(folder: Path, log: Log) -> None:
     node, bugs = KubeletNode(folder), [ZeroDivisionError()]
 
-    def keyed(key: bytes, ledger: Ledger) -> None:
+    def keyed(key: bytes) -> None:
         raise bugs.pop()
 
-    node.plugin.kubelet.keyed = keyed  # type: ignore[method-assign] # that is the bug
+    node.plugin.keyed = keyed  # type: ignore[method-assign] # that is the bug
     async with Kubelet(folder) as kubelet, node:
         await kubelet.wait_healthy(GPU, 4)
     assert isinstance(log.one("bug: kubelet session ended").exception, ZeroDivisionError)

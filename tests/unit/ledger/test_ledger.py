@@ -6,19 +6,18 @@ import pytest
 
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.apply import cleared_for
+from nri_gpu.ledger.events import Gone, PodGone, Removed, Started, Stopped, Synchronized, Ticked
 from nri_gpu.ledger.ledger import UNUSED, Entry, ExternalAllocation, GrantPhase, Ledger, Usage
-from nri_gpu.ledger.rebuild import rebuilt
-from nri_gpu.ledger.reservations import cleared_for
 from tests.support import builders as make
+from tests.support.ledgers import GRACE_S, after
 
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
 EXCLUSIVE, SHARED = Mode.EXCLUSIVE, Mode.SHARED
 CREATED, RUNNING, LAPSED = GrantPhase.CREATED, GrantPhase.RUNNING, GrantPhase.LAPSED
-GRACE_S = 60.0
 
 
-def phases(ledger: Ledger | None) -> dict[str, GrantPhase]:
-    assert ledger is not None
+def phases(ledger: Ledger) -> dict[str, GrantPhase]:
     return {name: entry.phase for name, entry in ledger.entries.items()}
 
 
@@ -87,14 +86,14 @@ PREDECESSORS = {
 
 @pytest.mark.parametrize(("before", "stays"), PREDECESSORS.values(), ids=PREDECESSORS)
 def test_for_the_next_attempt_what_never_ran_holds_nothing(before: Entry, stays: bool) -> None:
-    after = cleared_for(make.ledger(before), AGAIN, 1.0)
-    assert after.entries[before.grant.container_id].holds is stays
+    cleared = cleared_for(make.ledger(before), AGAIN, 1.0)
+    assert cleared.entries[before.grant.container_id].holds is stays
 
 
 def test_the_grace_is_over_just_after_its_last_moment() -> None:
     ledger = make.ledger(make.entry(0, phase=CREATED, since=10.0))
-    assert ledger.lapse(10.0 + GRACE_S, GRACE_S) is ledger
-    late = ledger.lapse(10.1 + GRACE_S, GRACE_S)
+    assert after(ledger, Ticked(10.0 + GRACE_S)) is ledger
+    late = after(ledger, Ticked(10.1 + GRACE_S))
     assert [*phases(late).values()] == [LAPSED]
     assert late.usage() == {}
 
@@ -115,30 +114,31 @@ LATE: dict[str, tuple[Entry, tuple[Entry, ...], tuple[ExternalAllocation, ...], 
 def test_a_lapsed_container_may_start_while_nobody_has_its_gpus(
     late: Entry, entries: tuple[Entry, ...], others: tuple[ExternalAllocation, ...], may: bool
 ) -> None:
-    started = make.ledger(late, *entries, others=others).started(A.id, 99.0)
-    assert (started is not None) is may
-    assert started is None or started.entries[A.id].phase is RUNNING
+    assert make.ledger(late, *entries, others=others).may_start(A.id) is may
 
 
 def test_starting_stopping_or_removing_an_unknown_container_changes_nothing() -> None:
     ledger = make.ledger(make.entry(0, to=A), others=[make.foreign(1)])
     unknown = ContainerId("unknown")
-    assert ledger.started(unknown, 1.0) is ledger
-    assert ledger.stopped(unknown, 1.0) is ledger
-    assert ledger.released(unknown) is ledger
-    assert ledger.pod_gone(PodId("unknown"), 1.0) is ledger
+    assert ledger.may_start(unknown)
+    for event in (
+        Started(1.0, unknown),
+        Stopped(1.0, unknown),
+        Removed(1.0, (unknown,)),
+        Gone(1.0, (unknown,)),
+        PodGone(1.0, PodId("unknown")),
+    ):
+        assert after(ledger, event) is ledger
 
 
 STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LAPSED, LAPSED)}
 
 
-@pytest.mark.parametrize(("before", "after"), STOPS.values(), ids=STOPS)
-def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(
-    before: GrantPhase, after: GrantPhase | None
-) -> None:
-    stopped = make.ledger(make.entry(0, to=A, phase=before)).stopped(A.id, 7.0)
-    assert stopped.usage() == {}
-    assert phases(stopped) == ({} if after is None else {A.id: after})
+@pytest.mark.parametrize(("before", "then"), STOPS.values(), ids=STOPS)
+def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(before: GrantPhase, then: GrantPhase | None) -> None:
+    stopped = after(make.ledger(make.entry(0, to=A, phase=before)), Stopped(7.0, A.id))
+    assert not any(use.holders for use in stopped.usage().values())
+    assert phases(stopped) == ({} if then is None else {A.id: then})
 
 
 def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
@@ -146,7 +146,7 @@ def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
     ledger = make.ledger(
         make.entry(0, to=A), make.entry(0, to=A_SIDE, phase=LAPSED), make.entry(0, to=anew), make.entry(1, to=B)
     )
-    assert set(ledger.pod_gone(A.pod.id, 1.0).entries) == {anew.id, B.id}
+    assert set(after(ledger, PodGone(1.0, A.pod.id)).entries) == {anew.id, B.id}
 
 
 def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> None:
@@ -156,5 +156,5 @@ def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> No
 
 def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_had_lapsed() -> None:
     one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
-    assert phases(rebuilt([one, two], [])) == {A.id: CREATED, B.id: LAPSED}
-    assert phases(rebuilt([two, one], [])) == {A.id: LAPSED, B.id: CREATED}
+    assert phases(after(Ledger(), Synchronized(1.0, entries=(one, two)))) == {A.id: CREATED, B.id: LAPSED}
+    assert phases(after(Ledger(), Synchronized(1.0, entries=(two, one)))) == {A.id: LAPSED, B.id: CREATED}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -13,11 +12,11 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Unit
 from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.events import Looked, Rules, Stopped, Synchronized
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing
-from nri_gpu.ledger.rebuild import rebuilt
-from nri_gpu.ledger.reservations import Wait, looked, vacated
 from nri_gpu.request.annotation import parse_claim
 from tests.support import builders as make
+from tests.support.ledgers import RULES, after
 
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
 NOW, GRACE_S = 100.0, 60.0
@@ -25,12 +24,9 @@ ON_0: Final = make.uuid(0)
 RELEASING: Final = Releasing(A.pod.uid, "ml/a", NOW, GRACE_S)
 
 
-def left(entry: Entry, change: Callable[[Ledger], Ledger] | None = None, *, awaited: bool = True) -> Ledger:
+def left(entry: Entry, rules: Rules = RULES) -> Ledger:
     """The ledger after that one entry's container is gone."""
-    before = make.ledger(entry)
-    id_ = entry.grant.container_id
-    after = change(before) if change else before.stopped(id_, NOW)
-    return vacated(before, after, [id_], Wait(NOW, GRACE_S, lambda _: awaited))
+    return after(make.ledger(entry), Stopped(NOW, entry.grant.container_id), rules=rules)
 
 
 def asked(text: str, of: Container, ledger: Ledger) -> tuple[Unit, ...] | Reason:
@@ -53,7 +49,7 @@ def test_one_that_was_listed_as_created_may_have_run() -> None:
 
 
 def test_where_nobody_will_tell_of_processes_nothing_waits() -> None:
-    assert left(make.entry(0, to=A), awaited=False) == Ledger()
+    assert left(make.entry(0, to=A), replace(RULES, unknown_waits=False)) == Ledger()
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -105,17 +101,17 @@ LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {
 @pytest.mark.parametrize(("count", "began", "waits", "expected"), LOOKS.values(), ids=LOOKS)
 def test_a_look(count: int | None, began: float, waits: bool, expected: Releasing | None) -> None:
     ledger = Ledger(releasing={ON_0: RELEASING})
-    after = looked(ledger, lambda _uuid, _left: count, began, unknown_waits=waits)
-    assert after.releasing == ({} if expected is None else {ON_0: expected})
-    assert (after is ledger) == (expected == RELEASING)
+    found = after(ledger, Looked(began, {ON_0: count}), rules=replace(RULES, unknown_waits=waits))
+    assert found.releasing == ({} if expected is None else {ON_0: expected})
+    assert (found is ledger) == (expected == RELEASING)
 
 
 def test_a_late_start_waits_too() -> None:
     """It lapsed, another pod ran on its GPU and left a process there: it must not start into that."""
     lapsed = make.entry(0, to=B, phase=GrantPhase.LAPSED)
     ledger = make.ledger(lapsed).with_releasing({ON_0: RELEASING})
-    assert ledger.started(B.id, NOW) is None
-    again = rebuilt([replace(lapsed, phase=GrantPhase.CREATED)], [], ledger.releasing)
+    assert not ledger.may_start(B.id)
+    again = after(ledger, Synchronized(NOW, frozenset({B.id}), (replace(lapsed, phase=GrantPhase.CREATED),)))
     assert again.entries[B.id].phase is GrantPhase.LAPSED
     assert again.releasing == ledger.releasing
-    assert ledger.with_releasing({}).started(B.id, NOW) is not None
+    assert ledger.with_releasing({}).may_start(B.id)

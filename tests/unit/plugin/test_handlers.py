@@ -331,7 +331,7 @@ def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
     bench.tell(Event.START_CONTAINER, of, made)
     renumbered(bench)
     assert "is held by ml/old (container main" in bench.refused(nri.asking("device=0", "late"))
-    assert bench.plugin.taken(shared=True) == {gpu.uuid for gpu in bench.node.gpus[:2]}  # by the kubelet neither
+    assert bench.taken(shared=True) == {gpu.uuid for gpu in bench.node.gpus[:2]}  # by the kubelet neither
 
 
 def test_driver_files_stay_for_whoever_mounts_them_whatever_its_grant_says() -> None:

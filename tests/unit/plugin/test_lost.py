@@ -10,6 +10,7 @@ import pytest
 
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import ContainerId, FirstProcess
+from nri_gpu.ledger.events import AllocationKnown
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
 from nri_gpu.system.cgroups import DEVICES, EVENTS, ContainerCgroups, Mounted
@@ -149,7 +150,7 @@ def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: 
 def test_what_the_kubelet_allocated_stays_its_pods_then(bench: LostBench, kind: Event, *, lapses: bool) -> None:
     """For as long as the pod's sandbox is there; where it went first, for a while."""
     device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
-    bench.plugin.kubelet.adopt(ContainerId(bench.made.id), Allocated((device,)))
+    bench.plugin.apply(AllocationKnown(0.0, ContainerId(bench.made.id), Allocated((device,))))
 
     async def run() -> None:
         bench.end(kind)
@@ -170,7 +171,7 @@ def test_what_its_next_attempt_has_is_not_kept_for_the_pod_again(bench: LostBenc
         bench.end(Event.STOP_CONTAINER)
         bench.tell(Event.START_CONTAINER, bench.of, nri.adjusted(following, bench.create(bench.of, following)))
         for container in (bench.made, following):
-            bench.plugin.kubelet.adopt(ContainerId(container.id), Allocated((device,)))
+            bench.plugin.apply(AllocationKnown(0.0, ContainerId(container.id), Allocated((device,))))
         bench.cgroups.left = 0
         await until("the first to be gone", lambda: bench.phases() == {"next": "running"})
         assert not bench.plugin.ledger.reservations

@@ -54,7 +54,7 @@ def test_what_it_opens_is_kept_from_nobody() -> None:
     assert opened.uuids == {gpu.uuid for gpu in bench.node.gpus}
     assert not opened.held
     assert bench.plugin.ledger.usage() == {}
-    assert bench.plugin.taken(shared=False) == bench.plugin.taken(shared=True) == frozenset()
+    assert bench.taken(shared=False) == bench.taken(shared=True) == frozenset()
     assert bench.plugin.ledger.generations() == {GENERATION}
     bench.create(nri.asking("4"))
     bench.synchronize([of], [nri.running(made)])
@@ -69,14 +69,14 @@ def test_only_the_list_makes_a_monitor() -> None:
         bench.create(*exporter(name))
         said = bench.refused(nri.asking("1"))
         assert f"held by ml/{name} (not through nri-gpu), whose container main opens 4 GPUs" in said
-        assert len(bench.plugin.taken(shared=True)) == 4
+        assert len(bench.taken(shared=True)) == 4
 
 
 def test_a_reload_makes_a_monitor_and_unmakes_it(log: Log) -> None:
     bench = Bench()
     bench.create(*exporter())
     use(bench, MONITORS.foreign.monitors)
-    assert bench.plugin.taken(shared=False) == frozenset()
+    assert bench.taken(shared=False) == frozenset()
     _, train = bench.granted("device=1", "train")
     bench.create(nri.asking("device=0; mode=shared", "shared"))
     assert not log.warnings()
@@ -180,7 +180,7 @@ async def test_what_the_kubelet_allocated_to_it_it_holds(log: Log) -> None:
     answers = Answers(bench, failures=2)
     monitors = bench.plugin.monitors = MonitorPods(bench.state, answers, first_retry_s=0.001)
     bench.create(*exporter())
-    assert bench.plugin.taken(shared=False) == frozenset()
+    assert bench.taken(shared=False) == frozenset()
     told = asyncio.Event()
 
     def changed() -> None:
@@ -189,7 +189,7 @@ async def test_what_the_kubelet_allocated_to_it_it_holds(log: Log) -> None:
 
     task = asyncio.create_task(monitors.run(changed))
     await told.wait()
-    assert bench.plugin.taken(shared=False) == answers.allocated
+    assert bench.taken(shared=False) == answers.allocated
     assert len(answers.asked) == 3
     assert log.one("what the kubelet allocated to monitors is not known").fields["fault"] == "it does not answer"
     assert "[gpu-busy]" in bench.refused(nri.asking("4"))
@@ -209,7 +209,7 @@ def test_a_monitor_that_is_gone_is_forgotten() -> None:
     (opened,) = bench.plugin.ledger.external.values()
     bench.plugin.monitors.told({opened.pod_id: opened.uuids})
     bench.plugin.observe()
-    assert len(bench.plugin.taken(shared=False)) == 4
+    assert len(bench.taken(shared=False)) == 4
     bench.tell(Event.REMOVE_CONTAINER, of, made)
     bench.plugin.monitors.told({})
     assert bench.plugin.monitors.now.allocated == {}

@@ -13,6 +13,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
+from nri_gpu.ledger.events import Gone, Ticked
 from nri_gpu.ledger.ledger import Releasing
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.rechecks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
@@ -22,6 +23,7 @@ from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
+from tests.support.ledgers import after
 from tests.support.plugin import Bench, Clock
 
 GRACE_S: Final = 60
@@ -168,7 +170,7 @@ def test_who_was_there_before_the_container_is_not_waited_for() -> None:
     bench = HandoverBench()
     _, made = bench.run()
     bench.state.commit(bench.state.ledger.with_process(ContainerId(made.id), FirstProcess(900, started=500)))
-    bench.plugin._gone([ContainerId(made.id)])
+    bench.plugin.apply(Gone(bench.clock(), (ContainerId(made.id),)))
     bench.clock.now += 1
     bench.look(2, started=(100, 500))
     assert "1 process still holds it" in bench.withheld
@@ -234,7 +236,11 @@ async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_i
             ended.set()
 
     monkeypatch.setattr(loop, "call_later", at_once)  # no waiting here
-    Rechecks(state, lambda: looks.append(clock.now), clock)
+
+    def lapse() -> None:
+        state.commit(after(state.ledger, Ticked(clock.now)))
+
+    Rechecks(state, lambda: looks.append(clock.now), lapse)
     state.subscribe(committed, Changed.LEDGER)
     released = Releasing(PodUid("uid"), "ns/pod", clock.now, 10.0)
     state.commit(state.ledger.with_releasing({GpuUuid("GPU-1"): released}))

@@ -14,12 +14,12 @@ from nri_gpu.cli.replay_command import AuditLogs, compare
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container
-from nri_gpu.ledger.claims import prepare, unprepare
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
+from tests.support.ledgers import decided, prepared, unprepared
 from tests.support.log import Log
 from tests.support.running import running
 
@@ -39,10 +39,10 @@ class Shell:
         self.now += 0.01  # nobody's grace is over
         decision = decide(container, NODE, self.state.ledger, Policy.default())
         self.log.decided(container, decision, NODE, self.now)
-        self.state.commit(self.state.ledger.after(decision, self.now))
+        self.state.commit(decided(self.state.ledger, decision, self.now))
 
     def remove(self, container: Container) -> None:
-        self.state.commit(self.state.ledger.released(container.id))
+        self.state.commit(self.state.ledger.without_containers({container.id}))
 
 
 def asking(number: int, claim: str = "1") -> Container:
@@ -96,11 +96,11 @@ async def test_claims_are_in_it_and_decide_again_what_they_decided(tmp_path: Pat
     allocated = Allocated((AllocatedDevice("claim", make.uuid(0)),), key=claim.called, claims=(claim.uid,))
     async with writing(tmp_path) as log:
         shell = Shell(log)
-        log.synchronized(prepare(Ledger(), make.prepared_claim(1, name="first")))
-        shell.state.commit(prepare(shell.state.ledger, claim))
+        log.synchronized(prepared(Ledger(), make.prepared_claim(1, name="first")))
+        shell.state.commit(prepared(shell.state.ledger, claim))
         shell.create(asking(2, "device=0"))  # which is refused
         shell.create(make.container(of="pod-1", kubelet=allocated))
-        shell.state.commit(unprepare(shell.state.ledger, claim.uid))
+        shell.state.commit(unprepared(shell.state.ledger, claim.uid))
         shell.create(make.container(of="pod-3", kubelet=replace(allocated, admin=True)))
     assert replayed(tmp_path / FILE) == 3
     answers = [each["answer"] for each in records(tmp_path / FILE) if each["kind"] == "decision"]

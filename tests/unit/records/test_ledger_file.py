@@ -14,12 +14,13 @@ from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import LEDGER
+from nri_gpu.ledger.events import DevicesAllocated, PodGone, Removed
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Live
-from nri_gpu.ledger.reservations import reserve
 from nri_gpu.records.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support import nri_messages as nri
+from tests.support.ledgers import after
 from tests.unit.plugin.test_rechecks import GRACE_S, HandoverBench
 
 
@@ -144,7 +145,7 @@ def test_it_reads_what_is_written(tmp_path: Path) -> None:
     phases = {"a": GrantPhase.RUNNING, "b": GrantPhase.CREATED}
     entries = [make.entry(3, phase=phase, to=make.container(name=name)) for name, phase in phases.items()]
     device = AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")
-    ledger = reserve(make.ledger(*entries), [device], 5.0, shared=True)
+    ledger = after(make.ledger(*entries), DevicesAllocated(5.0, (device,), shared=True))
     found = read_ledger(kept(tmp_path, ledger), 100.0)
     assert found.reservations.keys() == {device}
     known = {id_: (each.grant, each.phase) for id_, each in ledger.entries.items()}
@@ -157,7 +158,7 @@ def test_lost_containers_and_first_processes_stay(tmp_path: Path) -> None:
     lives = Live(other.id, "main", other.pod.id, "ml/other", frozenset({(195, 3)}))
     ledger = replace(make.ledger(make.entry(0, to=granted)), live={other.id: lives})
     ledger = ledger.with_process(granted.id, seen).with_process(other.id, FirstProcess(42, 1235))
-    lost = ledger.over([other.id], 6.0).pod_gone(granted.pod.id, 5.0)
+    lost = after(ledger, Removed(6.0, (other.id,)), PodGone(5.0, granted.pod.id))
     found = read_ledger(kept(tmp_path, lost), 100.0)
     assert found.lost == {granted.id: 5.0, other.id: 6.0}
     assert (found.entries, found.live, found.processes) == (lost.entries, lost.live, lost.processes)
@@ -243,7 +244,7 @@ def test_creation_and_start_make_one_write_after_both(tmp_path: Path) -> None:
 def test_what_stands_nowhere_else_is_written_soon(tmp_path: Path) -> None:
     created = make.ledger(make.entry(1, phase=GrantPhase.CREATED))
     device = AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")
-    assert write_soon(tmp_path / LEDGER, created, reserve(created, [device], 5.0, shared=True))
+    assert write_soon(tmp_path / LEDGER, created, after(created, DevicesAllocated(5.0, (device,), shared=True)))
 
 
 def test_each_change_is_written_in_its_time(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.decision.foreign import live
 from nri_gpu.domain.container import Container, ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.ledger import Entry, Ledger
+from nri_gpu.ledger.opened import live
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.stray_settings import StraySettings

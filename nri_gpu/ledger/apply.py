@@ -1,0 +1,39 @@
+"""The ledger after an event. All that changes a ledger is here, and pure.
+
+Three parts, in this order: who holds what (entries.py), what the kubelet keeps for pods (reservations.py), which GPUs
+are being released (releasing.py). The last two follow from what each container held before and holds now, wherever they
+can, so that no event can forget them.
+"""
+
+from __future__ import annotations
+
+from nri_gpu.domain.container import Container
+from nri_gpu.ledger.entries import entries_after, superseded
+from nri_gpu.ledger.events import Created, Found, LedgerEvent, Renumbered, Rules, Synchronized
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.opened import seen, seen_one
+from nri_gpu.ledger.releasing import releasing_after
+from nri_gpu.ledger.reservations import redeemed, reservations_after
+
+
+def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
+    """The ledger after an event; the same object where it changes nothing. It raises for no event and no ledger."""
+    after = entries_after(ledger, event, rules)
+    after = reservations_after(ledger, after, event)
+    after = releasing_after(ledger, after, event, rules)
+    return _opened_after(after, event, rules)
+
+
+def cleared_for(ledger: Ledger, container: Container, now: float) -> Ledger:
+    """The ledger that a new container is decided by: what it replaces, and what was reserved for it, holds nothing."""
+    return redeemed(superseded(ledger, container, now), container)
+
+
+def _opened_after(after: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
+    match event:
+        case Synchronized() | Renumbered():
+            return seen(after, rules.inventory, rules.monitors)
+        case Created(live=live) | Found(live=live) if live is not None:
+            return seen_one(after, live, rules.inventory, rules.monitors)
+        case _:
+            return after

@@ -1,0 +1,224 @@
+"""Who holds what after an event: grants, and the devices and processes of containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+
+from msgspec.structs import replace
+
+from nri_gpu.domain.allocation import Allocated
+from nri_gpu.domain.container import Container, ContainerId, PodId
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.ledger.events import (
+    AllocationKnown,
+    ClaimReleased,
+    ClaimsPrepared,
+    Created,
+    Found,
+    Gone,
+    HeldForLong,
+    LedgerEvent,
+    ListedDevice,
+    NeverStarted,
+    PodGone,
+    ProcessesFound,
+    Recalled,
+    Reconciled,
+    Removed,
+    Rules,
+    Started,
+    Stopped,
+    Synchronized,
+    Ticked,
+)
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, Usage, taken, without
+from nri_gpu.ledger.reservations import has_listed
+
+
+def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
+    """The ledger with the entries, claims, devices and processes that it has after an event."""
+    match event:
+        case Created(at, container, grant, live):
+            after = superseded(ledger, container, at)
+            if grant:
+                after = after.with_entry(_created(container, grant, at))
+            return after.with_live(live) if live else after
+        case Found(at, live, grant):
+            after = ledger.with_entry(Entry(grant, GrantPhase.LAPSED, at)) if grant else ledger
+            return after.with_live(live) if live else after
+        case Started():
+            return _started(ledger, event)
+        case Stopped(at, container_id):
+            return _stopped(ledger, container_id, at)
+        case Removed(at, container_ids):
+            return _over(ledger, container_ids, at)
+        case Gone(_, container_ids):
+            return ledger.without_containers(container_ids)
+        case NeverStarted(at, container_ids):
+            return _lapsed(ledger, container_ids, at)
+        case Ticked(at):
+            return _lapsed(ledger, ledger.overdue(at, rules.created_grace_s), at)
+        case PodGone(at, pod_id):
+            return _pod_gone(ledger, pod_id, at)
+        case Synchronized():
+            return _rebuilt(ledger, event)
+        case Reconciled(_, listed):
+            return reduce(_adopted, listed, ledger)
+        case AllocationKnown(_, container_id, allocation):
+            return _allocated(ledger, container_id, allocation)
+        case ClaimsPrepared(_, claims):
+            return reduce(_prepared, claims, ledger)
+        case ClaimReleased(_, uid) if uid in ledger.claims:
+            return replace(ledger, claims=without(ledger.claims, {uid}))
+        case ProcessesFound(_, processes):
+            return reduce(lambda after, item: after.with_process(*item), processes.items(), ledger)
+        case HeldForLong(_, uuids) if uuids != ledger.stuck:
+            return replace(ledger, stuck=uuids)
+        case Recalled(ledger=recalled):
+            return recalled
+        case _:
+            return ledger
+
+
+def superseded(ledger: Ledger, container: Container, at: float) -> Ledger:
+    """With other containers of that pod and name that never ran holding nothing.
+
+    The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event. One that did
+    run is left alone: its exit is reported.
+    """
+    attempts = ledger.attempts(container.pod.uid, container.name).items()
+    return _lapsed(ledger, (id_ for id_, entry in attempts if not entry.ran and id_ != container.id), at)
+
+
+def _created(container: Container, grant: Grant, at: float) -> Entry:
+    """With what a device plugin of the kubelet allocated; what claims did, these tell."""
+    found = container.kubelet
+    allocation = found if isinstance(found, Allocated) and not found.claims and grant.uuids else None
+    return Entry(grant, GrantPhase.CREATED, at, allocation=allocation)
+
+
+def _started(ledger: Ledger, event: Started) -> Ledger:
+    old = ledger.entries.get(event.container_id)
+    if old is None:
+        return ledger
+    grant = replace(old.grant, seat=event.seat) if event.seat else old.grant
+    return ledger.with_entry(Entry(grant, GrantPhase.RUNNING, event.at, allocation=old.allocation or event.allocation))
+
+
+def _stopped(ledger: Ledger, container_id: ContainerId, at: float) -> Ledger:
+    """One that never ran can still be started afterwards, so its grant lapses instead of being forgotten.
+
+    containerd stops a created container without forgetting it.
+    """
+    entry = ledger.entries.get(container_id)
+    if entry is None or entry.ran or (entry.holds and container_id in ledger.processes):
+        return _over(ledger, (container_id,), at)
+    return _lapsed(ledger, (container_id,), at)
+
+
+def _lapsed(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
+    """With these, which never ran, holding nothing: they are known until they are removed, or their pod is."""
+    over = {id_: entry.lapsed(at) for id_ in container_ids if (entry := ledger.entries.get(id_)) and entry.holds}
+    return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
+
+
+def _over(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
+    """Without these containers; but one whose processes can be looked at is lost until it has none.
+
+    A process can outlive the first one, and a runtime may not list a container that runs.
+    """
+    ids = frozenset(container_ids)
+    held = ids & ledger.processes.keys()
+    entries = {id_: entry for id_ in held if (entry := ledger.entries.get(id_)) and entry.holds and entry.grant.held}
+    lives = {id_: live for id_ in held if (live := ledger.live.get(id_))}
+    lost = {
+        id_: Entry(each.grant, GrantPhase.LOST, at, allocation=each.allocation)
+        for id_, each in entries.items()
+        if not each.lost
+    }
+    ended = {id_: replace(each, lost_since=at) for id_, each in lives.items() if each.lost_since is None}
+    if lost or ended:
+        ledger = replace(ledger, entries={**ledger.entries, **lost}, live={**ledger.live, **ended})
+    return ledger.without_containers(ids - entries.keys() - lives.keys())
+
+
+def _pod_gone(ledger: Ledger, pod_id: PodId, at: float) -> Ledger:
+    """With all containers of that sandbox over."""
+    ours = [id_ for id_, entry in ledger.entries.items() if entry.grant.pod_id == pod_id]
+    for others in (ledger.external, ledger.live):
+        ours += [id_ for id_, other in others.items() if other.pod_id == pod_id]
+    after = _over(ledger, ours, at)
+    left = {id_: replace(after.entries[id_], pod_gone=True) for id_ in ours if id_ in after.entries}
+    return replace(after, entries={**after.entries, **left}) if left else after
+
+
+def _allocated(ledger: Ledger, container_id: ContainerId, allocation: Allocated) -> Ledger:
+    entry = ledger.entries.get(container_id)
+    if entry is None or entry.allocation == allocation:
+        return ledger
+    return ledger.with_entry(replace(entry, allocation=allocation))
+
+
+def _adopted(ledger: Ledger, listed: ListedDevice) -> Ledger:
+    """With a device that PodResources lists for a container as part of what the kubelet allocated to it."""
+    for id_, entry in ledger.entries.items():
+        if entry.holds and has_listed(entry.grant, listed) and entry.grant.container_name == listed.container:
+            known = entry.allocation or Allocated(shared=listed.shared)
+            devices = tuple(dict.fromkeys((*known.devices, listed.device)))
+            ledger = _allocated(ledger, id_, Allocated(devices, known.shared))
+    return ledger
+
+
+def _prepared(ledger: Ledger, claim: PreparedClaim) -> Ledger:
+    """With that claim, in place of any with its UID."""
+    if ledger.claims.get(claim.uid) == claim:
+        return ledger
+    return replace(ledger, claims={**ledger.claims, claim.uid: claim})
+
+
+def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
+    """As the runtime's list of containers shows it, at Synchronize. Not to be listed is not to have ended.
+
+    External allocations, releasing GPUs and claims stay: no list shows them.
+    """
+    processes = {**ledger.processes, **event.processes}
+    old = _over(replace(ledger, processes=processes), processes.keys() - event.ids, event.at)
+    lost = old.lost.keys() - event.ids
+    entries = [
+        *(each for id_, each in old.entries.items() if id_ in lost),
+        *event.entries,
+        *(each for each in event.remembered if each.grant.container_id not in event.ids | lost),
+    ]
+    lives = [*(each for id_, each in old.live.items() if id_ in lost), *event.lives]
+    anew = replace(
+        old,
+        entries=_settled(entries, replace(old, external={}, reservations={})),
+        live={each.container_id: each for each in lives},
+        processes={},
+    )
+    for id_ in (event.ids | lost) & old.processes.keys() & (anew.entries.keys() | anew.live.keys()):
+        anew = anew.with_process(id_, old.processes[id_])
+    return anew
+
+
+def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, Entry]:
+    """The entries that a list has, without two holders of one GPU.
+
+    The list does not say which created containers had lapsed. One whose GPUs another container holds has; of two
+    created ones the first in the list holds. One whose GPUs nobody took holds them again, for another grace. External
+    allocations do not count here: they may have come after the grant.
+    ledger: what else counts.
+    """
+    entries = tuple(listed)
+    kept = {entry.grant.container_id: entry for entry in entries if entry.ran}
+    usage = dict(replace(ledger, entries=kept).usage())
+    for entry in (entry for entry in entries if not entry.ran):
+        id_ = entry.grant.container_id
+        gone = entry.phase is GrantPhase.CREATED and taken(entry.grant, usage)
+        kept[id_] = entry.lapsed(entry.since) if gone else entry
+        for uuid in entry.grant.held if kept[id_].holds else ():
+            use = usage.get(uuid, Usage())
+            usage[uuid] = replace(use, grants={**use.grants, id_: entry.grant})
+    return kept

@@ -1,0 +1,211 @@
+"""What can happen to the ledger. `apply` (ledger/apply.py) says what follows from each; nothing else changes it.
+
+at: seconds on the monotonic clock, in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice
+from nri_gpu.domain.container import Container, ContainerId, FirstProcess, Pod, PodId
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
+from nri_gpu.ledger.ledger import Entry, Ledger, Live
+from nri_gpu.ledger.opened import NO_MONITORS, Monitors
+
+
+class _At(Struct, frozen=True):
+    at: float
+
+
+class Created(_At, frozen=True):
+    """CreateContainer was answered, and not refused. grant: None where the container passed."""
+
+    container: Container
+    grant: Grant | None = None
+    live: Live | None = None
+
+
+class Found(_At, frozen=True):
+    """A container is about to start that no list had. grant: by its signed grant; None where the ledger has it."""
+
+    live: Live | None
+    grant: Grant | None = None
+
+
+class Started(_At, frozen=True):
+    """A container may start (`Ledger.may_start`). allocation: what its tokens say, where the ledger has none."""
+
+    container_id: ContainerId
+    seat: Seat | None = None
+    allocation: Allocated | None = None
+
+
+class Stopped(_At, frozen=True):
+    """The program of a container is over, or the answer about it never left."""
+
+    container_id: ContainerId
+
+
+class Removed(_At, frozen=True):
+    """The runtime knows these containers no more; processes of theirs may live on."""
+
+    container_ids: tuple[ContainerId, ...]
+
+
+class Gone(_At, frozen=True):
+    """No process of these containers is left, or none was ever started."""
+
+    container_ids: tuple[ContainerId, ...]
+
+
+class NeverStarted(_At, frozen=True):
+    """These containers were created, should have started by now, and have no process."""
+
+    container_ids: tuple[ContainerId, ...]
+
+
+class PodGone(_At, frozen=True):
+    """A sandbox is gone."""
+
+    pod_id: PodId
+
+
+class Synchronized(_At, frozen=True):
+    """The runtime listed its containers.
+
+    ids: of all. entries: of those with a signed grant. remembered: the journal's, whose answers may not have arrived.
+    lives: of those with devices. processes: the first of each, as far as it is known.
+    """
+
+    ids: frozenset[ContainerId] = frozenset()
+    entries: tuple[Entry, ...] = ()
+    remembered: tuple[Entry, ...] = ()
+    lives: tuple[Live, ...] = ()
+    processes: Mapping[ContainerId, FirstProcess] = {}
+
+
+class DevicesAllocated(_At, frozen=True):
+    """The kubelet allocated these to a pod that nobody has named yet."""
+
+    devices: tuple[AllocatedDevice, ...]
+    shared: bool = False
+
+
+class ListedDevice(Struct, frozen=True):
+    """One device that PodResources lists. pod: the sandbox that runs under that name, where it is known."""
+
+    device: AllocatedDevice
+    namespace: str
+    name: str
+    container: str
+    shared: bool
+    pod: Pod | None = None
+
+
+class Reconciled(_At, frozen=True):
+    """PodResources listed what the kubelet allocated. about: the reservations that it could have told of."""
+
+    listed: tuple[ListedDevice, ...]
+    about: frozenset[AllocatedDevice]
+
+
+class AllocationKnown(_At, frozen=True):
+    """A container's tokens could be read only now."""
+
+    container_id: ContainerId
+    allocation: Allocated
+
+
+class ClaimsPrepared(_At, frozen=True):
+    """ResourceClaims are prepared, or have other pods now."""
+
+    claims: tuple[PreparedClaim, ...]
+
+
+class ClaimReleased(_At, frozen=True):
+    """A ResourceClaim was unprepared. What its pods' containers have, those hold until they end."""
+
+    uid: ClaimUid
+
+
+class Looked(_At, frozen=True):
+    """NVML was asked for processes at that time.
+
+    processes: how many on each releasing GPU may be of the container that left it; None where it could not tell.
+    """
+
+    processes: Mapping[GpuUuid, int | None]
+
+
+class ProcessesFound(_At, frozen=True):
+    """The first processes of these containers are known."""
+
+    processes: Mapping[ContainerId, FirstProcess]
+
+
+class HeldForLong(_At, frozen=True):
+    """Lost containers hold exactly these GPUs for long."""
+
+    uuids: frozenset[GpuUuid]
+
+
+class Renumbered(_At, frozen=True):
+    """Device numbers may be those of other GPUs, and a pod may be a monitor that was none."""
+
+
+class Ticked(_At, frozen=True):
+    """It is that late now."""
+
+
+class Recalled(_At, frozen=True):
+    """The ledger of the daemon before this one, by which it goes until the runtime has listed its containers."""
+
+    ledger: Ledger
+
+
+LedgerEvent = (
+    Created
+    | Found
+    | Started
+    | Stopped
+    | Removed
+    | Gone
+    | NeverStarted
+    | PodGone
+    | Synchronized
+    | DevicesAllocated
+    | Reconciled
+    | AllocationKnown
+    | ClaimsPrepared
+    | ClaimReleased
+    | Looked
+    | ProcessesFound
+    | HeldForLong
+    | Renumbered
+    | Ticked
+    | Recalled
+)
+
+
+class Rules(Struct, frozen=True):
+    """By what an event is judged: the policy in force, the node, and what the runtime tells.
+
+    created_grace_s: from a container's creation to its lapse. waits: whether other pods wait for a GPU that was just
+    released. grace_s: for how long at most. unknown_waits: also where NVML does not tell of its processes. counted:
+    GPUs of which it does. inventory, monitors: who opens which GPU by number.
+    """
+
+    created_grace_s: float
+    inventory: Inventory
+    waits: bool = True
+    grace_s: float = 60.0
+    unknown_waits: bool = True
+    counted: frozenset[GpuUuid] = frozenset()
+    monitors: Monitors = NO_MONITORS
