@@ -20,24 +20,17 @@ from loguru import logger
 
 from nri_gpu._pb.pluginregistration_pb2 import PluginInfo
 from nri_gpu._pb.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
-from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.text import shown
 from nri_gpu.dra.claim_service import SUPPORTED
 from nri_gpu.dra.device_health import SERVICES as HEALTH_SERVICES
 from nri_gpu.dra.questions import NodeView
 from nri_gpu.kubelet.device_plugin import PluginWatcherService
-from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
-from nri_gpu.policy.forms import SOCKET_PATH_MAX
+from nri_gpu.kubelet.registered_socket import EndpointTimes, RegistrationError, check_made, check_reached, serve_at
 from nri_gpu.system.folder_watch import folder_changed
 from nri_gpu.system.storage import lock_holder, open_lock, signature, try_lock
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done, to_its_end
 
 DRAIN_S: Final = 2.0
 LOOK_S: Final = 0.05
-
-
-class KubeletSocketError(NriGpuError):
-    """Why the kubelet cannot find or call us; it is tried again."""
 
 
 class KubeletSockets:
@@ -66,7 +59,7 @@ class KubeletSockets:
             try:
                 self._make_folder()
                 lock = open_lock(self.folder / "lock")
-            except (KubeletSocketError, OSError) as error:
+            except (RegistrationError, OSError) as error:
                 self._complain(str(error))
                 await asyncio.sleep(self._waits.next_s())
                 continue
@@ -97,7 +90,7 @@ class KubeletSockets:
         while True:
             try:
                 await self._serve()
-            except (KubeletSocketError, OSError) as error:
+            except (RegistrationError, OSError) as error:
                 self._complain(str(error))
             await asyncio.sleep(self._waits.next_s())
 
@@ -109,16 +102,14 @@ class KubeletSockets:
                 try:
                     ended = await self._session()
                     logger.bind(resource=self._driver, fault=ended).info("registering with the kubelet again")
-                except (KubeletSocketError, OSError) as error:
+                except (RegistrationError, OSError) as error:
                     self._complain(str(error))
                 await asyncio.sleep(self._waits.next_s())
 
     async def _session(self) -> str:
-        """One registration socket, until there has to be another. Returns why. Raises: KubeletSocketError."""
+        """One registration socket, until there has to be another. Returns why. Raises: RegistrationError."""
         loop, path = asyncio.get_running_loop(), self.registration
-        check_reached(path.parent)
-        if not path.parent.is_dir():
-            raise KubeletSocketError(f"there is no folder {path.parent}: the kubelet makes it at its start")
+        check_made(path.parent)
         served = (*SUPPORTED, *HEALTH_SERVICES)
         watcher = PluginWatcherService(
             PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self.socket), supported_versions=served)
@@ -138,7 +129,7 @@ class KubeletSockets:
                     until, refused = math.inf, False
                 elif verdict:
                     # The kubelet asks again on another socket only. One that restarts meanwhile finds this one.
-                    self._complain(f"the kubelet did not register it: {shown(verdict, 300)}")
+                    self._complain(verdict)
                     until, refused = loop.time() + self._waits.next_s(), True
                 elif loop.time() >= until:
                     if refused:
@@ -151,10 +142,9 @@ class KubeletSockets:
                 await first_done(folder_changed(path.parent, limit_s), watcher.answered.wait())
 
     def _make_folder(self) -> None:
-        """Raises: KubeletSocketError, OSError; RestartNeededError."""
+        """Raises: RegistrationError, OSError; RestartNeededError."""
         check_reached(self.folder)
-        if not self.folder.parent.is_dir():
-            raise KubeletSocketError(f"there is no folder {self.folder.parent}: the kubelet makes it at its start")
+        check_made(self.folder.parent)
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _all_well(self) -> None:
@@ -167,20 +157,9 @@ class KubeletSockets:
 
 @asynccontextmanager
 async def _served(path: Path, add: Callable[[grpc.aio.Server], object]) -> AsyncIterator[None]:
-    """A gRPC server on that socket, in place of one that a killed process left. Raises: KubeletSocketError; OSError."""
-    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-        raise KubeletSocketError(
-            f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
-            "dra.driver or dra.dir in the policy"
-        )
+    """A gRPC server on that socket, in place of one that a killed process left. Raises: RegistrationError; OSError."""
     _remove(path)
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    add(server)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        raise KubeletSocketError(f"socket {path} cannot be made: {error}") from error
-    await server.start()
+    server = await serve_at(path, add, "dra.driver or dra.dir")
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
 from nri_gpu._pb import pluginregistration_pb2 as watcher_pb
 from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
+from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.advertised import AdvertisedDevices, AllocationError, Device
 
 VERSION: Final = "v1beta1"
@@ -109,7 +110,7 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
         self._verdict: str | None = None
 
     def take_verdict(self) -> str | None:
-        """Why it refused us; empty if it accepted; None while there is nothing new."""
+        """Return why it refused us, as a clause; empty if it accepted; None while there is nothing new."""
         verdict, self._verdict = self._verdict, None
         self.answered.clear()
         return verdict
@@ -122,7 +123,8 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
     async def NotifyRegistrationStatus(
         self, request: watcher_pb.RegistrationStatus, context: grpc.aio.ServicerContext
     ) -> watcher_pb.RegistrationStatusResponse:
-        self._verdict = "" if request.plugin_registered else request.error or "it gave no reason"
+        why = shown(request.error or "it gave no reason", 300)
+        self._verdict = "" if request.plugin_registered else f"the kubelet did not register it: {why}"
         self.answered.set()
         return watcher_pb.RegistrationStatusResponse()
 

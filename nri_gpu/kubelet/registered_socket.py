@@ -1,5 +1,7 @@
 """The socket of one resource of our device plugin: served, registered and watched for as long as the daemon runs.
 
+The DRA driver's sockets (dra/kubelet_sockets.py) are started and checked by the functions at the end.
+
 The kubelet never dials twice. So whatever ends a session (its restart, a stream that ended, a folder that was removed)
 is answered by a new socket with a new name and a new registration, in this order: the old server stops and its stream
 ends, then the new one registers. Kubelets before kubernetes#135437 otherwise take the end of the old stream for the
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import time
@@ -57,7 +60,7 @@ class EndpointTimes(Struct, frozen=True):
 
 
 class RegistrationError(NriGpuError):
-    """Why a session could not begin; it is tried again."""
+    """Why the kubelet cannot find or call us; it is tried again."""
 
 
 class Endpoint:
@@ -124,15 +127,13 @@ class Endpoint:
         self.plugin.paused = False
         info = PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
         watcher = None if self._by_register else PluginWatcherService(info)
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        pb_grpc.add_DevicePluginServicer_to_server(self.plugin, server)
-        if watcher:
-            watcher_grpc.add_RegistrationServicer_to_server(watcher, server)
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise RegistrationError(f"socket {path} cannot be made: {error}") from error
-        await server.start()
+
+        def add(server: grpc.aio.Server) -> None:
+            pb_grpc.add_DevicePluginServicer_to_server(self.plugin, server)
+            if watcher:
+                watcher_grpc.add_RegistrationServicer_to_server(watcher, server)
+
+        server = await serve_at(path, add, "kubelet.dir or kubelet.resource")
         try:
             kubelet = self._kubelet_signature()
             if self._by_register:
@@ -143,19 +144,12 @@ class Endpoint:
             path.unlink(missing_ok=True)
 
     def _fresh_path(self) -> Path:
-        check_reached(self._folder, self._kubelet.parent)
-        if not self._folder.is_dir():
-            raise RegistrationError(f"there is no folder {self._folder}: the kubelet makes it at its start")
+        check_reached(self._kubelet.parent)
+        check_made(self._folder)
         for left in self._folder.glob("nri-gpu-*.sock"):  # by a process of ours that was killed
             if left.is_socket() and not _listens(left):
                 left.unlink(missing_ok=True)
-        path = self._folder / f"nri-gpu-{self.resource.partition('/')[2]}-{secrets.token_hex(4)}.sock"
-        if len(str(path).encode()) > SOCKET_PATH_MAX:
-            raise RegistrationError(
-                f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
-                "kubelet.dir or kubelet.resource in the policy"
-            )
-        return path
+        return self._folder / f"nri-gpu-{self.resource.partition('/')[2]}-{secrets.token_hex(4)}.sock"
 
     async def _register(self, path: Path) -> None:
         if not self._kubelet.exists():
@@ -215,7 +209,7 @@ class Endpoint:
         """Raises: RegistrationError: the plugin watcher refused us, and will not ask again by itself."""
         verdict = watcher.take_verdict()
         if verdict:
-            raise RegistrationError(f"the kubelet did not register it: {ascii(verdict)[1:301]}")
+            raise RegistrationError(verdict)
         if verdict is not None:
             self._registered(path)
 
@@ -260,6 +254,33 @@ class Endpoint:
     def _complain(self, fault: str) -> None:
         self._log.warning("not registered with the kubelet, trying again", fault, resource=self.resource)
         self._fault = fault
+
+
+async def serve_at(path: Path, add: Callable[[grpc.aio.Server], object], keys: str) -> grpc.aio.Server:
+    """Start a gRPC server on a socket of that path, with the services that `add` gives it. Raises: RegistrationError.
+
+    keys: of the policy, by which the path becomes shorter.
+    """
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+        raise RegistrationError(
+            f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
+            f"{keys} in the policy"
+        )
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    add(server)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise RegistrationError(f"socket {path} cannot be made: {error}") from error
+    await server.start()
+    return server
+
+
+def check_made(folder: Path) -> None:
+    """Raises: RegistrationError: the kubelet has not made the folder yet; RestartNeededError: as `check_reached`."""
+    check_reached(folder)
+    if not folder.is_dir():
+        raise RegistrationError(f"there is no folder {folder}: the kubelet makes it at its start")
 
 
 def check_reached(*folders: Path) -> None:
