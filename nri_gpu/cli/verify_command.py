@@ -14,9 +14,8 @@ from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.grant_text import KEY_BYTES
 from nri_gpu.records.policy_file import build_policy, load_last_good, read_policy, was_kept
-from nri_gpu.system.storage import read_private
+from nri_gpu.system.storage import KEY_BYTES, KeyLengthError, read_key
 from nri_gpu.verify.container_report import (
     DAEMON,
     SNAPSHOT,
@@ -76,15 +75,16 @@ def _key(state_dir: Path) -> bytes:
     """What grants are signed with. Raises: CommandError."""
     path = state_dir / "key"
     try:
-        key = read_private(path, KEY_BYTES + 1)
+        return read_key(path)
     except FileNotFoundError:
         sentence = f"no key {path} to check grants with: `nri-gpu run` makes it; --state-dir names another state folder"
         raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    except KeyLengthError:
+        raise CommandError(
+            Exit.UNAVAILABLE, f"key {path} is not {KEY_BYTES} bytes long: start `nri-gpu run` again"
+        ) from None
     except OSError as error:
         raise CommandError(Exit.of(error), f"key {path} cannot be used: {error.strerror}; be root") from None
-    if len(key) != KEY_BYTES:
-        raise CommandError(Exit.UNAVAILABLE, f"key {path} is not {KEY_BYTES} bytes long: start `nri-gpu run` again")
-    return key
 
 
 def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inventory, Path, str]:

@@ -12,7 +12,6 @@ never changes, so a runtime finds the same one whichever version of nri-gpu wrot
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,10 +29,10 @@ from nri_gpu.domain.allocation import (
 )
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.names import KUBELET_KEY
-from nri_gpu.ledger.grant_text import KEY_BYTES, has_mac, mac_of, signed_fields
+from nri_gpu.ledger.grant_text import has_mac, mac_of, signed_fields
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet_settings import FailClosed, KubeletSettings
-from nri_gpu.system.storage import NotPrivateError, read_private, write_whole
+from nri_gpu.system.storage import KeyLengthError, NotPrivateError, make_key, read_key
 from nri_gpu.system.tasks import LogOnce
 
 KEY_FILE: Final = "nri-gpu.key"
@@ -120,14 +119,12 @@ class TokenKey:
         """The key in the folder, made if there is none; the one in use if the folder was made anew. Raises: OSError."""
         file, known = self._folder / KEY_FILE, self._key
         try:
-            if len(key := read_private(file, KEY_BYTES + 1)) == KEY_BYTES:
-                return key
-        except FileNotFoundError:
+            return read_key(file)
+        except (FileNotFoundError, KeyLengthError):
             pass
         except NotPrivateError:  # others may have read or written it, and could forge tokens with it
             known = None
-        write_whole(file, known or secrets.token_bytes(KEY_BYTES), sync=True)
-        return read_private(file, KEY_BYTES)  # which another daemon may have replaced meanwhile
+        return make_key(file, known)
 
 
 class RequiredDevice:

@@ -17,7 +17,6 @@ from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 
-KEY_BYTES: Final = 32
 _NO_MODE: Final = "none"
 _FIELDS: Final = ("mode", "uuid", "gen", "mac")
 

@@ -19,7 +19,7 @@ from nri_gpu.decision.start_check import TAKEN, grant_of, validate_adjusted, val
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import GRANT_KEY
-from nri_gpu.ledger.grant_text import KEY_BYTES, InvalidGrant, SignedGrant
+from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY
@@ -29,7 +29,7 @@ from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
 from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.storage import Signature, read_private, signature
+from nri_gpu.system.storage import KeyLengthError, Signature, read_key, signature
 from nri_gpu.system.tasks import LogOnce
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
@@ -71,18 +71,18 @@ class DaemonState:
         self._faults = LogOnce()
 
     def key(self) -> bytes | None:
-        """The key; None where there is none, or where somebody else could have written it."""
+        """Return the key; None where there is none, or where somebody else could have written it."""
         file = self._folder / "key"
         try:
-            key = read_private(file, KEY_BYTES + 1)
-        except FileNotFoundError:
+            key = read_key(file)
+        except (FileNotFoundError, KeyLengthError):
             return None
         except OSError as error:
             fault = error.strerror or str(error)
             self._faults.warning("key not read: no signed grant is valid", fault, path=str(file))
             return None
         self._faults.clear()
-        return key if len(key) == KEY_BYTES else None
+        return key
 
     def policy(self) -> Policy:
         """The policy, parsed again only after its files changed."""

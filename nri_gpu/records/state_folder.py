@@ -7,8 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.ledger.grant_text import KEY_BYTES
-from nri_gpu.system.storage import NotPrivateError, lock_holder, open_lock, read_private, text_of, try_lock, write_whole
+from nri_gpu.system.storage import (
+    KeyLengthError,
+    NotPrivateError,
+    lock_holder,
+    make_key,
+    open_lock,
+    read_key,
+    text_of,
+    try_lock,
+)
 
 
 class StateError(NriGpuError):
@@ -61,32 +69,20 @@ class StateFolder:
             self._lock = None
 
     def key(self) -> bytes:
-        """The key, made when there is none that can be used. Raises: StateError."""
+        """Return the key, made when there is none that can be used. Raises: StateError."""
         file = self.path / "key"
         try:
-            key = self._kept_key(file)
-            if key is None:
-                key = os.urandom(KEY_BYTES)
-                write_whole(file, key)
-        except OSError as error:
-            raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
-        return key
-
-    def _kept_key(self, file: Path) -> bytes | None:
-        try:
-            key = read_private(file, KEY_BYTES + 1)
+            return read_key(file)
         except FileNotFoundError:
-            return None
-        except NotPrivateError as error:
+            pass
+        except (NotPrivateError, KeyLengthError) as error:
             self.key_fault = str(error.strerror)
-            return None
         except OSError as error:
             self.key_fault = f"it cannot be opened: {error.strerror}"
-            return None
-        if len(key) != KEY_BYTES:
-            self.key_fault = f"it is not {KEY_BYTES} bytes long"
-            return None
-        return key
+        try:
+            return make_key(file)
+        except OSError as error:
+            raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
 
     def _holder(self) -> str:
         pid = (text_of(self.path / "lock") or "").strip()

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+KEY_BYTES: Final = 32
 Signature = tuple[int, int, int, int]  # device, inode, time of change in ns, bytes
 _LOCKS: Final = Path("/proc/locks")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -19,6 +20,10 @@ class NotPrivateError(PermissionError):
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
+
+
+class KeyLengthError(OSError):
+    """A file that is not as long as a key. `strerror` says so, as a clause."""
 
 
 def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
@@ -105,6 +110,23 @@ def read_private(path: Path, most: int) -> bytes:
         return os.read(descriptor, most)
     finally:
         os.close(descriptor)
+
+
+def read_key(file: Path) -> bytes:
+    """Return the key in a file that is ours alone. Raises: KeyLengthError; NotPrivateError, OSError: `read_private`."""
+    key = read_private(file, KEY_BYTES + 1)
+    if len(key) != KEY_BYTES:
+        raise KeyLengthError(errno.EINVAL, f"it is not {KEY_BYTES} bytes long", str(file))
+    return key
+
+
+def make_key(file: Path, key: bytes | None = None) -> bytes:
+    """Write a key, a new one unless one is handed in, and return what the file holds then. Raises: OSError.
+
+    Another daemon may have replaced it meanwhile.
+    """
+    write_whole(file, key or os.urandom(KEY_BYTES), sync=True)
+    return read_key(file)
 
 
 def open_lock(path: Path) -> int:

@@ -15,8 +15,8 @@ from msgspec import to_builtins
 from nri_gpu.cli.verify_command import _stage_dir, code_of
 from nri_gpu.daemon.answers import InventoryAnswer
 from nri_gpu.domain.errors import Exit
-from nri_gpu.ledger.grant_text import KEY_BYTES
 from nri_gpu.records.policy_file import LAST_GOOD
+from nri_gpu.system.storage import KEY_BYTES
 from nri_gpu.verify.container_report import ContainerReport, Report, Verdict
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.verify.oci_bundles import TASKS

@@ -152,6 +152,9 @@ def test_the_key_lives_beside_the_kubelets_checkpoint(folder: Path) -> None:
     file.unlink()
     assert running.look() is None  # the folder was made anew beneath a running daemon
     assert file.read_bytes() == key
+    file.write_bytes(b"short")  # damaged, and read by nobody else
+    assert running.look() is None
+    assert file.read_bytes() == key
     for mode in (0o644, 0o640, 0o602):
         file.chmod(mode)
         fresh = running.look()  # whoever read it can forge, and whoever wrote it

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.ledger.grant_text import KEY_BYTES
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.records.ledger_file import write_ledger
 from nri_gpu.records.state_folder import StateError, StateFolder
+from nri_gpu.system.storage import KEY_BYTES
 
 
 @contextmanager

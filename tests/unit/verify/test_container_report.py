@@ -12,7 +12,8 @@ import pytest
 
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import GRANT_KEY
-from nri_gpu.ledger.grant_text import KEY_BYTES, sign_grant
+from nri_gpu.ledger.grant_text import sign_grant
+from nri_gpu.system.storage import KEY_BYTES
 from nri_gpu.verify.container_report import ContainerReport, Expected, Report, Verdict, verify
 from nri_gpu.verify.in_kernel import Kernel
 from nri_gpu.verify.oci_bundles import Bundle
