@@ -51,6 +51,14 @@ FORGED = {
 }
 
 
+def test_a_token_is_as_earlier_versions_wrote_it() -> None:
+    """The kubelet's checkpoint outlives the daemon, and the machine's boots."""
+    assert token(0)[KEY] == (
+        f"v1;resource=nvidia.com/gpu;mode=exclusive;ids={uuid(0)};"
+        "mac=72c08734f85ee019e0b3281baaeae67f7353c84f6c04c2d1b06a11210c4f6968"
+    )
+
+
 @pytest.mark.parametrize("annotations", FORGED.values(), ids=FORGED)
 def test_a_forged_one_is_worth_nothing(annotations: dict[str, str]) -> None:
     assert isinstance(read_tokens(annotations, TOKENS), AllocationInvalid)
