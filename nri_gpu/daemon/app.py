@@ -12,11 +12,11 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DraStatus, RepairedAnswer
+from nri_gpu.daemon.answers import DraStatus, KubeletStatus, PolicyStatus, RepairedAnswer, StrayStatus
 from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.metrics import MetricsController
-from nri_gpu.daemon.metrics_reading import Reading
 from nri_gpu.daemon.node_controllers import NodeControllers, restart_only
+from nri_gpu.daemon.view import View
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
@@ -95,24 +95,9 @@ class Daemon:
         self._stray = StrayController(state, self._sizes.containers)
         followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
         self._supervisor = Supervisor(self._plugin, self._identity, followers, self._sizes)
-        self._reporter = Reporter(
-            folder.path / CONTROL_SOCKET,
-            state,
-            self._node.cache,
-            self._node.inventory,
-            self._kubelet,
-            self._stray,
-            list_fault=lambda: self._sizes.fault,
-            refusals=lambda: tuple(self._refusals.last),
-            session=lambda: self._supervisor.facts,
-            dra=self._dra_status,
-            lost=self._plugin.lost.described,
-            rejected=self._rejected,
-            notes=self._node.health.notes,
-            repaired=self._repaired,
-            options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
-        )
-        self._metrics = MetricsController(fixed.metrics, self._reading)
+        self._options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
+        self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, self._repaired)
+        self._metrics = MetricsController(fixed.metrics, self._view)
         self._follow()
 
     def _make_plugin(self, key: bytes) -> Plugin:
@@ -264,7 +249,7 @@ class Daemon:
 
     def _is_ready(self) -> bool:
         """Return whether the pod is ready: containers can be granted GPUs, or a successor is taking over."""
-        return self._reporter.view().grants or self._succession.awaited()
+        return self._view().grants or self._succession.awaited()
 
     def _tell_ready(self) -> None:
         if self._serving and self._node_known:
@@ -281,31 +266,44 @@ class Daemon:
         self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
 
-    def _reading(self) -> Reading:
-        """For the metrics."""
-        state = self._state
-        return Reading(
+    def _view(self) -> View:
+        """Return the daemon as it is now."""
+        state, policy, cache, health = self._state, self._state.policy, self._node.cache, self._node.health
+        resources, stray, dra = self._kubelet.report(), self._stray, self._dra
+        return View(
             node=state.node,
             ledger=state.ledger,
-            policy=state.policy,
-            policy_rejected=bool(self._rejected()),
+            connection=self._reporter.connection(self._supervisor.facts, self._sizes.fault),
+            wall=time.time(),
+            monotonic=time.monotonic(),
+            inventory_age_s=cache.age_s(),
+            inventory_fault=cache.fault,
+            inventory_confirmed=cache.confirmed or cache.current is None,
+            # A policy file with a fault is rejected where the policy before it stays in force.
+            policy=PolicyStatus(policy.source, policy.fault, "" if policy.fault else self._policy_file.fault),
             settings=state.settings,
+            options=self._options,
             counts=self._plugin.counts,
-            connected=self._reporter.connected,
+            refusals=tuple(self._refusals.last),
             ungranted=len(self._plugin.ungranted),
-            stray=self._stray.counted(),
-            guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)),
-            inventory_age_s=self._node.cache.age_s(),
-            inventory_fault=bool(self._node.cache.fault),
+            lost=self._plugin.lost.described(),
+            history=self._node.inventory.history,
             restarts=self._node.restarts(),
-            health_transitions=self._node.health.transitions,
-            health_notes=self._node.health.notes(),
-            xids=self._node.health.xids.counts,
+            health_transitions=health.transitions,
+            notes=health.notes(),
+            xids=health.xids.counts,
+            kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
+            dra=DraStatus(
+                enabled=dra.settings.enabled,
+                driver=dra.settings.driver,
+                asked_s=dra.asked_s,
+                silent_s=dra.silent_s(),
+                report=dra.report,
+                fault=dra.fault,
+            ),
+            stray=StrayStatus(state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
+            guard_connected=guard_connected(Path(self._fixed.metrics.guard_dir)),
         )
-
-    def _rejected(self) -> str:
-        """The fault of the policy file, where the policy before it stays in force."""
-        return "" if self._state.policy.fault else self._policy_file.fault
 
     def _repaired(self, word: str) -> RepairedAnswer:
         """Take root's word that a GPU was reset."""
@@ -315,17 +313,6 @@ class Daemon:
             if self._audit:
                 self._audit.repaired(uuid, due)
         return RepairedAnswer(uuid, due, self._state.settings.health.hold_down_s)
-
-    def _dra_status(self) -> DraStatus:
-        dra = self._dra
-        return DraStatus(
-            enabled=dra.settings.enabled,
-            driver=dra.settings.driver,
-            asked_s=dra.asked_s,
-            silent_s=dra.silent_s(),
-            report=dra.report,
-            fault=dra.fault,
-        )
 
     def _note_policy(self) -> None:
         assert self._audit

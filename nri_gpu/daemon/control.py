@@ -19,24 +19,10 @@ from loguru import logger
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import (
-    DraStatus,
-    InventoryAnswer,
-    KubeletStatus,
-    PolicyStatus,
-    RuntimeConnection,
-    StrayStatus,
-    SynchronizeStatus,
-)
+from nri_gpu.daemon.answers import InventoryAnswer, RuntimeConnection, SynchronizeStatus
 from nri_gpu.daemon.view import View, status_of
-from nri_gpu.domain.decision import Refused
-from nri_gpu.domain.health import HealthNotes
-from nri_gpu.inventory.inventory_controller import InventoryCache, InventoryController
-from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.nri.convert import Configured
-from nri_gpu.plugin.lost import Lost
 from nri_gpu.plugin.supervisor import SessionFacts
-from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
@@ -98,48 +84,16 @@ def admit(path: Path, group: int | None) -> None:
 class Reporter:
     """Answers on the control socket. It keeps the state of the connection to the runtime itself.
 
-    list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
-    command line, by their key in the policy, and `topology`, the simulated node's file. session: of the supervisor.
-    rejected: of `PolicyStatus`. notes: of each GPU's health. repaired: takes root's word that a GPU was reset.
+    repaired: takes root's word that a GPU was reset.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        node_state: NodeState,
-        cache: InventoryCache,
-        inventory: InventoryController,
-        kubelet: KubeletController,
-        stray: StrayController,
-        *,
-        list_fault: Callable[[], str],
-        options: Mapping[str, str | bool],
-        session: Callable[[], SessionFacts] = SessionFacts,
-        refusals: Callable[[], tuple[Refused, ...]] = tuple,
-        dra: Callable[[], DraStatus] = DraStatus,
-        rejected: Callable[[], str] = str,
-        lost: Callable[[], tuple[Lost, ...]] = tuple,
-        notes: Callable[[], Mapping[str, HealthNotes]] = dict,
-        repaired: Command,
-    ) -> None:
+    def __init__(self, path: Path, node_state: NodeState, view: Callable[[], View], repaired: Command) -> None:
         self._path = path
-        self._session = session
-        self._refusals = refusals
-        self._dra = dra
-        self._rejected = rejected
-        self._lost = lost
-        self._notes = notes
         self._commands: Mapping[str, Command] = {"repaired": repaired}
         self._node_state = node_state
-        self._cache = cache
-        self._inventory = inventory
-        self._kubelet = kubelet
-        self._stray = stray
-        self._list_fault = list_fault
-        self._options = options
         self._connection = RuntimeConnection(ready=False, since_s=time.time())
         self._questions: Mapping[str, Answer] = {
-            "status": lambda: status_of(self.view()),
+            "status": lambda: status_of(view()),
             "inventory": lambda: InventoryAnswer(node_state.node.inventory),
         }
         self._listening = False
@@ -170,11 +124,6 @@ class Reporter:
             fault = f"control.group: {error}; in a systemd unit set Group= to it, in a drop-in"
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
 
-    @property
-    def connected(self) -> bool:
-        """Whether the runtime is synchronized."""
-        return self._connection.ready
-
     def configured(self, configured: Configured) -> None:
         self._connection = replace(
             self._connection,
@@ -191,35 +140,15 @@ class Reporter:
         since_s = time.time() if self._connection.ready else self._connection.since_s
         self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
 
-    def view(self) -> View:
-        state, cache, resources, stray = self._node_state, self._cache, self._kubelet.report(), self._stray
-        return View(
-            node=state.node,
-            ledger=state.ledger,
-            connection=self._runtime(time.time() - time.monotonic()),
-            wall=time.time(),
-            monotonic=time.monotonic(),
-            inventory_age_s=cache.age_s(),
-            inventory_fault=cache.fault,
-            policy=PolicyStatus(state.policy.source, state.policy.fault, self._rejected()),
-            inventory_confirmed=cache.confirmed or cache.current is None,
-            history=self._inventory.history,
-            kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
-            options=self._options,
-            refusals=self._refusals(),
-            dra=self._dra(),
-            lost=self._lost(),
-            notes=self._notes(),
-            stray=StrayStatus(self._node_state.settings.stray.enabled, stray.looked_s, stray.fault, stray.findings),
-        )
+    def connection(self, facts: SessionFacts, list_fault: str) -> RuntimeConnection:
+        """Return the connection as it is now.
 
-    def _runtime(self, epoch_s: float) -> RuntimeConnection:
-        """The connection now. epoch_s: what to add to the monotonic clock for seconds since the epoch."""
-        facts = self._session()
-        seen = facts.synchronize
+        list_fault: why the runtime could not list the node's containers to us again; empty when it could.
+        """
+        seen, epoch_s = facts.synchronize, time.time() - time.monotonic()
         return replace(
             self._connection,
-            list_fault=self._list_fault(),
+            list_fault=list_fault,
             answered_s=facts.answered and facts.answered + epoch_s,
             synchronize=seen
             and SynchronizeStatus(

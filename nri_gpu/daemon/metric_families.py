@@ -1,7 +1,11 @@
-"""The metric families, made from a reading when Prometheus asks. Alone here and in `exposition.py` is its library."""
+"""The metric families, made from a view of the daemon when Prometheus asks.
+
+Its library is imported here and in `metrics_page.py` alone.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
@@ -9,7 +13,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from nri_gpu import __version__
-from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.view import View
 from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
@@ -18,6 +22,7 @@ from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
 from nri_gpu.domain.health import NO_NOTES, HealthState, Sign
 from nri_gpu.health.xid_log import by_action
 from nri_gpu.plugin.counts import BOUNDS_S, REFUSALS, Failure, Outcome
+from nri_gpu.stray.judge import Kind
 
 CHILDREN: Final = ("nvml", "events")
 # Every outcome with every code it may have: each series is there from the start, so that its first increase counts.
@@ -27,32 +32,32 @@ DECISIONS: Final = (
 )
 
 
-def families(reading: Reading) -> Iterator[Metric]:
+def families(view: View) -> Iterator[Metric]:
     """All but who holds which GPU, each made when it is asked for."""
     yield _gauge("nri_gpu_build_info", "1 for the version that runs.", [((__version__,), 1)], "version")
-    yield from _runtime(reading)
-    yield from _decisions(reading)
-    yield from _node(reading)
-    yield from _gpus(reading)
+    yield from _runtime(view)
+    yield from _decisions(view)
+    yield from _node(view)
+    yield from _gpus(view)
 
 
-def _runtime(reading: Reading) -> Iterator[Metric]:
-    counts = reading.counts
-    yield _gauge("nri_gpu_connected", "1 while the container runtime is connected.", reading.connected)
+def _runtime(view: View) -> Iterator[Metric]:
+    counts = view.counts
+    yield _gauge("nri_gpu_connected", "1 while the container runtime is connected.", view.connection.ready)
     yield _counter("nri_gpu_reconnects", "Connections to the runtime that ended.", counts.reconnects)
     failures = [((each,), counts.failures[each]) for each in Failure]
     yield _counter("nri_gpu_requests_failed", "Requests answered with an error, by reason.", failures, "reason")
     yield _gauge(
         "nri_gpu_ungranted_containers",
         "Running containers that asked for GPUs and were created without nri-gpu.",
-        reading.ungranted,
+        view.ungranted,
     )
-    guard = [] if reading.guard_connected is None else [((), reading.guard_connected)]
+    guard = [] if view.guard_connected is None else [((), view.guard_connected)]
     yield _gauge("nri_gpu_guard_connected", "1 while the guard is connected to the runtime.", guard)
 
 
-def _decisions(reading: Reading) -> Iterator[Metric]:
-    counts = reading.counts
+def _decisions(view: View) -> Iterator[Metric]:
+    counts = view.counts
     decided = [((outcome, code or ""), counts.decisions[outcome, code]) for outcome, code in DECISIONS]
     yield _counter("nri_gpu_decisions", "Containers decided, by outcome and code.", decided, "outcome", "code")
     bounds = (*map(str, BOUNDS_S), "+Inf")
@@ -64,35 +69,35 @@ def _decisions(reading: Reading) -> Iterator[Metric]:
     )
 
 
-def _node(reading: Reading) -> Iterator[Metric]:
-    ready = node_fault(DEFAULT_CAPABILITIES, reading.node) is None
+def _node(view: View) -> Iterator[Metric]:
+    ready = node_fault(DEFAULT_CAPABILITIES, view.node) is None
     yield _gauge("nri_gpu_node_ready", "1 while GPUs could be granted, as far as the driver goes.", ready)
-    yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(reading.policy.fault))
+    yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(view.policy.fault))
     yield _gauge(
         "nri_gpu_policy_rejected",
         "1 while the policy file has a fault and the policy before it stays in force.",
-        reading.policy_rejected,
+        bool(view.policy.rejected),
     )
     yield _gauge(
         "nri_gpu_inventory_fault",
         "1 while NVML's last answer was none: the driver is not loaded, or hangs.",
-        reading.inventory_fault,
+        bool(view.inventory_fault),
     )
-    age = [] if reading.inventory_age_s is None else [((), reading.inventory_age_s)]
+    age = [] if view.inventory_age_s is None else [((), view.inventory_age_s)]
     yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)
     yield _gauge(
         "nri_gpu_inventory_stale_after_seconds",
         "The policy's inventory.stale_after_s.",
-        reading.settings.inventory.stale_after_s,
+        view.settings.inventory.stale_after_s,
     )
-    restarts = [((child,), reading.restarts.get(child, 0)) for child in CHILDREN]
+    restarts = [((child,), view.restarts.get(child, 0)) for child in CHILDREN]
     yield _counter("nri_gpu_child_restarts", "Starts of a child process after its first.", restarts, "child")
 
 
-def _gpus(reading: Reading) -> Iterator[Metric]:
-    moved = [((state,), reading.health_transitions.get(state, 0)) for state in HealthState]
+def _gpus(view: View) -> Iterator[Metric]:
+    moved = [((state,), view.health_transitions.get(state, 0)) for state in HealthState]
     yield _counter("nri_gpu_health_transitions", "Times that a GPU came into a state.", moved, "state")
-    inventory = reading.node.inventory
+    inventory = view.node.inventory
     units = [
         ((unit.uuid, unit.place, _model(unit)), not _withheld(unit))
         for unit in inventory.units
@@ -114,28 +119,29 @@ def _gpus(reading: Reading) -> Iterator[Metric]:
     yield _gauge("nri_gpu_gpu_suspect", help_text, suspect, "uuid", "index", "model")
     fabric = sum(Sign.FABRIC_NOT_READY in gpu.signs for gpu in inventory.gpus)
     yield _gauge("nri_gpu_fabric_not_ready_gpus", "GPUs whose NVLink fabric is not ready.", fabric)
-    yield from _health(reading)
+    yield from _health(view)
     undescribed = len(inventory.faults) + sum(gpu.given for gpu in inventory.unlisted)
     yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
-    holding = sum(entry.holds and bool(entry.grant.held) for entry in reading.ledger.entries.values())
+    holding = sum(entry.holds and bool(entry.grant.held) for entry in view.ledger.entries.values())
     yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)
-    yield _gauge("nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", len(reading.ledger.claims))
-    yield _gauge("nri_gpu_lost_containers", "Containers that are over and have processes.", len(reading.ledger.lost))
-    overlapping = len(overlaps(reading.ledger))
+    yield _gauge("nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", len(view.ledger.claims))
+    yield _gauge("nri_gpu_lost_containers", "Containers that are over and have processes.", len(view.ledger.lost))
+    overlapping = len(overlaps(view.ledger))
     yield _gauge("nri_gpu_overlapping_grants", "GPUs granted to two pods, to one exclusively.", overlapping)
-    monitors = sum(bool(each.watched) for each in reading.ledger.external.values())
+    monitors = sum(bool(each.watched) for each in view.ledger.external.values())
     yield _gauge("nri_gpu_monitors", "Containers that open GPUs and hold none of these.", monitors)
-    stray = [((kind,), count) for kind, count in (reading.stray or {}).items()]
+    found = Counter(use.kind for use in view.stray.findings)
+    stray = [((kind,), found[kind]) for kind in Kind] if view.stray.looked_s else []
     yield _gauge("nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", stray, "kind")
 
 
-def _health(reading: Reading) -> Iterator[Metric]:
-    gpus = reading.node.inventory.gpus
-    xids = [((gpu.uuid, action), count) for gpu in gpus for action, count in by_action(reading.xids, gpu.uuid).items()]
+def _health(view: View) -> Iterator[Metric]:
+    gpus = view.node.inventory.gpus
+    xids = [((gpu.uuid, action), count) for gpu in gpus for action, count in by_action(view.xids, gpu.uuid).items()]
     yield _counter(
         "nri_gpu_xids", "XIDs, by GPU and the action that NVIDIA's catalogue has for it.", xids, "uuid", "action"
     )
-    notes = [(gpu, reading.health_notes.get(gpu.uuid, NO_NOTES)) for gpu in gpus]
+    notes = [(gpu, view.notes.get(gpu.uuid, NO_NOTES)) for gpu in gpus]
     due = [((gpu.uuid, gpu.place), bool(note.reset)) for gpu, note in notes]
     yield _gauge("nri_gpu_gpu_reset_due", "1 while the GPU is withheld until it was reset.", due, "uuid", "index")
     failed = [((gpu.uuid, gpu.place), len(note.namespaces)) for gpu, note in notes]

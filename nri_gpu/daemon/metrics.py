@@ -15,12 +15,12 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.view import View
 from nri_gpu.policy.metrics_settings import MetricsSettings, address_of, metrics_faults
 from nri_gpu.system.server import BACKLOG, Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.tasks import LogOnce
 
-Pages = Callable[[Reading], Iterator[bytes]]
+Pages = Callable[[View], Iterator[bytes]]
 LIMITS: Final = ServerLimits(places=8, each=4, question_bytes=8192, patience_s=10.0)
 RETRY_S: Final = 30.0
 CONFINED: Final = "the systemd unit needs its drop-in metrics.conf for a port, and none for a Unix socket"
@@ -28,11 +28,11 @@ NOT_SERVED: Final = "metrics are not served"
 
 
 class MetricsController:
-    """Serves while it runs. read: takes a reading."""
+    """Serves while it runs. view: the daemon now."""
 
-    def __init__(self, settings: MetricsSettings, read: Callable[[], Reading], limits: ServerLimits = LIMITS) -> None:
+    def __init__(self, settings: MetricsSettings, view: Callable[[], View], limits: ServerLimits = LIMITS) -> None:
         self._listen = settings.listen
-        self._read = read
+        self._view = view
         self._limits = limits
         self._faults = LogOnce()
         self._pages: Pages | None = None
@@ -94,7 +94,7 @@ class MetricsController:
         assert self._pages
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {self._type}\r\nTransfer-Encoding: chunked\r\n"
         yield f"{head}Connection: close\r\n\r\n".encode()
-        for page in self._pages(self._read()):
+        for page in self._pages(self._view()):
             yield b"%x\r\n%b\r\n" % (len(page), page)
         yield b"0\r\n\r\n"
 

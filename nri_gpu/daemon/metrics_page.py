@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from nri_gpu.daemon.metric_families import families
-from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.view import View
 from nri_gpu.ledger.ledger import Ledger
 
 __all__ = ["CONTENT_TYPE", "GRANTS_MAX", "PAGE_S", "pages"]
@@ -33,11 +33,11 @@ class OneFamily(Struct, frozen=True):
         yield self.family
 
 
-def pages(reading: Reading) -> Iterator[bytes]:
+def pages(view: View) -> Iterator[bytes]:
     """The text, in pages that take about PAGE_S each to make."""
-    for family in families(reading):
+    for family in families(view):
         yield generate_latest(OneFamily(family))
-    yield from _grant_pages(reading.ledger)
+    yield from _grant_pages(view.ledger)
 
 
 def _grant_pages(ledger: Ledger) -> Iterator[bytes]:

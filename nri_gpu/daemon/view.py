@@ -1,4 +1,4 @@
-"""The answer to `status`: who holds which GPU, since when, and why a GPU is unavailable."""
+"""The daemon at one moment, and what `status` says of it: who holds which GPU, and why a GPU is unavailable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from nri_gpu.domain.container import FirstProcess
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.domain.health import NO_HISTORY, NO_NOTES, HealthNotes, History, TransitionKind
+from nri_gpu.domain.health import NO_HISTORY, NO_NOTES, HealthNotes, HealthState, History, TransitionKind
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation, Usage
+from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.lost import Lost
+from nri_gpu.policy.model import Policy
 from nri_gpu.records.ledger_file import holder_line
 
 _APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
@@ -28,29 +31,32 @@ _ANSWERED: Final = frozenset({TransitionKind.ANSWER})
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """The daemon at one moment.
-
-    wall, monotonic: that moment in seconds, on both clocks. inventory_age_s, inventory_confirmed: of `NodeStatus`.
-    history: the node's transitions since the daemon began. options: of `DaemonStatus`. notes: of whole GPUs.
-    """
+    """The daemon at one moment, for `status`, metrics and probes."""
 
     node: Node
     ledger: Ledger
     connection: answers.RuntimeConnection
-    wall: float
-    monotonic: float
-    inventory_age_s: float | None
-    inventory_fault: str
+    wall: float  # the moment, in seconds since the epoch
+    monotonic: float  # the same moment on the monotonic clock, in seconds
+    inventory_age_s: float | None  # since NVML described the GPUs; None before its first answer
+    inventory_fault: str  # why NVML did not answer last, or empty
     policy: answers.PolicyStatus
-    inventory_confirmed: bool = True
-    history: History = NO_HISTORY
+    settings: Policy  # in force
+    counts: Counts
+    inventory_confirmed: bool = True  # by NVML, in the life of this daemon
+    history: History = NO_HISTORY  # the node's transitions since the daemon began
     kubelet: answers.KubeletStatus = answers.KubeletStatus()
-    options: Mapping[str, str | bool] = {}
+    options: Mapping[str, str | bool] = {}  # of the command line, by their key in the policy
     stray: answers.StrayStatus = answers.StrayStatus()
     refusals: tuple[Refused, ...] = ()
     dra: answers.DraStatus = answers.DraStatus()
     lost: tuple[Lost, ...] = ()
-    notes: Mapping[str, HealthNotes] = {}
+    notes: Mapping[str, HealthNotes] = {}  # by the UUID of a whole GPU
+    ungranted: int = 0  # running containers that asked for GPUs and were created without us
+    guard_connected: bool | None = None  # None where no guard can be seen from here, as in a pod
+    restarts: Mapping[str, int] = {}  # child -> starts after its first
+    health_transitions: Mapping[HealthState, int] = {}  # how often a GPU came into each state
+    xids: Mapping[tuple[str, ActionClass], int] = {}  # how often which came, by GPU and class of the catalogue's action
 
     @property
     def grants(self) -> bool:

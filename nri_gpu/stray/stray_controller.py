@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
@@ -22,7 +21,7 @@ from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.stray_settings import StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
-from nri_gpu.stray.judge import Kind, Known, PodName, StrayProcess, StrayUse, container_of, judge
+from nri_gpu.stray.judge import Known, PodName, StrayProcess, StrayUse, container_of, judge
 from nri_gpu.stray.uses import Extent, Use
 from nri_gpu.system.child import lines_of, python
 from nri_gpu.system.state import Changed, NodeState
@@ -130,11 +129,6 @@ class StrayController:
                     logger.opt(exception=True).error("bug: stray use not looked for")
                 self._forget(f"a bug of nri-gpu ({type(error).__name__}); its log has the traceback")
                 self._log.fault = repr(error)
-
-    def counted(self) -> Mapping[str, int] | None:
-        """Kind -> how many findings, of every kind; None while there was no look: see `looked_s`."""
-        kinds = Counter(each.kind for each in self.findings)
-        return {kind: kinds[kind] for kind in Kind} if self.looked_s else None
 
     async def look_again(self) -> None:
         """One look, and what follows from it. Raises: LookError."""

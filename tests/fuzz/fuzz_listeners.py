@@ -28,9 +28,8 @@ from nri_gpu.policy.metrics_settings import MetricsSettings
 from nri_gpu.system.server import listen
 from nri_gpu.system.tasks import cancelled
 from tests.fuzz.target import Target, chosen, named, scratch
-from tests.support.metrics import reading
+from tests.support.metrics import view
 from tests.support.serving import served
-from tests.unit.daemon.test_view import view
 
 FOLDER: Final = scratch()
 LOOP: Final = asyncio.new_event_loop()
@@ -112,7 +111,7 @@ async def _exchange(name: str, data: bytes) -> bytes:
 
 @asynccontextmanager
 async def _metrics() -> AsyncIterator[None]:
-    task = asyncio.create_task(MetricsController(MetricsSettings(listen=str(FOLDER / "metrics.sock")), reading).run())
+    task = asyncio.create_task(MetricsController(MetricsSettings(listen=str(FOLDER / "metrics.sock")), view).run())
     try:
         await asyncio.sleep(0)  # it listens before it waits for anything
         yield

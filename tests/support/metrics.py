@@ -1,4 +1,4 @@
-"""Readings of a daemon that was never started, and the text of metrics as values."""
+"""Views of a daemon that was never started, and the text of metrics as values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, StrayStatus
+from nri_gpu.daemon.view import View
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
@@ -69,24 +70,22 @@ def ledger(entries: Iterable[Entry]) -> Ledger:
     return Ledger({each.grant.container_id: each for each in entries})
 
 
-READING: Final = Reading(
+VIEW: Final = View(
     node=node(),
     ledger=Ledger(),
-    policy=Policy(),
-    policy_rejected=False,
-    inventory_fault=False,
+    connection=RuntimeConnection(ready=True, since_s=0.0),
+    wall=0.0,
+    monotonic=0.0,
+    inventory_age_s=1.0,
+    inventory_fault="",
+    policy=PolicyStatus("", ""),
     settings=Policy(),
     counts=Counts(),
-    connected=True,
-    ungranted=0,
     guard_connected=True,
-    inventory_age_s=1.0,
-    restarts={},
-    health_transitions={},
-    stray={"host-process": 0, "ungranted-container": 0},
+    stray=StrayStatus(enabled=True, looked_s=1.0),
 )
 
 
-def reading(**changed: object) -> Reading:
-    """A healthy node with four GPUs, but for these. Its counts are its own."""
-    return replace(READING, **{"counts": Counts(), **changed})
+def view(**changed: object) -> View:
+    """Return that of a healthy node with four GPUs, but for these. Its counts are its own."""
+    return replace(VIEW, **{"counts": Counts(), **changed})

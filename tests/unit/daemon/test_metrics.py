@@ -18,16 +18,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.daemon.metrics import LIMITS, MetricsController
-from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.view import View
 from nri_gpu.policy.metrics_settings import MetricsSettings
 from nri_gpu.system.server import ServerLimits
 from tests.support.daemon import UUIDS
 from tests.support.log import Log
-from tests.support.metrics import entry, ledger, reading, scraped
+from tests.support.metrics import entry, ledger, scraped, view
 from tests.support.prometheus import free_port
 from tests.support.scripted_runtime import until
 
-READING: Final = reading(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(10_000)))
+VIEW: Final = view(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(10_000)))
 GET: Final = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n"
 
 
@@ -39,7 +39,7 @@ class Answer(Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def serving(
-    listen: str, read: Callable[[], Reading] = lambda: READING, limits: ServerLimits = LIMITS
+    listen: str, read: Callable[[], View] = lambda: VIEW, limits: ServerLimits = LIMITS
 ) -> AsyncIterator[None]:
     controller = MetricsController(MetricsSettings(listen=listen), read, limits)
     task = asyncio.create_task(controller.run())
@@ -192,7 +192,7 @@ async def test_scrapes_of_ten_thousand_holders_keep_nobody_waiting(folder: Path)
 
 
 async def test_a_bug_in_a_metric_ends_only_the_scrape(folder: Path, log: Log) -> None:
-    def broken() -> Reading:
+    def broken() -> View:
         raise ZeroDivisionError
 
     async with serving(path := str(folder / "m"), broken):

@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon import metrics_page
+from nri_gpu.daemon.answers import PolicyStatus, StrayStatus
 from nri_gpu.daemon.metrics_page import GRANTS_MAX, pages
-from nri_gpu.daemon.metrics_reading import Reading
+from nri_gpu.daemon.view import View
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.gpu_request import Mode
@@ -21,10 +22,10 @@ from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.health.xids import ActionClass
 from nri_gpu.ledger.ledger import GrantPhase
 from nri_gpu.plugin.counts import BOUNDS_S, Failure, Outcome
-from nri_gpu.policy.model import Policy
+from nri_gpu.stray.judge import Kind, StrayUse
 from tests.support import builders as make
 from tests.support.daemon import UUIDS
-from tests.support.metrics import Scraped, entry, ledger, reading, scraped
+from tests.support.metrics import VIEW, Scraped, entry, ledger, scraped, view
 from tests.support.plugin import node
 
 DOCS: Final = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -32,12 +33,12 @@ GRANT: Final = "nri_gpu_grant_info"
 HOLDERS: Final = 10_000
 
 
-def text(of: Reading) -> str:
+def text(of: View) -> str:
     return b"".join(pages(of)).decode()
 
 
 def scrape(**changed: object) -> Scraped:
-    return scraped(text(reading(**changed)))
+    return scraped(text(view(**changed)))
 
 
 def test_a_healthy_node() -> None:
@@ -55,13 +56,13 @@ def test_a_healthy_node() -> None:
 
 UNLOADED: Final = replace(node(), module_version="", inventory=replace(node().inventory, simulated=False))
 FAULTS = {
-    "away": ({"connected": False}, "nri_gpu_connected", 0),
+    "away": ({"connection": replace(VIEW.connection, ready=False)}, "nri_gpu_connected", 0),
     "guard": ({"guard_connected": False}, "nri_gpu_guard_connected", 0),
     "ungranted": ({"ungranted": 3}, "nri_gpu_ungranted_containers", 3),
     "old": ({"inventory_age_s": 301.5}, "nri_gpu_inventory_age_seconds", 301.5),
-    "NVML": ({"inventory_fault": True}, "nri_gpu_inventory_fault", 1),
-    "a rejected policy": ({"policy_rejected": True}, "nri_gpu_policy_rejected", 1),
-    "policy": ({"policy": Policy.broken("bad")}, "nri_gpu_policy_fault", 1),
+    "NVML": ({"inventory_fault": "it hangs"}, "nri_gpu_inventory_fault", 1),
+    "a rejected policy": ({"policy": PolicyStatus("policy.toml", "", "line 3")}, "nri_gpu_policy_rejected", 1),
+    "policy": ({"policy": PolicyStatus("policy.toml", "bad")}, "nri_gpu_policy_fault", 1),
     "no driver": ({"node": replace(node(), inventory=Inventory(taken_at=0, fault="gone"))}, "nri_gpu_node_ready", 0),
     "unloaded": ({"node": UNLOADED}, "nri_gpu_node_ready", 0),
     "no files": ({"node": replace(node(), driver=None, driver_fault="being looked for")}, "nri_gpu_node_ready", 0),
@@ -78,7 +79,7 @@ def test_each_fault_shows(changed: dict[str, object], name: str, value: float) -
     [
         ({"guard_connected": None}, "nri_gpu_guard_connected"),
         ({"inventory_age_s": None}, "nri_gpu_inventory_age_seconds"),
-        ({"stray": None}, "nri_gpu_stray_uses"),
+        ({"stray": StrayStatus(enabled=True)}, "nri_gpu_stray_uses"),
     ],
 )
 def test_what_is_not_known_has_no_sample(changed: dict[str, object], name: str) -> None:
@@ -88,10 +89,10 @@ def test_what_is_not_known_has_no_sample(changed: dict[str, object], name: str) 
 def test_what_is_known_of_each_gpus_health() -> None:
     uuid = make.uuid(0)
     gpus = (make.gpu(0), make.gpu(1))
-    now = reading(
+    now = view(
         node=replace(node(), inventory=make.inventory(gpus)),
         xids={(uuid, ActionClass.RESTART): 7},
-        health_notes={uuid: HealthNotes(reset="a reset is due", namespaces=("a", "b", "c"))},
+        notes={uuid: HealthNotes(reset="a reset is due", namespaces=("a", "b", "c"))},
     )
     said = scraped(text(now))
     assert said.value("nri_gpu_xids_total", uuid=uuid, action="restart-application") == 7
@@ -102,7 +103,8 @@ def test_what_is_known_of_each_gpus_health() -> None:
 
 
 def test_what_was_counted() -> None:
-    now = reading(restarts={"nvml": 2}, health_transitions={HealthState.BAD: 4})
+    stray = StrayStatus(True, 1.0, "", (StrayUse(kind=Kind.UNGRANTED, message="", processes=()),))
+    now = view(restarts={"nvml": 2}, health_transitions={HealthState.BAD: 4}, stray=stray)
     now.counts.refused(Code.GPU_BUSY)
     now.counts.refused(Code.NOT_GRANTED, Outcome.START_REFUSED)
     now.counts.failures[Failure.LATE] += 1
@@ -117,6 +119,7 @@ def test_what_was_counted() -> None:
     assert said.value("nri_gpu_reconnects_total") == 5
     assert said.value("nri_gpu_child_restarts_total", child="nvml") == 2
     assert said.value("nri_gpu_health_transitions_total", state="bad") == 4
+    assert [said.value("nri_gpu_stray_uses", kind=kind) for kind in Kind] == [kind is Kind.UNGRANTED for kind in Kind]
     classes = [said.value("nri_gpu_create_container_seconds_bucket", le=str(bound)) for bound in BOUNDS_S]
     assert classes == [2, 2, 2, *[3] * (len(BOUNDS_S) - 3)]
     assert said.value("nri_gpu_create_container_seconds_count") == 4
@@ -181,18 +184,18 @@ def test_ten_thousand_holders_are_the_most_and_only_those_of_now() -> None:
 
 
 def test_a_page_is_short_and_a_scrape_takes_less_than_50_ms() -> None:
-    now = reading(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(HOLDERS)))
+    now = view(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(HOLDERS)))
     assert min(longest_page_s(now) for _ in range(3)) < 0.005
     assert min(sum(page_times(now)) for _ in range(5)) < 0.05
 
 
-def longest_page_s(now: Reading) -> float:
+def longest_page_s(now: View) -> float:
     """When no line is known yet; two longer ones may be the machine's."""
     metrics_page._grant_line.cache_clear()
     return sorted(page_times(now))[-3]
 
 
-def page_times(now: Reading) -> list[float]:
+def page_times(now: View) -> list[float]:
     """Seconds that each page took."""
     found, began = [], time.thread_time()
     for _ in pages(now):

@@ -17,6 +17,8 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Node
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
+from nri_gpu.plugin.counts import Counts
+from nri_gpu.policy.model import Policy
 from tests.support import builders as make
 from tests.support.ledgers import prepared
 
@@ -42,6 +44,8 @@ def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) 
             "inventory_age_s": 3.0,
             "inventory_fault": "",
             "policy": PolicyStatus("/etc/nri-gpu/policy.toml", ""),
+            "settings": Policy(),
+            "counts": Counts(),
             **fields,
         }
     )

@@ -14,7 +14,7 @@ import yaml
 
 from nri_gpu.daemon.metrics_page import pages
 from tests.support import packages
-from tests.support.metrics import reading, scraped
+from tests.support.metrics import scraped, view
 from tests.support.prometheus import ALERTS, MONITORING
 
 RULES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -227,7 +227,7 @@ def test_the_dashboard_shows_metrics_that_there_are() -> None:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
-    known = {name for name, _ in scraped(b"".join(pages(reading())).decode()).samples} | {"nri_gpu_grant_info"}
+    known = {name for name, _ in scraped(b"".join(pages(view())).decode()).samples} | {"nri_gpu_grant_info"}
     texts = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     texts += [rule["expr"] for rule in RULES.values()]
     used = {name for text in texts for name in re.findall(r"\bnri_gpu_\w+", text)}
