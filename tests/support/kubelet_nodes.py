@@ -45,6 +45,7 @@ class PluginNode:
         self.clock = Clock()
         self.age_s = 0.0
         self.annotations: dict[str, dict[str, str]] = {}
+        self.recorder = NoRecorder()
         # Nobody looks for processes on it.
         self.node_state = NodeState(builders.inventory(simulated=True), later=lambda action: action())
         self.node_state.put_driver(builders.driver())
@@ -59,7 +60,7 @@ class PluginNode:
     def start_daemon(self, *, connected: bool) -> None:
         self.node_state.policy, self.node_state.ledger = self.policy, Ledger()
         needs = PluginDependencies(
-            self.clock, lambda action: action(), NoRecorder(), inventory_age_s=lambda: self.age_s
+            self.clock, lambda action: action(), self.recorder, inventory_age_s=lambda: self.age_s
         )
         self.plugin = Plugin(self.node_state, needs, KEY)
         self.plugin.kubelet.key = TOKENS

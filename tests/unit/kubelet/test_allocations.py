@@ -10,6 +10,7 @@ from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import GrantPhase
+from nri_gpu.ledger.recording import Remembered
 from nri_gpu.ledger.reservations import OPEN_S
 from nri_gpu.policy.model import LedgerSettings, Policy
 from nri_gpu.policy.read import parse_policy
@@ -226,10 +227,14 @@ def test_what_policy_refuses_for_its_age_is_not_offered() -> None:
     assert all(device.why for device in node.devices.devices(GPU))
 
 
-def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy(node: PluginNode) -> None:
+def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy(
+    node: PluginNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Job's, say, that started and ended while the daemon was away: nothing tells that it was the kubelet's."""
-    remembered = builders.entry(1, to=container(of="gone"), phase=GrantPhase.CREATED)
-    node.node_state.commit(builders.ledger(replace(remembered, remembered=True)))
+    grant = builders.grant(1, to=container(of="gone"))
+    monkeypatch.setattr(node.recorder, "remembered", lambda _: [Remembered(grant, node.clock())])
+    node.relist([])
+    assert node.plugin.ledger.entries[grant.container_id].holds
     assert not node.taken()
-    node.node_state.commit(builders.ledger(remembered))
+    node.node_state.commit(builders.ledger(builders.entry(1, phase=GrantPhase.CREATED)))
     assert node.taken() == {uuid(1)}

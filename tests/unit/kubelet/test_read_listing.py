@@ -227,6 +227,16 @@ def test_what_they_gave_before_any_container_is_held(node: ExternalNode) -> None
     assert not node.plugin.ledger.reservations  # the reservation became the grant
 
 
+def test_one_that_lapsed_and_started_after_all_leaves_it_to_its_pod(node: ExternalNode) -> None:
+    of = granted(node, of_plugin(1), 1)
+    node.clock.now += 61
+    node.plugin.lapse()
+    assert node.start(of)
+    assert not node.plugin.ledger.reservations
+    node.stop(of)
+    assert "held exclusively by ml/train" in str(node.create(container("device=1", of="thief")))
+
+
 def test_reservations_end_when_the_kubelet_lists_them_no_more(node: ExternalNode) -> None:
     of = of_plugin(1)
     node.lists(of, [uuid(1)])
