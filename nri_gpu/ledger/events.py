@@ -138,10 +138,10 @@ class ClaimReleased(_At, frozen=True):
 class Looked(_At, frozen=True):
     """NVML was asked for processes at that time.
 
-    processes: how many on each releasing GPU may be of the container that left it; None where it could not tell.
+    processes: how many on each releasing GPU may be of the container that left it; not of those where it cannot tell.
     """
 
-    processes: Mapping[GpuUuid, int | None]
+    processes: Mapping[GpuUuid, int]
 
 
 class ProcessesFound(_At, frozen=True):

@@ -197,13 +197,18 @@ class Plugin:
         if not self._tells():
             # The kubelet makes the next attempt only after the last one is dead, of which this runtime tells nobody.
             self._ended(Removed(now, self.ledger.running_before(container.id, container.pod.uid, container.name)))
-        self.apply(Ticked(now))
-        decision = decide(container, node, cleared_for(self.ledger, container, now), self.policy)
+        rules = self.rules
+        ledger = apply(self.ledger, Ticked(now), rules)
+        decision = decide(container, node, cleared_for(ledger, container, now), self.policy)
         reply, signed = self._reply(container, decision)
-        after = self._after(container, decision, now)
+        after = ledger
+        if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
+            grant = decision.grant if isinstance(decision, Inject) else None
+            has = live(container, decision.edits, self.stage_dir)
+            after = apply(ledger, Created(now, container, grant, has), rules)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         if isinstance(decision, Inject) and not self._journalled(decision.grant, signed, after, now):
-            decision, after = Refuse(UNRECORDED), self.ledger
+            decision, after = Refuse(UNRECORDED), ledger
             reply, signed = self._reply(container, decision)
         self._exits.told(container.id)
         self.counts.decided(decision)
@@ -211,14 +216,6 @@ class Plugin:
         self.state.commit(after)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply
-
-    def _after(self, container: Container, decision: Decision, now: float) -> Ledger:
-        """The ledger with what was decided. One that is refused may come again for what is reserved for it."""
-        if isinstance(decision, Refuse):
-            return self.ledger
-        grant = decision.grant if isinstance(decision, Inject) else None
-        created = Created(now, container, grant, live(container, decision.edits, self.stage_dir))
-        return apply(self.ledger, created, self.rules)
 
     def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:
         """The answer, and the signed grant in it; empty where there is none."""

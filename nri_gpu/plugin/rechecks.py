@@ -20,34 +20,28 @@ LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes 
 
 
 class ReleasedGpus:
-    """The processes that the newest look found on each GPU."""
+    """The processes that looks find on released GPUs. counted: GPUs whose processes the newest look could tell."""
 
     def __init__(self, cgroups: ContainerCgroups) -> None:
+        self.counted: frozenset[GpuUuid] = frozenset()
         self._cgroups = cgroups
-        self._units: Mapping[GpuUuid, Unit] = {}
 
-    @property
-    def counted(self) -> frozenset[GpuUuid]:
-        """GPUs whose processes the newest look could tell."""
-        return frozenset(uuid for uuid, unit in self._units.items() if unit.processes is not None)
-
-    def looked(self, inventory: Inventory, ledger: Ledger) -> Mapping[GpuUuid, int | None]:
+    def looked(self, inventory: Inventory, ledger: Ledger) -> Mapping[GpuUuid, int]:
         """How many processes a look found on each releasing GPU that may be of the container that left it.
 
         Without those that were there before its first one, and those of monitors, as far as NVML tells them by our
-        PIDs. None where it cannot tell.
+        PIDs. Not of GPUs where it cannot tell.
         """
-        self._units = {unit.uuid: unit for unit in inventory.units}
-        return {uuid: self._processes(uuid, left, ledger) for uuid, left in ledger.releasing.items()}
+        units = {unit.uuid: unit for unit in inventory.units if unit.processes is not None}
+        self.counted = frozenset(units)
+        releasing = ledger.releasing.items()
+        return {uuid: self._processes(units[uuid], left, ledger) for uuid, left in releasing if uuid in units}
 
-    def _processes(self, uuid: GpuUuid, left: Releasing, ledger: Ledger) -> int | None:
-        unit = self._units.get(uuid)
-        if unit is None or unit.processes is None:
-            return None
+    def _processes(self, unit: Unit, left: Releasing, ledger: Ledger) -> int:
         first = 0 if left.first_started is None else left.first_started
-        monitors = self._monitors_pids(uuid, ledger)
+        monitors = self._monitors_pids(unit.uuid, ledger)
         told = zip(unit.started, chain(unit.pids, repeat(0)), strict=False)
-        return unit.processes - sum(started < first or pid in monitors for started, pid in told)
+        return (unit.processes or 0) - sum(started < first or pid in monitors for started, pid in told)
 
     def _monitors_pids(self, uuid: GpuUuid, ledger: Ledger) -> frozenset[int]:
         """PIDs in the cgroups of containers that open a GPU and do not hold it."""
