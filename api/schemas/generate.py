@@ -55,7 +55,8 @@ def schema_text(word: str) -> str:
 def _as_written(part: Schema, *, whole: bool) -> None:
     """Make a schema of what is read one of what is written.
 
-    Fields with a default are there, too, unless the type leaves them out (not whole). Readers must be ready for more.
+    Fields with a default are there, too, unless the type leaves them out (not whole). Readers must be ready for more:
+    they are promised no bounds of what a report or a topology file may say.
     """
     if isinstance(text := part.get("description"), str):
         part["description"] = " ".join(text.split()).replace("None", "null")
@@ -65,8 +66,11 @@ def _as_written(part: Schema, *, whole: bool) -> None:
         case {"properties": dict(fields), "required": list(required)}:
             optional = {name for name, field in fields.items() if "default" not in field or not whole}
             part["required"] = [name for name in fields if name in required or name not in optional]
-            for field in fields.values():
-                field.pop("default", None)
+            for each in (one for field in fields.values() for one in (field, *field.get("anyOf", ()))):
+                for bound in ("default", "minimum", "maximum"):
+                    each.pop(bound, None)
+                if each.get("pattern", "").startswith(r"\A"):  # a domain.bounds.Format, in Python's spelling
+                    del each["pattern"], each["description"]
 
 
 def _structs(kind: type[msgspec.Struct] = msgspec.Struct) -> Iterator[type[msgspec.Struct]]:

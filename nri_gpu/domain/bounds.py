@@ -1,4 +1,7 @@
-"""What UUIDs, addresses, versions and NVML's enumerations look like: in reports, in topology files, on the host."""
+"""What UUIDs, addresses, versions and NVML's enumerations look like: in reports, in topology files, on the host.
+
+Types with bounds are checked where a document is read, never where code builds a value.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
-
-from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState, PciBusId, spelled
-from nri_gpu.domain.health import RecoveryAction
 
 SHOWN_MAX: Final = 96  # characters of a wrong value that an error message repeats
 
@@ -59,7 +59,11 @@ BUS_ID: Final = Format("[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]", "a PCI b
 PCIE_ROOT: Final = Format("pci[0-9a-f]{4,8}:[0-9a-f]{2}", "a PCIe root (pci0000:c9)")  # as sysfs names it
 # 96 is NVML_DEVICE_NAME_V2_BUFFER_SIZE.
 MODEL: Final = Format("[ -~]{1,96}", "a model name (1 to 96 printable ASCII characters)")
-PROFILE: Final = Format(MIG_PROFILE.pattern, "a MIG profile (1g.10gb, 1c.3g.40gb, 1g.10gb+me)")
+# Compute slices where they are fewer than the GPU instance's, its slices, its memory, and its attributes.
+PROFILE: Final = Format(
+    r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}",
+    "a MIG profile (1g.10gb, 1c.3g.40gb, 1g.10gb+me)",
+)
 # Nodes below /dev/dri that programs open. A card's folder in sysfs holds its connectors too.
 DRM_NAME: Final = Format("(?:card|renderD)[0-9]{1,5}", "the name of a DRM node (card0, renderD128)")
 # In the kernel's syntax; at most one page of sysfs.
@@ -80,11 +84,7 @@ ARCHITECTURES: Final[Mapping[int, str]] = {
     10: "blackwell",
     13: "rubin",
 }
-COMPUTE_MODES: Final = tuple(ComputeMode)  # in NVML's order
-RECOVERY_ACTIONS: Final = tuple(RecoveryAction)  # in NVML's order
 ADDRESSING: Final = ("none", "hmm", "ats")
-# State 0 belongs to a GPU that is not made for a fabric.
-FABRIC_STATES: Final[Mapping[int, FabricState]] = dict(enumerate(FabricState, 1))
 PCIE_PATHS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as `nvidia-smi topo -m` names them, nearest first
 
 UNKNOWN_PROFILE: Final = "unknown"  # of a MIG device that NVML cannot describe
@@ -94,15 +94,18 @@ NVLINKS_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 
 GpuIndex = Annotated[int, Meta(ge=0, le=GPU_INDEX_MAX)]
 NvlinkCount = Annotated[int, Meta(ge=0, le=NVLINKS_MAX)]
-DeviceMinor = Annotated[int, Meta(ge=0, le=2**20 - 1)]  # 20 bits (linux/kdev_t.h)
+DeviceMajor = Annotated[int, Meta(ge=1, le=2**12 - 1)]  # 12 bits (linux/kdev_t.h)
+DeviceMinor = Annotated[int, Meta(ge=0, le=2**20 - 1)]  # 20 bits
 NumaNumber = Annotated[int, Meta(ge=0, le=1023)]  # MAX_NUMNODES
 NvmlCode = Annotated[int, Meta(ge=0, le=999)]  # NVML_ERROR_UNKNOWN
-Started = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # clock ticks since boot
-Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 STARTED_MAX: Final = 1024
+Started = Annotated[tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...], Meta(max_length=STARTED_MAX)]
+Pids = Annotated[tuple[Annotated[int, Meta(ge=1, le=2**31 - 1)], ...], Meta(max_length=STARTED_MAX)]
 ProcessCount = Annotated[int, Meta(ge=0, le=2**22)]  # of a whole machine (Linux: PID_MAX_LIMIT)
 Uint = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-EngineCount = Annotated[int, Meta(ge=0, le=65535)]
+EngineCount = Annotated[int, Meta(ge=0, le=65535)] | None
+MigNumber = Annotated[int, Meta(ge=0, le=1023)]  # far more than a GPU has instances
+ArchNumber = Annotated[int, Meta(ge=0, le=99)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -110,11 +113,6 @@ def profile_in(name: str) -> str:
     """The profile in a MIG device's name, `NVIDIA A100-SXM4-40GB MIG 1g.5gb`; empty where it has none."""
     last = name.rpartition(" MIG ")[2].lower()
     return PROFILE.or_empty(last) if " MIG " in name else ""
-
-
-def parse_bus_id(text: str) -> PciBusId:
-    """A PCI address in our spelling. Raises: ValueError."""
-    return spelled(BUS_ID.parse(text.lower()))
 
 
 def compute_prohibited(bus_id: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import combinations
-from typing import ClassVar, Final, NewType
+from typing import Annotated, ClassVar, Final, NewType
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
+from nri_gpu.domain import bounds
 from nri_gpu.domain.health import WELL, Health, RecoveryAction, Sign
 from nri_gpu.domain.value import Recorded, Value
-
-# Compute slices where they are fewer than the GPU instance's, its slices, its memory, and its attributes.
-MIG_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}")
 
 
 def is_compute_slice(profile: str) -> bool:
@@ -41,6 +38,11 @@ def spelled(bus_id: str) -> PciBusId:
     """
     domain, _, rest = bus_id.lower().partition(":")
     return PciBusId(f"{int(domain, 16):04x}:{rest}")
+
+
+def parse_bus_id(text: str) -> PciBusId:
+    """Return a PCI address in our spelling. Raises: ValueError."""
+    return spelled(bounds.BUS_ID.parse(text.lower()))
 
 
 class Capability(StrEnum):
@@ -85,9 +87,9 @@ class DrmNode(Recorded, frozen=True):
     name: `card1` or `renderD128`, as below /dev/dri.
     """
 
-    name: str
-    major: int
-    minor: int
+    name: Annotated[str, bounds.DRM_NAME.meta()]
+    major: bounds.DeviceMajor
+    minor: bounds.DeviceMinor
 
 
 class ComputeMode(StrEnum):
@@ -124,21 +126,21 @@ class Fabric(Value, frozen=True):
     aside: ClassVar = ("health_mask",)  # bits change often, and no decision depends on them
 
     state: FabricState
-    status: int = 0
-    cluster: str = ""
-    clique: int = 0
-    health_mask: int | None = None
+    status: bounds.Uint = 0
+    cluster: Annotated[str, bounds.CLUSTER_UUID.meta("")] = ""
+    clique: bounds.Uint = 0
+    health_mask: bounds.Uint | None = None
 
 
 class MigEngines(Recorded, frozen=True):
     """What a MIG device has of its GPU, besides memory (nvmlDeviceGetAttributes_v2); None where NVML does not tell."""
 
-    multiprocessors: int | None = None
-    copy_engines: int | None = None
-    decoders: int | None = None
-    encoders: int | None = None
-    jpeg_engines: int | None = None
-    ofa_engines: int | None = None
+    multiprocessors: bounds.EngineCount = None
+    copy_engines: bounds.EngineCount = None
+    decoders: bounds.EngineCount = None
+    encoders: bounds.EngineCount = None
+    jpeg_engines: bounds.EngineCount = None
+    ofa_engines: bounds.EngineCount = None
 
 
 def _forget_zeros(unit: MigDevice | Gpu) -> None:
@@ -148,94 +150,84 @@ def _forget_zeros(unit: MigDevice | Gpu) -> None:
             force_setattr(unit, name, None)
 
 
-class MigDevice(Value, frozen=True, kw_only=True):
+class MigDescription(Recorded, frozen=True, kw_only=True):
+    """A MIG device as NVML describes it, and a topology file in the same words."""
+
+    uuid: Annotated[GpuUuid, bounds.MIG_UUID.meta()]  # another one each time the instance is made
+    gpu_instance_id: bounds.MigNumber
+    compute_instance_id: bounds.MigNumber
+    profile: Annotated[str, bounds.PROFILE.meta(bounds.UNKNOWN_PROFILE)]  # as `nvidia-smi -L` writes it, lower case
+    memory_bytes: bounds.Bytes | None = None  # of its GPU instance (nvmlDeviceGetAttributes_v2); None where unknown
+    unavailable: str = ""  # why it cannot be granted; empty when it can
+    processes: bounds.ProcessCount | None = None  # this and the next as a `Gpu`'s
+    engines: MigEngines = MigEngines()
+
+
+class MigDevice(MigDescription, Value, frozen=True, kw_only=True):
     """One MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
 
     index: its place in NVML's list, the j of `i:j`; not an id: it moves when an instance is removed.
-    uuid: `MIG-...`; another one each time the instance is made.
-    profile: as `nvidia-smi -L` writes it, lower case: `1g.10gb`, `1c.3g.40gb`, `1g.10gb+me`.
-    memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2); None where NVML does not tell, and for 0.
-    gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
-    unavailable: why it cannot be granted; empty when it can.
-    processes, started, pids: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
     """
 
     aside: ClassVar = ("processes", "started", "pids")
 
-    index: int
-    uuid: GpuUuid
-    gpu_instance_id: int
-    compute_instance_id: int
-    profile: str
-    memory_bytes: int | None = None
-    gpu_instance_minor: int | None = None
-    compute_instance_minor: int | None = None
-    unavailable: str = ""
-    processes: int | None = None
-    started: tuple[int, ...] = ()
-    pids: tuple[int, ...] = ()
-    health: Health = WELL
-    engines: MigEngines = MigEngines()
+    index: bounds.MigNumber
+    gpu_instance_minor: bounds.DeviceMinor | None = None  # of its nodes /dev/nvidia-caps/nvidia-capN; None: not known
+    compute_instance_minor: bounds.DeviceMinor | None = None
+    started: bounds.Started = ()
+    pids: bounds.Pids = ()
+    health: Health = WELL  # its own, from what NVML says of this device alone
 
     def __post_init__(self) -> None:
         _forget_zeros(self)
 
 
-class Gpu(Value, frozen=True, kw_only=True):
+class GpuDescription(Recorded, frozen=True, kw_only=True):
+    """A GPU as NVML and the kernel describe it, and a topology file in the same words.
+
+    A fact that they do not tell is None, or empty.
+    """
+
+    index: bounds.GpuIndex  # NVML's, in PCI order; not an id: it moves when a GPU is lost
+    minor_number: bounds.GpuIndex  # N of /dev/nvidiaN (nvmlDeviceGetMinorNumber); differs from the index on some hosts
+    uuid: Annotated[GpuUuid, bounds.UUID.meta()]
+    pci_bus_id: Annotated[PciBusId, bounds.BUS_ID.meta()]  # domain of 4 digits where it fits: `0000:3b:00.0`
+    model: Annotated[str, bounds.MODEL.meta()]
+    memory_bytes: bounds.Bytes | None = None  # framebuffer (nvmlDeviceGetMemoryInfo); None for a GPU that has none
+    numa_node: bounds.NumaNumber | None = None
+    brand: str = ""  # nvmlDeviceGetBrand as a word, `nvidia`
+    unavailable: str = ""  # why it cannot be granted; empty when it can
+    # How many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...).
+    processes: bounds.ProcessCount | None = None
+    architecture: Annotated[str, bounds.one_of(["", *bounds.ARCHITECTURES.values()])] = ""  # `hopper`
+    cpus: Annotated[str, bounds.CPULIST.meta("")] = ""  # nearest to it
+    compute_mode: ComputeMode | None = None
+    persistence: bool | None = None
+    addressing: Annotated[str, bounds.one_of(["", *bounds.ADDRESSING])] = ""
+    fabric: Fabric | None = None
+    pcie_root: Annotated[str, bounds.PCIE_ROOT.meta("")] = ""  # of its PCI tree: `pci0000:c9`
+    remap_pending: bool | None = None  # whether a row of its memory is replaced at its next reset
+    recovery_action: RecoveryAction | None = None  # what the driver wants done about it
+
+
+class Gpu(GpuDescription, Value, frozen=True, kw_only=True):
     """One physical GPU as NVML described it when its `Node` was taken.
 
-    index: NVML enumeration index (PCI order); not an id: it moves when a GPU is lost.
-    minor_number: N of /dev/nvidiaN (nvmlDeviceGetMinorNumber); differs from the index on some hosts.
-    pci_bus_id: lower case, 4-digit domain where it fits: `0000:3b:00.0`.
-    memory_bytes: total framebuffer, bytes (nvmlDeviceGetMemoryInfo); None for a GPU that has none of its own.
-    arch: compute capability, (9, 0) for Hopper (nvmlDeviceGetCudaComputeCapability).
-    numa_node: None where the host does not tell.
-    mig: its MIG devices in NVML's order; a GPU in MIG mode can have none.
-    brand: nvmlDeviceGetBrand as a word, `nvidia`; empty where NVML does not tell.
-    unavailable: why it cannot be granted; empty when it can.
-    drm: its card and render nodes; empty where nvidia-drm is not loaded.
-    processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
-    NVML cannot tell. started: when those of them started that can be seen by NVML's PIDs, in clock ticks since boot.
-    pids: theirs, in the same order. These change all the time, so they do not count when inventories are compared.
-    signs: what else the query showed, for `health/` and for people. health: what follows from signs and events.
-    architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
-    remap_pending: whether a row of its memory is replaced at its next reset. recovery_action: what the driver wants
-    done about it. addressing: `hmm`, `ats` or `none`. pcie_root: of its PCI tree, `pci0000:c9`. These are
-    empty, and the other facts None, where NVML or the kernel does not tell.
-    compute_mode: an MPS daemon that we start changes it, so it does not count in comparisons; a GPU on which it
-    prohibits all programs is `unavailable`.
+    An MPS daemon that we start changes the compute mode, so that does not count in comparisons; nor do processes, which
+    change all the time. A GPU on which the mode prohibits all programs is `unavailable`.
     """
 
     aside: ClassVar = ("processes", "started", "pids", "compute_mode")
 
-    index: int
-    minor_number: int
-    uuid: GpuUuid
-    pci_bus_id: PciBusId
-    model: str
-    memory_bytes: int | None = None
-    arch: tuple[int, int] | None = None
-    numa_node: int | None = None
+    arch: tuple[bounds.ArchNumber, bounds.ArchNumber] | None = None  # compute capability, (9, 0) for Hopper
     mig_enabled: bool = False
-    brand: str = ""
-    unavailable: str = ""
-    mig: tuple[MigDevice, ...] = ()
-    drm: tuple[DrmNode, ...] = ()
-    processes: int | None = None
-    started: tuple[int, ...] = ()
-    pids: tuple[int, ...] = ()
-    signs: tuple[Sign, ...] = ()
-    health: Health = WELL
-    architecture: str = ""
-    cpus: str = ""
-    compute_mode: ComputeMode | None = None
-    persistence: bool | None = None
+    mig: Annotated[tuple[MigDevice, ...], Meta(max_length=1024)] = ()  # in NVML's order; MIG mode needs none
+    drm: Annotated[tuple[DrmNode, ...], Meta(max_length=64)] = ()  # card and render nodes, if nvidia-drm is loaded
+    started: bounds.Started = ()  # when those processes started whose PIDs can be seen, clock ticks since boot
+    pids: bounds.Pids = ()  # theirs, in the same order
+    signs: Annotated[tuple[Sign, ...], Meta(max_length=len(Sign))] = ()  # what else the query showed, for `health/`
+    health: Health = WELL  # what follows from signs and events
     ecc: Ecc | None = None
-    addressing: str = ""
-    fabric: Fabric | None = None
-    pcie_root: str = ""
-    remap_pending: bool | None = None
-    recovery_action: RecoveryAction | None = None
 
     def __post_init__(self) -> None:
         _forget_zeros(self)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Annotated
 
 from msgspec import field
 
+from nri_gpu.domain import bounds
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, PciBusId, Unit
 from nri_gpu.domain.health import ScriptedEvent, Sign
@@ -22,12 +24,12 @@ class GpuFault(Recorded, frozen=True):
     else empty.
     """
 
-    index: int
+    index: bounds.GpuIndex
     reason: str
-    code: int = 0
+    code: bounds.NvmlCode = 0
     sign: Sign | None = None
-    uuid: str = ""
-    pci_bus_id: str = ""
+    uuid: Annotated[str, bounds.UUID.meta("")] = ""
+    pci_bus_id: Annotated[str, bounds.BUS_ID.meta("")] = ""
 
 
 class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -53,10 +55,10 @@ class Link(Recorded, frozen=True):
     nvlink: number of direct NVLink connections, 0 for none.
     """
 
-    a: int
-    b: int
-    pcie: str
-    nvlink: int = 0
+    a: bounds.GpuIndex
+    b: bounds.GpuIndex
+    pcie: Annotated[str, bounds.one_of(bounds.PCIE_PATHS)]
+    nvlink: bounds.NvlinkCount = 0
 
 
 class NumaNode(Recorded, frozen=True):
@@ -65,8 +67,8 @@ class NumaNode(Recorded, frozen=True):
     cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
     """
 
-    number: int
-    cpus: str
+    number: bounds.NumaNumber
+    cpus: Annotated[str, bounds.CPULIST.meta("")]
     memory: bool = True
 
 

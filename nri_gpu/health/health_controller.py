@@ -13,8 +13,7 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.domain.bounds import parse_bus_id
-from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId
+from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId, parse_bus_id
 from nri_gpu.domain.health import EventType, GpuEvent, HealthNotes, HealthState, ScriptedEvent
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.affected import Stops, holders_of

@@ -14,9 +14,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.bounds import CPULIST, MODEL, UUID, parse_bus_id
+from nri_gpu.domain.bounds import CPULIST, MODEL, UUID
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId
+from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId, parse_bus_id
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.host.modules import CAP_MINOR_MAX, MODULES, read_majors, read_mig_minors
 from nri_gpu.system.storage import boot_id, text_of

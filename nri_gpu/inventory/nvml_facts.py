@@ -10,16 +10,14 @@ from typing import Final, Protocol
 from nri_gpu.domain.bounds import (
     ADDRESSING,
     ARCHITECTURES,
-    COMPUTE_MODES,
     CPULIST,
-    FABRIC_STATES,
     MIG_UUID,
     PCIE_ROOT,
-    RECOVERY_ACTIONS,
     STARTED_MAX,
     UNKNOWN_PROFILE,
     profile_in,
 )
+from nri_gpu.domain.gpu import ComputeMode, FabricState
 from nri_gpu.domain.health import RESETS, RecoveryAction, Sign
 from nri_gpu.inventory.library import FUNCTION_NOT_FOUND
 from nri_gpu.inventory.nvml_client import (
@@ -36,6 +34,10 @@ from nri_gpu.system.storage import text_of
 
 # Numbers of nvml.h.
 FIELD_RECOVERY_ACTION: Final = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from R570 on
+COMPUTE_MODES: Final = tuple(ComputeMode)
+RECOVERY_ACTIONS: Final = tuple(RecoveryAction)
+# State 0 belongs to a GPU that is not made for a fabric.
+FABRIC_STATES: Final[Mapping[int, FabricState]] = dict(enumerate(FabricState, 1))
 FABRIC_STARTING: Final = frozenset({1, 2})  # NVML_GPU_FABRIC_STATE_NOT_STARTED, _IN_PROGRESS
 FABRIC_COMPLETED: Final = 3
 # nvmlClocksEventReasonSwThermalSlowdown, ...HwThermalSlowdown, ...HwPowerBrakeSlowdown
@@ -92,7 +94,7 @@ def setup_facts(
     persistence = nvml.optional("nvmlDeviceGetPersistenceMode", handle, gpu=index)
     yield {"persistence": None if persistence is None else bool(persistence)}
     ecc = nvml.optional("nvmlDeviceGetEccMode", handle, gpu=index)
-    yield {"ecc": None if ecc is None else [bool(mode) for mode in ecc]}
+    yield {"ecc": None if ecc is None else {"current": bool(ecc[0]), "pending": bool(ecc[1])}}
     addressing = nvml.optional("nvmlDeviceGetAddressingMode", handle, gpu=index)
     yield {"addressing": ADDRESSING[addressing] if addressing in range(len(ADDRESSING)) else ""}
     yield {"fabric": _fabric(fabric)}

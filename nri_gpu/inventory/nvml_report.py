@@ -15,123 +15,24 @@ from msgspec.structs import replace
 
 from nri_gpu.domain import bounds
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import ComputeMode, FabricState
-from nri_gpu.domain.health import RecoveryAction, Sign
-from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.domain.gpu import Gpu
+from nri_gpu.domain.health import WELL
+from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.host.modules import MODULES
 
 GPUS_MAX: Final = bounds.GPU_INDEX_MAX + 1
 SHOWN_MAX: Final = 400  # characters of an error
 
-MigIndex = Annotated[int, Meta(ge=0, le=1023)]  # far more than a GPU has instances
-ArchNumber = Annotated[int, Meta(ge=0, le=99)]
-_Started = Annotated[tuple[bounds.Started, ...], Meta(max_length=bounds.STARTED_MAX)]
-_Pids = Annotated[tuple[bounds.Pid, ...], Meta(max_length=bounds.STARTED_MAX)]
-Text = Annotated[str, Meta(max_length=400)]
 Version = Annotated[str, bounds.VERSION.meta("")]
 Symbol = Annotated[str, Meta(pattern=r"\Anvml[A-Za-z0-9_]{1,80}\Z")]
 SymbolOrEmpty = Annotated[str, Meta(pattern=r"\A(?:nvml[A-Za-z0-9_]{1,80})?\Z")]
 
 
-class _Drm(Struct, array_like=True):
-    name: Annotated[str, bounds.DRM_NAME.meta()]
-    major: bounds.DeviceMinor
-    minor: bounds.DeviceMinor
-
-
-class _Ecc(Struct, array_like=True):
-    current: bool
-    pending: bool
-
-
-class _Fabric(Struct):
-    state: FabricState
-    status: bounds.Uint
-    cluster: Annotated[str, bounds.CLUSTER_UUID.meta("")]
-    clique: bounds.Uint
-    health_mask: bounds.Uint | None
-
-
-class _Engines(Struct, frozen=True):
-    multiprocessors: bounds.EngineCount | None = None
-    copy_engines: bounds.EngineCount | None = None
-    decoders: bounds.EngineCount | None = None
-    encoders: bounds.EngineCount | None = None
-    jpeg_engines: bounds.EngineCount | None = None
-    ofa_engines: bounds.EngineCount | None = None
-
-
-class _Mig(Struct):
-    """Without its capability minors, which the kernel shows."""
-
-    index: MigIndex
-    uuid: Annotated[str, bounds.MIG_UUID.meta()]
-    gpu_instance_id: MigIndex
-    compute_instance_id: MigIndex
-    profile: Annotated[str, bounds.PROFILE.meta(bounds.UNKNOWN_PROFILE)]
-    memory_bytes: bounds.Bytes | None
-    unavailable: Text
-    processes: bounds.ProcessCount | None
-    started: _Started = ()
-    pids: _Pids = ()
-    engines: _Engines = _Engines()
-
-
-class _Gpu(Struct):
-    index: bounds.GpuIndex
-    minor_number: bounds.GpuIndex
-    uuid: Annotated[str, bounds.UUID.meta()]
-    pci_bus_id: Annotated[str, bounds.BUS_ID.meta()]
-    model: Annotated[str, bounds.MODEL.meta()]
-    memory_bytes: bounds.Bytes | None
-    arch: tuple[ArchNumber, ArchNumber] | None
-    numa_node: bounds.NumaNumber | None
-    mig_enabled: bool
-    brand: Text
-    unavailable: Text
-    mig: Annotated[tuple[_Mig, ...], Meta(max_length=1024)]
-    drm: Annotated[tuple[_Drm, ...], Meta(max_length=64)]
-    processes: bounds.ProcessCount | None
-    signs: Annotated[tuple[Sign, ...], Meta(max_length=len(Sign))]
-    architecture: Annotated[str, bounds.one_of(("", *bounds.ARCHITECTURES.values()))] = ""
-    cpus: Annotated[str, bounds.CPULIST.meta("")] = ""
-    compute_mode: ComputeMode | None = None
-    persistence: bool | None = None
-    started: _Started = ()
-    pids: _Pids = ()
-    ecc: _Ecc | None = None
-    addressing: Annotated[str, bounds.one_of(("", *bounds.ADDRESSING))] = ""
-    fabric: _Fabric | None = None
-    pcie_root: Annotated[str, bounds.PCIE_ROOT.meta("")] = ""
-    remap_pending: bool | None = None
-    recovery_action: RecoveryAction | None = None
-
-
-class _Fault(Struct):
-    index: bounds.GpuIndex
-    reason: Text
-    code: bounds.NvmlCode
-    sign: Sign | None
-    uuid: Annotated[str, bounds.UUID.meta("")]
-    pci_bus_id: Annotated[str, bounds.BUS_ID.meta("")]
-
-
-class _Link(Struct):
-    a: bounds.GpuIndex
-    b: bounds.GpuIndex
-    pcie: Annotated[str, bounds.one_of(bounds.PCIE_PATHS)]
-    nvlink: bounds.NvlinkCount
-
-    def __post_init__(self) -> None:
-        if self.a >= self.b:
-            raise ValueError(f"a link from {self.a} to {self.b}")
-
-
 class _Report(Struct, kw_only=True):
     taken_at: float = 0.0  # filled in by the reader
-    gpus: Annotated[tuple[_Gpu, ...], Meta(max_length=GPUS_MAX)]
-    faults: Annotated[tuple[_Fault, ...], Meta(max_length=GPUS_MAX)]
-    links: Annotated[tuple[_Link, ...], Meta(max_length=GPUS_MAX**2 // 2)]
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
+    faults: Annotated[tuple[GpuFault, ...], Meta(max_length=GPUS_MAX)]
+    links: Annotated[tuple[Link, ...], Meta(max_length=GPUS_MAX**2 // 2)]
     driver_version: Version
     cuda_version: Version
     modules: dict[Annotated[str, bounds.one_of(MODULES)], Annotated[str, bounds.MODULE_VERSION.meta()]] = {}
@@ -150,12 +51,26 @@ def read_report(report: object, taken_at: float) -> NvmlReport:
     try:
         read = convert(report, _Report)
         read.taken_at = taken_at
+        _check_origin(read)
         inventory = _without_doubles(convert(read, Inventory, from_attributes=True))
         _check_consistency(inventory)
     except ValueError as error:  # msgspec's ValidationError is one
         raise InventoryError(f"the NVML process's report cannot be read: {error}"[:SHOWN_MAX]) from error
     lacking = tuple(f"{name} ({older} is used instead)" if older else name for name, older in read.lacking)
     return NvmlReport(inventory, lacking)
+
+
+def _check_origin(report: _Report) -> None:
+    """Refuse a text that is too long, and a fact that is not NVML's to tell. Raises: ValueError."""
+    devices = [device for gpu in report.gpus for device in gpu.mig]
+    texts = [text for gpu in report.gpus for text in (gpu.brand, gpu.unavailable)]
+    texts += [*(device.unavailable for device in devices), *(fault.reason for fault in report.faults)]
+    if any(len(text) > SHOWN_MAX for text in texts):
+        raise ValueError(f"a text has more than {SHOWN_MAX} characters")
+    health = {unit.health for unit in report.gpus} | {unit.health for unit in devices}
+    minors = {minor for each in devices for minor in (each.gpu_instance_minor, each.compute_instance_minor)}
+    if health - {WELL} or minors - {None}:
+        raise ValueError("health and capability minors are none of NVML's facts")
 
 
 def _without_doubles(inventory: Inventory) -> Inventory:
@@ -220,5 +135,8 @@ def _check_consistency(inventory: Inventory) -> None:
     ):
         if len(set(values)) != len(values):
             raise ValueError(f"a {what} occurs twice")
-    if any({link.a, link.b} - set(indices) for link in inventory.links):
-        raise ValueError("a link leads to no GPU")
+    for link in inventory.links:
+        if link.a >= link.b:
+            raise ValueError(f"a link from {link.a} to {link.b}")
+        if {link.a, link.b} - set(indices):
+            raise ValueError("a link leads to no GPU")

@@ -1,6 +1,6 @@
 """Describes a node's GPUs through NVML. A GPU that fails does not keep the others from being described.
 
-Runs in the NVML process. The result is plain data for one line of JSON, in the format that `report.py` reads.
+Runs in the NVML process. The result is plain data for one line of JSON, as `nvml_report.py` reads it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from nri_gpu.domain.bounds import (
     UUID,
     VERSION,
     compute_prohibited,
-    parse_bus_id,
 )
-from nri_gpu.domain.gpu import ComputeMode
+from nri_gpu.domain.gpu import ComputeMode, parse_bus_id
 from nri_gpu.host.modules import module_versions
 from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
 from nri_gpu.inventory.nvml_facts import (
@@ -168,7 +167,7 @@ def _numa_node(nvml: NvmlClient, device: _Device, folder: Path) -> int | None:
     return node if node >= 0 else None
 
 
-def _drm_nodes(folder: Path) -> Iterator[tuple[str, int, int]]:
+def _drm_nodes(folder: Path) -> Iterator[dict[str, object]]:
     """Name, major and minor of the GPU's card and render node, from sysfs."""
     try:
         found = sorted((folder / "drm").iterdir())
@@ -179,7 +178,7 @@ def _drm_nodes(folder: Path) -> Iterator[tuple[str, int, int]]:
             continue
         try:
             major, _, minor = (node / "dev").read_text(encoding="ascii").strip().partition(":")
-            yield node.name, int(major), int(minor)
+            yield {"name": node.name, "major": int(major), "minor": int(minor)}
         except (OSError, ValueError):
             continue  # the node is gone by now
 

@@ -13,9 +13,22 @@ from msgspec.structs import replace
 
 from nri_gpu.domain import bounds
 from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.domain.gpu import ComputeMode, Ecc, FabricState, Gpu, GpuUuid, MigDevice, MigEngines, PciBusId
+from nri_gpu.domain.gpu import (
+    ComputeMode,
+    DrmNode,
+    Ecc,
+    Fabric,
+    Gpu,
+    GpuDescription,
+    GpuUuid,
+    MigDescription,
+    MigDevice,
+    MigEngines,
+    PciBusId,
+    parse_bus_id,
+)
 from nri_gpu.domain.health import EventType, RecoveryAction, ScriptedEvent, Sign
-from nri_gpu.domain.node import Majors
+from nri_gpu.domain.node import GpuFault, Link, Majors, NumaNode
 from nri_gpu.host.extras import SOCKETS, socket_mount
 from nri_gpu.host.kernel_view import COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
 from nri_gpu.host.modules import CAP_MINOR_MAX, MODULES
@@ -53,10 +66,9 @@ def _below_dev(text: str) -> str:
 
 
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]  # a year
-Major = Annotated[int, Meta(ge=1, le=4095)]  # 12 bits (linux/kdev_t.h)
 CapabilityMinor = Annotated[int, Meta(ge=NOT_KNOWN, le=CAP_MINOR_MAX)]
 Version = Annotated[str, bounds.VERSION.meta("")]
-BusId = Annotated[PciBusId, bounds.BUS_ID.meta(), parsed(bounds.parse_bus_id), unique("gpu")]
+BusId = Annotated[PciBusId, bounds.BUS_ID.meta(), parsed(parse_bus_id), unique("gpu")]
 Signs = Annotated[
     tuple[Sign, ...],
     Meta(description=f"an array of texts, or one text with commas, of {', '.join(Sign)}"),
@@ -65,36 +77,23 @@ Signs = Annotated[
 HostPath = Annotated[str, parsed(_absolute)]
 
 
-class DrmTable(Table, frozen=True):
+class DrmTable(DrmNode, Table, frozen=True, kw_only=True):
     """One of `gpu.drm`."""
 
     name: Annotated[str, bounds.DRM_NAME.meta(), unique("drm")]
-    major: Major
-    minor: bounds.DeviceMinor
 
 
-class FabricTable(Table, frozen=True):
+class FabricTable(Fabric, Table, frozen=True):
     """`gpu.fabric`."""
 
-    state: FabricState
-    status: bounds.Uint = 0
-    cluster: Annotated[str, bounds.CLUSTER_UUID.meta("")] = ""
-    clique: bounds.Uint = 0
-    health_mask: bounds.Uint | None = None
 
-
-class EnginesTable(Table, frozen=True):
+class EnginesTable(MigEngines, Table, frozen=True):
     """`gpu.mig.engines`."""
 
-    multiprocessors: bounds.EngineCount | None = None
-    copy_engines: bounds.EngineCount | None = None
-    decoders: bounds.EngineCount | None = None
-    encoders: bounds.EngineCount | None = None
-    jpeg_engines: bounds.EngineCount | None = None
-    ofa_engines: bounds.EngineCount | None = None
 
-
-class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi", "compute_instance_id": "ci"}):
+class MigTable(
+    MigDescription, Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi", "compute_instance_id": "ci"}
+):
     """`[[gpu.mig]]`. Its index is its place in the file unless it gives another: NVML's list has holes.
 
     gi_minor, ci_minor: those that drivers use unless it gives others; -1 where they are unknown.
@@ -104,12 +103,8 @@ class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi"
     gpu_instance_id: Annotated[int, Meta(ge=0, le=GPU_INSTANCES_MAX - 1)]
     compute_instance_id: Annotated[int, Meta(ge=0, le=COMPUTE_INSTANCES_MAX - 1)]
     uuid: Annotated[GpuUuid, bounds.MIG_UUID.meta(), unique("gpu")]
-    profile: Annotated[str, bounds.PROFILE.meta(bounds.UNKNOWN_PROFILE)]
-    memory_bytes: bounds.Bytes | None = None
     gi_minor: CapabilityMinor | None = None
     ci_minor: CapabilityMinor | None = None
-    unavailable: str = ""
-    processes: bounds.ProcessCount | None = None
     engines: EnginesTable = EnginesTable()
 
     def device(self, place: int, gpu_minor: int) -> MigDevice:
@@ -118,19 +113,13 @@ class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi"
         said = (self.gi_minor, self.ci_minor)
         minors = [use if say is None else say for say, use in zip(said, usual, strict=True)]
         gpu_instance, compute_instance = (None if minor == NOT_KNOWN else minor for minor in minors)
-        return MigDevice(
-            index=place if self.index is None else self.index,
-            uuid=self.uuid,
-            gpu_instance_id=self.gpu_instance_id,
-            compute_instance_id=self.compute_instance_id,
-            profile=self.profile,
-            memory_bytes=self.memory_bytes,
-            gpu_instance_minor=gpu_instance,
-            compute_instance_minor=compute_instance,
-            unavailable=self.unavailable,
-            processes=self.processes,
-            engines=convert(self.engines, MigEngines, from_attributes=True),
-        )
+        facts = {
+            **{name: getattr(self, name) for name in MigDescription.__struct_fields__},
+            "index": place if self.index is None else self.index,
+            "gpu_instance_minor": gpu_instance,
+            "compute_instance_minor": compute_instance,
+        }
+        return convert(facts, MigDevice, from_attributes=True)
 
 
 Partition = bool | tuple[MigTable, ...]  # `mig`: whether the GPU is in MIG mode, or its MIG devices
@@ -157,8 +146,10 @@ def _twice(partition: Partition | None) -> Iterator[tuple[str, str]]:
 
 
 class GpuTable(
+    GpuDescription,
     Table,
     frozen=True,
+    kw_only=True,
     rename={"minor_number": "minor", "pci_bus_id": "bus_id", "numa_node": "numa", "partition": "mig"},
 ):
     """`[[gpu]]`. ecc_pending: the same as ecc where it is left out."""
@@ -167,26 +158,14 @@ class GpuTable(
     minor_number: Annotated[bounds.GpuIndex, unique("gpu")]
     uuid: Annotated[GpuUuid, bounds.UUID.meta(), unique("gpu")]
     pci_bus_id: BusId
-    model: Annotated[str, bounds.MODEL.meta()]
-    memory_bytes: bounds.Bytes | None = None
     arch: Annotated[str, _ARCH.meta()] | None = None
     brand: Annotated[str, bounds.one_of(["", *BRANDS])] = ""
     numa_node: bounds.NumaNumber | None = None
-    unavailable: str = ""
     partition: Partition = False
     signs: Signs = ()
-    architecture: Annotated[str, bounds.one_of(["", *bounds.ARCHITECTURES.values()])] = ""
-    cpus: Annotated[str, bounds.CPULIST.meta("")] = ""
-    compute_mode: ComputeMode | None = None
-    persistence: bool | None = None
     ecc: bool | None = None
     ecc_pending: bool | None = None
-    addressing: Annotated[str, bounds.one_of(["", *bounds.ADDRESSING])] = ""
-    processes: bounds.ProcessCount | None = None
     fabric: FabricTable | None = None
-    pcie_root: Annotated[str, bounds.PCIE_ROOT.meta("")] = ""
-    remap_pending: bool | None = None
-    recovery_action: RecoveryAction | None = None
     drm: tuple[DrmTable, ...] = ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -210,43 +189,34 @@ class GpuTable(
         return convert(facts, Gpu, from_attributes=True)
 
 
-class FaultTable(Table, frozen=True, rename={"pci_bus_id": "bus_id"}):
+class FaultTable(GpuFault, Table, frozen=True, kw_only=True, rename={"pci_bus_id": "bus_id"}):
     """`[[fault]]`: a GPU that exists and could not be described."""
 
     index: Annotated[bounds.GpuIndex, unique("gpu")]
-    reason: str
-    code: bounds.NvmlCode = 0
-    sign: Sign | None = None
     uuid: Annotated[str, bounds.UUID.meta(), unique("gpu")] = ""
     pci_bus_id: BusId = PciBusId("")
 
 
-class LinkTable(Table, frozen=True):
+class LinkTable(Link, Table, frozen=True):
     """`[[link]]`."""
-
-    a: bounds.GpuIndex
-    b: bounds.GpuIndex
-    pcie: Annotated[str, bounds.one_of(bounds.PCIE_PATHS)]
-    nvlink: bounds.NvlinkCount = 0
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         if self.a >= self.b:
             yield "a", f"must be less than b: {self.a}, {self.b}"
 
 
-class NumaTable(Table, frozen=True, rename={"number": "node"}):
+class NumaTable(NumaNode, Table, frozen=True, kw_only=True, rename={"number": "node"}):
     """`[[numa]]`."""
 
     number: Annotated[bounds.NumaNumber, unique("numa")]
     cpus: Annotated[str, bounds.CPULIST.meta()]
-    memory: bool = True
 
 
 class DeviceTable(Table, frozen=True):
     """One of an extra's `nodes`."""
 
     path: Annotated[str, parsed(_below_dev)]
-    major: Major
+    major: bounds.DeviceMajor
     minor: bounds.DeviceMinor
     mode: Annotated[str, _MODE.meta()] = "0666"
 
@@ -262,7 +232,7 @@ class ExtraTable(Table, frozen=True):
     """`[[node.extra]]`. major, channels: of IMEX alone."""
 
     name: Annotated[str, bounds.one_of(EXTRAS), unique("extra")]
-    major: Major | None = None
+    major: bounds.DeviceMajor | None = None
     channels: Annotated[int, Meta(ge=1, le=CHANNEL_MAX + 1)] | None = None
     lacking: str = ""
     nodes: tuple[DeviceTable, ...] = ()
@@ -292,9 +262,9 @@ class ExtraTable(Table, frozen=True):
 class MajorsTable(Table, frozen=True):
     """`[node.majors]`. A module whose major is left out is not loaded."""
 
-    nvidia: Major | None = None
-    nvidia_uvm: Major | None = None
-    nvidia_caps: Major | None = None
+    nvidia: bounds.DeviceMajor | None = None
+    nvidia_uvm: bounds.DeviceMajor | None = None
+    nvidia_caps: bounds.DeviceMajor | None = None
     modeset: bool | None = None
 
 

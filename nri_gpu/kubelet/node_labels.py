@@ -16,7 +16,8 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, Unit, is_compute_slice, slices
+from nri_gpu.domain.bounds import PROFILE
+from nri_gpu.domain.gpu import Gpu, MigPart, Unit, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.system.state import NodeState
@@ -147,7 +148,7 @@ def _single(inventory: Inventory, in_mig_mode: Gpu, kubelet: KubeletSettings) ->
 def _by_profile(parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
     found: dict[str, list[MigPart]] = {}
     for part in parts:
-        if MIG_PROFILE.fullmatch(part.device.profile):
+        if PROFILE.matches(part.device.profile):
             found.setdefault(part.device.profile, []).append(part)
     each = (_mig(f"mig-{_plain(profile)}", alike, kubelet) for profile, alike in found.items())
     return {name: value for labels_of_one in each for name, value in labels_of_one.items()}
@@ -156,7 +157,7 @@ def _by_profile(parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str,
 def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
     profile = parts[0].device.profile
     found = _resource(resource, f"-MIG-{_plain(profile)}", len(parts), parts, kubelet, kubelet.replicas)
-    if MIG_PROFILE.fullmatch(profile):
+    if PROFILE.matches(profile):
         of_gpu, of_compute = slices(profile)
         found |= {f"{resource}.slices.gi": str(of_gpu), f"{resource}.slices.ci": str(of_compute)}
     return found

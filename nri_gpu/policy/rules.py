@@ -10,9 +10,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from nri_gpu.domain.bounds import PROFILE
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, GpuUuid, MigPart, Unit, whole
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import (
@@ -59,7 +60,7 @@ _Device = Annotated[
     ),
 ]
 _MODEL: Final = pattern_or_more(text(r"[ -~]+", "a pattern of printable ASCII", 96))
-_Profile = Annotated[str, text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)]
+_Profile = Annotated[str, text(PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)]
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from nri_gpu.domain.bounds import PROFILE
 from nri_gpu.domain.edits import CHANNEL_MAX, FORMER_EXTRAS, Extra, Extras
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability, spelled
+from nri_gpu.domain.gpu import Capabilities, Capability, spelled
 from nri_gpu.domain.gpu_request import (
     ArchSelector,
     Count,
@@ -181,7 +182,7 @@ def read_mig(piece: Piece, __: Operator) -> MigProfiles:
     for item in piece.split(","):
         profile, colon, _ = item.text.partition(":")
         profile = profile.rstrip(BLANKS)
-        if not MIG_PROFILE.fullmatch(profile):
+        if not PROFILE.matches(profile):
             raise item.error(f"{quoted(profile)} is not a MIG profile: write one such as 1g.10gb (`nri-gpu gpus`)")
         if profile in profiles:
             raise item.error(f"{quoted(profile)} is named twice: write {profile}:2")

@@ -13,8 +13,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from nri_gpu.domain.bounds import ADDRESSING, ARCHITECTURES, COMPUTE_MODES, RECOVERY_ACTIONS
-from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
+from nri_gpu.domain.bounds import ADDRESSING, ARCHITECTURES
+from nri_gpu.domain.gpu import ComputeMode, Fabric, FabricState, Gpu, MigDevice
+from nri_gpu.domain.health import RecoveryAction
 from nri_gpu.domain.node import Inventory
 from nri_gpu.request.image_requirements import BRANDS
 from tests.support import packages
@@ -251,7 +252,7 @@ def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, s
 def _fake_health(gpu: Gpu) -> FakeHealth:
     return FakeHealth(
         remap_pending=-1 if gpu.remap_pending is None else int(gpu.remap_pending),
-        recovery_action=-1 if gpu.recovery_action is None else RECOVERY_ACTIONS.index(gpu.recovery_action),
+        recovery_action=-1 if gpu.recovery_action is None else [*RecoveryAction].index(gpu.recovery_action),
     )
 
 
@@ -259,7 +260,7 @@ def _fake_facts(gpu: Gpu) -> FakeFacts:
     architectures = {word: number for number, word in ARCHITECTURES.items()}
     return FakeFacts(
         architecture=architectures.get(gpu.architecture, -1),
-        compute_mode=-1 if gpu.compute_mode is None else COMPUTE_MODES.index(gpu.compute_mode),
+        compute_mode=-1 if gpu.compute_mode is None else [*ComputeMode].index(gpu.compute_mode),
         persistence=-1 if gpu.persistence is None else int(gpu.persistence),
         ecc=(int(gpu.ecc.current), int(gpu.ecc.pending)) if gpu.ecc else (-1, -1),
         addressing=ADDRESSING.index(gpu.addressing) if gpu.addressing else -1,
