@@ -19,6 +19,7 @@ from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.trees import BINARIES, HOST_BINARIES, LIBRARIES
 from nri_gpu.mps.mps_folders import DaemonFolder, clients, mount_fault
 from nri_gpu.policy.mps_settings import MpsSettings
+from nri_gpu.system.child import run
 from nri_gpu.system.process import ProcessWatch, process_of
 
 CONTROL: Final = "nvidia-cuda-mps-control"
@@ -68,27 +69,17 @@ class MpsTools(Struct, frozen=True):
 
 
 async def _output(command: list[str], environment: Mapping[str, str], text: str, limit_s: float) -> str:
-    pipe = asyncio.subprocess.PIPE
     name = Path(command[0]).name
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, env=dict(environment), cwd="/", stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
-        )
-    except OSError as error:
-        raise MpsError(f"{name} cannot be run: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(limit_s):
-            output, _ = await process.communicate(text.encode())
+        ended = await run(command, limit_s, text=text, environment=environment)
     except TimeoutError:
         raise MpsError(f"{name} did not end within {limit_s:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    answer = " ".join(output.decode(errors="replace").split())
-    if process.returncode:
+    except OSError as error:
+        raise MpsError(f"{name} cannot be run: {error.strerror}") from error
+    answer = " ".join((ended.output + ended.errors).decode(errors="replace").split())
+    if ended.status:
         raise MpsError(
-            f"{name} {' '.join(command[1:]) or text.strip()} ended with {process.returncode}: {answer[:_SHOWN_MAX]}"
+            f"{name} {' '.join(command[1:]) or text.strip()} ended with {ended.status}: {answer[:_SHOWN_MAX]}"
         )
     return answer
 

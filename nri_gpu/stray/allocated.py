@@ -18,7 +18,7 @@ import msgspec
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.system.child import lines_of, python
+from nri_gpu.system.child import python, run
 from nri_gpu.system.storage import stat_of
 
 LIMIT_S: Final = 15.0
@@ -41,15 +41,15 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
     except OSError as error:
         raise AllocationsUnknownError(f"{socket}: {error.strerror}") from error
     try:
-        lines, complaint = await lines_of([python(), "-I", "-m", "nri_gpu.stray.allocated", socket], LIMIT_S)
+        child = await run([python(), "-I", "-m", "nri_gpu.stray.allocated", socket], LIMIT_S)
     except TimeoutError:
         raise AllocationsUnknownError(f"no answer on {socket} within {LIMIT_S:.0f} s") from None
     except OSError as error:
         raise AllocationsUnknownError(str(error)) from error
-    if not lines:
-        raise AllocationsUnknownError(complaint or f"no answer on {socket}")
+    if not child.output:
+        raise AllocationsUnknownError(child.complaint or f"no answer on {socket}")
     devices: dict[tuple[str, str], frozenset[GpuUuid]] = {}
-    for namespace, name, uuids in msgspec.json.decode(lines[0], type=list[tuple[str, str, frozenset[GpuUuid]]]):
+    for namespace, name, uuids in msgspec.json.decode(child.output, type=list[tuple[str, str, frozenset[GpuUuid]]]):
         devices[namespace, name] = uuids | devices.get((namespace, name), frozenset())  # the old pod and the new
     return devices
 

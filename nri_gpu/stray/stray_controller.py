@@ -23,7 +23,7 @@ from nri_gpu.policy.stray_settings import StraySettings
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
 from nri_gpu.stray.judge import Known, PodName, StrayProcess, StrayUse, container_of, judge
 from nri_gpu.stray.uses import Extent, Use
-from nri_gpu.system.child import lines_of, python
+from nri_gpu.system.child import python, run
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import LogOnce, first_done
 
@@ -65,14 +65,14 @@ async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
     numbers = (majors.nvidia, majors.nvidia_uvm, majors.nvidia_caps)
     arguments = [str(os.getpid()), *(str(number) for number in numbers if number is not None)]
     try:
-        lines, complaint = await lines_of([python(), "-I", "-m", "nri_gpu.stray.process_scan", *arguments], limit_s)
+        child = await run([python(), "-I", "-m", "nri_gpu.stray.process_scan", *arguments], limit_s)
     except TimeoutError:
         raise LookError(f"a look at all processes takes longer than {limit_s:.0f} s, and was ended") from None
     except OSError as error:
         raise LookError(f"no process to look at the others with: {error}") from error
-    found = [msgspec.json.decode(line, type=Use | Extent) for line in lines]
+    found = [msgspec.json.decode(line, type=Use | Extent) for line in child.output.splitlines()]
     if not found or not isinstance(extent := found.pop(), Extent):
-        raise LookError(f"the process that looks at the others failed: {complaint or 'it says nothing'}")
+        raise LookError(f"the process that looks at the others failed: {child.complaint or 'it says nothing'}")
     return Look(tuple(each for each in found if isinstance(each, Use)), extent)
 
 

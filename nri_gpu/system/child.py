@@ -1,4 +1,7 @@
-"""A child process that exchanges lines with us: it inherits nothing, is waited for within limits, and always reaped."""
+"""Child processes: they inherit nothing, are waited for within limits, and always reaped.
+
+`run` is for a command that ends, `LineProcess` for one that stays and exchanges lines with us.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from nri_gpu.system.tasks import first_done
 
@@ -47,6 +50,11 @@ def ending(status: int | None) -> str:
     return f"died of signal {-status}"
 
 
+def _last_line(printed: bytes) -> str:
+    lines = printed.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
 class _StderrTail(asyncio.Protocol):
     """Keeps the end of what was printed: a noisy library must neither fill our memory nor block on a full pipe."""
 
@@ -61,8 +69,7 @@ class _StderrTail(asyncio.Protocol):
         self._tail = (self._tail + data)[-STDERR_KEPT_MAX:]
 
     def last_line(self) -> str:
-        lines = self._tail.decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return _last_line(self._tail)
 
 
 class LineProcess:
@@ -159,24 +166,39 @@ class LineProcess:
             await self._writer.wait_closed()
 
 
-async def lines_of(command: Sequence[str], limit_s: float) -> tuple[list[bytes], str]:
-    """All lines that a command prints, and the last one on its stderr.
+class Ended(NamedTuple):
+    """The end of a command, and what it printed. status: as subprocess has it, negative for a signal."""
+
+    status: int
+    output: bytes
+    errors: bytes
+
+    @property
+    def complaint(self) -> str:
+        """The last line on its stderr."""
+        return _last_line(self.errors)
+
+
+async def run(
+    command: Sequence[str], limit_s: float, *, text: str = "", environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Run a command to its end in `/`, in a session of its own. text: for its stdin. environment: empty without one.
 
     It is killed when it takes longer than `limit_s`, and when we are cancelled. Raises: OSError: it cannot be started.
     TimeoutError.
     """
-    child = await LineProcess.start(command)
-    lines: list[bytes] = []
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment or {}, cwd="/", start_new_session=True
+    )
     try:
         async with asyncio.timeout(limit_s):
-            while line := await child.receive():
-                lines.append(line)
-    except (TimeoutError, asyncio.CancelledError):
-        child.kill()
-        raise
+            output, errors = await process.communicate(text.encode())
     finally:
-        await child.end(grace_s=1.0)
-    return lines, child.last_line()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Ended(process.returncode or 0, output, errors)
 
 
 def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -9,7 +9,6 @@ It reads container ids, one a line, and prints a line for each: `ID ok`, or the 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.policy.plugin_settings import GuardSettings
+from nri_gpu.system.child import python, run
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 STOP_LIMIT_S: Final = 2 * PATIENCE_S
@@ -30,12 +30,15 @@ async def stop_containers(
 
     names: container id -> the pod, for the log. why: for the log, too. limit_s: for the child, beyond the grace.
     """
+    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
+    command = (python(), "-I", "-m", "nri_gpu.system.container_stops", *arguments)
     try:
-        output, fault = await _child(names, settings, settings.stop_grace_s + limit_s)
+        child = await run(command, settings.stop_grace_s + limit_s, text="\n".join(names))
+        output, fault = child.output, (child.complaint or "?") if child.status and not child.output else ""
     except (OSError, TimeoutError) as error:
-        output, fault = "", str(error) or f"no answer on {settings.cri_socket}"
+        output, fault = b"", str(error) or f"no answer on {settings.cri_socket}"
     stopped = set()
-    for container, outcome in outcomes(output):
+    for container, outcome in outcomes(output.decode(errors="replace")):
         bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
         if outcome == DONE:
             stopped.add(container)
@@ -53,24 +56,6 @@ def outcomes(output: str) -> Iterator[tuple[str, str]]:
         container, _, outcome = line.partition(" ")
         if container:
             yield container, outcome
-
-
-async def _child(ids: Iterable[str], settings: GuardSettings, limit_s: float) -> tuple[str, str]:
-    """What it prints, and why it could not begin; empty if it could. Raises: OSError, TimeoutError."""
-    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-m", "nri_gpu.system.container_stops", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
-    )
-    try:
-        async with asyncio.timeout(limit_s):
-            output, errors = await child.communicate("\n".join(ids).encode())
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    last = (errors.decode(errors="replace").strip().splitlines() or ["?"])[-1]
-    return output.decode(errors="replace"), last if child.returncode and not output else ""
 
 
 def main(arguments: list[str], ids: Iterable[str]) -> int:
