@@ -15,6 +15,7 @@ from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, whole
 from nri_gpu.domain.gpu_request import Claim, Count, Everything, Mode
 from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.injection.device_numbers import unit_numbers
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import numbers_of, opened_uuids
 
@@ -30,14 +31,13 @@ def external_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
 
 def external_units(container: Container, node: Node) -> tuple[Unit, ...]:
     """Those that programs can use, in NVML order: of a GPU in MIG mode, the MIG devices it has capabilities of."""
-    majors = node.inventory.majors
-    minors = {device.minor for device in container.devices if device.major == majors.nvidia}
-    caps = {device.minor for device in container.devices if device.major == majors.nvidia_caps}
-    found: list[Unit] = []
-    for gpu in (gpu for gpu in node.gpus if gpu.minor_number in minors):
-        parts = [part for part in gpu.parts if part.device.compute_instance_minor in caps]
-        found += parts if gpu.mig_enabled else [gpu]
-    return tuple(found)
+    numbers = {(device.major, device.minor) for device in container.devices}
+    opened = {uuid for number, uuid in unit_numbers(node.inventory) if number in numbers}
+    return tuple(
+        unit
+        for unit in node.inventory.units
+        if {unit.uuid, whole(unit).uuid} <= opened and whole(unit).mig_enabled is isinstance(unit, MigPart)
+    )
 
 
 def nvidia_nodes(container: Container, node: Node) -> str:

@@ -30,6 +30,17 @@ class Owner(Struct, frozen=True):
     shared: bool = False
 
 
+def unit_numbers(inventory: Inventory) -> Iterator[tuple[DeviceNumber, GpuUuid]]:
+    """Yield in NVML order the number that opens each unit: a GPU's node, a MIG device's compute instance."""
+    majors = inventory.majors
+    for gpu in inventory.gpus:
+        if majors.nvidia is not None:
+            yield (majors.nvidia, gpu.minor_number), gpu.uuid
+        for device in gpu.mig:
+            if majors.nvidia_caps is not None and device.compute_instance_minor is not None:
+                yield (majors.nvidia_caps, device.compute_instance_minor), device.uuid
+
+
 def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
     """Every number to look at."""
     majors, found = inventory.majors, dict[DeviceNumber, Owner]()

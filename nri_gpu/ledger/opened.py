@@ -11,6 +11,7 @@ from nri_gpu.domain.container import Container, DeviceNumber, PodId
 from nri_gpu.domain.edits import NO_EDITS, Edits, staged_below
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
+from nri_gpu.injection.device_numbers import unit_numbers
 from nri_gpu.ledger.ledger import ExternalAllocation, Ledger, Live
 from nri_gpu.policy.forms import NOTHING, Globs
 
@@ -38,17 +39,9 @@ def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[
     Of a GPU in MIG mode: the MIG devices whose capabilities are among the numbers, so that a device plugin's container
     blocks no other MIG device; all of them where there is no capability, since it cannot be told which.
     """
-    majors = inventory.majors
-    minors = {minor for major, minor in numbers if major == majors.nvidia}
-    caps = {minor for major, minor in numbers if major == majors.nvidia_caps}
-    found: set[GpuUuid] = set()
-    for gpu in inventory.gpus:
-        opened = gpu.minor_number in minors
-        if opened:
-            found.add(gpu.uuid)
-        found.update(
-            device.uuid for device in gpu.mig if (device.compute_instance_minor in caps) or (opened and not caps)
-        )
+    found = {uuid for number, uuid in unit_numbers(inventory) if number in numbers}
+    if all(major != inventory.majors.nvidia_caps for major, _ in numbers):
+        found |= {device.uuid for gpu in inventory.gpus if gpu.uuid in found for device in gpu.mig}
     return frozenset(found)
 
 

@@ -14,6 +14,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.domain.text import listed, shown
 from nri_gpu.injection.device_nodes import MODESET, MODESET_MINOR, NVIDIACTL, NVIDIACTL_MINOR, UVM, UVM_TOOLS
+from nri_gpu.injection.device_numbers import unit_numbers
 from nri_gpu.ledger.ledger import Entry, Ledger, Live
 from nri_gpu.nri.list_size import ListedContainer
 from nri_gpu.policy.forms import Globs
@@ -103,7 +104,7 @@ class Known(Struct, frozen=True, kw_only=True):
 def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[StrayUse, ...]:
     """What nobody granted, of these uses: containers first. exceptions: of the policy."""
     contained: dict[ContainerId, list[Use]] = {}
-    owners = _owners(known.inventory)
+    owners = dict(unit_numbers(known.inventory))
     host: list[StrayUse] = []
     for use in uses:
         if container_id := container_of(use.cgroups, known):
@@ -229,16 +230,6 @@ _REMEDIES: Final[Mapping[Kind, str]] = {
     f"{_EXCEPT.format('its cgroup')}",
     Kind.HOST: f"it runs beside all containers, and grants do not bind it: end it, {_EXCEPT.format('its program')}",
 }
-
-
-def _owners(inventory: Inventory) -> Owners:
-    """Of nodes of GPUs the GPU, of capabilities of MIG devices these; other nodes are of no GPU."""
-    majors = inventory.majors
-    found: dict[tuple[int | None, int | None], GpuUuid] = {}
-    for gpu in inventory.gpus:
-        found[majors.nvidia, gpu.minor_number] = gpu.uuid
-        found |= {(majors.nvidia_caps, part.compute_instance_minor): part.uuid for part in gpu.mig}
-    return {(major, minor): uuid for (major, minor), uuid in found.items() if major is not None and minor is not None}
 
 
 def _with_whole(uuids: Iterable[GpuUuid], inventory: Inventory) -> frozenset[GpuUuid]:
