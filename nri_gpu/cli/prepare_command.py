@@ -14,12 +14,11 @@ from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import show_text
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
-from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
-from nri_gpu.host.kernel_view import HostFolders, not_given
+from nri_gpu.host.facts import CharDevice, Finding, HostFacts, look
+from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.host.make_nodes import PrepareReport, actor, prepare
 
-PLACES = HostPaths()
-HOST = Path("/")
+PLACES = HostFolders()
 
 OctalMode = Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bits, octal")]
 
@@ -113,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _look() -> HostFacts:
     """In a machine that is a container itself, without the GPUs that it was not given: a node would give them."""
-    return look(PLACES, not_given(HostFolders(proc=PLACES.proc, sys=PLACES.sys, dev=PLACES.dev, host=HOST)))
+    return look(PLACES)
 
 
 def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:

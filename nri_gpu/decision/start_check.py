@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.decision.asked import asks_in_pod, is_ignored, needs_grant
+from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIA_MAJOR, NVIDIACTL_MINOR
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import is_nvidia_device
@@ -17,9 +18,6 @@ from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.values import shown_key
 
-# /dev/nvidiaN, nvidiactl and nvidia-modeset: assigned to NVIDIA (Linux: Documentation/admin-guide/devices.txt).
-NVIDIA_MAJOR: Final = 195
-NOT_GPUS: Final = frozenset({254, 255})  # minors of nvidia-modeset and nvidiactl
 NVIDIA_PATH: Final = "/dev/nvidia"
 NAME_SHOWN_MAX: Final = 120  # characters
 TAKEN: Final = Reason(
@@ -115,7 +113,7 @@ def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[tuple[int, int]]:
     return frozenset(
         (node.major, node.minor)
         for node in nodes
-        if (node.major == NVIDIA_MAJOR and node.minor not in NOT_GPUS)
+        if (node.major == NVIDIA_MAJOR and node.minor not in (MODESET_MINOR, NVIDIACTL_MINOR))
         or node.name.removeprefix(NVIDIA_PATH).isdecimal()
     )
 

@@ -16,8 +16,8 @@ from nri_gpu.domain.health import Sign
 from nri_gpu.domain.text import listed
 from nri_gpu.driver.driver_scan import scan
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
-from nri_gpu.host.facts import HostPaths, KernelModule, is_loaded, look
-from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, not_given, nvswitches
+from nri_gpu.host.facts import KernelModule, is_loaded, look
+from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.system.storage import text_of
 
@@ -189,8 +189,7 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
 
 def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
     """What `nri-gpu prepare` would do about nodes and links."""
-    folders = HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root)
-    facts = look(HostPaths(folders.dev, folders.proc, folders.sys), not_given(folders))
+    facts = look(HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root))
     if not facts.devices:
         return
     plan = make_plan(facts)

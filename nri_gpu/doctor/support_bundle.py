@@ -21,7 +21,8 @@ from nri_gpu import __version__
 from nri_gpu.doctor.finding import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.host.components import components
-from nri_gpu.host.facts import HostPaths, look
+from nri_gpu.host.facts import look
+from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.host.modules import module_versions
 from nri_gpu.plugin.guard_status import read_guard_status
 from nri_gpu.system.storage import text_of
@@ -63,7 +64,7 @@ def _documents(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[tup
         yield "runtime.json", _json(msgspec.structs.replace(runtime, process=None, beside=()))
     yield "modules.json", _json(module_versions(seen.at("/sys")))
     yield "components.json", _json(tuple(components(seen.root, seen.policy.kubelet.dir)))
-    facts = look(HostPaths(seen.at("/dev"), seen.at("/proc"), seen.at("/sys")))
+    facts = look(HostFolders(dev=seen.at("/dev"), proc=seen.at("/proc"), sys=seen.at("/sys"), host=seen.root))
     yield "dev.txt", "".join(f"/dev/{path}: {entry}\n" for path, entry in sorted(facts.entries.items()))
     yield "files.txt", "".join(_listing(seen))
 

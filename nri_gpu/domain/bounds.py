@@ -89,7 +89,12 @@ PCIE_PATHS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as `nvidia-smi topo 
 
 UNKNOWN_PROFILE: Final = "unknown"  # of a MIG device that NVML cannot describe
 
-GPU_INDEX_MAX: Final = 247  # /dev/nvidia0 to 247 (kernel-open/common/inc/nv-chardev-numbers.h); 255 is nvidiactl
+# Numbers of device nodes that the driver fixes (NVIDIA/open-gpu-kernel-modules
+# kernel-open/common/inc/nv-chardev-numbers.h). Its other majors are dynamic, and a simulated node may have any.
+NVIDIA_MAJOR: Final = 195  # assigned to NVIDIA (Linux: Documentation/admin-guide/devices.txt)
+GPU_INDEX_MAX: Final = 247  # /dev/nvidia0 to 247; those up to 253 are reserved
+MODESET_MINOR: Final = 254
+NVIDIACTL_MINOR: Final = 255
 NVLINKS_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 
 GpuIndex = Annotated[int, Meta(ge=0, le=GPU_INDEX_MAX)]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.edits import CHANNELS_DEFAULT, Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.host.kernel_view import HostFolders
-from nri_gpu.host.modules import CAP_MINOR_MAX, majors_by_name
+from nri_gpu.host.modules import CAP_MINOR_MAX, decimal, driver_fields, majors_by_name
 from nri_gpu.system.storage import text_of, why_untrusted
 
 SOCKETS: Final = {
@@ -31,7 +31,6 @@ FIRMWARE_FOLDER: Final = "/lib/firmware"
 _FIRMWARE_FILES: Final = "gsp*.bin"
 _CAPS: Final = "nvidia-caps"
 # DeviceFileMode is decimal: 256 is 0400, for root alone (kernel-open/nvidia/nv-caps.c).
-_CAPABILITY_LINE: Final = re.compile(r"^(DeviceFileMinor|DeviceFileMode):[ \t]*([0-9]{1,5})[ \t]*$", re.MULTILINE)
 _PERMISSIONS: Final = 0o777
 _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:[ \t]*([0-9]{1,7})[ \t]*$", re.MULTILINE)
@@ -196,9 +195,10 @@ def _mig_capability(name: str, proc: Path, majors: Mapping[str, frozenset[int]])
     text = text_of(path)
     if text is None:
         return NodeExtra(lacking=f"{path} does not exist: no GPU of this driver supports MIG")
-    facts = {key: int(value) for key, value in _CAPABILITY_LINE.findall(text)}
-    minor, mode = facts.get("DeviceFileMinor"), facts.get("DeviceFileMode")
-    if minor is None or mode is None or minor > CAP_MINOR_MAX or mode & ~_PERMISSIONS:
+    facts = driver_fields(text)
+    minor = decimal(facts.get("DeviceFileMinor", ""), CAP_MINOR_MAX)
+    mode = decimal(facts.get("DeviceFileMode", ""), _PERMISSIONS)
+    if minor is None or mode is None:
         return NodeExtra(lacking=f"{path} does not tell minor and mode of the capability")
     return NodeExtra(nodes=(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, mode),))
 

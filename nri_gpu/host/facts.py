@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.node import Majors
+from nri_gpu.host.kernel_view import HostFolders, not_given
 from nri_gpu.host.modules import read_majors
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
@@ -32,14 +33,6 @@ class KernelModule(StrEnum):
     NVIDIA = "nvidia"
     UVM = "nvidia-uvm"
     MODESET = "nvidia-modeset"
-
-
-class HostPaths(Struct, frozen=True):
-    """Where the host's trees are; tests have their own."""
-
-    dev: Path = Path("/dev")
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
 
 
 class CharDevice(Struct, frozen=True):
@@ -127,7 +120,7 @@ _KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block devic
 _CAPABILITY: Final = re.compile(r"gpu[0-9]+/mig/gi[0-9]+(?:/ci[0-9]+)?/access")
 
 
-def look(places: HostPaths, away: frozenset[int] = frozenset()) -> HostFacts:
+def look(places: HostFolders) -> HostFacts:
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
     return HostFacts(
@@ -138,7 +131,7 @@ def look(places: HostPaths, away: frozenset[int] = frozenset()) -> HostFacts:
         gpus=reader.gpus(driver / "gpus"),
         capabilities=reader.capabilities(driver / "capabilities"),
         mig_minors=reader.text(places.proc / "driver" / "nvidia-caps" / "mig-minors"),
-        away=away,
+        away=not_given(places),
         entries=dict(reader.entries()),
         unreadable=tuple(reader.unreadable),
     )
@@ -147,7 +140,7 @@ def look(places: HostPaths, away: frozenset[int] = frozenset()) -> HostFacts:
 class _Reader(Struct):
     """Reads files and folders, missing ones as empty, and keeps the faults of those that cannot be read."""
 
-    places: HostPaths
+    places: HostFolders
     unreadable: list[Finding] = field(default_factory=list)
 
     def text(self, path: Path) -> str:

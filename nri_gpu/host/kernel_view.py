@@ -6,7 +6,6 @@ Majors, NUMA nodes, GPUs on the PCI bus, the minors of MIG devices' capability n
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,11 +13,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.bounds import CPULIST, MODEL, UUID
+from nri_gpu.domain.bounds import CPULIST, GPU_INDEX_MAX, MODEL, UUID
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId, parse_bus_id
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
-from nri_gpu.host.modules import CAP_MINOR_MAX, MODULES, read_majors, read_mig_minors
+from nri_gpu.host.modules import CAP_MINOR_MAX, MODULES, decimal, driver_fields, read_majors, read_mig_minors
 from nri_gpu.system.storage import boot_id, text_of
 
 _MEMORY: Final = "MemTotal:"
@@ -151,7 +150,6 @@ NVIDIA_VENDOR: Final = "0x10de"
 DISPLAY_CLASS: Final = "0x03"  # VGA and 3D controllers; an NVSwitch is a bridge, a GPU's sound card is multimedia
 DRIVER: Final = "nvidia"
 VIRTUAL: Final = "physfn"  # a virtual function links to its GPU
-MINOR_MAX: Final = 254  # 255 is nvidiactl
 INFORMATION_MAX: Final = 16384  # bytes
 NOT_GIVEN: Final = "not given to this machine, which is a container itself"
 UNLISTED: Final = "bound to nvidia, but NVML does not list it: see `dmesg | grep NVRM`, and check its power supply"
@@ -204,7 +202,7 @@ def not_given(folders: HostFolders) -> frozenset[int]:
     In a node of kind or LXD the driver's files tell of all GPUs of the host, and /dev has the nodes of some.
     """
     told = (folders.proc / "driver/nvidia/gpus").glob("*/information")
-    minors = {minor for path in told if (minor := _minor(_information(path).get("Device Minor", ""))) is not None}
+    minors = {minor for path in told if (minor := _gpu_minor(driver_fields(_text(path)))) is not None}
     # Device cgroups answer access(2), too; opening a node would wake its GPU.
     usable = {minor for minor in minors if os.access(folders.dev / f"nvidia{minor}", os.R_OK | os.W_OK)}
     return frozenset(minors - usable) if usable and _is_container(folders) else frozenset()
@@ -220,13 +218,13 @@ def _is_container(folders: HostFolders) -> bool:
 def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
     if gpu.driver != DRIVER:
         return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver))
-    facts = _information(proc / "driver/nvidia/gpus" / gpu.bus_id / "information")
+    facts = driver_fields(_text(proc / "driver/nvidia/gpus" / gpu.bus_id / "information"))
     excluded = facts.get("GPU Excluded", "") == "Yes"
     return KernelGpu(
         pci_bus_id=gpu.bus_id,
         uuid=UUID.or_empty(facts.get("GPU UUID", "")),  # `GPU-????????-...` of a GPU that was never started
         model=MODEL.or_empty(facts.get("Model", "")),
-        minor_number=_minor(facts.get("Device Minor", "")),
+        minor_number=_gpu_minor(facts),
         reason="excluded by the driver (NVreg_ExcludedGpus of module nvidia)" if excluded else fault or UNLISTED,
     )
 
@@ -239,14 +237,8 @@ def _other_driver(driver: str) -> str:
     return f"bound to {driver}: bind it to nvidia"
 
 
-def _information(path: Path) -> dict[str, str]:
-    r"""`GPU UUID: \t GPU-...` a line. Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c."""
-    pairs = (line.partition(":") for line in _text(path).splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _minor(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MINOR_MAX else None
+def _gpu_minor(facts: Mapping[str, str]) -> int | None:
+    return decimal(facts.get("Device Minor", ""), GPU_INDEX_MAX)
 
 
 def _driver(device: Path) -> str:
@@ -267,7 +259,6 @@ COMPUTE_INSTANCES_MAX: Final = 8
 _FIRST: Final = 3
 _PER_GPU: Final = 135
 _PER_INSTANCE: Final = 9
-_MINOR_LINE: Final = re.compile(r"^DeviceFileMinor:[ \t]*([0-9]{1,5})[ \t]*$", re.MULTILINE)
 
 
 def usual_minors(gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[int, int] | None:
@@ -327,10 +318,9 @@ def _capability_minor(gpu: Gpu, name: str, proc: Path, table: Mapping[str, int])
         if listed is None:
             raise _UnknownMinorError(f"the driver shows no capability for it ({path} does not exist)")
         return listed
-    match = _MINOR_LINE.search(text)
-    if match is None or int(match[1]) > CAP_MINOR_MAX:
+    minor = decimal(driver_fields(text).get("DeviceFileMinor", ""), CAP_MINOR_MAX)
+    if minor is None:
         raise _UnknownMinorError(f"{path} has no DeviceFileMinor")
-    minor = int(match[1])
     if listed not in (None, minor):
         raise _UnknownMinorError(f"{path} has minor {minor}, but mig-minors has {listed}")
     return minor

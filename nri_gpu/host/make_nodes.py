@@ -24,11 +24,11 @@ from nri_gpu.host.facts import (
     Finding,
     HostError,
     HostFacts,
-    HostPaths,
     KernelModule,
     is_loaded,
     node_of,
 )
+from nri_gpu.host.kernel_view import HostFolders
 
 # Modules, then the nodes they serve, then a round with nothing to do; one more in case others make nodes meanwhile.
 _ROUNDS: Final = 4
@@ -74,7 +74,7 @@ def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) 
     return PrepareReport(facts, tuple(done), (*plan.findings, *_left(plan, failed)))
 
 
-def actor(places: HostPaths, driver_root: Path) -> Act:
+def actor(places: HostFolders, driver_root: Path) -> Act:
     """A function that performs one action on this host."""
 
     def act(action: Action) -> None:
@@ -112,7 +112,9 @@ def _left(plan: HostPlan, failed: dict[Action, str]) -> Iterator[Finding]:
         yield Finding(action.subject, f"{action.UNDONE}: {reason}")
 
 
-def load_module(module: KernelModule, places: HostPaths, driver_root: Path, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+def load_module(
+    module: KernelModule, places: HostFolders, driver_root: Path, timeout_s: float = LOAD_TIMEOUT_S
+) -> None:
     """Load a module.
 
     driver_root: modules are looked for in its lib/modules. The program is the host's all the same, so that nothing from

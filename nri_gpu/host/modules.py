@@ -84,5 +84,16 @@ def _character_devices(text: str) -> Iterator[tuple[str, int]]:
 def read_mig_minors(mig_minors_text: str) -> Mapping[str, int]:
     """The minor of each capability, from lines like `gpu0/gi0/access 3`; other lines are skipped."""
     pairs = (line.split() for line in mig_minors_text.splitlines())
-    numbers = (pair for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal())
-    return {name: int(number) for name, number in numbers if len(number) < 6 and int(number) <= CAP_MINOR_MAX}
+    found = ((pair[0], decimal(pair[1], CAP_MINOR_MAX)) for pair in pairs if len(pair) == 2)
+    return {name: minor for name, minor in found if minor is not None}
+
+
+def driver_fields(text: str) -> Mapping[str, str]:
+    """Return the fields of a file of the driver's, from lines like `Device Minor: 0`; the first of each name."""
+    parts = (line.partition(":") for line in reversed(text.splitlines()))
+    return {name.strip(): value.strip() for name, colon, value in parts if colon}
+
+
+def decimal(text: str, most: int) -> int | None:
+    """Return the number that a text is, or None where it is none or more than `most`."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= most else None

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.bounds import GPU_INDEX_MAX, MODESET_MINOR, NVIDIACTL_MINOR
 from nri_gpu.host.facts import (
     CAPS,
     CharDevice,
@@ -20,21 +21,15 @@ from nri_gpu.host.facts import (
     HostFacts,
     KernelModule,
 )
-from nri_gpu.host.modules import CAP_MINOR_MAX, read_mig_minors
+from nri_gpu.host.modules import CAP_MINOR_MAX, driver_fields, read_mig_minors
 
 PARAMS: Final = "/proc/driver/nvidia/params"
 GPUS: Final = "/proc/driver/nvidia/gpus"
 CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
 
-# Fixed. NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h; uvm's are its first two.
-_MODESET_MINOR: Final = 254
-_CONTROL_MINOR: Final = 255
 PERMISSIONS: Final = 0o777
 # The last value means "unchanged" to chown(2), so it is no owner.
 _MAX_ID: Final = 2**32 - 2
-# 248 and above are reserved; 254 is modeset's and 255 the control node's.
-# NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h.
-MAX_GPU_MINOR: Final = 247
 
 
 class WantedNode(Struct, frozen=True):
@@ -75,11 +70,11 @@ def _nvidia_nodes(facts: HostFacts, ownership: Ownership, kept: str, graphics: b
     def node(minor: int) -> CharDevice:
         return CharDevice(major, minor, ownership.mode, ownership.uid, ownership.gid)
 
-    yield WantedNode(DevPath("nvidiactl"), node(_CONTROL_MINOR), kept)
+    yield WantedNode(DevPath("nvidiactl"), node(NVIDIACTL_MINOR), kept)
     for each in _gpu_minors(facts):
         yield each if isinstance(each, Finding) else WantedNode(DevPath(f"nvidia{each}"), node(each), kept)
     if graphics and KernelModule.MODESET in facts.modules:
-        yield WantedNode(DevPath("nvidia-modeset"), node(_MODESET_MINOR), kept)
+        yield WantedNode(DevPath("nvidia-modeset"), node(MODESET_MINOR), kept)
 
 
 def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
@@ -162,30 +157,21 @@ class Ownership(Struct, frozen=True):
 
 def params_ownership(text: str) -> Ownership:
     """Parses /proc/driver/nvidia/params. Missing values are the driver's defaults. Raises: HostError."""
-    return _ownership(_fields(text), "ModifyDeviceFiles")
+    return _ownership(driver_fields(text), "ModifyDeviceFiles")
 
 
 def gpu_minor(information: str) -> int | None:
     """The minor of a GPU's node; None for a GPU that the administrator excluded. Raises: HostError."""
-    fields = _fields(information)
+    fields = driver_fields(information)
     if fields.get("GPU Excluded", "").lower() == "yes":
         return None
-    return _number(fields, "Device Minor", MAX_GPU_MINOR)
+    return _number(fields, "Device Minor", GPU_INDEX_MAX)
 
 
 def capability(text: str) -> tuple[int, Ownership]:
     """Parses the file of a capability, which is the right to open a device node: its minor. Raises: HostError."""
-    fields = _fields(text)
+    fields = driver_fields(text)
     return _number(fields, "DeviceFileMinor", CAP_MINOR_MAX), _ownership(fields, "DeviceFileModify")
-
-
-def _fields(text: str) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, colon, value = line.partition(":")
-        if colon:
-            found.setdefault(key.strip(), value.strip())
-    return found
 
 
 def _ownership(fields: Mapping[str, str], switch: str) -> Ownership:

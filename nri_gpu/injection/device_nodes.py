@@ -6,17 +6,15 @@ from collections.abc import Iterable, Iterator
 from posixpath import normpath
 from typing import Final
 
+from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIACTL_MINOR
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, Unit, whole
 from nri_gpu.domain.node import Inventory, Majors
 
-# Minors that the driver fixes: NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h and
-# kernel-open/nvidia-uvm/uvm_common.h. Majors are never constants here: the driver's are dynamic but one.
-NVIDIACTL_MINOR: Final = 255
+# Minors that the driver fixes (kernel-open/nvidia-uvm/uvm_common.h). Majors are never constants here.
 UVM_MINOR: Final = 0
 UVM_TOOLS_MINOR: Final = 1
-MODESET_MINOR: Final = 254
 NVIDIACTL, MODESET = "/dev/nvidiactl", "/dev/nvidia-modeset"
 UVM, UVM_TOOLS = "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"
 # The capability of a MIG instance is an open file of that minor, which the driver lets everyone open for reading.

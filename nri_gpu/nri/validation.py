@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.bounds import NVIDIA_MAJOR
 from nri_gpu.domain.container import Added, AddedNode, Adjusted
 from nri_gpu.domain.decision import Reason
 from nri_gpu.nri.convert import CHARACTER, EMPTY, PREFIX, container_from_pb, pod_from_pb
 
-NVIDIA_MAJOR: Final = 195
 # One of these is in every request that needs more than a pass: one of our annotations, a node of NVIDIA's by name
 # or number, a device rule for that number, a CDI device of NVIDIA's. A false alarm costs one decoding.
 _NEEDLES: Final = (

@@ -9,11 +9,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIACTL_MINOR
 from nri_gpu.domain.container import ContainerId, DeviceNumber
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.domain.text import listed, shown
-from nri_gpu.injection.device_nodes import MODESET, MODESET_MINOR, NVIDIACTL, NVIDIACTL_MINOR, UVM, UVM_TOOLS
+from nri_gpu.injection.device_nodes import MODESET, NVIDIACTL, UVM, UVM_TOOLS
 from nri_gpu.injection.device_numbers import unit_numbers
 from nri_gpu.ledger.ledger import Entry, Ledger, Live
 from nri_gpu.nri.list_size import ListedContainer

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from nri_gpu.domain.bounds import GPU_INDEX_MAX
 from nri_gpu.system.tasks import first_done
 
 LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
 STDERR_KEPT_MAX: Final = 2048  # bytes
 CALL_MAX: Final = 64  # characters of a call's name; NVML's longest has 52
 _REAP_EVERY_S: Final = 0.005
-GPU_MAX: Final = 247  # as in a report
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_")
 _STDERR_END_S: Final = 0.2
 
@@ -36,7 +36,9 @@ def announced(message: Mapping[str, object]) -> str:
     """The call that a child announces, `nvmlDeviceGetName of GPU 2`, safe to print in a sentence and a log."""
     call, gpu = message.get("call"), message.get("gpu")
     name = "".join(filter(_IN_NAMES.__contains__, str(call)[:CALL_MAX])) if isinstance(call, str) else ""
-    return (name or "a call without a name") + (f" of GPU {gpu}" if type(gpu) is int and 0 <= gpu <= GPU_MAX else "")
+    return (name or "a call without a name") + (
+        f" of GPU {gpu}" if type(gpu) is int and 0 <= gpu <= GPU_INDEX_MAX else ""
+    )
 
 
 def ending(status: int | None) -> str:

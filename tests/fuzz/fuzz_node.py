@@ -20,9 +20,9 @@ from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import container_runtime
+from nri_gpu.domain.bounds import GPU_INDEX_MAX
 from nri_gpu.host.actions import MakeNode, make_plan
 from nri_gpu.host.facts import look
-from nri_gpu.host.wanted import MAX_GPU_MINOR
 from nri_gpu.kubelet.node_labels import VALUE_MAX, machine_name, value_of
 from nri_gpu.stray.process_scan import parse_cgroups
 from nri_gpu.system.proc import Stat, parse_stat
@@ -78,7 +78,7 @@ def _planned(file: str, data: bytes) -> bool:
     for action in plan.actions:
         if isinstance(action, MakeNode):
             assert action.node.number[0] > 0
-            assert 0 <= action.node.number[1] <= MAX_GPU_MINOR or action.node.number[0] != NVIDIA
+            assert 0 <= action.node.number[1] <= GPU_INDEX_MAX or action.node.number[0] != NVIDIA
             assert not action.node.mode & ~0o666
             assert "/" not in str(action.path).removeprefix("nvidia-caps/")
     return not plan.findings

@@ -21,7 +21,7 @@ from nri_gpu.cli import prepare_command
 from nri_gpu.cli.page import json_text
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.doctor.examine import to_text
-from nri_gpu.host.facts import HostPaths
+from nri_gpu.host.kernel_view import HostFolders
 from tests.support.driver_root import make_driver_root
 from tests.support.schemas import conforming
 from tests.unit.cli.conftest import NriGpuCall
@@ -84,7 +84,7 @@ Printed = Callable[..., str]
 def printed(nri_gpu: NriGpuCall, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Printed:
     """What a verb prints, into a pipe or on a terminal of so many columns."""
     monkeypatch.setattr(
-        prepare_command, "PLACES", HostPaths(*(folder / "host" / name for name in ("dev", "proc", "sys")))
+        prepare_command, "PLACES", HostFolders(**{name: folder / "host" / name for name in ("dev", "proc", "sys")})
     )
 
     def run(verb: str, *options: str, columns: int | None = None) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from nri_gpu.cli import prepare_command
 from nri_gpu.domain.errors import Exit
-from nri_gpu.host.facts import HostPaths
+from nri_gpu.host.kernel_view import HostFolders
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
 
@@ -19,10 +19,9 @@ EITHER = pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["done", "
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     """The machine that the verb works on; never the one that the tests run on."""
-    assert HostPaths() == prepare_command.PLACES
+    assert HostFolders() == prepare_command.PLACES
     host = host_below(tmp_path)
     monkeypatch.setattr(prepare_command, "PLACES", host.places)
-    monkeypatch.setattr(prepare_command, "HOST", host.base)
     return host
 
 
@@ -81,7 +80,9 @@ def test_a_machine_that_is_a_container_keeps_to_its_own_gpus(
 def test_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nri_gpu: NriGpuCall, options: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(prepare_command, "PLACES", HostPaths(tmp_path, tmp_path, tmp_path))
+    monkeypatch.setattr(
+        prepare_command, "PLACES", HostFolders(dev=tmp_path, proc=tmp_path, sys=tmp_path, host=tmp_path)
+    )
     why = "nri-gpu: this machine has no NVIDIA display device on its PCI bus\n"
     assert nri_gpu("prepare", *options) == Done(Exit.UNAVAILABLE, "", why)
     assert not list(tmp_path.iterdir())

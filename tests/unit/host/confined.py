@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.host.facts import HostPaths, look
+from nri_gpu.host.facts import look
+from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.host.make_nodes import actor, prepare
 from tests.support.seccomp import known_groups, load_filters
 from tests.support.unit_file import Unit
@@ -32,7 +33,7 @@ def main(base: Path, path: Path) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.unit.host.confined", str(base), str(path)])
     load_filters(unit)
     os.umask(int(unit.value("UMask"), 8))
-    places = HostPaths(base / "dev", base / "proc", base / "sys")
+    places = HostFolders(dev=base / "dev", proc=base / "proc", sys=base / "sys", host=base)
     report = prepare(lambda: look(places), actor(places, Path("/")), graphics=True)
     print("\n".join(map(str, report.findings)), end="")
     return bool(report.findings)

@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.host.facts import DevEntry, HostFacts, HostPaths, look
+from nri_gpu.host.facts import DevEntry, HostFacts, look
+from nri_gpu.host.kernel_view import HostFolders
 
 # Above 511, the last one that the kernel gives out on its own.
 NVIDIA: Final = 1510
@@ -59,10 +60,10 @@ class HostTree:
 
     base: Path
     minors: tuple[int, ...] = (0, 1)
-    places: HostPaths = field(init=False)
+    places: HostFolders = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = HostPaths(self.base / "dev", self.base / "proc", self.base / "sys")
+        self.places = HostFolders(**{name: self.base / name for name in ("dev", "proc", "sys")}, host=self.base)
         self.dev.mkdir(parents=True)
         (self.dev / "char").mkdir()
         self.write("proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n")

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from nri_gpu.domain.node import Majors
-from nri_gpu.host.facts import CharDevice, Directory, HostFacts, HostPaths, KernelModule, OtherFile, Symlink, look
+from nri_gpu.host.facts import CharDevice, Directory, HostFacts, KernelModule, OtherFile, Symlink, look
+from nri_gpu.host.kernel_view import HostFolders
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, address, information, params
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
-    places = HostPaths(tmp_path / "dev", tmp_path / "proc", tmp_path / "sys")
+    places = HostFolders(**{name: tmp_path / name for name in ("dev", "proc", "sys")})
     assert look(places) == HostFacts()
 
 
