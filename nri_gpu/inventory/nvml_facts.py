@@ -255,7 +255,7 @@ def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, g
 
     Raises: NvmlCallError, when the GPU is gone.
     """
-    device |= {"profile": UNKNOWN_PROFILE, "memory_bytes": None, "unavailable": "", "processes": None}
+    device["profile"] = UNKNOWN_PROFILE
     try:
         for facts in _mig_descriptions(nvml, handle, gpu, total_bytes):
             device |= facts

@@ -94,7 +94,7 @@ def _identify(nvml: NvmlClient, device: _Device) -> None:
     """Reads the facts without which a GPU cannot be named. Those read before a failure stay. Raises: NvmlCallError."""
     index, facts = device.index, device.facts
     device.handle = handle = nvml.call("nvmlDeviceGetHandleByIndex", index, gpu=index)
-    facts |= {"index": index, "unavailable": ""}
+    facts["index"] = index
     address = _address(nvml.call("nvmlDeviceGetPciInfo_v3", handle, gpu=index))
     facts["pci_bus_id"] = checked(parse_bus_id, address, "nvmlDeviceGetPciInfo_v3")
     facts["uuid"] = nvml.parsed(UUID.parse, "nvmlDeviceGetUUID", handle, gpu=index)
@@ -115,8 +115,7 @@ def _fault(device: _Device, error: NvmlCallError) -> dict[str, object]:
 
 def _describe(nvml: NvmlClient, device: _Device, sysfs: Path) -> None:
     """Reads the other facts. A GPU that fails here keeps its name and is unavailable."""
-    device.facts |= {"model": "unknown", "memory_bytes": None, "arch": None, "numa_node": None, "mig_enabled": False}
-    device.facts |= {"mig": [], "drm": [], "brand": "", "processes": None, "signs": []}
+    device.facts["model"] = "unknown"
     try:
         for facts in _descriptions(nvml, device, sysfs):
             device.facts |= facts
