@@ -95,6 +95,7 @@ NVIDIA_MAJOR: Final = 195  # assigned to NVIDIA (Linux: Documentation/admin-guid
 GPU_INDEX_MAX: Final = 247  # /dev/nvidia0 to 247; those up to 253 are reserved
 MODESET_MINOR: Final = 254
 NVIDIACTL_MINOR: Final = 255
+DRIVER_GPUS_MAX: Final = 32  # NV_MAX_DEVICES, as many as the driver serves
 NVLINKS_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 
 GpuIndex = Annotated[int, Meta(ge=0, le=GPU_INDEX_MAX)]

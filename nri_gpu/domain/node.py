@@ -79,9 +79,9 @@ class Majors(Recorded, frozen=True):
     Source: /proc/devices (whole names), or a topology file for a simulated node.
     """
 
-    nvidia: int | None = None
-    nvidia_uvm: int | None = None
-    nvidia_caps: int | None = None
+    nvidia: bounds.DeviceMajor | None = None
+    nvidia_uvm: bounds.DeviceMajor | None = None
+    nvidia_caps: bounds.DeviceMajor | None = None
     modeset: bool | None = None
 
 

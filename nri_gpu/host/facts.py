@@ -12,9 +12,10 @@ from typing import Final, NewType
 
 from msgspec import Struct, field
 
+from nri_gpu.domain.bounds import BUS_ID
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.node import Majors
-from nri_gpu.host.kernel_view import HostFolders, not_given
+from nri_gpu.host.kernel_view import DISPLAY_CLASS, NVIDIA_VENDOR, HostFolders, not_given
 from nri_gpu.host.modules import read_majors
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
@@ -111,9 +112,6 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     unreadable: tuple[Finding, ...] = ()
 
 
-_VENDOR: Final = "0x10de"
-_DISPLAY: Final = re.compile(r"0x03[0-9a-f]{4}")  # PCI base class of VGA (0x0300) and 3D (0x0302) controllers
-_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NUMBER: Final = re.compile(r"[0-9]+:[0-9]+")
 _TEXT_MAX: Final = 1 << 20  # bytes; the longest of these files is mig-minors, some 100 KB
 _KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block device"), (stat.S_ISFIFO, "a pipe"))
@@ -167,11 +165,11 @@ class _Reader(Struct):
         folder = self.places.sys / "bus" / "pci" / "devices"
         for address in self.names(folder):
             vendor = self.text(folder / address / "vendor").strip()
-            if vendor == _VENDOR and _DISPLAY.fullmatch(self.text(folder / address / "class").strip()):
+            if vendor == NVIDIA_VENDOR and self.text(folder / address / "class").startswith(DISPLAY_CLASS):
                 yield address
 
     def gpus(self, folder: Path) -> Mapping[str, str]:
-        addresses = (name for name in self.names(folder) if _ADDRESS.fullmatch(name))
+        addresses = (name for name in self.names(folder) if BUS_ID.matches(name.lower()))
         texts = {address: self.text(folder / address / "information") for address in addresses}
         return {address: text for address, text in texts.items() if text}
 

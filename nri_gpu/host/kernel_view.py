@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import ge
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.bounds import CPULIST, GPU_INDEX_MAX, MODEL, UUID
+from nri_gpu.domain.bounds import CPULIST, DRIVER_GPUS_MAX, GPU_INDEX_MAX, MODEL, UUID
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId, parse_bus_id
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
@@ -252,7 +253,6 @@ def _text(path: Path) -> str:
     return text_of(path, INFORMATION_MAX) or ""
 
 
-GPUS_MAX: Final = 32
 GPU_INSTANCES_MAX: Final = 15
 COMPUTE_INSTANCES_MAX: Final = 8
 # How drivers from 515 to 595 number them (kernel-open/nvidia/nv-caps.c): only to compare with.
@@ -263,10 +263,8 @@ _PER_INSTANCE: Final = 9
 
 def usual_minors(gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[int, int] | None:
     """The minors of GPU and compute instance, as drivers number them; None where there is no such capability."""
-    in_range = (
-        gpu_minor < GPUS_MAX and gpu_instance_id < GPU_INSTANCES_MAX and compute_instance_id < COMPUTE_INSTANCES_MAX
-    )
-    if not in_range:
+    limits = (DRIVER_GPUS_MAX, GPU_INSTANCES_MAX, COMPUTE_INSTANCES_MAX)
+    if any(map(ge, (gpu_minor, gpu_instance_id, compute_instance_id), limits)):
         return None
     instance = _FIRST + _PER_GPU * gpu_minor + _PER_INSTANCE * gpu_instance_id
     return instance, instance + 1 + compute_instance_id

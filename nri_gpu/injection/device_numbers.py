@@ -7,13 +7,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.bounds import DRIVER_GPUS_MAX
 from nri_gpu.domain.container import DeviceNumber
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capability, Gpu, GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.injection.device_nodes import draws, shared_nodes
 
-GPUS_MAX: Final = 32  # NV_MAX_DEVICES: minors below are looked at even where no GPU has them
 CHANNELS_LOOKED_AT: Final = 8  # of a node's IMEX channels, of which there can be thousands
 
 
@@ -45,7 +45,7 @@ def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
     """Every number to look at."""
     majors, found = inventory.majors, dict[DeviceNumber, Owner]()
     if majors.nvidia is not None:
-        for minor in range(GPUS_MAX):
+        for minor in range(DRIVER_GPUS_MAX):  # even where no GPU has it
             found[majors.nvidia, minor] = Owner(f"/dev/nvidia{minor}", "a GPU that nri-gpu does not know")
     shared = [*shared_nodes(frozenset(Capability), majors)]
     for extra, each in inventory.extras.items():

@@ -259,13 +259,8 @@ class ExtraTable(Table, frozen=True):
         return NodeExtra(tuple(nodes), tuple(mounts), channels, self.lacking)
 
 
-class MajorsTable(Table, frozen=True):
+class MajorsTable(Majors, Table, frozen=True):
     """`[node.majors]`. A module whose major is left out is not loaded."""
-
-    nvidia: bounds.DeviceMajor | None = None
-    nvidia_uvm: bounds.DeviceMajor | None = None
-    nvidia_caps: bounds.DeviceMajor | None = None
-    modeset: bool | None = None
 
 
 Modules = Annotated[
