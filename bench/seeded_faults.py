@@ -14,7 +14,10 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
 from msgspec import Struct, convert
@@ -22,6 +25,8 @@ from msgspec import Struct, convert
 ROOT: Final = Path(__file__).parents[1]
 LIST: Final = Path(__file__).with_suffix(".toml")
 TIMEOUT_S: Final = 600
+WORKERS: Final = 2
+PURE: Final = ("tests/unit/", "tests/property/")
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,12 +54,12 @@ def seeded(fault: Fault, text: str) -> str:
     return text.replace(fault.before, fault.after)
 
 
-def caught(fault: Fault, tree: Path) -> bool:
-    """Whether the fault's tests fail in this copy of the tree, which is mended afterwards."""
+def caught(fault: Fault, tests: Sequence[str], tree: Path) -> bool:
+    """Whether these tests fail with the fault in this copy of the tree, which is mended afterwards."""
     file = tree / fault.file
     good = file.read_text()
     file.write_text(seeded(fault, good))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider", *fault.tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
@@ -65,22 +70,38 @@ def caught(fault: Fault, tree: Path) -> bool:
         file.write_text(good)
 
 
+def copied(to: Path) -> Path:
+    """A copy of the working tree."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for each in filter(None, files.split("\0")):
+        (to / each).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / each, to / each)
+    return to
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.seeded_faults", description=__doc__)
     parser.add_argument("--only", default="", help="faults whose name contains this")
-    wanted = parser.parse_args().only
+    parser.add_argument("--pure", action="store_true", help="unit and property tests alone, as `make gates` has it")
+    args = parser.parse_args()
     missed = 0
     with tempfile.TemporaryDirectory(prefix="nri-gpu-faults-") as name:
-        tree = Path(name) / "tree"
-        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-        for each in filter(None, files.split("\0")):
-            (tree / each).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / each, tree / each)
-        for fault in (each for each in faults() if wanted in each.name):
-            began = time.monotonic()
-            found = caught(fault, tree)
-            missed += not found
-            print(f"{'caught' if found else 'MISSED'}  {time.monotonic() - began:4.0f} s  {fault.name}", flush=True)
+        trees = SimpleQueue[Path]()
+        for number in range(WORKERS):
+            trees.put(copied(Path(name) / str(number)))
+
+        def seek(fault: Fault) -> tuple[Fault, bool, float]:
+            tests = [each for each in fault.tests if not args.pure or each.startswith(PURE)]
+            began, tree = time.monotonic(), trees.get()
+            try:
+                return fault, not tests or caught(fault, tests, tree), time.monotonic() - began
+            finally:
+                trees.put(tree)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for fault, found, took_s in pool.map(seek, (each for each in faults() if args.only in each.name)):
+                missed += not found
+                print(f"{'caught' if found else 'MISSED'}  {took_s:4.0f} s  {fault.name}", flush=True)
     return 1 if missed else 0
 
 

@@ -101,7 +101,9 @@ LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {
 @pytest.mark.parametrize(("count", "began", "waits", "expected"), LOOKS.values(), ids=LOOKS)
 def test_a_look(count: int | None, began: float, waits: bool, expected: Releasing | None) -> None:
     ledger = Ledger(releasing={ON_0: RELEASING})
-    found = after(ledger, Looked(began, {} if count is None else {ON_0: count}), rules=replace(RULES, unknown_waits=waits))
+    found = after(
+        ledger, Looked(began, {} if count is None else {ON_0: count}), rules=replace(RULES, unknown_waits=waits)
+    )
     assert found.releasing == ({} if expected is None else {ON_0: expected})
     assert (found is ledger) == (expected == RELEASING)
 

@@ -127,6 +127,25 @@ def test_an_unknown_number_fits_no_bound_of_a_pool() -> None:
         assert [pools.of(gpu) is not None for gpu in (dark, known)] == [False, True]
 
 
+# A criterion of a rule, a value by which CONTAINER fits it, and one by which it does not.
+CRITERIA: dict[str, tuple[object, object]] = {
+    "namespace": ("ml-*", "prod"),
+    "pod": ("train-*", "serve-*"),
+    "container": ("main", "side"),
+    "runtime_handler": ("runc-gpu", "kata"),
+    "qos": ("burstable", "guaranteed"),
+    "labels": ({"team": "vis*", "example.com/tier": ""}, {"team": "speech"}),
+}
+
+
+@pytest.mark.parametrize(("key", "values"), CRITERIA.items(), ids=CRITERIA)
+def test_a_rule_is_for_those_who_fit_it(key: str, values: tuple[object, object]) -> None:
+    fits, other = (parse_policy({"rule": [{key: value, "allow": True}]}, "f").rule.rules[0] for value in values)
+    assert (fits.matches(CONTAINER), other.matches(CONTAINER)) == (True, False)
+    if key == "labels":
+        assert not fits.matches(make.container(of="unlabelled"))
+
+
 def test_the_first_that_matches_decides_and_is_named() -> None:
     rules = [{"name": "one", "pod": "x", "allow": False}, {"name": "two", "allow": True}, {"allow": False}]
     verdict = select(parse_policy({"rule": rules}, "f"), CONTAINER)
