@@ -67,8 +67,9 @@ check: $(READY) ## format, lint, types, layers, generated files
 
 # The packages that open nothing and read no clock: each of their lines and branches has a test, and faults are found.
 PURE := domain policy request injection ttrpc ledger decision nri
+THEIRS := $(PURE:%=tests/unit/%) $(addprefix tests/unit/,plugin kubelet dra records stray verify health) tests/property
 gates: $(READY) ## branch coverage of the pure packages, and whether the tests find seeded faults
-	$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=99 tests/unit tests/property
+	$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=99 $(THEIRS)
 	$(BIN)/python -m bench.seeded_faults --pure
 
 format: $(READY) ## mend what a machine can mend

@@ -13,19 +13,17 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.decision.asked import is_ignored, may_ask_by_environment, reads_environment
+from nri_gpu.decision.asked import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.start_check import validate_adjusted
 from nri_gpu.domain.allocation import (
     REQUIRED_DESTINATION,
-    Allocated,
     AllocatedDevice,
     AllocationInvalid,
     PodDevices,
-    gpu_groups,
 )
-from nri_gpu.domain.container import Container, ContainerId, FirstProcess
+from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import GRANT_KEY
@@ -48,11 +46,10 @@ from nri_gpu.ledger.events import (
     Rules,
     Started,
     Stopped,
-    Synchronized,
     Ticked,
 )
-from nri_gpu.ledger.grant_text import SignedGrant, sign_grant
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger, Live
+from nri_gpu.ledger.grant_text import sign_grant
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import Monitors, live
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.codes import Reply, status_of
@@ -61,7 +58,7 @@ from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
 from nri_gpu.plugin.counts import Counts, Outcome
-from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, warn_ungranted
+from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers
@@ -69,6 +66,7 @@ from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
 from nri_gpu.plugin.rechecks import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers
+from nri_gpu.plugin.synchronize import ListedContainers
 from nri_gpu.plugin.unstarted import UnstartedContainers
 from nri_gpu.policy.model import Policy, Stale, Unknown
 from nri_gpu.system.state import NodeState
@@ -115,6 +113,7 @@ class Plugin:
         self._key = key
         self.monitors = MonitorPods(state)
         self._granted = GrantedContainers(self, needs, key)
+        self._listed = ListedContainers(self, self._granted, needs)
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
             Event.RUN_POD_SANDBOX: self._pod_came,
             Event.START_CONTAINER: self._started,
@@ -283,38 +282,18 @@ class Plugin:
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Rebuild the ledger from what the runtime lists. request_timeout_s: as long as it waits for an answer."""
-        now, node = self._needs.clock(), self.state.node
-        known = self.ledger.lost  # one that is listed without a PID is lost still: its shim does not answer
+        node, known = self.state.node, self.ledger.lost
+        # One that is listed without a PID is lost still: its shim does not answer.
         listed = tuple(item for item in listed if item.pid or item.container.id not in known)
-        entries: list[Entry] = []
-        lives: list[Live] = []
-        processes = self._cgroups_of_others(frozenset(item.container.id for item in listed if item.pid))
-        ungranted: set[ContainerId] = set()
         self._observed = node.inventory, self.monitors.now
-        self.kubelet.forget()
-        for item in listed:
-            container = item.container
-            if process := self._needs.cgroups.first_process(item.pid, container.id):
-                processes[container.id] = process
-            self._hooks.warn_of(container)
-            if has := live(container):
-                lives.append(has)
-            signed = self._granted.signed_grant(container)
-            if isinstance(signed, SignedGrant) and signed.of_nothing and is_ignored(container, self.policy):
-                continue
-            if isinstance(signed, SignedGrant):
-                entries.append(self._listed_entry(item, signed, now))
-            elif warn_ungranted(container, signed, self.policy) and not item.created:
-                ungranted.add(container.id)
-        self.ungranted = frozenset(ungranted)
+        event, self.ungranted = self._listed.read(listed, self._needs.clock(), request_timeout_s)
         containers = [item.container for item in listed]
+        for container in containers:
+            self._hooks.warn_of(container)
         self.external.synchronized(containers)
         self.claims.synchronized(containers, self.ledger)
-        ids = frozenset(each.id for each in containers)
         self.state.synchronized = True
-        self.apply(
-            Synchronized(now, ids, tuple(entries), self._remembered(now, request_timeout_s), tuple(lives), processes)
-        )
+        self.apply(event)
         self._needs.recorder.synchronized(self.ledger)
         pids = {container_id: process.pid for container_id, process in self.ledger.processes.items()}
         running = {each.container.id: each.pid or pids.get(each.container.id, 0) for each in listed if not each.created}
@@ -322,49 +301,9 @@ class Plugin:
         for container_id, pid in running.items():
             self._watch(container_id, pid)
         self._complain(overlaps(self.ledger))
-        lost = self.ledger.lost.keys() - ids
+        lost = self.ledger.lost.keys() - event.ids
         found = {"gpus": len(node.gpus), "grants": len(self.ledger.entries), "foreign": len(self.ledger.external)}
         logger.bind(**found, lost=len(lost)).info("ledger rebuilt")
-
-    def _cgroups_of_others(self, seen: frozenset[ContainerId]) -> dict[ContainerId, FirstProcess]:
-        """The cgroups of containers that ran, whose processes neither the ledger nor the runtime names.
-
-        Daemons before this one wrote no processes. seen: containers whose processes the runtime names. Only in a
-        connection is it known whether its PIDs are ours, and with that which hierarchies tell.
-        """
-        ran = {id_ for id_, entry in self.ledger.entries.items() if entry.ran}
-        return dict(self._needs.cgroups.named(ran - self.ledger.processes.keys() - seen))
-
-    def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
-        """The entry of a container that is listed with a signed grant; of an earlier daemon, too."""
-        container, grant = item.container, self._granted.grant(item.container, signed, item.pid)
-        phase, until = (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
-        before = self.ledger.entries.get(container.id)
-        since = before.since if before and before.phase is phase else now
-        allocation = self.kubelet.allocated(container) or (before.allocation if before else None)
-        if (
-            allocation is None
-            and self.state.settings.kubelet.reservations.patterns
-            and gpu_groups(container.pod.labels)
-        ):
-            allocation = Allocated(shared=True)  # a GPU that a scheduler reserved, and this pod shares
-        entry = Entry(grant, phase, since, until, allocation=allocation)
-        return entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry
-
-    def _remembered(self, now: float, request_timeout_s: float) -> tuple[Entry, ...]:
-        """Grants whose answers may not have arrived; an earlier daemon may have given them.
-
-        The runtime may still be creating the container, and list it nowhere yet. Where it takes longer than the time
-        that it gives a plugin, the container's start is refused if its GPUs are held by another one by then.
-        """
-        grace_s = self.state.settings.ledger.created_grace_s
-        found = self._needs.recorder.remembered(now - grace_s)
-        soon = now + request_timeout_s
-        # A time to come was edited by hand, and would put off the end of the grace.
-        given = ((each.grant, min(each.at, now)) for each in found)
-        return tuple(
-            Entry(grant, GrantPhase.CREATED, at, min(at + grace_s, soon), remembered=True) for grant, at in given
-        )
 
     def exited(self, container_id: ContainerId) -> None:
         """The process of a container ended, and the runtime did not tell."""

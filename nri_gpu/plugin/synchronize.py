@@ -1,0 +1,89 @@
+"""Synchronize: what the runtime's list of containers tells of who holds what."""
+
+from __future__ import annotations
+
+from nri_gpu.decision.asked import is_ignored
+from nri_gpu.domain.allocation import Allocated, gpu_groups
+from nri_gpu.domain.container import ContainerId, FirstProcess
+from nri_gpu.ledger.events import Synchronized
+from nri_gpu.ledger.grant_text import SignedGrant
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Live
+from nri_gpu.ledger.opened import live
+from nri_gpu.nri.session import Listed
+from nri_gpu.plugin.decision_log import warn_ungranted
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.starts import GrantedContainers, LedgerHolder
+
+
+class ListedContainers:
+    """Makes the ledger's event of a list."""
+
+    def __init__(self, plugin: LedgerHolder, granted: GrantedContainers, needs: PluginDependencies) -> None:
+        self._plugin = plugin
+        self._granted = granted
+        self._needs = needs
+
+    def read(
+        self, listed: tuple[Listed, ...], now: float, request_timeout_s: float
+    ) -> tuple[Synchronized, frozenset[ContainerId]]:
+        """The event, and the containers that run without what they asked for. Times: as in `Plugin.synchronized`."""
+        entries: list[Entry] = []
+        lives: list[Live] = []
+        processes = self._cgroups_of_others(frozenset(item.container.id for item in listed if item.pid))
+        ungranted: set[ContainerId] = set()
+        self._plugin.kubelet.forget()
+        for item in listed:
+            container, policy = item.container, self._plugin.policy
+            if process := self._needs.cgroups.first_process(item.pid, container.id):
+                processes[container.id] = process
+            if has := live(container):
+                lives.append(has)
+            signed = self._granted.signed_grant(container)
+            if isinstance(signed, SignedGrant):
+                if not (signed.of_nothing and is_ignored(container, policy)):
+                    entries.append(self._listed_entry(item, signed, now))
+            elif warn_ungranted(container, signed, policy) and not item.created:
+                ungranted.add(container.id)
+        ids = frozenset(item.container.id for item in listed)
+        remembered = self._remembered(now, request_timeout_s)
+        return Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes), frozenset(ungranted)
+
+    def _cgroups_of_others(self, seen: frozenset[ContainerId]) -> dict[ContainerId, FirstProcess]:
+        """The cgroups of containers that ran, whose processes neither the ledger nor the runtime names.
+
+        Daemons before this one wrote no processes. seen: containers whose processes the runtime names. Only in a
+        connection is it known whether its PIDs are ours, and with that which hierarchies tell.
+        """
+        ran = {id_ for id_, entry in self._plugin.ledger.entries.items() if entry.ran}
+        return dict(self._needs.cgroups.named(ran - self._plugin.ledger.processes.keys() - seen))
+
+    def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
+        """The entry of a container that is listed with a signed grant; of an earlier daemon, too."""
+        container, grant = item.container, self._granted.grant(item.container, signed, item.pid)
+        phase, until = (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
+        before = self._plugin.ledger.entries.get(container.id)
+        since = before.since if before and before.phase is phase else now
+        allocation = self._plugin.kubelet.allocated(container) or (before.allocation if before else None)
+        if (
+            allocation is None
+            and self._plugin.state.settings.kubelet.reservations.patterns
+            and gpu_groups(container.pod.labels)
+        ):
+            allocation = Allocated(shared=True)  # a GPU that a scheduler reserved, and this pod shares
+        entry = Entry(grant, phase, since, until, allocation=allocation)
+        return entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry
+
+    def _remembered(self, now: float, request_timeout_s: float) -> tuple[Entry, ...]:
+        """Grants whose answers may not have arrived; an earlier daemon may have given them.
+
+        The runtime may still be creating the container, and list it nowhere yet. Where it takes longer than the time
+        that it gives a plugin, the container's start is refused if its GPUs are held by another one by then.
+        """
+        grace_s = self._plugin.state.settings.ledger.created_grace_s
+        found = self._needs.recorder.remembered(now - grace_s)
+        soon = now + request_timeout_s
+        # A time to come was edited by hand, and would put off the end of the grace.
+        given = ((each.grant, min(each.at, now)) for each in found)
+        return tuple(
+            Entry(grant, GrantPhase.CREATED, at, min(at + grace_s, soon), remembered=True) for grant, at in given
+        )
