@@ -10,14 +10,16 @@ A log is a list of records, each a JSON object with a `kind`:
     decision  a request and the answer to it
     repaired  root said that a GPU was reset; no decision depends on it
 
-`decide` is pure, so an unchanged replay gives every answer again to the byte. With another policy the replay keeps its
-own ledger: a container that is refused there holds nothing, and one that is granted more lets it lapse.
+`decide` is pure, so an unchanged replay by the same version gives every answer again to the byte. Sentences are
+recorded for people and not compared: a refusal is its code, and another version may word it otherwise. With another
+policy the replay keeps its own ledger: a container that is refused holds nothing, and one that is granted more lets it
+lapse.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -43,6 +45,7 @@ from nri_gpu.policy.model import Policy
 Record = Mapping[str, object]
 SCHEMA: Final = "nri-gpu/audit/v1"
 _FORMER_FIELDS: Final = frozenset({"profiles"})  # of a node, which logs of earlier versions have
+_SENTENCES: Final = frozenset({"reason", "note"})  # of an answer
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -185,6 +188,10 @@ def _by_id(ledger: Ledger) -> Mapping[str, Reservation]:
     return {reservation_id(device): each for device, each in ledger.reservations.items()}
 
 
+def _without(fields: Set[str], record: Record) -> Record:
+    return {key: value for key, value in record.items() if key not in fields}
+
+
 def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None:
     """The reservation that an older log recorded as a grant; None where it had lapsed."""
     grant = entry.grant
@@ -207,8 +214,8 @@ class Compared(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """Whether they are equal to the byte."""
-        return canonical(self.recorded) == canonical(self.now)
+        """Whether they are equal but for their sentences."""
+        return _without(_SENTENCES, self.recorded) == _without(_SENTENCES, self.now)
 
 
 class Replay:
@@ -233,7 +240,7 @@ class Replay:
             raise ValueError(f"this is not a record of an audit log: {error}") from None
         match found:
             case _NodeRecord(node):
-                self._node = decode(Node, {key: each for key, each in node.items() if key not in _FORMER_FIELDS})
+                self._node = decode(Node, _without(_FORMER_FIELDS, node))
             case _PolicyRecord(source, text, fault):
                 if self._instead is None:
                     self._policy = Policy.broken(fault) if fault else self._read(source, text)

@@ -63,6 +63,14 @@ def test_another_policy_that_refuses_them_is_a_finding(replay: Replayed) -> None
     assert replay(policy='[namespaces]\ndeny = ["ml"]\n').code == Exit.FINDING
 
 
+def test_a_refusal_is_its_code_whatever_its_words(replay: Replayed, recorded: Path) -> None:
+    log = recorded.read_text()
+    recorded.write_text(log.replace('"reason": "', '"reason": "in other words: '))
+    assert replay() == Done(Exit.OK, "3 decisions, none differs\n", "")
+    recorded.write_text(log.replace('"code": "bad-request"', '"code": "gpu-busy"'))
+    assert replay().code == Exit.FINDING
+
+
 def test_a_node_as_d995626f_recorded_it(replay: Replayed, recorded: Path) -> None:
     """Its application profiles are none of a node's facts any more."""
     lines = recorded.read_text().splitlines()
