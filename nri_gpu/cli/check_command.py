@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
-from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.render import show_text
+from nri_gpu.cli.page import Line, Page, Tone, json_text
+from nri_gpu.cli.render import lines, show
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.metrics_findings import metrics_advice
@@ -85,21 +85,21 @@ def run(args: argparse.Namespace) -> int:
         *((status.dra.fault,) if status and status.dra.fault else ()),
         *(gate_advice(status.dra.report) if status else ()),
     )
-    lines = [f"{policy.source}: ok"]
+    page = [Line(f"{policy.source}: ok")]
     if options:
         shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
-        lines.append(f"with the running daemon's options: {shown}")
+        page.append(Line(f"with the running daemon's options: {shown}"))
     if status and status.kubelet.enabled:
-        lines.append(f"kubelet: {fail_closed(status)}")
-    lines += (f"advice: {sentence}" for sentence in advice)
-    _print(args, lines, CheckDocument((), advice, options), Tone.PLAIN)
+        page.append(Line(f"kubelet: {fail_closed(status)}"))
+    page += lines((f"advice: {sentence}" for sentence in advice), Tone.WARN)
+    _print(args, page, CheckDocument((), advice, options))
     return Exit.OK
 
 
 def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping[str, Option], code: Exit) -> int:
     faults = convert(found, tuple[FaultLine, ...], from_attributes=True)
-    lines = [f"{found[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, found)]
-    _print(args, lines, CheckDocument(faults, (), options), Tone.BAD)
+    told = (f"{found[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, found))
+    _print(args, [*lines(told, Tone.BAD)], CheckDocument(faults, (), options))
     return code
 
 
@@ -144,9 +144,8 @@ def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:
         yield runtime.list_fault
 
 
-def _print(args: argparse.Namespace, lines: list[str], document: CheckDocument, tone: Tone) -> None:
-    """tone: of all but advice."""
+def _print(args: argparse.Namespace, page: Page, document: CheckDocument) -> None:
     if args.output == "json":
         print(json_text(document))
     else:
-        show_text("\n".join(lines), {"advice: ": Tone.WARN, "": tone})
+        show(page)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.render import show_text
+from nri_gpu.cli.page import Line, Tone, json_text
+from nri_gpu.cli.render import show
 from nri_gpu.decision.cuda_choice import unfit_driver
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability, closure
@@ -21,7 +21,6 @@ from nri_gpu.driver.search import OtherDriver
 from nri_gpu.host.modules import module_version
 from nri_gpu.records.policy_file import load_policy
 
-TONES: Final = {"  REFUSED": Tone.WARN, "  missing": Tone.WARN, "  ": Tone.PLAIN, "left out": Tone.BAD, "": Tone.HEAD}
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
 
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json_text(document))
     else:
-        show_text("\n".join(_lines(document)), TONES)
+        show([*_lines(document)])
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
@@ -145,35 +144,40 @@ def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
     )
 
 
-def _lines(document: DriverDocument) -> Iterator[str]:
+def _lines(document: DriverDocument) -> Iterator[Line]:
     """A paragraph for each capability, the files that no container gets and why, and the compatibility packages."""
-    yield f"driver {document.version} below {document.root}, generation {document.generation}"
+    yield Line(f"driver {document.version} below {document.root}, generation {document.generation}", Tone.HEAD)
     for capability, given in document.capabilities.items():
-        yield f"\n{capability}"
-        for file in given.files:
-            names = ", ".join(file.places or file.links)
-            yield f"  {file.kind:<8} {file.source}{' as ' if names else ''}{names}"
+        yield from (Line(""), Line(capability, Tone.HEAD))
+        yield from map(_file_line, given.files)
         if given.lacks:
-            yield f"  REFUSED  without {' and '.join(given.lacks)}"
+            yield Line(f"  REFUSED  without {' and '.join(given.lacks)}", Tone.WARN)
         if given.missing:
-            yield f"  missing  {', '.join(given.missing)}"
-    yield from _left_out("left out, no container gets them", document.left_out)
-    if document.unknown:
-        yield "\nof no known capability, no container gets them"
-        yield from (f"  {name}" for name in document.unknown)
-    if document.others:
-        yield "\nother drivers, not used: the loaded kernel module, or the order of folders, chose the one above"
-        yield from (f"  {each}" for each in document.others)
-    if document.compat.packages:
-        yield "\nCUDA compatibility packages"
-    for each in document.compat.packages:
-        made_for = f"for drivers {', '.join(map(str, each.drivers))}" if each.drivers else "for older drivers"
-        unfit = f"; NOT on this one: {each.not_with_this_driver}" if each.not_with_this_driver else ""
-        yield f"  CUDA {each.cuda:<6} libcuda {each.version}, {made_for}{unfit}"
-    yield from _left_out("CUDA compatibility packages left out", document.compat.left_out)
+            yield Line(f"  missing  {', '.join(given.missing)}", Tone.WARN)
+    above = "the loaded kernel module, or the order of folders, chose the one above"
+    yield from _paragraph("left out, no container gets them", map(_left_out, document.left_out), Tone.BAD)
+    yield from _paragraph("of no known capability, no container gets them", document.unknown)
+    yield from _paragraph(f"other drivers, not used: {above}", map(str, document.others))
+    yield from _paragraph("CUDA compatibility packages", map(_package, document.compat.packages))
+    yield from _paragraph("CUDA compatibility packages left out", map(_left_out, document.compat.left_out))
 
 
-def _left_out(head: str, files: tuple[LeftOut, ...]) -> Iterator[str]:
-    if files:
-        yield f"\n{head}"
-        yield from (f"  {each.path}: {each.reason}" for each in files)
+def _paragraph(head: str, entries: Iterable[str], tone: Tone = Tone.HEAD) -> Iterator[Line]:
+    """A blank line, the heading in its tone, and the entries below it; nothing without entries."""
+    if below := [Line(f"  {each}") for each in entries]:
+        yield from (Line(""), Line(head, tone), *below)
+
+
+def _file_line(file: FileLine) -> Line:
+    names = ", ".join(file.places or file.links)
+    return Line(f"  {file.kind:<8} {file.source}{' as ' if names else ''}{names}")
+
+
+def _package(each: PackageLine) -> str:
+    made_for = f"for drivers {', '.join(map(str, each.drivers))}" if each.drivers else "for older drivers"
+    unfit = f"; NOT on this one: {each.not_with_this_driver}" if each.not_with_this_driver else ""
+    return f"CUDA {each.cuda:<6} libcuda {each.version}, {made_for}{unfit}"
+
+
+def _left_out(each: LeftOut) -> str:
+    return f"{each.path}: {each.reason}"

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from nri_gpu.cli.page import Tone, json_text
+from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
-from nri_gpu.cli.render import show_text
+from nri_gpu.cli.render import lines, show
 from nri_gpu.cli.yaml_documents import BYTES_MAX, too_large
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.topology import links_among
@@ -34,8 +34,6 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.cpu import why_no_hwcaps
-
-TONES: Final = {"  REFUSED": Tone.BAD, "  granted": Tone.GOOD, "  note": Tone.WARN, "  ": Tone.PLAIN, "": Tone.HEAD}
 
 
 class Explained(Struct, frozen=True):
@@ -110,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json_text(ExplainDocument(tuple(map(_container_line, explained)), manifest.notes)))
     else:
-        show_text(to_text(explained, node, args.file, manifest.notes), TONES)
+        show([*explained_page(explained, node, args.file, manifest.notes)])
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
 
 
@@ -264,45 +262,53 @@ def _edits_line(edits: Edits) -> EditsLine:
     )
 
 
-def to_text(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> str:
-    """One paragraph a container, and one for notes on the whole file. Characters that a terminal obeys are escaped."""
-    of_file = [(file, *map(_note, notes))] if notes else []
-    paragraphs = (*(_lines(each, node) for each in explained), *of_file)
-    return "\n\n".join("\n".join(map(_printable, lines)) for lines in paragraphs)
+def explained_page(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> Iterator[Line]:
+    """A paragraph for each container, and one for notes on the whole file. What a terminal obeys is escaped."""
+    of_file = [[Line(file, Tone.HEAD), *_notes_below(notes)]] if notes else []
+    for number, paragraph in enumerate((*(_lines(each, node) for each in explained), *of_file)):
+        if number:
+            yield Line("")
+        yield from (replace(line, text=_printable(line.text)) for line in paragraph)
 
 
 def _printable(line: str) -> str:
     return line if line.isprintable() else ascii(line)[1:-1]
 
 
-def _lines(each: Explained, node: Node) -> Iterator[str]:
+def _lines(each: Explained, node: Node) -> Iterator[Line]:
     pod = each.container.pod
-    yield f"{pod.namespace}/{pod.name} container {each.container.name}"
+    yield Line(f"{pod.namespace}/{pod.name} container {each.container.name}", Tone.HEAD)
     match each.decision:
         case Pass(edits, why):
-            yield f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}"
+            yield Line(f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}")
         case Refuse(reason):
-            yield f"  REFUSED {reason}"
-        case Inject(edits, grant, rule, _, compat):
+            yield Line(f"  REFUSED {reason}", Tone.BAD)
+        case Inject(_, grant, rule):
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
             places = ", ".join(unit.place for unit in units)
             what = f"GPU {places}, {grant.mode}" if grant.mode else "no GPU, as it asked"
-            yield f"  granted {what} (by {rule})"
-            if each.links:
-                yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in each.links.items())}"
-            if compat:
-                yield f"  compat  {compat}"
-            yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
-            yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
-            yield from (f"  env     {key}={value}" for key, value in edits.env.items())
-            for limit in edits.rlimits.values():
-                soft = "unlimited" if limit.soft == UNLIMITED else str(limit.soft)
-                yield f"  rlimit  {limit.type}={soft}"
-            for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
-                if value:
-                    yield f"  cpuset  {name} {value}"
-    yield from map(_note, each.notes)
+            yield Line(f"  granted {what} (by {rule})", Tone.GOOD)
+            yield from lines(_granted(each.links, each.decision), Tone.PLAIN)
+    yield from _notes_below(each.notes)
 
 
-def _note(note: str) -> str:
-    return f"  note    {note}"
+def _granted(links: Mapping[str, int], granted: Inject) -> Iterator[str]:
+    """How its GPUs are connected, and what is added to the container."""
+    edits = granted.edits
+    if links:
+        yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in links.items())}"
+    if granted.compat:
+        yield f"  compat  {granted.compat}"
+    yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
+    yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
+    yield from (f"  env     {key}={value}" for key, value in edits.env.items())
+    for limit in edits.rlimits.values():
+        soft = "unlimited" if limit.soft == UNLIMITED else str(limit.soft)
+        yield f"  rlimit  {limit.type}={soft}"
+    for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
+        if value:
+            yield f"  cpuset  {name} {value}"
+
+
+def _notes_below(notes: tuple[str, ...]) -> Iterator[Line]:
+    return lines((f"  note    {note}" for note in notes), Tone.WARN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from msgspec import Struct, to_builtins
@@ -21,29 +21,31 @@ class Tone(StrEnum):
     FAINT = "dim"
 
 
-Toning = Callable[[str], Tone]  # of a cell
-
-
 class Line(Struct, frozen=True):
-    """A line of its own; one too long for a terminal goes on below, indented."""
+    """A text in a tone. A line too long for a terminal goes on below, indented."""
 
     text: str
     tone: Tone = Tone.PLAIN
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Column(Struct, frozen=True):
     """A column. prose: sentences, which a narrow terminal may wrap."""
 
     head: str
-    tone: Toning = lambda _: Tone.PLAIN
     prose: bool = False
+
+
+Row = tuple[str | Line, ...]
 
 
 class Grid(Struct, frozen=True):
     """A table. Its first column names the rows; a row in which it is empty goes on with the row above."""
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[Row, ...]
 
 
 Page = Sequence[Line | Grid]
@@ -57,9 +59,9 @@ def plain(page: Page) -> str:
     return "\n".join(lines)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(heads: Sequence[str], rows: Iterable[Row]) -> list[str]:
     """Columns are as wide as their widest cell."""
-    lines = [tuple(heads), *map(tuple, rows)]
+    lines = [tuple(heads), *(tuple(map(str, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return ["  ".join(line).rstrip() for line in padded]

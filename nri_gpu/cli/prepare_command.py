@@ -10,8 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.render import show_text
+from nri_gpu.cli.page import Line, Tone, json_text
+from nri_gpu.cli.render import lines, show
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.facts import CharDevice, Finding, HostFacts, look
@@ -127,14 +127,13 @@ def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = Fals
         )
         print(json_text(document))
         return Exit.FINDING if report.findings else Exit.OK
-    lines = [f"{'would ' if args.dry_run else ''}{action}" for action in report.done]
+    page = [Line(f"{'would ' if args.dry_run else ''}{action}") for action in report.done]
     if more:
-        lines.append("more may follow: which devices a module serves is known once it is loaded")
-    lines += [f"finding: {finding}" for finding in report.findings]
+        page.append(Line("more may follow: which devices a module serves is known once it is loaded"))
+    page += lines((f"finding: {finding}" for finding in report.findings), Tone.BAD)
     count = len(report.facts.devices)
     devices = f"{count} NVIDIA device{'s' * (count > 1)}"
-    nothing = f"nothing to do: {devices}, modules loaded, nodes and links in place"
-    show_text("\n".join(lines) or nothing, {"finding: ": Tone.BAD})
+    show(page or [Line(f"nothing to do: {devices}, modules loaded, nodes and links in place")])
     return Exit.FINDING if report.findings else Exit.OK
 
 

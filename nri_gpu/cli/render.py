@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
+from nri_gpu.cli.page import Column, Grid, Line, Page, Row, Tone, plain
 from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
 from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
@@ -25,15 +25,6 @@ def show(page: Page) -> None:
     from nri_gpu.cli import terminal
 
     terminal.show(page)
-
-
-def show_text(text: str, tones: Mapping[str, Tone]) -> None:
-    """Print lines, each in the tone of the first of these beginnings that it has."""
-
-    def tone(line: str) -> Tone:
-        return next((tones[start] for start in tones if line.startswith(start)), Tone.PLAIN)
-
-    show([Line(line, tone(line)) for line in text.split("\n")])
 
 
 def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Grid]:
@@ -71,11 +62,6 @@ def lines(sentences: Iterable[str], tone: Tone) -> Iterator[Line]:
     return (Line(each, tone) for each in sentences)
 
 
-def of_state(state: str) -> Tone:
-    """Of what `state_of` says."""
-    return Tone.GOOD if state == "ok" else Tone.WARN if state.startswith("ok,") else of_trouble(state)
-
-
 def of_trouble(why: str) -> Tone:
     """Of why a GPU is unavailable."""
     return Tone.PLAIN if why == IN_MIG_MODE else Tone.BAD
@@ -83,8 +69,8 @@ def of_trouble(why: str) -> Tone:
 
 GPU_COLUMNS: Final = (
     *map(Column, ("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE")),
-    Column("STATE", of_state, prose=True),
-    Column("UUID", lambda _: Tone.FAINT),
+    Column("STATE", prose=True),
+    Column("UUID"),
 )
 
 
@@ -101,14 +87,15 @@ def unlisted_lines(gpus: Iterable[KernelGpu], fault: str) -> Iterator[str]:
         yield " ".join(filter(None, ("GPU", gpu.pci_bus_id, gpu.model, gpu.uuid, why)))
 
 
-def _row(unit: Unit) -> tuple[str, ...]:
+def _row(unit: Unit) -> Row:
     """A MIG device is indented below its GPU, and its node is the compute instance's capability."""
     memory = f"{unit.memory_bytes / 2**30:.0f} GiB" if unit.memory_bytes else "-"
+    end = state_of(unit), Line(unit.uuid, Tone.FAINT)
     if isinstance(unit, MigPart):
         device, minor = unit.device, unit.device.compute_instance_minor
         place = f"gi {device.gpu_instance_id}, ci {device.compute_instance_id}"
         node = "-" if minor is None else f"nvidia-cap{minor}"
-        return (f"  {unit.place}", f"  MIG {device.profile}", memory, "", "", place, node, state_of(unit), unit.uuid)
+        return (f"  {unit.place}", f"  MIG {device.profile}", memory, "", "", place, node, *end)
     return (
         str(unit.index),
         unit.model,
@@ -117,27 +104,26 @@ def _row(unit: Unit) -> tuple[str, ...]:
         "-" if unit.numa_node is None else str(unit.numa_node),
         unit.pci_bus_id,
         f"/dev/nvidia{unit.minor_number}",
-        state_of(unit),
-        unit.uuid,
+        *end,
     )
 
 
 SHOWN: Final = 10  # transitions; `-o json` has more
 
 
-def state_of(unit: Unit) -> str:
+def state_of(unit: Unit) -> Line:
     """Why it cannot be granted; else `ok`, with its health, its symptoms, and a compute mode that admits one process.
 
     With such a mode containers cannot share the GPU by time.
     """
     if why := why_not(unit):
-        return why
+        return Line(why, of_trouble(why))
     health = health_of(unit)
     words = [health.state.value] if health.state is not HealthState.HEALTHY else []
     words += [sign.value for sign in whole(unit).signs]
     if isinstance(unit, Gpu) and unit.compute_mode in _FOR_ONE:
         words.append(unit.compute_mode)
-    return ", ".join(["ok", *words])
+    return Line(", ".join(["ok", *words]), Tone.WARN if words else Tone.GOOD)
 
 
 def health_lines(units: Mapping[str, HealthStatus]) -> Iterator[str]:
@@ -202,10 +188,10 @@ def matrix(inventory: Inventory) -> list[Line | Grid]:
     """A line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
     links = {(link.a, link.b): link for link in inventory.links}
     cpus = {node.number: node.cpus for node in inventory.numa}
-    rows = [
+    rows: list[Row] = [
         (
             f"GPU{gpu.index}",
-            *(_cell(gpu, other, links) for other in inventory.gpus),
+            *(Line(cell := _cell(gpu, other, links), of_link(cell)) for other in inventory.gpus),
             ("" if gpu.numa_node is None else cpus.get(gpu.numa_node, "")) or "N/A",
             "N/A" if gpu.numa_node is None else str(gpu.numa_node),
         )
@@ -213,7 +199,7 @@ def matrix(inventory: Inventory) -> list[Line | Grid]:
     ]
     columns = (
         Column(""),
-        *(Column(f"GPU{gpu.index}", of_link) for gpu in inventory.gpus),
+        *(Column(f"GPU{gpu.index}") for gpu in inventory.gpus),
         *map(Column, ("CPU Affinity", "NUMA Affinity")),
     )
     legend = [Line(f"  {word.ljust(4)} = {meaning}", of_link(word)) for word, meaning in LEGEND]

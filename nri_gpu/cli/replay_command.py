@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.render import show_text
+from nri_gpu.cli.page import Line, Tone, json_text
+from nri_gpu.cli.render import show
 from nri_gpu.cli.working import working
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.policy.model import Policy
@@ -32,8 +32,6 @@ RecordedAnswer = Annotated[
         },
     ),
 ]
-
-TONES: Final = {"  - ": Tone.BAD, "  + ": Tone.GOOD, "  ": Tone.PLAIN, "": Tone.HEAD}
 
 
 class DifferentDecision(Struct, frozen=True, kw_only=True):
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print(json_text(ReplayDocument(decisions, unreadable, tuple(map(_different, different)))))
     else:
-        show_text(_to_text(decisions, different), TONES)
+        show([*_lines(decisions, different)])
     return Exit.FINDING if different or unreadable else Exit.OK
 
 
@@ -123,15 +121,15 @@ def _read_policy(name: str, text: str) -> Policy:
         return Policy.broken(str(error.faults[0]))
 
 
-def _to_text(decisions: int, different: list[Compared]) -> str:
-    lines = []
+def _lines(decisions: int, different: list[Compared]) -> Iterator[Line]:
     for each in different:
         pod = each.container.pod
         at = datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")
-        lines.append(f"{at} {pod.namespace}/{pod.name} {each.container.name}")
-        lines += [f"  - {_answer_text(each.recorded)}", f"  + {_answer_text(each.now)}"]
+        yield Line(f"{at} {pod.namespace}/{pod.name} {each.container.name}", Tone.HEAD)
+        yield Line(f"  - {_answer_text(each.recorded)}", Tone.BAD)
+        yield Line(f"  + {_answer_text(each.now)}", Tone.GOOD)
     same = f"{len(different)} differ" if different else "none differs"
-    return "\n".join([*lines, f"{decisions} decisions, {same}"])
+    yield Line(f"{decisions} decisions, {same}", Tone.HEAD)
 
 
 def _answer_text(answer: Mapping[str, object]) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import UnsetType
 
-from nri_gpu.cli.page import Column, Grid, Line, Tone
+from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
 from nri_gpu.cli.render import at, health_lines, lines, of_trouble, transition_lines, unlisted_lines
 from nri_gpu.daemon.answers import (
     DaemonStatus,
@@ -25,13 +25,10 @@ from nri_gpu.health.health_notes import sentences
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-MODES: Final = {"exclusive": Tone.HEAD, "-": Tone.FAINT}  # others share it
+MODES: Final = {"exclusive": Tone.HEAD, "": Tone.FAINT}  # others share it
 COLUMNS: Final = (
-    Column("GPU", lambda _: Tone.HEAD),
-    Column("MODEL"),
-    Column("MODE", lambda mode: MODES.get(mode, Tone.LINK)),
-    *map(Column, ("HELD BY", "CONTAINER", "FOR")),
-    Column("UNAVAILABLE", of_trouble, prose=True),
+    *map(Column, ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR")),
+    Column("UNAVAILABLE", prose=True),
 )
 
 
@@ -158,9 +155,10 @@ def _since_when(seconds: float | UnsetType | None) -> str:
     return f" since {at(seconds)}" if isinstance(seconds, float) else ""
 
 
-def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> Iterator[tuple[str, ...]]:
+def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> Iterator[Row]:
     """One row for each holder, and each that opens it; the first has the GPU too."""
-    first = (f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", gpu.model, gpu.mode or "-")
+    place = Line(f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", Tone.HEAD)
+    first = (place, gpu.model, Line(gpu.mode or "-", MODES.get(gpu.mode, Tone.LINK)))
     holders = [(pod_of(each), each.container, _since(each, now)) for each in gpu.holders]
     shifted = {(each.pod, each.container) for each in gpu.opened_by}
     opening = [each for each in external if gpu.uuid in each.gpu_uuids and (each.pod, each.container) not in shifted]
@@ -169,7 +167,7 @@ def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> 
     holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
     why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
     holders += [(each.pod, each.container, "watches") for each in external if gpu.uuid in each.watched]
-    yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
+    yield (*first, *(holders[0] if holders else ("-", "-", "-")), Line(why, of_trouble(why)))
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")
 

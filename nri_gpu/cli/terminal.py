@@ -95,13 +95,11 @@ def _blocks(grid: Grid, width: int) -> Iterator[Table]:
 
     Rows about which one has nothing to say are left out of it; the first names every row that has a name.
     """
-    rows = [tuple(map(_safe, row)) for row in grid.rows]
-    widths = [
-        max(len(cell) for cell in (column.head, *(row[at] for row in rows))) for at, column in enumerate(grid.columns)
-    ]
+    rows = [tuple(map(_cell, row)) for row in grid.rows]
+    widths = [max([len(column.head), *(len(row[at]) for row in rows)]) for at, column in enumerate(grid.columns)]
     for number, chosen in enumerate(_fitting(grid.columns, widths, width)):
         told = chosen[1:] if number else chosen
-        kept = [row for row in rows if any(row[at] not in NOTHING for at in told)]
+        kept = [row for row in rows if any(row[at].plain not in NOTHING for at in told)]
         if not kept:
             continue
         made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
@@ -109,8 +107,12 @@ def _blocks(grid: Grid, width: int) -> Iterator[Table]:
             wraps = grid.columns[at].prose or widths[0] + GAP + widths[at] > width
             made.add_column(Text(grid.columns[at].head), no_wrap=not wraps, overflow="fold")
         for row in kept:
-            made.add_row(*(Text(row[at], grid.columns[at].tone(row[at])) for at in chosen))
+            made.add_row(*(row[at] for at in chosen))
         yield made
+
+
+def _cell(cell: str | Line) -> Text:
+    return Text(_safe(str(cell)), cell.tone if isinstance(cell, Line) else Tone.PLAIN)
 
 
 def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> Iterator[list[int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.ask_daemon import ask, daemon_status, overrides_of
-from nri_gpu.cli.page import Column, Grid, Line, Tone, json_text
+from nri_gpu.cli.page import Column, Grid, Line, Row, Tone, json_text
 from nri_gpu.cli.render import lines, show
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
@@ -150,16 +150,13 @@ TONES: Final = {
     Verdict.DIFFERS: Tone.BAD,
     Verdict.UNSEEN: Tone.WARN,
 }
-COLUMNS: Final = (
-    *map(Column, ("POD", "CONTAINER", "GPUS", "MODE")),
-    Column("VERDICT", lambda verdict: TONES[Verdict(verdict)]),
-)
+COLUMNS: Final = tuple(map(Column, ("POD", "CONTAINER", "GPUS", "MODE", "VERDICT")))
 
 
-def _row(each: ContainerReport, inventory: Inventory) -> tuple[str, ...]:
+def _row(each: ContainerReport, inventory: Inventory) -> Row:
     places: dict[str, str] = {unit.uuid: unit.place for unit in inventory.units}
     gpus = ",".join(places.get(uuid, uuid) for uuid in each.gpu_uuids)
-    return each.pod, each.container, gpus or "-", each.mode or "-", each.verdict
+    return each.pod, each.container, gpus or "-", each.mode or "-", Line(each.verdict, TONES[each.verdict])
 
 
 def _sentences(each: ContainerReport) -> Iterator[str]:

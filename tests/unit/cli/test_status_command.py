@@ -17,7 +17,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cli.ask_daemon import with_health
-from nri_gpu.cli.page import plain
+from nri_gpu.cli.page import Line, Tone, plain
 from nri_gpu.cli.render import at as moment
 from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status_page import ago, status_page
@@ -425,9 +425,9 @@ def test_what_is_known_beside_a_gpus_health() -> None:
 
 def test_health_in_the_table_of_gpus() -> None:
     gpu, first, second = unhealthy(part=0).units[1:]
-    assert state_of(gpu) == "it is in MIG mode"
-    assert state_of(first).startswith("bad since ")
-    assert state_of(second) == "ok, thermal"
+    assert state_of(gpu) == Line("it is in MIG mode")
+    assert (state_of(first).text[:10], state_of(first).tone) == ("bad since ", Tone.BAD)
+    assert (state_of(second), state_of(make.gpu(1))) == (Line("ok, thermal", Tone.WARN), Line("ok", Tone.GOOD))
 
 
 @pytest.mark.parametrize("inventory", [unhealthy(gpu=1), unhealthy(part=0), unhealthy(part=1), NODE])
