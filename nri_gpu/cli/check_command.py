@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct, convert
@@ -13,21 +14,20 @@ from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
 from nri_gpu.cli.page import Line, Page, Tone, json_text
 from nri_gpu.cli.render import lines, show
 from nri_gpu.cli.status_page import fail_closed
-from nri_gpu.daemon.answers import RuntimeConnection
-from nri_gpu.daemon.metrics_findings import metrics_advice
+from nri_gpu.doctor.daemon_checks import guard_finding, policy_findings, registration_findings
+from nri_gpu.doctor.driver_checks import lacking
+from nri_gpu.doctor.examined import Examined
+from nri_gpu.doctor.host_checks import loader_findings
+from nri_gpu.doctor.kubelet_checks import claim_findings
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, Fault, InventoryError, PolicyError
-from nri_gpu.domain.gpu import closure
+from nri_gpu.domain.finding import Finding, Level, in_policy
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.dra.dra_findings import gate_advice
 from nri_gpu.driver.driver_scan import scan
-from nri_gpu.driver.stage_owner import stage_advice
 from nri_gpu.host.components import node_advice
 from nri_gpu.host.modules import module_version
 from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.kubelet.kubelet_findings import kubelet_advice
-from nri_gpu.mps.mps_folders import mps_advice
-from nri_gpu.plugin.guard_status import guard_advice
-from nri_gpu.policy.findings import advise
+from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rule_findings import advise_for
 from nri_gpu.records.policy_file import DEFAULT_PATH, LAST_GOOD, build, file_advice, read_policy
@@ -69,22 +69,21 @@ def run(args: argparse.Namespace) -> int:
     if built.empty_tables:
         return _faults(args, built.empty_tables, options, Exit.FINDING)
     policy = built.policy
-    served = state_dir.exists()  # by nri-gpu, since this node booted
-    advice = (
+    seen = Examined(policy=policy, status=status, state_dir=state_dir, in_pod=in_pod())
+    found = (
         *file_advice(Path(args.file or DEFAULT_PATH)),
-        *advise(policy),
+        *policy_findings(seen),
         *_of_gpus(policy, args.gpus),
         *(() if args.gpus else _of_driver(policy)),
-        *stage_advice(policy.driver.stage_dir, state_dir),
+        *loader_findings(seen),
         *node_advice(policy),
         *kubelet_advice(policy),
-        *guard_advice(policy, served=served),
-        *metrics_advice(policy.metrics),
-        *(mps_advice(state_dir, enabled=policy.mps.enabled) if served else ()),
-        *(_of_daemon(status.runtime) if status else ()),
-        *((status.dra.fault,) if status and status.dra.fault else ()),
-        *(gate_advice(status.dra.report) if status else ()),
+        # Before nri-gpu has served the node there is nothing to guard.
+        *((guard_finding(seen),) if state_dir.exists() else ()),
+        *(registration_findings(status.runtime) if status else ()),
+        *claim_findings(seen),
     )
+    advice = tuple(each.meaning for each in found if each.level in (Level.WARNING, Level.ERROR))
     page = [Line(f"{policy.source}: ok")]
     if options:
         shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
@@ -112,7 +111,7 @@ def _forget(*files: Path | None) -> None:
             raise CommandError(Exit.of(error), f"{file} cannot be removed: {error.strerror}; be root") from None
 
 
-def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
+def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
     """Advice on pools and limits for the GPUs of this node, or of a topology file. Raises: InventoryError, of that."""
     if not topology and not policy.pool.pools:
         return ()  # not worth waking the driver
@@ -121,27 +120,20 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     except InventoryError as error:
         if topology:
             raise
-        return (f"the pools cannot be compared with this node's GPUs: {error}; --gpus FILE takes a topology file",)
+        return (
+            in_policy(
+                f"the pools cannot be compared with this node's GPUs: {error}; --gpus FILE takes a topology file",
+                "the pools",
+            ),
+        )
     return advise_for(policy, inventory)
 
 
-def _of_driver(policy: Policy) -> Iterator[str]:
-    """Capabilities that containers have by default and that this node's driver, where there is one, cannot serve."""
-    root = policy.driver.root
-    try:
-        found = scan(Path(root), library_dirs=policy.driver.library_dirs, module=module_version())
-    except DriverError:
-        return
-    for each in sorted(found.lacks.keys() & closure(policy.defaults.capabilities)):
-        yield f"the driver below {root} has no usable {found.lacks[each]}: who asks for {each} is refused: install it"
-
-
-def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:
-    """What keeps the running daemon from serving, or will when it has to connect again."""
-    if not runtime.ready:
-        yield f"nri-gpu is not connected to the runtime: {runtime.fault or 'connecting'}"
-    if runtime.list_fault:
-        yield runtime.list_fault
+def _of_driver(policy: Policy) -> Iterator[Finding]:
+    """Return what this node's driver, where there is one, cannot serve."""
+    with suppress(DriverError):
+        driver = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
+        yield from lacking(driver, policy)
 
 
 def _print(args: argparse.Namespace, page: Page, document: CheckDocument) -> None:

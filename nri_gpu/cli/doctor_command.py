@@ -14,10 +14,11 @@ from nri_gpu.cli.ask_daemon import ask, overrides_of
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examine import DoctorDocument, examine, paragraphs, to_text
-from nri_gpu.doctor.finding import Examined, Level, below, is_there
+from nri_gpu.doctor.examined import Examined, below, is_there
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
+from nri_gpu.domain.finding import Level
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
 from nri_gpu.policy.model import Policy

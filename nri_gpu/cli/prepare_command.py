@@ -14,7 +14,7 @@ from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.cli.render import lines, show
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
-from nri_gpu.host.facts import CharDevice, Finding, HostFacts, look
+from nri_gpu.host.facts import CharDevice, HostFacts, HostFinding, look
 from nri_gpu.host.kernel_view import HostFolders
 from nri_gpu.host.make_nodes import PrepareReport, actor, prepare
 
@@ -91,7 +91,7 @@ class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag
     devices: tuple[str, ...]
     actions: tuple[ActionLine, ...]
     more_may_follow: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[HostFinding, ...]
 
 
 def run(args: argparse.Namespace) -> int:

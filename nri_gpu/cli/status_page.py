@@ -189,7 +189,7 @@ def _of_dra(status: DaemonStatus) -> Iterator[str]:
     if dra.enabled:
         fault = dra.fault or silence(dra.asked_s, dra.silent_s) or dra.report.unwritten or dra.report.fault
         yield f"dra: {fault}" if fault else f"dra: {dra.driver} publishes {dra.report.published} devices"
-        yield from (f"dra: {sentence}" for sentence in (*files_advice(dra.report), *gate_advice(dra.report)))
+        yield from (f"dra: {each.meaning}" for each in (*files_advice(dra.report), *gate_advice(dra.report)))
     for claim in status.claims:
         devices = ", ".join(f"{each.device} ({'admin' if each.admin else each.mode})" for each in claim.devices)
         pods = (", ".join(claim.pods) or "no pod") + (f" of PodGroup {', '.join(claim.groups)}" * bool(claim.groups))

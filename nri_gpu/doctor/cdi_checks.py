@@ -12,10 +12,11 @@ from msgspec import Struct, field
 
 from nri_gpu.cdi.spec_file import READ_MAX, STANDARD, spec_files
 from nri_gpu.cdi.specification import KIND
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, warning
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtimes import program_version, release_of
 from nri_gpu.doctor.units import UNIT_FOLDERS, is_enabled, is_installed
+from nri_gpu.domain.finding import Finding, error, ok, warning
 from nri_gpu.domain.text import listed
 from nri_gpu.host.modules import PROC, module_version
 from nri_gpu.system.storage import stat_of, text_of
@@ -91,7 +92,7 @@ def docker_settings(seen: Examined) -> DockerSettings | None:
         return None
 
 
-def cdi_findings(seen: Examined) -> Iterator[DoctorFinding]:
+def cdi_findings(seen: Examined) -> Iterator[Finding]:
     """Whether the specification is there and current, and whether Docker reads it."""
     found = dict(_specifications(seen))
     if not found:
@@ -135,7 +136,7 @@ def _stale(seen: Examined, specification: _Specification) -> Iterator[str]:
                 yield f"module nvidia is {version}, and it mounts {mount.source}"
 
 
-def _docker(seen: Examined, folders: set[str]) -> Iterator[DoctorFinding]:
+def _docker(seen: Examined, folders: set[str]) -> Iterator[Finding]:
     subject, settings = "Docker and CDI", docker_settings(seen)
     process = next(running(seen.at("/proc"), {"dockerd"}), None)
     if process is None and stat_of(seen.at(DOCKER)) is None:

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nri_gpu.doctor.cdi_checks import DOCKER, docker_settings
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, warning
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
-from nri_gpu.host.components import components, node_advice
+from nri_gpu.domain.finding import Finding, error, ok, warning
+from nri_gpu.host.components import OTHERS, components, node_advice
 from nri_gpu.policy.model import Disarm
 
 
-def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     """NVIDIA's runtime, hooks, device plugins and DRA driver, and CDI specifications with hooks."""
     advice = node_advice(seen.policy, seen.root)
-    for sentence in advice:
-        yield warning("other injectors", sentence, *policy_lines(sentence))
+    yield from advice
     default = runtime.default_handler if runtime and "nvidia" in runtime.default_handler else ""
     if runtime and default and seen.policy.environment.disarm is not Disarm.ALL:
         yield error(
@@ -28,7 +28,7 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     yield from _docker(seen)
     found = tuple(components(seen.root, seen.policy.kubelet.dir, str(Path(seen.policy.kubelet.registry_dir).parent)))
     if not advice and not default:
-        yield ok("other injectors", "no other component that gives GPUs to containers" if not found else "provided for")
+        yield ok(OTHERS, "no other component that gives GPUs to containers" if not found else "provided for")
 
 
 def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
     return runtime.edit("cri.containerd", "below the CRI plugin's [containerd] table", 'default_runtime_name = "runc"')
 
 
-def _docker(seen: Examined) -> Iterator[DoctorFinding]:
+def _docker(seen: Examined) -> Iterator[Finding]:
     """Docker's containers never come to NRI: NVIDIA's runtime is theirs alone to use or not."""
     settings = docker_settings(seen)
     if settings and "nvidia" in settings.default_runtime:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.doctor.units import is_installed
+from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.driver.stage_owner import stage_advice
 from nri_gpu.mps.mps_folders import mps_advice
-from nri_gpu.plugin.guard_status import guard_advice, read_guard_status
+from nri_gpu.plugin.guard_status import read_guard_status
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.model import BUILT_IN
 from nri_gpu.system.storage import signature
@@ -23,22 +24,22 @@ FAULTS_SHOWN: Final = 10
 SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
 
 
-def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     """Whether the daemon runs and is registered, whether the guard is, and whether the policy can be used."""
     yield from _policy(seen)
     yield _answers(seen)
     if seen.status:
-        yield from _registered(seen.status.runtime, seen.now_s)
+        yield from registration_findings(seen.status.runtime, seen.now_s)
         yield from _synchronize(seen.status.runtime, runtime.service if runtime else "containerd")
         yield from _able(seen.status)
         yield from _held(seen.status)
-    yield _guard(seen)
+    yield guard_finding(seen)
 
 
-def _policy(seen: Examined) -> Iterator[DoctorFinding]:
+def _policy(seen: Examined) -> Iterator[Finding]:
     if seen.policy_error:
         for fault in seen.policy_error.faults[:FAULTS_SHOWN]:
-            if "may not read it" in fault.message:
+            if fault.denied:
                 yield unseen("policy", f"{fault}", "sudo nri-gpu doctor")
             else:
                 yield error(
@@ -52,15 +53,13 @@ def _policy(seen: Examined) -> Iterator[DoctorFinding]:
                 f"the daemon's policy is {seen.status.policy.source}, and not on this node: the defaults are assumed",
                 "nri-gpu doctor --policy FILE    # with a copy of it",
             )
-        for sentence in _advice(seen):
-            yield warning("policy advice", sentence, *policy_lines(sentence))
+        yield from policy_findings(seen)
 
 
-def _advice(seen: Examined) -> Iterator[str]:
-    """What `check` advises about the policy itself."""
+def policy_findings(seen: Examined) -> Iterator[Finding]:
+    """What is odd in the policy, and about the folders that it names."""
     policy, state_dir = seen.policy, seen.at(seen.state_dir)
     yield from advise(policy)
-    yield from guard_advice(policy, served=False)
     yield from stage_advice(str(seen.at(policy.driver.stage_dir)), state_dir)
     if signature(state_dir):
         yield from mps_advice(state_dir, enabled=policy.mps.enabled)
@@ -76,7 +75,7 @@ def _start(seen: Examined, unit: str) -> tuple[str, ...]:
     )
 
 
-def _answers(seen: Examined) -> DoctorFinding:
+def _answers(seen: Examined) -> Finding:
     """Whether a daemon answers at the control socket."""
     subject = "daemon"
     match seen.silence:
@@ -99,7 +98,7 @@ def _answers(seen: Examined) -> DoctorFinding:
             )
 
 
-def _registered(runtime: RuntimeConnection, now_s: float) -> Iterator[DoctorFinding]:
+def registration_findings(runtime: RuntimeConnection, now_s: float = 0.0) -> Iterator[Finding]:
     subject = "registration"
     name = f"{runtime.name or 'the runtime'} {runtime.version}".strip()
     if runtime.ready:
@@ -118,7 +117,7 @@ def _registered(runtime: RuntimeConnection, now_s: float) -> Iterator[DoctorFind
         yield error(subject, runtime.list_fault, "crictl pods    # remove or shrink the pods that are named")
 
 
-def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[DoctorFinding]:
+def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
     """How the runtime's last list of containers came through."""
     subject, last = "Synchronize", runtime.synchronize
     if last is None:
@@ -144,7 +143,7 @@ def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[DoctorFindin
         yield ok(subject, f"{size}, in {last.duration_s:.2f} s")
 
 
-def _able(status: DaemonStatus) -> Iterator[DoctorFinding]:
+def _able(status: DaemonStatus) -> Iterator[Finding]:
     """What else keeps a connected daemon from granting."""
     for subject, fault in (("inventory", status.node.inventory_fault), ("driver in use", status.node.driver_fault)):
         if fault:
@@ -174,7 +173,7 @@ def _described(status: DaemonStatus, fault: str) -> tuple[str, ...]:
     )
 
 
-def _held(status: DaemonStatus) -> Iterator[DoctorFinding]:
+def _held(status: DaemonStatus) -> Iterator[Finding]:
     """What is wrong with who holds GPUs."""
     for each in status.overlaps:
         sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
@@ -201,7 +200,7 @@ def _contained_guard(seen: Examined) -> int:
     return next((each.pid for each in ours), 0)
 
 
-def _guard(seen: Examined) -> DoctorFinding:
+def guard_finding(seen: Examined) -> Finding:
     subject = "guard"
     status = read_guard_status(seen.at(seen.guard_dir))
     if status is None:
@@ -214,8 +213,8 @@ def _guard(seen: Examined) -> DoctorFinding:
             return unseen(subject, f"{hidden} says whether it is connected", _GUARD_PODS)
         return warning(
             subject,
-            "no guard runs: a container that asks for GPUs, created and started while nri-gpu is away, runs without "
-            "them",
+            "no guard runs on this node: a container that asks for GPUs, created and started while nri-gpu is away, "
+            "runs without them: start nri-gpu-guard",
             *_start(seen, "nri-gpu-guard"),
         )
     if not status.connected:
@@ -228,8 +227,9 @@ def _guard(seen: Examined) -> DoctorFinding:
     if status.ungranted:
         return error(
             subject,
-            f"{status.ungranted} containers ran without the GPUs they asked for when the guard connected",
-            "journalctl -u nri-gpu-guard    # names them: delete their pods to have them granted",
+            f"{status.ungranted} containers ran without the GPUs they asked for when the guard connected: delete their "
+            "pods to have them granted",
+            "journalctl -u nri-gpu-guard    # names them",
         )
     how = "creations and starts" if status.validates else "starts"
     return ok(subject, f"connected, and checks {how} of containers")

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.doctor.finding import Examined, is_there
+from nri_gpu.doctor.examined import Examined, is_there
 from nri_gpu.system.storage import text_of
 
 

@@ -6,19 +6,21 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, is_there, ok, unseen, warning
+from nri_gpu.doctor.examined import Examined, is_there
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.doctor.units import is_installed
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.text import listed
-from nri_gpu.driver.driver_scan import scan
+from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
 from nri_gpu.host.facts import KernelModule, is_loaded, look
 from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
+from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import text_of
 
 _PREPARE: Final = "nri-gpu prepare"
@@ -42,7 +44,7 @@ _PROGRAMS: Final = {
 _MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
 
 
-def driver_findings(seen: Examined) -> Iterator[DoctorFinding]:
+def driver_findings(seen: Examined) -> Iterator[Finding]:
     """From the PCI bus to the device nodes."""
     if seen.simulated:
         yield ok("driver", "the daemon simulates its GPUs (--gpus), so the node's driver does not matter")
@@ -64,7 +66,7 @@ def driver_findings(seen: Examined) -> Iterator[DoctorFinding]:
     yield from _fabric_manager(seen)
 
 
-def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> DoctorFinding:
+def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Finding:
     if gpus:
         return ok("GPUs", f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)} on the PCI bus")
     if not seen.at("/sys/bus/pci/devices").is_dir():
@@ -78,7 +80,7 @@ def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Doct
     )
 
 
-def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[DoctorFinding]:
+def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     """GPUs that another driver has. One that a virtual machine has is meant to be there."""
     for gpu in gpus:
         if gpu.driver == "nouveau":
@@ -99,7 +101,7 @@ def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[DoctorFinding]:
             )
 
 
-def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterator[DoctorFinding]:
+def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterator[Finding]:
     subject = "driver modules"
     if not module:
         yield _not_loaded(seen, subject)
@@ -116,7 +118,7 @@ def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterato
         yield ok(subject, "nvidia and nvidia-uvm are loaded")
 
 
-def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
+def _not_loaded(seen: Examined, subject: str) -> Finding:
     """Why there is no module nvidia: not built for this kernel, or not loaded."""
     release = (text_of(seen.at("/proc/sys/kernel/osrelease")) or "").strip()
     known = text_of(seen.at(f"/lib/modules/{release}/modules.dep"), _MODULES_MAX, "utf-8") if release else None
@@ -136,7 +138,7 @@ def _not_loaded(seen: Examined, subject: str) -> DoctorFinding:
     )
 
 
-def _versions(seen: Examined) -> Iterator[DoctorFinding]:
+def _versions(seen: Examined) -> Iterator[Finding]:
     """Those of the modules and of the driver's files."""
     subject, settings = "driver versions", seen.policy.driver
     root, where = seen.at(settings.root), settings.root
@@ -172,12 +174,7 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
         yield ok(subject, f"modules and libraries are {kernel}{unused}")
     else:
         yield ok(subject, f"the libraries below {where} are {found.version}; no module to compare them with")
-    for each in sorted(found.lacks.keys() & closure(seen.policy.defaults.capabilities)):
-        yield error(
-            "driver files",
-            f"the driver below {where} has no usable {found.lacks[each]}: who asks for {each} is refused",
-            "# install that part of the driver (libcuda1, nvidia-driver-cuda), and see: nri-gpu driver",
-        )
+    yield from lacking(found, seen.policy)
     if found.left_out:
         yield warning(
             "driver files",
@@ -187,7 +184,18 @@ def _versions(seen: Examined) -> Iterator[DoctorFinding]:
         )
 
 
-def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
+def lacking(found: FoundDriver, policy: Policy) -> Iterator[Finding]:
+    """Capabilities that containers have by default and that the driver cannot serve."""
+    for each in sorted(found.lacks.keys() & closure(policy.defaults.capabilities)):
+        yield error(
+            "driver files",
+            f"the driver below {policy.driver.root} has no usable {found.lacks[each]}: who asks for {each} is refused: "
+            "install it",
+            "# install that part of the driver (libcuda1, nvidia-driver-cuda), and see: nri-gpu driver",
+        )
+
+
+def _nodes(seen: Examined) -> Iterator[Finding]:
     """What `nri-gpu prepare` would do about nodes and links."""
     facts = look(HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root))
     if not facts.devices:
@@ -200,7 +208,7 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
     wrong = [action for action in plan.actions if not isinstance(action, LoadModule | MakeLink)]
     nodes = [action for action in wrong if not isinstance(action, FixNode)]
     for subject, of_mig, what, meaning in _MISSING:
-        if paths := [action.subject for action in nodes if ("nvidia-caps" in action.subject) is of_mig]:
+        if paths := [action.subject for action in nodes if (action.node.major == facts.majors.nvidia_caps) is of_mig]:
             yield error(
                 subject,
                 f"{what} are missing or have an old number ({listed(paths)}): {meaning}",
@@ -227,7 +235,7 @@ def _nodes(seen: Examined) -> Iterator[DoctorFinding]:
         )
 
 
-def _persistence(seen: Examined) -> DoctorFinding:
+def _persistence(seen: Examined) -> Finding:
     subject, root = "persistence", _container_root(seen)
     alive, where = _service(seen, "nvidia-persistenced")
     sockets = (socket_state(seen.at(f"{each}/run/nvidia-persistenced/socket")) for each in {"", root})
@@ -243,7 +251,7 @@ def _persistence(seen: Examined) -> DoctorFinding:
     )
 
 
-def _fabric_manager(seen: Examined) -> Iterator[DoctorFinding]:
+def _fabric_manager(seen: Examined) -> Iterator[Finding]:
     """On nodes with NVSwitches of their own; on HGX B200 and NVL72 the GPUs alone say that something is missing."""
     subject = "fabric manager"
     switches = nvswitches(seen.at("/proc"))

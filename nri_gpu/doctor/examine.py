@@ -14,8 +14,8 @@ from nri_gpu.doctor.cdi_checks import cdi_findings, serves_by_cdi, serves_by_cdi
 from nri_gpu.doctor.component_checks import other_findings
 from nri_gpu.doctor.daemon_checks import daemon_findings
 from nri_gpu.doctor.driver_checks import driver_findings
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.file_checks import files_findings
-from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, unseen
 from nri_gpu.doctor.foreign_checks import external_findings
 from nri_gpu.doctor.health_checks import health_findings
 from nri_gpu.doctor.host_checks import host_findings
@@ -23,6 +23,7 @@ from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.processes import ON_THE_HOST
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.domain.finding import Finding, Level, unseen
 
 WIDTH_MIN: Final = 40
 _INDENT: Final = " " * 10
@@ -35,7 +36,7 @@ class Section(Struct, frozen=True):
     """The findings about one part of the node."""
 
     name: str
-    findings: tuple[DoctorFinding, ...]
+    findings: tuple[Finding, ...]
 
 
 class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/doctor/v1"):
@@ -50,11 +51,11 @@ class DoctorDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/docto
         return cls({level.value: levels.count(level) for level in Level}, sections)
 
     @property
-    def findings(self) -> Iterator[DoctorFinding]:
+    def findings(self) -> Iterator[Finding]:
         return (finding for section in self.sections for finding in section.findings)
 
 
-Part = Callable[[Examined, ContainerRuntime | None], Iterator[DoctorFinding]]
+Part = Callable[[Examined, ContainerRuntime | None], Iterator[Finding]]
 PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("driver", lambda seen, _: driver_findings(seen)),
     ("host", host_findings),
@@ -77,7 +78,7 @@ def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
 
 
 def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | None) -> Section:
-    findings: list[DoctorFinding] = []
+    findings: list[Finding] = []
     try:
         findings.extend(part(seen, runtime))
     except OSError as error:
@@ -85,7 +86,7 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
     return Section(name, tuple(_for_pod(each) if seen.in_pod else each for each in findings))
 
 
-def _for_pod(finding: DoctorFinding) -> DoctorFinding:
+def _for_pod(finding: Finding) -> Finding:
     """The same with a word above lines that a pod cannot carry out."""
     if all(line.startswith(_IN_POD) or line == ON_THE_HOST for line in finding.fix):
         return finding
@@ -110,7 +111,7 @@ def to_text(found: DoctorDocument, width: int) -> str:
     return "\n".join(line for line, _ in paragraphs(found, width))
 
 
-def _lines(finding: DoctorFinding, width: int) -> Iterator[str]:
+def _lines(finding: Finding, width: int) -> Iterator[str]:
     start = f"{_SIGNS[finding.level]:<10}"
     yield from _wrapped(f"{finding.subject}: {finding.meaning}", width, f"  {start}", f"  {_INDENT}")
     for each in finding.fix:

@@ -9,35 +9,34 @@ from pathlib import Path
 from typing import Final
 
 import nri_gpu
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.units import UNIT_FOLDERS
+from nri_gpu.domain.finding import Finding, error, ok, unseen
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import BUILT_IN
 from nri_gpu.system.storage import why_untrusted
 
 _SUBJECT: Final = "our files"
+_FileFault = tuple[str, str, str]
 _SHARED: Final = ("mps",)  # in the state folder
 _UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.service", "nri-gpu-cdi.service")
 
 
-def files_findings(seen: Examined) -> Iterator[DoctorFinding]:
+def files_findings(seen: Examined) -> Iterator[Finding]:
     """Files that others can read, where that is a secret, and files that others can write."""
     faults = tuple(_faults(seen))
-    denied = tuple(path for path, why in faults if not why)
-    wrong = [(path, why) for path, why in faults if why]
-    for path, why in wrong:
-        yield error(
-            _SUBJECT, f"{path}: {why}", f"chown root {path} && chmod go-{'w' if 'change' in why else 'rwx'} {path}"
-        )
-    if denied:
+    for path, why, rights in faults:
+        if why:
+            yield error(_SUBJECT, f"{path}: {why}", f"chown root {path} && chmod go-{rights} {path}")
+    if denied := tuple(path for path, why, _ in faults if not why):
         yield unseen(_SUBJECT, f"only root can look at {listed(denied)}", "sudo nri-gpu doctor")
-    elif not wrong:
+    elif not faults:
         yield ok(_SUBJECT, "only root can change them, and read what is secret")
 
 
-def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
-    """Each path with what is wrong with it; with nothing where this user cannot look."""
+def _faults(seen: Examined) -> Iterator[_FileFault]:
+    """Each path with what is wrong with it, and which rights others must lose; nothing where we cannot look."""
     yield from _secret(seen)
     yield from _logged(seen)
     policy = Path(seen.policy.source)
@@ -51,7 +50,7 @@ def _faults(seen: Examined) -> Iterator[tuple[str, str]]:
             yield from _untrusted(path, shown)
 
 
-def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
+def _secret(seen: Examined) -> Iterator[_FileFault]:
     """The state folder: the key, and what was decided about whom."""
     folder, shown = seen.at(seen.state_dir), str(seen.state_dir)
     group = bool(seen.policy.control.group)
@@ -60,13 +59,13 @@ def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
     except OSError:
         return  # the daemon's own finding says so
     if why := why_untrusted(found):
-        yield shown, why
+        yield shown, why, "w"
     elif stat.S_IMODE(found.st_mode) & (0o067 if group else 0o077):
-        yield shown, f"mode {stat.S_IMODE(found.st_mode):04o}: others can look into it"
+        yield shown, f"mode {stat.S_IMODE(found.st_mode):04o}: others can look into it", "rwx"
     try:
         entries = sorted(folder.iterdir())
     except OSError:
-        yield shown, ""
+        yield shown, "", "rwx"
         return
     for path in entries:
         try:
@@ -77,17 +76,17 @@ def _secret(seen: Examined) -> Iterator[tuple[str, str]]:
             continue  # MPS' clients write there; who may connect for metrics is the policy's to say
         mode = stat.S_IMODE(status.st_mode)
         if why := why_untrusted(status) if not (group and path.name == CONTROL_SOCKET) else "":
-            yield f"{shown}/{path.name}", why
+            yield f"{shown}/{path.name}", why, "w"
         elif path.name != CONTROL_SOCKET and mode & 0o077:
-            yield f"{shown}/{path.name}", f"mode {mode:04o}: others can read it"
+            yield f"{shown}/{path.name}", f"mode {mode:04o}: others can read it", "rwx"
 
 
-def _logged(seen: Examined) -> Iterator[tuple[str, str]]:
+def _logged(seen: Examined) -> Iterator[_FileFault]:
     """An audit log outside the state folder."""
     folder = seen.policy.audit.dir
     for path in _entries(seen.at(folder)) if folder else ():
         if path.name.startswith("audit") and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077:
-            yield f"{folder}/{path.name}", f"mode {mode:04o}: others can read it"
+            yield f"{folder}/{path.name}", f"mode {mode:04o}: others can read it", "rwx"
 
 
 def _mounted_so(seen: Examined, path: Path) -> bool:
@@ -96,12 +95,12 @@ def _mounted_so(seen: Examined, path: Path) -> bool:
     return seen.in_pod and ours and path.is_mount()
 
 
-def _untrusted(path: Path, shown: str) -> Iterator[tuple[str, str]]:
+def _untrusted(path: Path, shown: str) -> Iterator[_FileFault]:
     try:
         if why := why_untrusted(path.stat()):
-            yield shown, why
+            yield shown, why, "w"
     except PermissionError:
-        yield shown, ""
+        yield shown, "", "rwx"
     except OSError:
         return  # not there
 

@@ -9,7 +9,8 @@ from typing import Final
 
 from nri_gpu.daemon.answers import ExternalStatus
 from nri_gpu.decision.refusals import number_of
-from nri_gpu.doctor.finding import DoctorFinding, Examined, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.examined import Examined
+from nri_gpu.domain.finding import Finding, in_policy, ok, unseen
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.text import listed
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
@@ -19,7 +20,7 @@ _SUBJECT: Final = "external holders"
 _GENERATED: Final = re.compile(r"(-[bcdf-hj-np-tv-xz2456789]{6,10})?-[bcdf-hj-np-tv-xz2456789]{5}")
 
 
-def external_findings(seen: Examined) -> Iterator[DoctorFinding]:
+def external_findings(seen: Examined) -> Iterator[Finding]:
     """How many GPUs each keeps from others; who opens all of them without an allocation is probably a monitor."""
     if seen.status is None:
         return
@@ -40,7 +41,7 @@ def _holds(each: ExternalStatus) -> str:
 
 def _finding(
     seen: Examined, each: ExternalStatus, given: Mapping[tuple[str, str], frozenset[GpuUuid]] | str
-) -> DoctorFinding:
+) -> Finding:
     """Of one that opens every GPU. given: what the kubelet allocated, by pod; or why that is not known."""
     if isinstance(given, str):
         return unseen(_SUBJECT, f"{_holds(each)}; whether the kubelet allocated it any is not known: {given}")
@@ -48,12 +49,15 @@ def _finding(
     if given.get((namespace, name)):
         return ok(_SUBJECT, _holds(each))
     pattern = f"{namespace}/{re.sub(f'{_GENERATED.pattern}$', '-*', name)}"
-    monitors = ", ".join(f'"{each}"' for each in (*seen.policy.foreign.monitors.patterns, pattern))
-    sentence = (
+    quoted = ", ".join(f'"{each}"' for each in (*seen.policy.foreign.monitors.patterns, pattern))
+    monitors = f"[{quoted}]"
+    return in_policy(
         f"{_holds(each)}, and the kubelet allocated it none: if it only watches them, set foreign.monitors = "
-        f"[{monitors}], and it keeps them from nobody"
+        f"{monitors}, and it keeps them from nobody",
+        "foreign.monitors",
+        monitors,
+        _SUBJECT,
     )
-    return warning(_SUBJECT, sentence, *policy_lines(sentence))
 
 
 def _allocated(seen: Examined) -> Mapping[tuple[str, str], frozenset[GpuUuid]] | str:

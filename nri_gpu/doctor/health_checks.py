@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, warning
+from nri_gpu.doctor.examined import Examined
+from nri_gpu.domain.finding import Finding, error, warning
 from nri_gpu.health.health_notes import failing, reset_steps, withhold_steps
 
 
-def health_findings(seen: Examined) -> Iterator[DoctorFinding]:
+def health_findings(seen: Examined) -> Iterator[Finding]:
     """GPUs that wait for a reset, and those on which the applications of several namespaces fail."""
     for gpu in seen.status.gpus if seen.status else ():
         notes, name = gpu.notes, f"GPU {gpu.place}"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.doctor.clock import TIME_ERROR
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, unseen, warning
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
+from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.system.cpu import loader_fault
 from nri_gpu.system.selinux import READABLE, label_of
 from nri_gpu.system.storage import text_of
@@ -23,10 +24,16 @@ WRITTEN_S: Final = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # no clock that
 _BOOLEAN: Final = "/sys/fs/selinux/booleans/container_use_devices"
 
 
-def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     yield _cgroups(seen)
     yield _selinux(seen, runtime)
     yield _apparmor(seen)
+    yield from loader_findings(seen)
+    yield _clock(seen)
+    yield from _room(seen)
+
+
+def loader_findings(seen: Examined) -> Iterator[Finding]:
     if fault := loader_fault(seen.policy.driver.loader, seen.at("/proc/cpuinfo")):
         yield warning(
             "loader",
@@ -34,11 +41,9 @@ def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[
             "finds no driver",
             '# driver.loader = "files" serves every loader (docs/loader.md)',
         )
-    yield _clock(seen)
-    yield from _room(seen)
 
 
-def _cgroups(seen: Examined) -> DoctorFinding:
+def _cgroups(seen: Examined) -> Finding:
     subject, folder = "cgroups", seen.at("/sys/fs/cgroup")
     if (folder / "cgroup.controllers").exists():
         return ok(subject, "version 2: the runtime's device rules are eBPF programs")
@@ -53,7 +58,7 @@ def _cgroups(seen: Examined) -> DoctorFinding:
     return unseen(subject, "/sys/fs/cgroup is not mounted here, so the barrier between containers cannot be seen")
 
 
-def _selinux(seen: Examined, runtime: ContainerRuntime | None) -> DoctorFinding:
+def _selinux(seen: Examined, runtime: ContainerRuntime | None) -> Finding:
     subject = "SELinux"
     enforcing = text_of(seen.at("/sys/fs/selinux/enforce"))
     if enforcing is None:
@@ -78,13 +83,13 @@ def _selinux(seen: Examined, runtime: ContainerRuntime | None) -> DoctorFinding:
     return ok(subject, f"enforcing, and containers may read the staged driver files{more}")
 
 
-def _apparmor(seen: Examined) -> DoctorFinding:
+def _apparmor(seen: Examined) -> Finding:
     enabled = (text_of(seen.at("/sys/module/apparmor/parameters/enabled")) or "").strip() == "Y"
     state = "enabled; the runtimes' own profiles let containers open their devices" if enabled else "not enabled"
     return ok("AppArmor", state)
 
 
-def _clock(seen: Examined) -> DoctorFinding:
+def _clock(seen: Examined) -> Finding:
     subject = "clock"
     fix = ("timedatectl set-ntp true    # or enable chrony",)
     if seen.now_s < WRITTEN_S:
@@ -102,7 +107,7 @@ def _clock(seen: Examined) -> DoctorFinding:
     return ok(subject, "synchronized")
 
 
-def _room(seen: Examined) -> Iterator[DoctorFinding]:
+def _room(seen: Examined) -> Iterator[Finding]:
     state, stage = seen.state_dir, Path(seen.policy.driver.stage_dir)
     if found := _file_system(seen, state):
         otherwise = "ledger and journal cannot be written, and the next start has no memory"
@@ -131,7 +136,7 @@ def _file_system(seen: Examined, folder: Path) -> os.statvfs_result | None:
     return None
 
 
-def _free(subject: str, folder: Path, found: os.statvfs_result, least: int, otherwise: str) -> DoctorFinding:
+def _free(subject: str, folder: Path, found: os.statvfs_result, least: int, otherwise: str) -> Finding:
     free = found.f_bavail * found.f_frsize
     if found.f_files and found.f_favail < INODES:
         left, level = f"{found.f_favail} inodes", warning if found.f_favail else error

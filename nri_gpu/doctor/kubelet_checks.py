@@ -10,15 +10,16 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.doctor.cdi_checks import KUBELETS
-from nri_gpu.doctor.finding import DoctorFinding, Examined, error, ok, policy_lines, unseen, warning
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.processes import ON_THE_HOST, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.allocation import ClaimUid
+from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.text import listed
 from nri_gpu.dra.claim_cdi import file_name
-from nri_gpu.dra.dra_findings import files_advice, gate_advice, silence
-from nri_gpu.kubelet.kubelet_findings import kubelet_advice
+from nri_gpu.dra.dra_findings import LOOK, SUBJECT, files_advice, gate_advice, silence
+from nri_gpu.kubelet.kubelet_findings import RESOURCES, kubelet_advice
 from nri_gpu.policy.kubelet_settings import Registration
 from nri_gpu.system.storage import text_of
 
@@ -27,10 +28,6 @@ CHECKPOINT_MAX: Final = 16 << 20  # bytes
 CONFIG_MAX: Final = 1 << 20
 ANSWER_S: Final = 0.4  # for PodResources
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
-_DRA: Final = (
-    "systemctl restart nri-gpu-dra; journalctl -u nri-gpu-dra -e    # or in a cluster the chart's pods:",
-    "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra",
-)
 
 
 class _CheckpointEntry(Struct, frozen=True):
@@ -54,13 +51,13 @@ class _Checkpoint(Struct, frozen=True):
     data: _CheckpointData = field(name="Data")
 
 
-def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     """Nothing but a word on a machine without one."""
     settings = seen.policy.kubelet
     process = next(running(seen.at("/proc"), KUBELETS), None)
     state = socket_state(seen.at(settings.dir) / "kubelet.sock")
     enabled = settings.enabled or bool(seen.status and seen.status.kubelet.enabled)
-    yield from _dra(seen)
+    yield from claim_findings(seen)
     if process is None and state is SocketState.MISSING and not enabled:
         yield ok("kubelet", "none here; annotations allocate")
         return
@@ -94,7 +91,7 @@ def _restart(runtime: ContainerRuntime | None) -> tuple[str, ...]:
     return (f"systemctl restart {_unit(runtime)}    # pods go on running",)
 
 
-def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enabled: bool) -> Iterator[DoctorFinding]:
+def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enabled: bool) -> Iterator[Finding]:
     subject, path = "kubelet", f"{folder}/kubelet.sock"
     if state is SocketState.LIVE:
         yield ok(subject, f"it listens for device plugins at {path}")
@@ -112,7 +109,7 @@ def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enable
         yield warning(subject, f"{path} is {state}: the kubelet does not run, or has another root folder", *restart)
 
 
-def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> Iterator[DoctorFinding]:
+def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> Iterator[Finding]:
     subject = "device plugin"
     if not enabled:
         yield ok(subject, "off (kubelet.enabled): annotations allocate, and the scheduler does not count the GPUs")
@@ -133,22 +130,22 @@ def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> It
         )
 
 
-def _dra(seen: Examined) -> Iterator[DoctorFinding]:
-    subject, dra = "DRA driver", seen.status.dra if seen.status else None
+def claim_findings(seen: Examined) -> Iterator[Finding]:
+    """Whether the driver process serves claims, and what keeps it from that."""
+    dra = seen.status.dra if seen.status else None
     if dra is None or not dra.enabled:
         return
     away = dra.fault or silence(dra.asked_s, dra.silent_s)
     if fault := away or dra.report.unwritten or dra.report.fault:
-        yield error(subject, fault, *_DRA)
+        yield error(SUBJECT, fault, *LOOK)
     else:
-        yield ok(subject, f"{dra.driver} publishes {dra.report.published} devices")
-    for sentence in (*files_advice(dra.report), *_missing_files(seen)):
-        yield warning(subject, sentence, *_DRA)
-    for sentence in gate_advice(dra.report):
-        yield warning(subject, sentence, "kubectl get --raw /metrics | grep kubernetes_feature_enabled")
+        yield ok(SUBJECT, f"{dra.driver} publishes {dra.report.published} devices")
+    yield from files_advice(dra.report)
+    yield from _missing_files(seen)
+    yield from gate_advice(dra.report)
 
 
-def _missing_files(seen: Examined) -> Iterator[str]:
+def _missing_files(seen: Examined) -> Iterator[Finding]:
     """Specifications of prepared claims that are not there, as far as their folder is seen from here."""
     folder = seen.at(seen.policy.kubelet.cdi_dir)
     claims = seen.status.claims if seen.status and folder.is_dir() else ()
@@ -156,13 +153,15 @@ def _missing_files(seen: Examined) -> Iterator[str]:
         f"{each.namespace}/{each.name}" for each in claims if not (folder / file_name(ClaimUid(each.uid))).exists()
     ]
     if missing:
-        yield (
+        yield warning(
+            SUBJECT,
             f"{seen.policy.kubelet.cdi_dir} lacks the CDI specification of claim {listed(missing)}: its containers do "
-            "not start again until `nri-gpu dra` has written it"
+            "not start again until `nri-gpu dra` has written it",
+            *LOOK,
         )
 
 
-def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bool) -> Iterator[DoctorFinding]:
+def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bool) -> Iterator[Finding]:
     subject, shown = "kubelet checkpoint", f"{seen.policy.kubelet.dir}/{CHECKPOINT}"
     path = seen.at(shown)
     try:
@@ -201,7 +200,7 @@ def _serves_claims(seen: Examined) -> bool:
     return seen.policy.dra.enabled or bool(seen.status and seen.status.dra.enabled)
 
 
-def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     """The kubelet's own file, where it has one; a kubelet of 1.34 asks the runtime instead."""
     subject = "cgroup driver"
     if runtime is None or runtime.containerd is None or runtime.dockers:
@@ -225,16 +224,15 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
         yield ok(subject, f"{said}, for kubelet and containerd")
 
 
-def _allocatable(seen: Examined) -> Iterator[DoctorFinding]:
+def _allocatable(seen: Examined) -> Iterator[Finding]:
     """What `check` advises by what the kubelet can allocate."""
-    subject, settings = "kubelet resources", seen.policy.kubelet
+    settings = seen.policy.kubelet
     if not settings.podresources:
         return
     path = seen.at(settings.podresources)
     state = socket_state(path)
     if state is SocketState.CLOSED:
-        yield unseen(subject, f"only root may ask {settings.podresources}", "sudo nri-gpu doctor")
+        yield unseen(RESOURCES, f"only root may ask {settings.podresources}", "sudo nri-gpu doctor")
     elif state is SocketState.LIVE:
         policy = replace(seen.policy, kubelet=replace(settings, podresources=str(path)))
-        for sentence in kubelet_advice(policy, ANSWER_S):
-            yield warning(subject, sentence, *policy_lines(sentence))
+        yield from kubelet_advice(policy, ANSWER_S)

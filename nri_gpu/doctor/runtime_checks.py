@@ -7,11 +7,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import DoctorFinding, Examined, Level, error, ok, unseen, warning
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
 from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, seconds
 from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.finding import Finding, Level, error, ok, unseen, warning
 from nri_gpu.domain.text import listed
 
 SLOW_S: Final = 1.0  # a request timeout below this leaves too little for a busy node
@@ -33,7 +34,7 @@ _CONNECTIONS: Final = ("disable_connections = false", "nri_disable_connections =
 _REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout = "2s"')
 
 
-def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[DoctorFinding]:
+def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     """Which runtime, its NRI, its timeouts and its validator."""
     if runtime is None:
         yield from _no_runtime(seen)
@@ -60,7 +61,7 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     yield from _validator(seen, runtime)
 
 
-def _faults(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+def _faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     """What keeps the runtime from starting with its files, though it may run with what it read before."""
     subject = "runtime configuration"
     shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
@@ -77,7 +78,7 @@ def _faults(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
             yield error(subject, fault.sentence, *fix)
 
 
-def _later(finding: DoctorFinding) -> DoctorFinding:
+def _later(finding: Finding) -> Finding:
     """The same where nri-gpu is connected all the same: the runtime has not read its files since they changed."""
     if finding.level is not Level.ERROR:
         return finding
@@ -85,7 +86,7 @@ def _later(finding: DoctorFinding) -> DoctorFinding:
     return replace(finding, level=Level.WARNING, meaning=meaning)
 
 
-def _no_runtime(seen: Examined) -> Iterator[DoctorFinding]:
+def _no_runtime(seen: Examined) -> Iterator[Finding]:
     subject = "container runtime"
     if socket_state(seen.at(seen.policy.plugin.socket)) in (SocketState.LIVE, SocketState.CLOSED):
         yield unseen(
@@ -106,7 +107,7 @@ def _has_none(runtime: ContainerRuntime) -> bool:
     return runtime.release is not None and runtime.release < _NRI_AT_ALL[runtime.name]
 
 
-def _which(runtime: ContainerRuntime) -> DoctorFinding:
+def _which(runtime: ContainerRuntime) -> Finding:
     subject = "container runtime"
     if runtime.supervisor and runtime.distribution:
         what = f"{runtime.distribution.title} (pid {runtime.supervisor}) runs, and its containerd does not"
@@ -125,7 +126,7 @@ def _which(runtime: ContainerRuntime) -> DoctorFinding:
     return ok(subject, f"{runtime}")
 
 
-def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     """The node's other runtimes. None is told to restart, or to switch anything on: it would take the NRI socket."""
     subject, socket = "second runtime", seen.policy.plugin.socket
     for other in runtime.beside:
@@ -142,7 +143,7 @@ def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding
             yield ok(subject, f"{other}, does not use {socket}: nri-gpu serves the one above alone")
 
 
-def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     """Whether NRI is on, open to connections, and listens where we connect."""
     subject, socket = "NRI", seen.policy.plugin.socket
     disabled = runtime.containerd.disabled_plugins if runtime.containerd else ()
@@ -196,7 +197,7 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
     yield from _nri_socket(seen, runtime, subject, socket)
 
 
-def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket: str) -> Iterator[DoctorFinding]:
+def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket: str) -> Iterator[Finding]:
     state = socket_state(seen.at(socket))
     if state is SocketState.LIVE:
         yield ok(subject, f"on, and {socket} is open")
@@ -213,7 +214,7 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
         )
 
 
-def _timeouts(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+def _timeouts(runtime: ContainerRuntime) -> Iterator[Finding]:
     subject = "NRI timeouts"
     request, registration = runtime.nri.plugin_request_timeout, runtime.nri.plugin_registration_timeout
     request_s = seconds(request)
@@ -235,7 +236,7 @@ def _timeouts(runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
         yield ok(subject, f"{request} for a request, {registration} for a registration")
 
 
-def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     """Whether it restores every image that calls itself a checkpoint, and tells NRI of no start of it."""
     subject, release, process = "checkpoints", runtime.release or (), runtime.process
     opt_in = _RESTORES_BEFORE.get(release[:2])
@@ -258,7 +259,7 @@ def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFi
         )
 
 
-def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[DoctorFinding]:
+def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     """Whether required plugins mean what they say."""
     subject, validator = "required plugins", runtime.nri.default_validator
     required = validator.required_plugins

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, template_of, written_anew
-from nri_gpu.doctor.finding import Examined, is_there
+from nri_gpu.doctor.examined import Examined, is_there
 from nri_gpu.doctor.processes import RunningProgram, running
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from nri_gpu import __version__
-from nri_gpu.doctor.finding import Examined
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.host.components import components
 from nri_gpu.host.facts import look

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-from nri_gpu.doctor.finding import Examined
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.processes import RunningProgram
 from nri_gpu.system.storage import text_of
 

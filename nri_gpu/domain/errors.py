@@ -73,13 +73,15 @@ class RequestError(NriGpuError):
 class Fault(Struct, frozen=True):
     """One thing wrong in a file an operator wrote.
 
-    key: dotted key path, empty for the file as a whole. line: 1-based, None where it is not known.
+    key: dotted key path, empty for the file as a whole. line: 1-based, None where it is not known. denied: this user
+    may not read it.
     """
 
     file: str
     key: str
     message: str
     line: int | None = None
+    denied: bool = False
 
     def __str__(self) -> str:
         """`file:line: key: message`, as compilers print it."""

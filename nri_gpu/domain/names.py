@@ -21,6 +21,7 @@ CHECKPOINTED_KEY: Final = "checkpointedAt"
 # Of the variables by which a container shows which devices of a ResourceClaim it has; the claim's UID follows.
 MARKER_PREFIX: Final = "NRI_GPU_CLAIM_"
 
+POLICY_FILE: Final = "/etc/nri-gpu/policy.toml"  # where no option names another one
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"

@@ -6,8 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nri_gpu.decision.refusals import counted
+from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.dra.questions import DriverReport
 
+SUBJECT: Final = "DRA driver"
+LOOK: Final = (
+    "systemctl restart nri-gpu-dra; journalctl -u nri-gpu-dra -e    # or in a cluster the chart's pods:",
+    "kubectl logs --all-namespaces --prefix -l app.kubernetes.io/component=dra",
+)
 SILENT_S: Final = 60.0  # a driver process that runs asks every 20 s
 # By the feature gate that keeps what is published; all are beta in Kubernetes 1.36.
 _WITHOUT: Final[Mapping[str, str]] = {
@@ -29,20 +35,24 @@ def silence(asked_s: float | None, silent_s: float | None) -> str:
     )
 
 
-def files_advice(report: DriverReport) -> Iterator[str]:
-    """A sentence where something on the node removes what containers with claims need to start."""
+def files_advice(report: DriverReport) -> Iterator[Finding]:
+    """Warn of something on the node that removes what containers with claims need to start."""
     if report.restored:
-        yield (
+        yield warning(
+            SUBJECT,
             "CDI specifications of prepared claims were removed or changed by something on this node "
             f"{counted(report.restored, 'time')}, and written again; meanwhile their containers could not start: keep "
-            "it from kubelet.cdi_dir"
+            "it from kubelet.cdi_dir",
+            *LOOK,
         )
 
 
-def gate_advice(report: DriverReport) -> Iterator[str]:
-    """A sentence for each feature gate that the API server lacks."""
+def gate_advice(report: DriverReport) -> Iterator[Finding]:
+    """Warn of each feature gate that the API server lacks."""
     for gate in report.missing:
-        yield (
+        yield warning(
+            SUBJECT,
             f"the API server lacks the feature gate {gate}: {_WITHOUT.get(gate, 'what needs it is not published')}; "
-            f"enable it for kube-apiserver, kube-scheduler and kube-controller-manager (--feature-gates={gate}=true)"
+            f"enable it for kube-apiserver, kube-scheduler and kube-controller-manager (--feature-gates={gate}=true)",
+            "kubectl get --raw /metrics | grep kubernetes_feature_enabled",
         )

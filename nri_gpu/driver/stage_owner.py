@@ -7,11 +7,13 @@ outlives the lock: while the owner restarts, its containers still use the files,
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.driver.stage import private_folder
 from nri_gpu.system.storage import boot_id, lock_holder, open_lock, text_of, try_lock
 
@@ -81,15 +83,15 @@ class StageOwner:
         return StageTakenError(f"{whose}, whose containers may have its files mounted: {remedy}; {gone}")
 
 
-def stage_advice(stage_dir: str, state_dir: Path) -> tuple[str, ...]:
-    """Why a daemon with that state folder could not use a folder of staged drivers."""
+def stage_advice(stage_dir: str, state_dir: Path) -> Iterator[Finding]:
+    """Say why a daemon with that state folder could not use a folder of staged drivers."""
     owner = owner_of(Path(stage_dir))
-    if owner in ("", str(state_dir.resolve())):
-        return ()
-    return (
-        f"driver.stage_dir {stage_dir} belongs to the nri-gpu with state folder {owner}, so one with state folder "
-        f"{state_dir} refuses every container that asks: give it a stage folder of its own",
-    )
+    if owner not in ("", str(state_dir.resolve())):
+        yield in_policy(
+            f"driver.stage_dir {stage_dir} belongs to the nri-gpu with state folder {owner}, so one with state folder "
+            f"{state_dir} refuses every container that asks: give it a stage folder of its own",
+            "driver.stage_dir",
+        )
 
 
 def owner_of(base: Path) -> str:

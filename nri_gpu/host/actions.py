@@ -14,8 +14,8 @@ from nri_gpu.host.facts import (
     DevEntry,
     DevPath,
     Directory,
-    Finding,
     HostFacts,
+    HostFinding,
     KernelModule,
     Symlink,
 )
@@ -90,7 +90,7 @@ class HostPlan(Struct, frozen=True):
     """Actions in the order to perform them. findings: what only the administrator can fix."""
 
     actions: tuple[Action, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HostFinding, ...] = ()
 
     @property
     def more_may_follow(self) -> bool:
@@ -106,39 +106,39 @@ def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
     if not facts.devices:
         return HostPlan((), facts.unreadable)
     needed = (*_ALWAYS, KernelModule.MODESET) if graphics else _ALWAYS
-    steps: list[Action | Finding] = [*facts.unreadable]
+    steps: list[Action | HostFinding] = [*facts.unreadable]
     steps += [LoadModule(module) for module in needed if module not in facts.modules]
     for each in wanted_nodes(facts, graphics):
-        steps += [each] if isinstance(each, Finding) else _for_node(each, facts.entries)
+        steps += [each] if isinstance(each, HostFinding) else _for_node(each, facts.entries)
     return HostPlan(
-        tuple(step for step in steps if not isinstance(step, Finding)),
-        tuple(dict.fromkeys(step for step in steps if isinstance(step, Finding))),
+        tuple(step for step in steps if not isinstance(step, HostFinding)),
+        tuple(dict.fromkeys(step for step in steps if isinstance(step, HostFinding))),
     )
 
 
-def _for_node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | Finding]:
+def _for_node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | HostFinding]:
     """A node and its link; no link to a node that is wrong and stays so."""
     step = _node(wanted, entries)
-    link = None if isinstance(step, Finding) else _link(wanted, entries)
+    link = None if isinstance(step, HostFinding) else _link(wanted, entries)
     return [each for each in (step, link) if each is not None]
 
 
-def _node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | Finding | None:
+def _node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | HostFinding | None:
     blocked = _blocked(DevPath(str(PurePosixPath(wanted.path).parent)), entries)
     if blocked:
         return blocked
     there = entries.get(wanted.path)
     if there is not None and not isinstance(there, CharDevice):
-        return Finding(f"/dev/{wanted.path}", f"is {there}, where {wanted.node} belongs: remove it")
+        return HostFinding(f"/dev/{wanted.path}", f"is {there}, where {wanted.node} belongs: remove it")
     if there is None or there.number != wanted.node.number:
         if wanted.hands_off:
-            return Finding(f"/dev/{wanted.path}", _missing(wanted, there))
+            return HostFinding(f"/dev/{wanted.path}", _missing(wanted, there))
         return MakeNode(wanted.path, wanted.node, there)
     # If the administrator makes the nodes, mode and owner are theirs to choose.
     return None if there == wanted.node or wanted.hands_off else FixNode(wanted.path, wanted.node, there)
 
 
-def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | Finding | None:
+def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | HostFinding | None:
     """/dev/char/MAJOR:MINOR, which udev makes only for devices in sysfs, and NVIDIA's are not there.
 
     runc 1.1.3 to 1.1.6 and systemd before 240 need it (opencontainers/runc issues 3708 and 3567): without it a
@@ -151,17 +151,17 @@ def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | F
     target = f"../{wanted.path}"
     there = entries.get(path)
     if there is not None and not isinstance(there, Symlink):
-        return Finding(f"/dev/{path}", f"is {there}, where a link to {target} belongs: remove it")
+        return HostFinding(f"/dev/{path}", f"is {there}, where a link to {target} belongs: remove it")
     if there is not None and there.target in (target, f"/dev/{wanted.path}"):  # nvidia-ctk writes the second
         return None
     return MakeLink(path, target, there.target if there else None)
 
 
-def _blocked(folder: DevPath, entries: Mapping[DevPath, DevEntry]) -> Finding | None:
+def _blocked(folder: DevPath, entries: Mapping[DevPath, DevEntry]) -> HostFinding | None:
     there = entries.get(folder)
     if str(folder) == "." or there is None or isinstance(there, Directory):
         return None
-    return Finding(f"/dev/{folder}", f"is {there}, where a directory belongs: remove it")
+    return HostFinding(f"/dev/{folder}", f"is {there}, where a directory belongs: remove it")
 
 
 def _missing(wanted: WantedNode, there: CharDevice | None) -> str:

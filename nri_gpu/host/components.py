@@ -14,48 +14,53 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.finding import Finding, in_policy, warning
 from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
-from nri_gpu.system.cpu import loader_fault
 from nri_gpu.system.storage import text_of
 
+OTHERS: Final = "other injectors"
 SHOWN_MAX: Final = 3  # paths in a sentence
 
 
-def node_advice(policy: Policy, root: Path = Path("/")) -> tuple[str, ...]:
-    """A sentence for each thing to do."""
+def node_advice(policy: Policy, root: Path = Path("/")) -> tuple[Finding, ...]:
+    """Return a finding for each thing to do."""
     kubelet = str(Path(policy.kubelet.registry_dir).parent)
     found: dict[ComponentKind, list[Component]] = {kind: [] for kind in ComponentKind}
     for each in components(root, policy.kubelet.dir, kubelet):
         found[each.kind].append(each)
-    loader = loader_fault(policy.driver.loader, root / "proc/cpuinfo")
     by_cdi = bool(found[ComponentKind.DEVICE_PLUGIN_CDI])
     return (
         *_on_runtimes(policy, found[ComponentKind.RUNTIME]),
         *_on_device_plugin(policy, found[ComponentKind.DEVICE_PLUGIN], by_cdi=by_cdi),
         *_on_others(policy, found),
-        *((f"{loader}: containers get the whole tree and LD_LIBRARY_PATH; docs/loader.md",) if loader else ()),
     )
 
 
-def _on_runtimes(policy: Policy, runtimes: Sequence[Component]) -> Iterator[str]:
+def _on_runtimes(policy: Policy, runtimes: Sequence[Component]) -> Iterator[Finding]:
     if not runtimes:
         return
     environment = policy.environment
     installed = f"an NVIDIA runtime or hook is installed on this node ({_paths(runtimes)})"
     if environment.visible_devices is not VisibleDevices.VOID:
-        yield (
+        yield in_policy(
             f"{installed} and would inject into containers that nri-gpu has injected into already: set "
-            'environment.visible_devices = "void", or uninstall it'
+            'environment.visible_devices = "void", or uninstall it',
+            "environment.visible_devices",
+            '"void"',
+            OTHERS,
         )
     if environment.disarm is not Disarm.ALL:
-        yield (
+        yield in_policy(
             f"{installed}, which gives GPUs to any image that sets NVIDIA_VISIBLE_DEVICES, past this policy: set "
-            'environment.disarm = "all" unless NVIDIA\'s device plugin is used, or uninstall it'
+            'environment.disarm = "all" unless NVIDIA\'s device plugin is used, or uninstall it',
+            "environment.disarm",
+            '"all"',
+            OTHERS,
         )
 
 
-def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: bool) -> Iterator[str]:
+def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: bool) -> Iterator[Finding]:
     """Who injects what NVIDIA's device plugin allocates: NVIDIA's runtime, the container runtime by CDI, or we."""
     if not found:
         return
@@ -64,49 +69,63 @@ def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: boo
     ours = kubelet.resource + ".shared" * (kubelet.rename and kubelet.replicas > 1)
     left = tuple(name for name in names if not kubelet.inject_for.match(name))
     if kubelet.enabled and ours in names:
-        yield (
+        yield in_policy(
             f"NVIDIA's device plugin serves {ours} ({sockets}), which nri-gpu is to serve: set kubelet.resource to "
-            "another name for as long as both are here, or remove that device plugin from the node"
+            "another name for as long as both are here, or remove that device plugin from the node",
+            "kubelet.resource",
+            subject=OTHERS,
         )
     elif left and by_cdi:
-        yield (
+        yield warning(
+            OTHERS,
             f"NVIDIA's device plugin serves {', '.join(left)} ({sockets}) by CDI: nri-gpu does not inject into its "
-            "containers, and learns what it allocated only when they are created"
+            "containers, and learns what it allocated only when they are created",
         )
     elif left:
         listed = ", ".join(f'"{name}"' for name in left)
-        yield (
+        yield in_policy(
             f"NVIDIA's device plugin serves {', '.join(left)} ({sockets}), by a variable that NVIDIA's runtime or hook "
-            f"obeys: to have nri-gpu inject those GPUs instead set kubelet.inject_for = [{listed}]"
+            f"obeys: to have nri-gpu inject those GPUs instead set kubelet.inject_for = [{listed}]",
+            "kubelet.inject_for",
+            f"[{listed}]",
+            OTHERS,
         )
     if left and not by_cdi and policy.environment.disarm is Disarm.ALL:
-        yield (
+        yield in_policy(
             "environment.disarm removes the variable by which NVIDIA's device plugin gives GPUs: list its resources in "
-            "kubelet.inject_for, or set environment.disarm to none"
+            "kubelet.inject_for, or set environment.disarm to none",
+            "environment.disarm",
+            subject=OTHERS,
         )
 
 
-def _on_others(policy: Policy, found: Mapping[ComponentKind, Sequence[Component]]) -> Iterator[str]:
+def _on_others(policy: Policy, found: Mapping[ComponentKind, Sequence[Component]]) -> Iterator[Finding]:
     if specifications := found[ComponentKind.SPECIFICATION]:
-        yield (
+        yield warning(
+            OTHERS,
             f"this node has CDI specifications with hooks ({_paths(specifications)}), which run for containers that "
-            "name their devices; `nri-gpu cdi generate` writes one without"
+            "name their devices; `nri-gpu cdi generate` writes one without",
         )
     if (driver := found[ComponentKind.OPERATOR_DRIVER]) and policy.driver.root == "/":
-        yield (
+        yield in_policy(
             f"the GPU Operator's driver container has its tree at {driver[0].path}: if the host has no driver of its "
-            "own, set driver.root to that"
+            "own, set driver.root to that",
+            "driver.root",
+            subject=OTHERS,
         )
     if operator := found[ComponentKind.OPERATOR]:
-        yield (
+        yield warning(
+            OTHERS,
             f"the GPU Operator manages this node ({_paths(operator)}): its toolkit makes NVIDIA's runtime a runtime "
-            "class, and its device plugin allocates every GPU; docs/kubernetes.md says what to switch off in it"
+            "class, and its device plugin allocates every GPU; docs/kubernetes.md says what to switch off in it",
         )
     if dra := found[ComponentKind.DRA]:
-        yield (
+        yield in_policy(
             f"NVIDIA's DRA driver serves claims on this node ({_paths(dra)}): its containers get GPUs by CDI, and "
             "nri-gpu learns what it allocated only when they are created, so keep annotations off its GPUs by a "
-            "[[pool]]"
+            "[[pool]]",
+            "the pools",
+            subject=OTHERS,
         )
 
 

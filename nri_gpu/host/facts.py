@@ -81,7 +81,7 @@ class OtherFile(Struct, frozen=True):
 DevEntry = CharDevice | Symlink | Directory | OtherFile
 
 
-class Finding(Struct, frozen=True):
+class HostFinding(Struct, frozen=True):
     """Something for the administrator to fix. reason: what is wrong with the path, and what to do."""
 
     path: str
@@ -109,7 +109,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     mig_minors: str = ""
     away: frozenset[int] = frozenset()
     entries: Mapping[DevPath, DevEntry] = field(default_factory=dict)
-    unreadable: tuple[Finding, ...] = ()
+    unreadable: tuple[HostFinding, ...] = ()
 
 
 _NUMBER: Final = re.compile(r"[0-9]+:[0-9]+")
@@ -139,7 +139,7 @@ class _Reader(Struct):
     """Reads files and folders, missing ones as empty, and keeps the faults of those that cannot be read."""
 
     places: HostFolders
-    unreadable: list[Finding] = field(default_factory=list)
+    unreadable: list[HostFinding] = field(default_factory=list)
 
     def text(self, path: Path) -> str:
         try:
@@ -215,7 +215,7 @@ class _Reader(Struct):
         shown = next(
             (f"{name}/{path.relative_to(tree)}" for tree, name in trees if path.is_relative_to(tree)), str(path)
         )
-        self.unreadable.append(Finding(shown, f"cannot be read: {error.strerror}"))
+        self.unreadable.append(HostFinding(shown, f"cannot be read: {error.strerror}"))
 
 
 def node_of(status: os.stat_result) -> CharDevice:

@@ -21,9 +21,9 @@ from nri_gpu.host.actions import Action, FixNode, HostPlan, LoadModule, MakeLink
 from nri_gpu.host.facts import (
     CharDevice,
     DevPath,
-    Finding,
     HostError,
     HostFacts,
+    HostFinding,
     KernelModule,
     is_loaded,
     node_of,
@@ -47,7 +47,7 @@ class PrepareReport(Struct, frozen=True):
 
     facts: HostFacts
     done: tuple[Action, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HostFinding, ...] = ()
 
 
 def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) -> PrepareReport:
@@ -106,10 +106,10 @@ def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
     return ""
 
 
-def _left(plan: HostPlan, failed: dict[Action, str]) -> Iterator[Finding]:
+def _left(plan: HostPlan, failed: dict[Action, str]) -> Iterator[HostFinding]:
     for action in plan.actions:
         reason = failed.get(action, "something else on this host keeps undoing it")
-        yield Finding(action.subject, f"{action.UNDONE}: {reason}")
+        yield HostFinding(action.subject, f"{action.UNDONE}: {reason}")
 
 
 def load_module(

@@ -16,9 +16,9 @@ from nri_gpu.host.facts import (
     CAPS,
     CharDevice,
     DevPath,
-    Finding,
     HostError,
     HostFacts,
+    HostFinding,
     KernelModule,
 )
 from nri_gpu.host.modules import CAP_MINOR_MAX, driver_fields, read_mig_minors
@@ -40,7 +40,7 @@ class WantedNode(Struct, frozen=True):
     hands_off: str = ""
 
 
-def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Finding]:
+def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | HostFinding]:
     """The nodes that the loaded modules serve, and what keeps us from knowing them.
 
     Without a readable `params` no node is wanted at all: it may forbid us to make any.
@@ -50,7 +50,7 @@ def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Find
     try:
         ownership = params_ownership(facts.params)
     except HostError as error:
-        yield Finding(PARAMS, f"{error}; until then no device node is made or changed")
+        yield HostFinding(PARAMS, f"{error}; until then no device node is made or changed")
         return
     kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
     if KernelModule.NVIDIA in facts.modules:
@@ -61,7 +61,9 @@ def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Find
         yield from _mig_nodes(facts, kept)
 
 
-def _nvidia_nodes(facts: HostFacts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[WantedNode | Finding]:
+def _nvidia_nodes(
+    facts: HostFacts, ownership: Ownership, kept: str, graphics: bool
+) -> Iterator[WantedNode | HostFinding]:
     major = facts.majors.nvidia
     if major is None:
         yield _unlisted("nvidia")
@@ -72,35 +74,35 @@ def _nvidia_nodes(facts: HostFacts, ownership: Ownership, kept: str, graphics: b
 
     yield WantedNode(DevPath("nvidiactl"), node(NVIDIACTL_MINOR), kept)
     for each in _gpu_minors(facts):
-        yield each if isinstance(each, Finding) else WantedNode(DevPath(f"nvidia{each}"), node(each), kept)
+        yield each if isinstance(each, HostFinding) else WantedNode(DevPath(f"nvidia{each}"), node(each), kept)
     if graphics and KernelModule.MODESET in facts.modules:
         yield WantedNode(DevPath("nvidia-modeset"), node(MODESET_MINOR), kept)
 
 
-def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
+def _gpu_minors(facts: HostFacts) -> Iterator[int | HostFinding]:
     seen: dict[int, str] = {}
     for address, information in sorted(facts.gpus.items()):
         path = f"{GPUS}/{address}/information"
         try:
             minor = gpu_minor(information)
         except HostError as error:
-            yield Finding(path, str(error))
+            yield HostFinding(path, str(error))
             continue
         if minor is None:
             continue  # excluded by the administrator
         if minor in seen:
-            yield Finding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
+            yield HostFinding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
             continue
         seen[minor] = address
         if minor not in facts.away:
             yield minor
     if not facts.gpus and not any(finding.path.startswith(GPUS) for finding in facts.unreadable):
-        yield Finding(
+        yield HostFinding(
             GPUS, f"the driver is loaded, and serves none of {', '.join(facts.devices)}: see the kernel's log"
         )
 
 
-def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
+def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding]:
     """The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
     major = facts.majors.nvidia_uvm
     if major is None:
@@ -110,7 +112,7 @@ def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
         yield WantedNode(DevPath(name), CharDevice(major, minor, 0o666, 0, 0), kept)
 
 
-def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
+def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding]:
     """Only MIG instances: root's tools make the nodes of the capabilities to configure and to monitor."""
     major = facts.majors.nvidia_caps
     if major is None:
@@ -125,12 +127,12 @@ def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
         try:
             minor, own = capability(text)
         except HostError as error:
-            yield Finding(path, str(error))
+            yield HostFinding(path, str(error))
             continue
         listed = table.get(name.replace("/mig/", "/"), minor)
         if minor in seen or listed != minor:
             rival = f"mig-minors has {listed}" if listed != minor else f"so has {seen[minor]}"
-            yield Finding(path, f"has minor {minor}, but {rival}: reload the driver")
+            yield HostFinding(path, f"has minor {minor}, but {rival}: reload the driver")
             continue
         seen[minor] = name
         off = kept or ("" if own.modify else f"{path} has DeviceFileModify: 0, so the administrator makes the node")
@@ -138,8 +140,8 @@ def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
         yield WantedNode(DevPath(f"{CAPS}/nvidia-cap{minor}"), node, off)
 
 
-def _unlisted(name: str) -> Finding:
-    return Finding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
+def _unlisted(name: str) -> HostFinding:
+    return HostFinding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
 
 
 # The kernel writes no leading zeros; a value with them may be octal.

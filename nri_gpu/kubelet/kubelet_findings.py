@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.domain.finding import Finding, in_policy, warning
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.policy.model import Policy
 
 # Of device IDs of NVIDIA's device plugin and ours: GPUs, MIG devices and replicas. Other vendors' differ.
+RESOURCES: Final = "kubelet resources"
 _PREFIXES: Final = ("GPU-", "MIG-")
 
 
-def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[str, ...]:
-    """A sentence for each thing to do; none where no kubelet answers."""
+def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[Finding, ...]:
+    """Return what to do; nothing where no kubelet answers."""
     socket = Path(policy.kubelet.podresources or "/nowhere")
     try:
         if not socket.is_socket():
@@ -34,22 +36,28 @@ def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[str, ...]:
             await client.close()
 
     try:
-        return tuple(_sentences(policy.kubelet, asyncio.run(ask())))
+        return tuple(_findings(policy.kubelet, asyncio.run(ask())))
     except PodResourcesError as error:
-        return (f"the kubelet does not list what it can allocate: {error}",)
+        return (warning(RESOURCES, f"the kubelet does not list what it can allocate: {error}"),)
 
 
-def _sentences(settings: KubeletSettings, allocatable: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def _findings(settings: KubeletSettings, allocatable: Mapping[str, tuple[str, ...]]) -> Iterator[Finding]:
     own = settings.resource.partition("/")[0] + "/mig-"
     for resource, ids in sorted(allocatable.items()):
         ours = settings.enabled and (resource.removesuffix(".shared") == settings.resource or resource.startswith(own))
         if not ids or not all(id_.startswith(_PREFIXES) for id_ in ids):
             continue
         if not ours and not settings.inject_for.match(resource):
-            yield (
+            yield in_policy(
                 f"the kubelet allocates {len(ids)} of {resource} from another device plugin: nri-gpu does not inject "
-                "them unless kubelet.inject_for lists that resource"
+                "them unless kubelet.inject_for lists that resource",
+                "kubelet.inject_for",
+                subject=RESOURCES,
             )
     for index, pattern in enumerate(settings.inject_for.patterns):
         if not any(settings.inject_for.first(resource) == index for resource in allocatable):
-            yield f'kubelet.inject_for[{index}] = "{pattern}" matches no resource that the kubelet can allocate now'
+            yield in_policy(
+                f'kubelet.inject_for[{index}] = "{pattern}" matches no resource that the kubelet can allocate now',
+                "kubelet.inject_for",
+                subject=RESOURCES,
+            )

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import PIPE_FOLDER, SHM_FOLDER
 from nri_gpu.system.process import Process, process_of
@@ -107,11 +108,14 @@ def mount_fault(base: Path) -> str:
     )
 
 
-def mps_advice(state: Path, *, enabled: bool) -> tuple[str, ...]:
-    """Why mode=mps is refused although policy allows it. The state folder is root's, and others cannot look into it."""
+def mps_advice(state: Path, *, enabled: bool) -> Iterator[Finding]:
+    """Say why mode=mps is refused although policy allows it. None but root can look into the state folder."""
     if enabled and os.access(state, os.X_OK) and (fault := mount_fault(clients(state))):
-        return (f"every container that asks with mode=mps is refused: {fault}",)
-    return ()
+        yield warning(
+            "policy advice",
+            f"every container that asks with mode=mps is refused: {fault}",
+            r"systemctl start 'run-nri\x2dgpu-mps-clients.mount'    # docs/mps.md says how it is installed",
+        )
 
 
 def noted_folders(state: Path) -> tuple[DaemonFolder, ...]:

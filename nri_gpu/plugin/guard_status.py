@@ -1,16 +1,14 @@
-"""`guard.json`, in which the guard reports about itself, and what `check` advises by it."""
+"""`guard.json`, in which the guard reports about itself."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import process_of
 from nri_gpu.system.storage import text_of, write_whole
 
@@ -70,36 +68,3 @@ def process_started(pid: int) -> str:
     """When a process was started, in the kernel's clock ticks: a pid may be reused. Empty: there is no such process."""
     process = process_of(pid)
     return str(process.started) if process else ""
-
-
-def guard_advice(policy: Policy, *, served: bool, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
-    """What to change about the guard, a sentence each. served: by nri-gpu since this node booted."""
-    # In a pod, another pod's guard cannot be seen: its readiness reports what is reported here.
-    seen_here = served and not in_pod()
-    return (*_settings_advice(policy), *(_node_advice(run_dir) if seen_here else ()))
-
-
-def _settings_advice(policy: Policy) -> Iterator[str]:
-    if policy.guard.index <= policy.plugin.index:
-        yield (
-            f'guard.index = "{policy.guard.index}" is not behind plugin.index = "{policy.plugin.index}": starts are '
-            "then refused with the guard's sentence, where nri-gpu's own would say more"
-        )
-
-
-def _node_advice(run_dir: Path) -> Iterator[str]:
-    """For a node that nri-gpu has served since it booted: on any other there is nothing to guard."""
-    status = read_guard_status(run_dir)
-    if status is None:
-        yield (
-            "no guard runs on this node: a container that asks for GPUs, created and started while `nri-gpu run` is "
-            "away, runs without them; systemctl enable --now nri-gpu-guard"
-        )
-    elif not status.connected:
-        why = status.fault or "`systemctl status nri-gpu-guard` says why"
-        yield f"the guard (pid {status.pid}) is not connected to the runtime: {why}"
-    elif status.ungranted:
-        yield (
-            f"{status.ungranted} containers ran without the GPUs they asked for when the guard connected: "
-            "`journalctl -u nri-gpu-guard` names them; delete their pods to have them granted"
-        )

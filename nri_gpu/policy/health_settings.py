@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.domain.health import Sign
 from nri_gpu.policy.forms import about
 
@@ -144,14 +145,15 @@ def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
             yield f"health.{key}", f"{', '.join(both)}: in {among} too"
 
 
-def shipped_lists(health: HealthSettings) -> Iterator[str]:
-    """Advice about lists that an earlier version's file wrote out, a sentence for each."""
+def shipped_lists(health: HealthSettings) -> Iterator[Finding]:
+    """Advice about lists that an earlier version's file wrote out, a finding for each."""
     for key, found, shipped in (
         ("ignored_xids", health.ignored_xids, SHIPPED_IGNORED),
         ("fatal_xids", health.fatal_xids, SHIPPED_FATAL),
     ):
         if found == shipped:
-            yield (
+            yield in_policy(
                 f"health.{key} is the list that an earlier version's policy file came with, and counts as not given: "
-                "NVIDIA's catalogue says what each XID asks for; remove the key"
+                "NVIDIA's catalogue says what each XID asks for; remove the key",
+                f"health.{key}",
             )

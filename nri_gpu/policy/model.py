@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Final, Self
 from msgspec import Meta, Struct
 
 from nri_gpu.domain.edits import HARMLESS, Extra
+from nri_gpu.domain.finding import Finding
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.gpu_request import Mode, NumaBinding, Strategy
 from nri_gpu.domain.node import Loader
@@ -338,7 +339,7 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 class Policy(Value, frozen=True, kw_only=True):
     """All settings. source: the file that they come from, for messages; it does not count in comparisons.
 
-    ignored: a sentence for each thing in it that an earlier version knew (`policy/dropped.py`), likewise.
+    ignored: a finding for each thing in it that an earlier version knew (`policy/dropped.py`), likewise.
     fault: what is wrong with the policy file; `decide` then refuses every request. Empty for a usable policy.
     """
 
@@ -374,7 +375,7 @@ class Policy(Value, frozen=True, kw_only=True):
     rule: RuleList = RuleList()
     pool: PoolList = PoolList()
     source: str = BUILT_IN
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[Finding, ...] = ()
     fault: str = ""
 
     @classmethod

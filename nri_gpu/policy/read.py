@@ -15,6 +15,7 @@ from msgspec.inspect import Type, type_info
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.domain.text import quoted
 from nri_gpu.policy.document import LISTS, SECTIONS, faults, file_type, known_words, setting
 from nri_gpu.policy.dra_settings import dra_faults
@@ -55,10 +56,10 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     return policy
 
 
-def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[str]:
+def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[Finding]:
     for path, why in dropped.items():
         line = line_of(lines, path)
-        yield f"{path}{f', line {line},' if line else ''} is ignored: {why}; take it out"
+        yield in_policy(f"{path}{f', line {line},' if line else ''} is ignored: {why}; take it out", path)
 
 
 def empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:

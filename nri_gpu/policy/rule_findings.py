@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Final
 
+from nri_gpu.domain.finding import Finding, in_policy
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import UNLIMITED, Globs, is_literal
@@ -76,23 +77,29 @@ SHOWN_MAX: Final = 20  # sentences of one kind; a generated policy may have thou
 _WHOM: Final = ("namespace", "pod", "container", "runtime_handler", "labels", "qos")
 
 
-def unreachable_rules(policy: Policy) -> Iterator[str]:
+def unreachable_rules(policy: Policy) -> Iterator[Finding]:
     """Rules that an earlier one leaves nothing to decide."""
     rules = policy.rule
     found = [
-        f"{rules.called(index)} can never decide: {rules.called(before)} before it matches all that it matches"
+        in_policy(
+            f"{rules.called(index)} can never decide: {rules.called(before)} before it matches all that it matches",
+            f"rule[{index}]",
+        )
         for index, before in shadowed(rules.rules)
     ]
     yield from found[:SHOWN_MAX]
     if len(found) > SHOWN_MAX:
-        yield f"{len(found) - SHOWN_MAX} more rules can never decide"
+        yield in_policy(f"{len(found) - SHOWN_MAX} more rules can never decide")
 
 
-def namespaces_behind_rules(policy: Policy) -> Iterator[str]:
+def namespaces_behind_rules(policy: Policy) -> Iterator[Finding]:
     """Lists of namespaces that no container ever comes to."""
     index = catch_all(policy)
     if index is not None:
-        yield f"{policy.rule.called(index)} matches all, so namespaces.allow and namespaces.deny change nothing"
+        yield in_policy(
+            f"{policy.rule.called(index)} matches all, so namespaces.allow and namespaces.deny change nothing",
+            "namespaces.allow",
+        )
 
 
 def catch_all(policy: Policy) -> int | None:
@@ -101,24 +108,26 @@ def catch_all(policy: Policy) -> int | None:
     return next((index for index, rule in each if all(getattr(rule, key) is None for key in _WHOM)), None)
 
 
-def rule_terms(policy: Policy) -> Iterator[str]:
+def rule_terms(policy: Policy) -> Iterator[Finding]:
     """What rules allow, against what requests get that do not say."""
-    found = [sentence for index in range(len(policy.rule.rules)) for sentence in _terms_of(policy, index)]
+    found = [finding for index in range(len(policy.rule.rules)) for finding in _terms_of(policy, index)]
     yield from found[:SHOWN_MAX]
     yield from _lonely(policy.capabilities.allowed, "capabilities.allowed")
     if policy.defaults.mode not in policy.modes.allowed:
-        yield (
+        yield in_policy(
             f"defaults.mode is {policy.defaults.mode}, which modes.allowed does not list: requests that do not say are "
-            "refused"
+            "refused",
+            "defaults.mode",
         )
     if denied := sorted(policy.defaults.extras - policy.extras.allowed):
-        yield (
+        yield in_policy(
             f"defaults.extras gives {', '.join(denied)}, which extras.allowed does not list: requests that name no "
-            "extras are refused"
+            "extras are refused",
+            "defaults.extras",
         )
 
 
-def _terms_of(policy: Policy, index: int) -> Iterator[str]:
+def _terms_of(policy: Policy, index: int) -> Iterator[Finding]:
     rule, path = policy.rule.rules[index], f"rule[{index}]"
     if not rule.allow:
         return
@@ -129,46 +138,53 @@ def _terms_of(policy: Policy, index: int) -> Iterator[str]:
         (rule.default_extras, rule.extras, terms.denied_extras(terms.extras.asked)),
     ):
         if denied and not (default is None and allowed is None):
-            yield f"{path}: its own default is refused: {denied.partition(':')[0]}"
+            yield in_policy(f"{path}: its own default is refused: {denied.partition(':')[0]}", path)
     if rule.capabilities is not None:
         yield from _lonely(rule.capabilities, f"{path}.capabilities")
     if rule.labels and rule.namespace is None:
-        yield (
+        yield in_policy(
             f"{path} allows by labels alone, in any namespace: the creator of a pod writes its labels; name the "
-            "namespaces too"
+            "namespaces too",
+            path,
         )
 
 
-def _lonely(allowed: Capabilities, path: str) -> Iterator[str]:
+def _lonely(allowed: Capabilities, path: str) -> Iterator[Finding]:
     for each in Capability:
         lacking = closure(frozenset({each})) - allowed
         if each in allowed and lacking:
-            yield f"{path} lists {each}, never allowed: it brings {', '.join(sorted(lacking))}, not listed there"
+            yield in_policy(
+                f"{path} lists {each}, never allowed: it brings {', '.join(sorted(lacking))}, not listed there",
+                path,
+            )
 
 
-def pools_among_themselves(policy: Policy) -> Iterator[str]:
+def pools_among_themselves(policy: Policy) -> Iterator[Finding]:
     """Pools whose GPUs no container may have, or those of more namespaces than they are kept for."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
         given = {"kubelet": policy.kubelet.enabled} if pool.name == policy.kubelet.pool else {}
         given |= {"dra": policy.dra.enabled} if pool.name == policy.dra.pool else {}
         if policy.dra.enabled and policy.dra.pool in ("", pool.name) and _is_for_some(pool):
-            yield (
+            yield in_policy(
                 f'pool[{index}] "{pool.name}" is kept for some namespaces, but ResourceClaims of every namespace get '
-                "its GPUs, too: set dra.pool to another pool"
+                "its GPUs, too: set dra.pool to another pool",
+                "dra.pool",
             )
         if pool.name in named or (pool.namespaces and pool.namespaces.patterns) or any(given.values()):
             continue
         if given:
             section = next(iter(given))
-            yield (
+            yield in_policy(
                 f'pool[{index}] "{pool.name}" is that of {section}.pool, and {section}.enabled is not set: its GPUs '
-                f"are granted only where `nri-gpu run` has --{section}"
+                f"are granted only where `nri-gpu run` has --{section}",
+                f"{section}.pool",
             )
         else:
-            yield (
+            yield in_policy(
                 f'pool[{index}] "{pool.name}" is unused: it has no namespaces, and no rule names it, so its GPUs '
-                "are granted to no container"
+                "are granted to no container",
+                f"pool[{index}]",
             )
 
 
@@ -177,47 +193,58 @@ def _is_for_some(pool: Pool) -> bool:
     return bool(patterns) and not any(pattern_covers(each, "*") for each in patterns)
 
 
-def other_settings(policy: Policy) -> Iterator[str]:
+def other_settings(policy: Policy) -> Iterator[Finding]:
     """Requests by environment, privileged containers, stale inventories."""
     environment, inventory = policy.environment, policy.inventory
     if environment.may_ask.patterns:
-        yield (
+        yield in_policy(
             "environment.may_ask makes every image with NVIDIA_VISIBLE_DEVICES ask for GPUs in these namespaces: not "
-            "on nodes with NVIDIA's device plugin"
+            "on nodes with NVIDIA's device plugin",
+            "environment.may_ask",
         )
     elif environment.may_ask_all:
-        yield "environment.may_ask_all changes nothing: environment.may_ask lists no namespace"
+        yield in_policy(
+            "environment.may_ask_all changes nothing: environment.may_ask lists no namespace", "environment.may_ask_all"
+        )
     if environment.may_ask_all and any(pattern_covers(each, "*") for each in environment.may_ask.patterns):
-        yield "environment.may_ask_all with every namespace: each container of a CUDA image takes every free GPU"
+        yield in_policy(
+            "environment.may_ask_all with every namespace: each container of a CUDA image takes every free GPU",
+            "environment.may_ask_all",
+        )
     if inventory.stale is Stale.REFUSE and inventory.stale_after_s <= inventory.refresh_s:
-        yield (
+        yield in_policy(
             f"inventory.stale_after_s = {inventory.stale_after_s} is not above inventory.refresh_s = "
-            f"{inventory.refresh_s}: requests are refused between two queries although nothing is wrong"
+            f"{inventory.refresh_s}: requests are refused between two queries although nothing is wrong",
+            "inventory.stale_after_s",
         )
     if policy.privileged.action is PrivilegedAction.DENY:
-        yield (
+        yield in_policy(
             'privileged.action = "deny" refuses requests alone: a privileged container that asks for nothing can still '
-            "use every GPU; keep these out by an admission policy"
+            "use every GPU; keep these out by an admission policy",
+            "privileged.action",
         )
 
 
-def advise_for(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
+def advise_for(policy: Policy, inventory: Inventory) -> tuple[Finding, ...]:
     """Advice for a node with these GPUs: pools that have none of them, limits above their number."""
     members = policy.pool.members(inventory)
     used = {pool.name for pool in members.values()}
     units = len([unit for gpu in inventory.gpus for unit in (gpu.parts if gpu.mig_enabled else (gpu,))])
     has = f"this node has {units} GPUs and MIG devices that can be granted"
-    sentences = [
-        f'pool[{index}] "{pool.name}" has no GPU of this node: {_why_empty(policy, index, inventory)}'
+    found = [
+        in_policy(
+            f'pool[{index}] "{pool.name}" has no GPU of this node: {_why_empty(policy, index, inventory)}',
+            f"pool[{index}]",
+        )
         for index, pool in enumerate(policy.pool.pools)
         if pool.name not in used
     ]
-    sentences += [
-        f"limits.{key} = {getattr(policy.limits, key)} can never bind: {has}"
+    found += [
+        in_policy(f"limits.{key} = {getattr(policy.limits, key)} can never bind: {has}", f"limits.{key}")
         for key in LIMIT_KEYS
         if key != "containers_per_gpu" and units <= getattr(policy.limits, key) < UNLIMITED
     ]
-    return tuple(sentences)
+    return tuple(found)
 
 
 def _why_empty(policy: Policy, index: int, inventory: Inventory) -> str:

@@ -10,7 +10,8 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +20,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.finding import Finding, warning
+from nri_gpu.domain.names import POLICY_FILE
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import empty_tables, override, parse_policy
 from nri_gpu.records.policy_memory import FORGETFUL, RUNTIME, PolicyMemory
 from nri_gpu.system.storage import stat_of, write_whole
 
-DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
+DEFAULT_PATH: Final = Path(POLICY_FILE)
 LAST_GOOD: Final = "policy.last"  # in the state folder
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
 BLANKS: Final = " \t\r\n"  # TOML's; a NUL is none of them
@@ -82,7 +85,7 @@ def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyTex
             return None
         raise _fault(chosen, "no such file; leave --policy out to start with the defaults") from None
     except PermissionError:
-        raise _fault(chosen, f"user {os.geteuid()} may not read it") from None
+        raise _fault(chosen, f"user {os.geteuid()} may not read it", denied=True) from None
     except OSError as error:
         raise _fault(chosen, f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -137,15 +140,13 @@ def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = Non
     return build_policy(text, overrides) if text else None
 
 
-def file_advice(path: Path) -> tuple[str, ...]:
-    """What `check` warns of in the file itself: whoever may write it decides who gets GPUs."""
-    try:
+def file_advice(path: Path) -> Iterator[Finding]:
+    """Warn of a file that others may write: they decide who gets GPUs."""
+    with suppress(OSError):
         mode = path.stat().st_mode
-    except OSError:
-        return ()
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return (f"{path} may be written by others than its owner (mode {stat.S_IMODE(mode):04o}): chmod go-w {path}",)
-    return ()
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            who = f"may be written by others than its owner (mode {stat.S_IMODE(mode):04o})"
+            yield warning("policy file", f"{path} {who}: chmod go-w {path}")
 
 
 def _read(path: Path) -> str:
@@ -183,8 +184,8 @@ def _syntax_fault(source: PolicyText, message: str) -> Fault:
     return Fault(source.file, "", f"not TOML: {shown[:1].lower()}{shown[1:]}", line)
 
 
-def _fault(path: Path | str, message: str) -> PolicyError:
-    return PolicyError((Fault(str(path), "", message),))
+def _fault(path: Path | str, message: str, *, denied: bool = False) -> PolicyError:
+    return PolicyError((Fault(str(path), "", message, denied=denied),))
 
 
 def _lost(path: Path | str, how: str) -> PolicyError:
@@ -265,7 +266,9 @@ class PolicyFile:
         for fault in built.empty_tables:
             logger.bind(fault=str(fault)).warning("policy has a table without a key")
         if built.policy.ignored:
-            logger.bind(fault="; ".join(built.policy.ignored)).warning("policy has settings that are ignored")
+            logger.bind(fault="; ".join(each.meaning for each in built.policy.ignored)).warning(
+                "policy has settings that are ignored"
+            )
         if self.from_runtime and self._text is None:
             return built.policy
         self.before = self._used or self._kept_before(source)

@@ -15,12 +15,12 @@ from typing import Final
 
 from nri_gpu.doctor.component_checks import other_findings
 from nri_gpu.doctor.driver_checks import driver_findings
-from nri_gpu.doctor.finding import DoctorFinding
 from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.processes import running
 from nri_gpu.doctor.runtime_checks import runtime_findings
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.bounds import GPU_INDEX_MAX
+from nri_gpu.domain.finding import Finding
 from nri_gpu.host.actions import MakeNode, make_plan
 from nri_gpu.host.facts import look
 from nri_gpu.kubelet.node_labels import VALUE_MAX, machine_name, value_of
@@ -40,7 +40,7 @@ LABEL: Final = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?")  #
 NODE.listen("var/lib/kubelet/device-plugins/kubelet.sock")
 
 
-def _examined(file: str, part: Callable[[], Iterator[DoctorFinding]], data: bytes) -> bool:
+def _examined(file: str, part: Callable[[], Iterator[Finding]], data: bytes) -> bool:
     """Whether nothing is wrong with the node that has this file."""
     path = NODE.root / file
     before = path.read_bytes() if path.exists() else None
@@ -55,7 +55,7 @@ def _examined(file: str, part: Callable[[], Iterator[DoctorFinding]], data: byte
     return not any(each.fix for each in found)
 
 
-PARTS: Final[dict[str, Callable[[], Iterator[DoctorFinding]]]] = {
+PARTS: Final[dict[str, Callable[[], Iterator[Finding]]]] = {
     CHECKPOINT: lambda: kubelet_findings(NODE.seen, RUNTIME),
     "var/lib/kubelet/config.yaml": lambda: kubelet_findings(NODE.seen, RUNTIME),
     "etc/docker/daemon.json": lambda: other_findings(NODE.seen, RUNTIME),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from config.generate import schema_text
 from nri_gpu.domain.errors import PolicyError
+from nri_gpu.domain.finding import Finding
 from nri_gpu.policy.document import SECTIONS
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.lines import key_lines
@@ -56,7 +57,7 @@ def accepted(raw: dict[str, Any]) -> bool:
         assert all(str(fault).isascii() and str(fault).isprintable() for fault in error.faults)
         assert all(len(fault.message) < 300 for fault in error.faults)
         return False
-    assert all(isinstance(sentence, str) for sentence in advise(policy))
+    assert all(isinstance(each, Finding) for each in advise(policy))
     written: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
     for path, field in SETTINGS.items():
         section = path.partition(".")[0]

@@ -156,6 +156,12 @@ def test_mps_without_a_mount_for_its_clients(checked: Checked, tmp_path: Path) -
     assert sentence not in checked("", "--state-dir", tmp_path).out
 
 
+def test_a_node_that_was_served_and_has_no_guard(checked: Checked, tmp_path: Path) -> None:
+    sentence = "advice: no guard runs on this node: a container that asks for GPUs"
+    assert sentence in checked("", "--state-dir", tmp_path).out
+    assert sentence not in checked("", "--state-dir", tmp_path / "never served").out
+
+
 def test_a_stage_folder_of_another_daemon(checked: Checked, tmp_path: Path) -> None:
     owner = StageOwner(tmp_path / "drivers", tmp_path / "first")
     owner.take()
@@ -187,7 +193,10 @@ def test_the_running_daemons_options_override_the_file(checked: Checked, folder:
 @pytest.mark.parametrize(
     ("runtime", "advice"),
     [
-        ({"ready": False}, ["nri-gpu is not connected to the runtime: connecting"]),
+        (
+            {"ready": False},
+            ["nri-gpu is not connected to the runtime, so containers start without GPUs: connecting"],
+        ),
         ({"ready": True, "list_fault": "too large"}, ["too large"]),
     ],
 )

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from nri_gpu.daemon.answers import DaemonStatus, PolicyStatus
 from nri_gpu.daemon.view import status_of
 from nri_gpu.doctor.examine import DoctorDocument, examine
-from nri_gpu.doctor.finding import DoctorFinding, Examined, Level
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import container_runtime
+from nri_gpu.domain.finding import Finding, Level
 from nri_gpu.domain.node import Majors
 from nri_gpu.host.actions import MakeLink, MakeNode, make_plan
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
@@ -153,11 +154,11 @@ class DoctorNode:
         seen = replace(self.seen, **changes)
         return examine(seen, container_runtime(seen))
 
-    def found(self, **changes: Any) -> dict[str, DoctorFinding]:  # noqa: ANN401 - of Examined
+    def found(self, **changes: Any) -> dict[str, Finding]:  # noqa: ANN401 - of Examined
         """What is not ok, by subject."""
         return {each.subject: each for each in self.examine(**changes).findings if each.level is not Level.OK}
 
-    def only(self, **changes: Any) -> DoctorFinding:  # noqa: ANN401 - of Examined
+    def only(self, **changes: Any) -> Finding:  # noqa: ANN401 - of Examined
         """The one finding that is not ok."""
         (finding,) = self.found(**changes).values()
         return finding

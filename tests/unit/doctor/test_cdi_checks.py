@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from nri_gpu.doctor.examine import DoctorDocument
-from nri_gpu.doctor.finding import DoctorFinding, Level
 from nri_gpu.domain.allocation import REQUIRED_KIND
+from nri_gpu.domain.finding import Finding, Level
 from nri_gpu.kubelet.required_device import FILE_NAME
 from tests.unit.doctor.node import VERSION, DoctorNode
 
@@ -59,7 +59,7 @@ def silent(node: DoctorNode) -> DoctorDocument:
     return node.examine(status=None, silence=FileNotFoundError())
 
 
-def bad(node: DoctorNode) -> list[DoctorFinding]:
+def bad(node: DoctorNode) -> list[Finding]:
     return [each for each in silent(node).findings if each.level is not Level.OK]
 
 

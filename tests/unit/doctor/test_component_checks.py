@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import Level, policy_lines
+from nri_gpu.domain.finding import Level
 from nri_gpu.policy.model import Disarm, EnvironmentSettings, VisibleDevices
 from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode
 
@@ -50,18 +50,3 @@ def test_an_installed_runtime_and_what_to_write_into_the_policy(node: DoctorNode
     assert [each.level for each in advice] == [Level.WARNING] * 2
     assert advice[0].fix[1] == 'visible_devices = "void"    # below [environment]'
     assert node.found(policy=IDLE).keys() <= {"policy advice"}
-
-
-@pytest.mark.parametrize(
-    ("sentence", "lines"),
-    [
-        ("and so on: set driver.root to that", ()),
-        ('set kubelet.inject_for = ["a/b"] or not', ('inject_for = ["a/b"]    # below [kubelet]',)),
-    ],
-)
-def test_the_lines_of_an_advice(sentence: str, lines: tuple[str, ...]) -> None:
-    head, *middle, last = policy_lines(sentence)
-    assert tuple(middle) == lines
-    named = "# change driver.root in /etc/nri-gpu/policy.toml, then:"
-    assert head == ("# in /etc/nri-gpu/policy.toml:" if lines else named)
-    assert last == "nri-gpu check && systemctl reload nri-gpu"

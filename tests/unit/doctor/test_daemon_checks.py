@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, SynchronizeStatus
-from nri_gpu.doctor.finding import Level
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.finding import Level
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
@@ -94,7 +94,7 @@ def test_faults_of_the_policy(node: DoctorNode) -> None:
     finding = node.only(policy_error=PolicyError((Fault("policy.toml", "plugin.index", "must be a string", 3),)))
     assert "policy.toml:3: plugin.index: must be a string" in finding.meaning
     assert finding.fix == ("nri-gpu check",)
-    secret = PolicyError((Fault("policy.toml", "", "user 7 may not read it"),))
+    secret = PolicyError((Fault("policy.toml", "", "user 7 may not read it", denied=True),))
     assert node.only(policy_error=secret).level is Level.UNSEEN
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import PolicyStatus
 from nri_gpu.daemon.view import status_of
-from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.finding import Level
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import Majors
 from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy

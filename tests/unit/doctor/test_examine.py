@@ -11,8 +11,8 @@ import pytest
 
 from nri_gpu.cli.page import json_text
 from nri_gpu.doctor.examine import DoctorDocument, Section, summary, to_text
-from nri_gpu.doctor.finding import error, ok, unseen, warning
 from nri_gpu.doctor.sockets import SocketState, socket_state
+from nri_gpu.domain.finding import error, ok, unseen, warning
 from tests.support.schemas import conforming
 from tests.unit.doctor.node import DoctorNode
 from tests.unit.doctor.test_component_checks import installed

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import DaemonStatus
-from nri_gpu.doctor.finding import DoctorFinding, Level
+from nri_gpu.domain.finding import Finding, Level
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import ForeignSettings
 from tests.support import builders as make
@@ -28,7 +28,7 @@ def every(node: DoctorNode) -> tuple[int, ...]:
     return tuple(range(len(node.status().gpus)))
 
 
-def about(node: DoctorNode, status: DaemonStatus, subject: str = SUBJECT) -> DoctorFinding:
+def about(node: DoctorNode, status: DaemonStatus, subject: str = SUBJECT) -> Finding:
     (finding,) = [each for each in node.examine(status=status).findings if each.subject == subject]
     return finding
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.finding import Level
 from nri_gpu.domain.health import HealthNotes
 from nri_gpu.policy.read import parse_policy
 from tests.support import builders as make

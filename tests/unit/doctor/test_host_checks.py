@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.doctor.clock import TIME_ERROR, clock_state
-from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.finding import Level
 from nri_gpu.domain.node import Loader
 from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.selinux import READ_ONLY, set_label

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import ClaimStatus, DraStatus, KubeletStatus
-from nri_gpu.doctor.finding import Level
 from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.domain.allocation import ResourceStatus
+from nri_gpu.domain.finding import Level
 from nri_gpu.dra.questions import DriverReport
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import Level
+from nri_gpu.domain.finding import Level
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 from tests.unit.doctor.node import HEALTHY_POLICY, DoctorNode
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.doctor.finding import DoctorFinding, Level
 from nri_gpu.doctor.runtime_settings import containerd_settings
+from nri_gpu.domain.finding import Finding, Level
 from tests.unit.doctor.node import CONFIG, DoctorNode
 from tests.unit.doctor.test_runtimes import TOML, stopped
 
@@ -24,7 +24,7 @@ def the_issues(node: DoctorNode, release: str = "2.3.2") -> None:
     node.write("etc/containerd/conf.d/99-nvidia.toml", f"version = 4\n{CRI}")
 
 
-def advised(found: dict[str, DoctorFinding]) -> str:
+def advised(found: dict[str, Finding]) -> str:
     return "\n".join(line for each in found.values() for line in each.fix)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.doctor.finding import Examined, Level, unseen
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings, seconds
 from nri_gpu.doctor.runtimes import container_runtime
+from nri_gpu.domain.finding import Level, unseen
 from tests.unit.doctor.node import CONFIG, DoctorNode
 
 Break = Callable[[DoctorNode], object]

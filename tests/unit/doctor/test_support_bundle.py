@@ -7,7 +7,7 @@ import json
 import tarfile
 
 from nri_gpu.doctor.examine import examine
-from nri_gpu.doctor.finding import Examined
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
 from tests.unit.doctor.node import CONFIG, DoctorNode

@@ -8,9 +8,9 @@ import socket
 
 from msgspec.structs import replace
 
-from nri_gpu.doctor.finding import DoctorFinding, Level
 from nri_gpu.doctor.runtimes import ContainerRuntime, container_runtime
 from nri_gpu.doctor.sockets import file_at, file_of, listening
+from nri_gpu.domain.finding import Finding, Level
 from tests.unit.doctor.node import CONFIG, DoctorNode
 from tests.unit.doctor.test_daemon_checks import away
 
@@ -43,7 +43,7 @@ def pid(node: DoctorNode) -> int:
     return process.pid if process else 0
 
 
-def second(node: DoctorNode) -> DoctorFinding:
+def second(node: DoctorNode) -> Finding:
     return next(each for each in node.examine().findings if each.subject == "second runtime")
 
 

@@ -12,8 +12,8 @@ from nri_gpu.host.facts import (
     DevEntry,
     DevPath,
     Directory,
-    Finding,
     HostFacts,
+    HostFinding,
     KernelModule,
     OtherFile,
     Symlink,
@@ -156,7 +156,7 @@ def test_the_administrators_nodes_are_never_made() -> None:
 def test_unclear_parameters_stop_all_nodes() -> None:
     (unclear,) = planned(params=params(mode=666), entries={})
     assert unclear.startswith("/proc/driver/nvidia/params: ")
-    unread = Finding("/proc/driver/nvidia/params", "cannot be read: Input/output error")
+    unread = HostFinding("/proc/driver/nvidia/params", "cannot be read: Input/output error")
     assert make_plan(facts(params="", entries={}, unreadable=(unread,))) == HostPlan((), (unread,))
 
 

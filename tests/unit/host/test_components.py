@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.node import Loader
 from nri_gpu.host.components import Component, ComponentKind, components, node_advice
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet_settings import KubeletSettings
@@ -42,6 +41,10 @@ NOTHING = {
 }
 
 
+def said(policy: Policy, root: Path) -> tuple[str, ...]:
+    return tuple(each.meaning for each in node_advice(policy, root))
+
+
 def write(root: Path, *names: str, text: str = "") -> Path:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +76,7 @@ def test_injectors_are_found(tmp_path: Path, name: str, text: str) -> None:
 def test_nothing_else_is_taken_for_one(tmp_path: Path, name: str, text: str) -> None:
     write(tmp_path, name, text=text)
     assert tuple(components(tmp_path)) == ()
-    assert node_advice(Policy(), tmp_path) == ()
+    assert said(Policy(), tmp_path) == ()
 
 
 def test_a_fifo_in_the_place_of_a_file_does_not_block(tmp_path: Path) -> None:
@@ -106,17 +109,17 @@ def test_device_plugins_are_found_by_their_sockets(folder: Path) -> None:
 
 def test_a_runtime_that_would_serve_a_container_twice(tmp_path: Path) -> None:
     write(tmp_path, "usr/bin/nvidia-container-runtime", "etc/nvidia-container-runtime/config.toml")
-    twice, past = node_advice(Policy(), tmp_path)
+    twice, past = said(Policy(), tmp_path)
     assert 'visible_devices = "void"' in twice
     assert "(/etc/nvidia-container-runtime/config.toml, /usr/bin/nvidia-container-runtime)" in twice
     assert 'disarm = "all"' in past
-    assert node_advice(Policy(environment=IDLE), tmp_path) == ()
+    assert said(Policy(environment=IDLE), tmp_path) == ()
 
 
 def test_specifications_with_hooks(tmp_path: Path) -> None:
     names = [f"etc/cdi/{number}.yaml" for number in range(5)]
     write(tmp_path, *names, text="kind: nvidia.com/gpu\nhooks:\n- x\n")
-    (only,) = node_advice(Policy(environment=IDLE), tmp_path)
+    (only,) = said(Policy(environment=IDLE), tmp_path)
     assert "(/etc/cdi/0.yaml, /etc/cdi/1.yaml, /etc/cdi/2.yaml and 2 more)" in only
     assert "nri-gpu cdi generate" in only
 
@@ -130,32 +133,32 @@ PLUGINS = {
 
 @pytest.mark.parametrize(("policy", "words"), PLUGINS.values(), ids=PLUGINS)
 def test_nvidias_device_plugin(plugin: Path, policy: Policy, words: str | None) -> None:
-    said = node_advice(policy, plugin)
-    assert len(said) == (words is not None)
-    assert all("serves nvidia.com/gpu (/var/lib/kubelet/device-plugins/nvidia-gpu.sock)" in each for each in said)
-    assert all(words in each for each in said if words)
+    found = said(policy, plugin)
+    assert len(found) == (words is not None)
+    assert all("serves nvidia.com/gpu (/var/lib/kubelet/device-plugins/nvidia-gpu.sock)" in each for each in found)
+    assert all(words in each for each in found if words)
 
 
 def test_nvidias_device_plugin_by_cdi(plugin: Path) -> None:
     write(plugin, "var/run/cdi/dp.json", text='{"kind": "k8s.device-plugin.nvidia.com/gpu"}')
-    (only,) = node_advice(Policy(), plugin)
+    (only,) = said(Policy(), plugin)
     assert "by CDI: nri-gpu does not inject into its containers" in only
 
 
 def test_a_disarmed_variable_of_the_device_plugins(plugin: Path) -> None:
-    _, taken = node_advice(Policy(environment=IDLE), plugin)
+    _, taken = said(Policy(environment=IDLE), plugin)
     assert "removes the variable by which NVIDIA's device plugin gives GPUs" in taken
-    assert node_advice(Policy(environment=IDLE, kubelet=THEIRS), plugin) == ()
+    assert said(Policy(environment=IDLE, kubelet=THEIRS), plugin) == ()
 
 
 def test_the_gpu_operator_and_its_driver(tmp_path: Path) -> None:
     write(tmp_path, "run/nvidia/validations/driver-ready", "run/nvidia/driver/usr/bin/nvidia-smi")
-    driver, operator = node_advice(Policy(), tmp_path)
+    driver, operator = said(Policy(), tmp_path)
     assert "set driver.root to that" in driver
     assert "/run/nvidia/driver" in driver
     assert "docs/kubernetes.md" in operator
     placed = Policy(driver=DriverSettings(root="/run/nvidia/driver"))
-    assert node_advice(placed, tmp_path) == (operator,)
+    assert said(placed, tmp_path) == (operator,)
 
 
 def test_a_dra_driver(folder: Path) -> None:
@@ -163,14 +166,6 @@ def test_a_dra_driver(folder: Path) -> None:
     listen(folder / "var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock")
     write(folder, "var/run/cdi/k8s.gpu.nvidia.com-claim.json", text='{"kind": "k8s.gpu.nvidia.com/claim"}')
     assert [each.kind for each in components(folder)] == [ComponentKind.DRA] * 3
-    (only,) = node_advice(Policy(), folder)
+    (only,) = said(Policy(), folder)
     assert "DRA driver serves claims" in only
     assert "[[pool]]" in only
-
-
-def test_a_loader_that_this_cpu_does_not_serve(folder: Path, on_x86_64: None) -> None:
-    policy = Policy(driver=DriverSettings(loader=Loader.HWCAPS), environment=IDLE)
-    assert node_advice(policy, folder) == ()
-    write(folder, "proc/cpuinfo", text="flags : sse sse2\n")
-    (sentence,) = node_advice(policy, folder)
-    assert "is no x86-64-v2" in sentence

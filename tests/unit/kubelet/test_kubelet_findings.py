@@ -23,7 +23,8 @@ NODE: dict[str, list[str]] = {
 
 def advice(server: PodResourcesServer, **settings: object) -> tuple[str, ...]:
     server.give("any", {"main": NODE})
-    return kubelet_advice(Policy(kubelet=KubeletSettings(podresources=str(server.socket), **settings)))  # type: ignore[arg-type] # a test's own
+    found = kubelet_advice(Policy(kubelet=KubeletSettings(podresources=str(server.socket), **settings)))  # type: ignore[arg-type] # a test's own
+    return tuple(each.meaning for each in found)
 
 
 def test_who_is_served_by_others(folder: Path) -> None:

@@ -26,8 +26,11 @@ def test_it_is_ignored_with_one_warning(
     policy = first_policy(file)
     assert policy == without
     (line,) = log.warnings()
-    assert (line.text, line.fields["fault"]) == ("policy has settings that are ignored", "; ".join(policy.ignored))
-    assert [sentence.partition(" is ignored: ")[0] for sentence in policy.ignored] == [*named]
+    assert (line.text, line.fields["fault"]) == (
+        "policy has settings that are ignored",
+        "; ".join(each.meaning for each in policy.ignored),
+    )
+    assert [each.meaning.partition(" is ignored: ")[0] for each in policy.ignored] == [*named]
     assert advise(policy)[: len(named)] == policy.ignored
     assert file.load(again=True) == policy
 

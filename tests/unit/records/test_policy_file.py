@@ -152,7 +152,7 @@ def test_a_kept_policy_that_no_longer_passes_says_so(tmp_path: Path) -> None:
 def test_a_file_others_may_write_is_warned_of(tmp_path: Path, mode: int, warned: bool) -> None:
     path = written(tmp_path, "")
     path.chmod(mode)
-    assert bool(file_advice(path)) is warned
+    assert bool([*file_advice(path)]) is warned
 
 
 class Watch(PolicyWatch):

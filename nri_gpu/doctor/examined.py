@@ -1,13 +1,10 @@
-"""What `doctor` finds, and the node that it looks at."""
+"""The node that `doctor` looks at."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 
@@ -17,45 +14,7 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import DEFAULT_PATH
 from nri_gpu.system.storage import stat_of
-
-_SETTING: Final = re.compile(r"""\bset ([a-z_]+)\.([a-z_]+) = ("[^"]*"|\[[^\]]*\]|[a-z0-9_]+)""")
-_NAMED: Final = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
-
-
-class Level(StrEnum):
-    """How bad it is. UNSEEN: it could not be looked at, and the finding says how it can be."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-    UNSEEN = "unseen"
-
-
-class DoctorFinding(Struct, frozen=True):
-    """One finding. subject: what it is about. meaning: a sentence. fix: lines to copy; empty where nothing is wrong."""
-
-    level: Level
-    subject: str
-    meaning: str
-    fix: tuple[str, ...] = ()
-
-
-def ok(subject: str, meaning: str) -> DoctorFinding:
-    return DoctorFinding(Level.OK, subject, meaning)
-
-
-def warning(subject: str, meaning: str, *fix: str) -> DoctorFinding:
-    return DoctorFinding(Level.WARNING, subject, meaning, fix)
-
-
-def error(subject: str, meaning: str, *fix: str) -> DoctorFinding:
-    return DoctorFinding(Level.ERROR, subject, meaning, fix)
-
-
-def unseen(subject: str, why: str, *fix: str) -> DoctorFinding:
-    return DoctorFinding(Level.UNSEEN, subject, why, fix)
 
 
 class Examined(Struct, frozen=True, kw_only=True):
@@ -101,11 +60,3 @@ def is_there(path: Path) -> bool:
         return stat_of(path) is not None
     except OSError:
         return True
-
-
-def policy_lines(sentence: str) -> tuple[str, ...]:
-    """What to write into the policy where a sentence advises `set a.b = value`; else which setting to change."""
-    named = _NAMED.search(sentence)
-    lines = tuple(f"{key} = {value}    # below [{table}]" for table, key, value in _SETTING.findall(sentence))
-    where = f"# in {DEFAULT_PATH}:" if lines else f"# change {named[0] if named else 'it'} in {DEFAULT_PATH}, then:"
-    return (where, *lines, "nri-gpu check && systemctl reload nri-gpu")

@@ -1,0 +1,51 @@
+"""Findings: what `check` and `doctor` say of a node and its policy, each written where its subject is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from nri_gpu.domain.names import POLICY_FILE
+
+
+class Level(StrEnum):
+    """How bad it is. UNSEEN: it could not be looked at, and the finding says how it can be."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    UNSEEN = "unseen"
+
+
+class Finding(Struct, frozen=True):
+    """One finding. subject: what it is about. meaning: a sentence. fix: lines to copy; empty where nothing is wrong."""
+
+    level: Level
+    subject: str
+    meaning: str
+    fix: tuple[str, ...] = ()
+
+
+def ok(subject: str, meaning: str) -> Finding:
+    return Finding(Level.OK, subject, meaning)
+
+
+def warning(subject: str, meaning: str, *fix: str) -> Finding:
+    return Finding(Level.WARNING, subject, meaning, fix)
+
+
+def error(subject: str, meaning: str, *fix: str) -> Finding:
+    return Finding(Level.ERROR, subject, meaning, fix)
+
+
+def unseen(subject: str, why: str, *fix: str) -> Finding:
+    return Finding(Level.UNSEEN, subject, why, fix)
+
+
+def in_policy(meaning: str, setting: str = "it", value: str = "", subject: str = "policy advice") -> Finding:
+    """Warn of a setting that the policy should change. value: what to write there, as TOML, where that is known."""
+    table, _, key = setting.rpartition(".")
+    written = (f"# in {POLICY_FILE}:", f"{key} = {value}    # below [{table}]")
+    steps = written if value else (f"# change {setting} in {POLICY_FILE}, then:",)
+    return warning(subject, meaning, *steps, "nri-gpu check && systemctl reload nri-gpu")
