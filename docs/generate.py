@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from docs import messages
 from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
 from nri_gpu.domain.gpu_request import Operator
 from nri_gpu.domain.health import HealthState
@@ -146,9 +147,13 @@ def stale() -> Iterator[Path]:
 
 
 def pages() -> dict[Path, str]:
-    """The reference's pages."""
+    """The reference's pages, and the one of what is logged."""
     made = {"verbs": verbs_page(), "annotations": annotations_page()}
-    return {REFERENCE / f"{name}.md": MADE + text for name, text in made.items()}
+    written = messages.MANUAL.read_text("utf-8")
+    return {
+        messages.MANUAL: messages.page(written, messages.sources()),
+        **{REFERENCE / f"{name}.md": MADE + text for name, text in made.items()},
+    }
 
 
 def main() -> int:

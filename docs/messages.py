@@ -1,27 +1,31 @@
-"""Checks docs/messages.md: a row for all that is refused and that is logged as a warning or an error, and no others.
+"""Makes the tables of docs/messages.md that tell what is logged, and checks that the catalogue has all of it.
 
-python docs/messages.py     prints what is missing, too much or otherwise in the source, and returns 1 if anything is
+python docs/messages.py     prints what is logged and not in the catalogue, or in it in vain; returns 1 if anything is
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nri_gpu.domain.phrases import FIXES
+from nri_gpu.domain.phrases import CATALOGUE
 
+Catalogue = Mapping[str, Mapping[str, tuple[str, str]]]
 PACKAGE: Final = Path(__file__).parents[1] / "nri_gpu"
-TABLE: Final = PACKAGE / "domain" / "fixes.py"
+TABLE: Final = PACKAGE / "domain" / "phrases.py"
 MANUAL: Final = Path(__file__).with_suffix(".md")
 # First lines of tables.
 CODES: Final = "| code | cause | fix |"
 SENTENCES: Final = "| words of the sentence | cause | fix |"
 REFUSED: Final = "| phrase | cause | fix |"
 LOG: Final = "| phrase | level | cause | fix |"
+MADE: Final = (
+    "## Warnings and errors\n\n<!-- Made of nri_gpu/domain/phrases.py: run `make reference`. -->\n"  # to the end
+)
 
 CALLS: Final = {"warning": "warning", "note": "warning", "error": "error", "critical": "error", "log": "warning"}
 QUIET: Final = ("INFO", "DEBUG")
@@ -31,37 +35,32 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Row(NamedTuple):
-    """A row of the page. name: a code, a phrase or words. level: of a line of the log; empty for a refusal."""
+    """A row about refusals. name: a code, a phrase or words."""
 
     table: str
     name: str
-    level: str
     cause: str
     fix: str
 
 
 def rows(text: str) -> Iterator[Row]:
-    """Of the page's catalogue. Raises: ValueError: a row has too few cells, or too many."""
+    """Of the page's tables of refusals. Raises: ValueError: a row has too few cells, or too many."""
     table = ""
-    for line in text.splitlines():
-        if line in (CODES, SENTENCES, REFUSED, LOG):
+    for line in text.partition(MADE)[0].splitlines():
+        if line in (CODES, SENTENCES, REFUSED):
             table = line
         elif line.startswith("| `"):
-            name, *level, cause, fix = line.strip("| ").split(" | ")
-            if len(level) != (table == LOG):
+            cells = line.strip("| ").split(" | ")
+            if len(cells) != 3:
                 raise ValueError(f"messages.md: not a row of {table}: {line}")
-            yield Row(table, name.strip("`"), "".join(level), cause, fix)
+            yield Row(table, cells[0].strip("`"), *cells[1:])
 
 
 class Source(ast.NodeVisitor):
-    """What one file logs. found: phrase -> level. lasting: what LogOnce says. strings: all of its texts.
-
-    loose: where a phrase is not fixed.
-    """
+    """What one file logs. found: phrase -> level. strings: all of its texts. loose: where a phrase is not fixed."""
 
     def __init__(self, file: Path) -> None:
         self.found: dict[str, str] = {}
-        self.lasting: set[str] = set()
         self.loose: list[str] = []
         self._file = file
         self._tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -104,7 +103,6 @@ class Source(ast.NodeVisitor):
                 self.loose.append(f"{self._file}:{node.lineno}")
             else:
                 self.found[text] = _level({level, self.found.get(text, level)})
-                self.lasting |= {text} if level == LASTING else set()
 
     def _values(self, phrase: ast.expr) -> Iterable[ast.expr]:
         """What a phrase can be: itself, a constant of the module, or what callers within the module give."""
@@ -140,46 +138,43 @@ def _text(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def sources(package: Path = PACKAGE) -> list[Source]:
-    return [Source(file) for file in sorted(package.rglob("*.py")) if "_pb" not in file.parts and file != TABLE]
+@cache
+def sources() -> tuple[Source, ...]:
+    files = (file for file in sorted(PACKAGE.rglob("*.py")) if "_pb" not in file.parts and file != TABLE)
+    return tuple(map(Source, files))
 
 
-def faults(files: Iterable[Source], page: Iterable[Row], fixes: Mapping[str, str] = FIXES) -> Iterator[str]:
-    """What is wrong between the source, the rows of the page, and the fixes that are logged."""
-    found: dict[str, str] = {}
-    strings: set[str] = set()
-    lasting: set[str] = set()
+def faults(files: Iterable[Source], catalogue: Catalogue = CATALOGUE) -> Iterator[str]:
+    """What is wrong between the source and the catalogue."""
+    named = [phrase for phrases in catalogue.values() for phrase in phrases]
+    said = "\n".join(text for file in files for text in file.strings)
     for file in files:
         yield from (f"{place}: the phrase is not fixed: put what varies in a field" for place in file.loose)
-        found |= file.found
-        strings |= set(file.strings)
-        lasting |= file.lasting
-    log = [row for row in page if row.table == LOG]
-    yield from (
-        f"messages.md has {name!r} twice" for name, times in Counter(row.name for row in log).items() if times > 1
-    )
-    named = {row.name: row for row in log}
-    found = {_shown(phrase): level for phrase, level in found.items()}
-    yield from (f"messages.md has no cause and fix of {phrase!r}" for phrase in found if phrase not in named)
-    said = _shown("\n".join(strings))
-    for row in log:
-        if row.name not in said:
-            yield f"nothing logs {row.name!r}, which messages.md has"
-        elif row.level != found.get(row.name, "warning"):
-            yield f"messages.md: the level of {row.name!r} is {found.get(row.name, 'warning')!r}"
-    yield from (f"fixes.py: {phrase!r} is not what LogOnce says, or lacks" for phrase in lasting ^ set(fixes))
-    for phrase, fix in fixes.items():
-        if _shown(phrase) in named and named[_shown(phrase)].fix != fix:
-            yield f"fixes.py and messages.md differ in the fix of {phrase!r}"
+        yield from (f"phrases.py has no cause and fix of {each!r}" for each in file.found if each not in named)
+    for phrase in named:
+        if phrase not in said:
+            yield f"nothing logs {phrase!r}, which phrases.py has"
+        elif named.count(phrase) > 1:
+            yield f"phrases.py has {phrase!r} twice"
 
 
-def _shown(phrase: str) -> str:
-    """As the page has it: Markdown quotes nothing within quotes."""
-    return phrase.replace("`", "")
+def page(text: str, files: Iterable[Source], catalogue: Catalogue = CATALOGUE) -> str:
+    """The page, with tables of the catalogue below what people wrote; the levels are those of the source."""
+    levels = {phrase: level for file in files for phrase, level in file.found.items()}
+    tables = [
+        f"\n### {section}\n\n{LOG}\n|---|---|---|---|\n"
+        # Markdown quotes nothing within quotes.
+        + "".join(
+            f"| `{phrase.replace('`', '')}` | {levels.get(phrase, 'warning')} | {cause} | {fix} |\n"
+            for phrase, (cause, fix) in phrases.items()
+        )
+        for section, phrases in catalogue.items()
+    ]
+    return text.partition(MADE)[0] + MADE + "".join(tables)
 
 
 def main() -> int:
-    wrong = list(faults(sources(), rows(MANUAL.read_text(encoding="utf-8"))))
+    wrong = list(faults(sources()))
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return bool(wrong)
 

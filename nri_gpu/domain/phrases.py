@@ -1,6 +1,7 @@
-"""What to do about a warning that lasts for minutes: it is logged as an error with its fix (`system/tasks.py`).
+"""What the log says at WARNING and ERROR: each phrase with its cause, and what to do about it.
 
-Those of docs/messages.md, which has the cause and fix of all that is logged and refused.
+docs/messages.md is made of it (`make reference`). A warning that lasts for minutes is logged as an error with its fix
+(`system/tasks.py`).
 """
 
 from __future__ import annotations
@@ -8,74 +9,477 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+REPORT: Final = "Report it with the traceback that the log has."
+MAKE_ROOM: Final = "Make room under /run, or mend what the line names."
+
+# Section of docs/messages.md -> phrase -> cause and fix, a sentence each.
+CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "Connection to the runtime": {
+        "runtime not reached, trying again": (
+            "Nobody answers on the runtime's NRI socket, so containers start without GPUs.",
+            "Start containerd, switch NRI on in its configuration, or set plugin.socket in the policy to its "
+            "NRI socket.",
+        ),
+        "runtime does not list its containers yet": (
+            "containerd stops a container with a long grace, and until that is over lets no plugin in and "
+            "creates nothing.",
+            "Let the pod with the long grace end, or kill its process; if none is ending, restart containerd.",
+        ),
+        "connection ended, reconnecting": (
+            "The runtime closed the connection or stopped answering, or nri-gpu needs another list of containers.",
+            "Find out in the runtime's own log (journalctl -u containerd) why it drops the plugin or restarts.",
+        ),
+        "connection ended by a bug of ours": ("A bug in nri-gpu ended the connection.", REPORT),
+        "no connection survives Synchronize": (
+            "The runtime cannot send its list of containers, so no container is granted a GPU.",
+            "Remove the pods with the largest environments and annotations, which the line names.",
+        ),
+        "the list of containers is too large for the runtime": (
+            "If the runtime had to connect again, it could not send its list of containers.",
+            "Remove the pods that the line names, or make their environments and annotations smaller.",
+        ),
+        "its next creation will be refused": (
+            "A container runs whose description is larger than plugin.request_bytes.",
+            "Set enableServiceLinks: false for its pod, or mount as a volume what comes by envFrom.",
+        ),
+        "launched by a runtime that will not synchronize": (
+            "containerd 1.7 started nri-gpu itself and never lists its containers to such plugins.",
+            "Take nri-gpu out of the runtime's plugin folder and run it as a service.",
+        ),
+        "request failed": (
+            "A request of the runtime came too late, too large or not as it should be, and was answered with an error.",
+            "Look the code in its reason up under Refusals.",
+        ),
+        "request rejected": (
+            "The runtime sent a message that the protocol does not allow.",
+            "Report it with the runtime's version.",
+        ),
+        "answer too large": (
+            "The answer for one container is larger than a message can be, so the container was refused.",
+            "Let the container ask for fewer GPUs or extras, and report it.",
+        ),
+        "bug in a handler": ("A bug in nri-gpu; the container was refused.", REPORT),
+        "ending, to be started again": (
+            "nri-gpu sees a folder that was removed and made anew, and only a new process can see the new one.",
+            "Nothing, if a service manager or the kubelet starts it again; else start it.",
+        ),
+        "bug: a change was not followed; all else goes on": (
+            "A part of nri-gpu, `follower` in the line, failed when it was told that the node, the policy or "
+            "the grants changed.",
+            "Report it with the traceback that the log has; until then restart nri-gpu if that part matters.",
+        ),
+        "bug: a task ended by an exception, so nri-gpu ends": ("A bug in nri-gpu.", REPORT),
+        "a library logged a message": (
+            "A library that nri-gpu uses, named by the line, reports something.",
+            "Report it if it comes again.",
+        ),
+        "log lines lost": (
+            "Whoever reads the log was too slow, and so many lines were dropped.",
+            "Find out what keeps journald, or the reader of stderr, from reading.",
+        ),
+    },
+    "Containers": {
+        "container asked for GPUs but was created without nri-gpu: delete its pod to have it granted": (
+            "The container was created while nri-gpu was not connected.",
+            "Delete its pod, and run the guard so that such containers do not start.",
+        ),
+        "container runs without the GPUs it asked for": (
+            "The container was created and started while neither the daemon nor the guard was connected.",
+            "Delete its pod so that it is made anew, or set guard.stop_ungranted = true.",
+        ),
+        "container runs with a grant that is not valid": (
+            "Its grant was signed with another key, or somebody forged it.",
+            "Delete its pod so that it is made anew.",
+        ),
+        "container never started and its cgroup is not seen: it keeps its GPUs until it is removed": (
+            "The runtime heeds no refused start, so the container may run, and its cgroup cannot be looked at.",
+            "Let nri-gpu see the host's cgroups (`nri-gpu doctor`), or delete the pod.",
+        ),
+        "process of a container cannot be watched": (
+            "The kernel refused nri-gpu to watch a container, so its GPU may stay held if containerd is killed "
+            "just as it ends.",
+            "Restart nri-gpu; if the line comes again, take what it names out of the unit's SystemCallFilter= "
+            "or raise LimitNOFILE=.",
+        ),
+        "signed grant ignored": (
+            "The grant on a container was signed with another key, or somebody forged it.",
+            "Delete the pod so that it is made anew, and find out who may write pods with the annotation "
+            "gpu.nri.io/grant.",
+        ),
+        "new signing key: grants signed with the old one are not valid any more": (
+            "The key file was damaged, or somebody else than root could have read or written it.",
+            "Delete the pods whose grants are reported as not valid, and find out who changed the file.",
+        ),
+        "key not read: no signed grant is valid": (
+            "The guard may not read the daemon's key, or others could have, so it refuses every container that asks.",
+            "Run the guard as root with the daemon's --state-dir, and restart the daemon if others could read the key.",
+        ),
+        "a container has NVIDIA's hooks": (
+            "Something else injects GPUs on this node too: a runtime, a CDI specification or a plugin of NVIDIA's.",
+            "Remove what `nri-gpu check` names.",
+        ),
+        "granted, but not all of it reaches the program": (
+            "Image or pod set a variable or a path that hides a part of what was granted.",
+            "Change in image or pod what the line names.",
+        ),
+        "container passed that can use GPUs": (
+            "A container that asked for nothing can open GPUs, as it is privileged or its device rules allow all.",
+            "Take those rights from the pod.",
+        ),
+        "container is on a bad gpu": (
+            "A GPU failed under a container that holds it.",
+            'Delete the pod so that it gets another GPU, or set health.containers = "stop".',
+        ),
+        "stray gpu use": (
+            "A process has NVIDIA's device nodes open, and nobody granted it to its container or to the host.",
+            "Do what the line says: end it, have it ask for a GPU, or list it in stray.exceptions.",
+        ),
+        "stray use not looked for": (
+            "A look at the processes of the host failed.",
+            "Mend what the line says; until then nobody is told who uses GPUs without a grant.",
+        ),
+        "stray use is looked for in part": (
+            "nri-gpu may not see every process of the host, or the kubelet does not say what it allocated.",
+            "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md).",
+        ),
+        "bug: stray use not looked for": ("A bug in nri-gpu.", REPORT),
+        "container stopped": (
+            "The policy has nri-gpu stop such containers, and it did; the line has the reason.",
+            "Nothing: a controller of the pod starts it again.",
+        ),
+        "container not stopped": (
+            "The runtime refused to stop a container.",
+            "Stop it with `crictl stop`, and see the runtime's log.",
+        ),
+        "containers not stopped": (
+            "The runtime's CRI socket does not answer.",
+            "Set guard.cri_socket to the runtime's CRI socket.",
+        ),
+        "`nri-gpu check` will not see this guard": (
+            "The guard cannot write its status file.",
+            "Make room or give it rights to the folder that the line names; it guards all the same.",
+        ),
+    },
+    "Policy": {
+        "policy not usable": (
+            "The policy file has a fault, at the line that is named, or is gone.",
+            "Mend the file, or put it back, until `nri-gpu check` is content, then reload nri-gpu.",
+        ),
+        "policy not reloaded, the old one stays": (
+            "The policy file has a fault or is gone, or the runtime sends no policy any more; the policy from "
+            "before holds on.",
+            "Mend it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
+        ),
+        "policy has a table without a key": (
+            "The table has its defaults, and a reload would reject it: perhaps the file was cut off.",
+            "Give the table a key, or take its heading out.",
+        ),
+        "policy has settings that are ignored": (
+            "The policy file has settings that an earlier version knew, and this one has not.",
+            "Take out what the line names; the next version takes it for a fault.",
+        ),
+        "policy lets more namespaces ask for GPUs": (
+            "The new policy lets namespaces ask that might not by the one before: those that are named.",
+            "Nothing, if it is meant; else narrow the policy, and reload nri-gpu.",
+        ),
+        "started on the last good policy": (
+            "The policy file has a fault or is gone, so the last one without a fault is in force.",
+            "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+        ),
+        "policy file still has a fault": (
+            "The policy file has a fault for minutes now, and another policy, or none, is in force.",
+            "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+        ),
+        "last good policy not usable either": (
+            "The policy that was kept for this case cannot be read, or this version does not accept it.",
+            "Mend the policy file, then reload nri-gpu.",
+        ),
+        "no good policy is kept: every container that asks will be refused": (
+            "The policy file has a fault or is gone, and none was ever good since the last boot.",
+            "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+        ),
+        "policy not usable: whatever asks needs a grant": (
+            "The guard can read no policy, so it excuses no container from having a grant.",
+            "Mend the policy file; the guard reads it again by itself.",
+        ),
+        "policy not kept for the next start": (
+            "The policy, or that it is in force, could not be written, so that the next start may refuse all "
+            "or take the defaults.",
+            "Make room there, or mend what the line names.",
+        ),
+        "socket, folders, audit log, refresh interval, [kubelet], [dra], [metrics] change with a restart only": (
+            "The new policy changes a setting that holds for the life of the process.",
+            "Restart nri-gpu when it suits: containers keep their GPUs.",
+        ),
+    },
+    "GPUs": {
+        "inventory not refreshed": (
+            "The driver does not answer, or is not loaded.",
+            "Load the driver's modules (`nri-gpu prepare`), and see in the kernel's log why they do not answer.",
+        ),
+        "not listening for errors of the GPUs; trying again": (
+            "The driver's events cannot be waited for, so errors are seen only at the next refresh.",
+            "See in the kernel's log what is wrong with the driver; restart it if nothing is.",
+        ),
+        "cannot listen for errors of this gpu": (
+            "The driver has no events for this GPU.",
+            "Nothing: its health is looked at with each refresh.",
+        ),
+        "event without its gpu: refreshing all gpus": (
+            "The driver reported an error and did not say of which GPU.",
+            "Nothing: all GPUs are looked at again.",
+        ),
+        "gpu health changed": (
+            "A GPU failed or shows signs of failing; the line has the reason.",
+            "Follow docs/health.md for that reason; the GPU is granted again once it recovers.",
+        ),
+        "xid is not in the catalogue": (
+            "The driver reported an XID that NVIDIA's catalogue does not have; each number is logged once.",
+            "Look the number up; put it into health.fatal_xids or health.ignored_xids if you know better.",
+        ),
+        "root says that a gpu was reset": (
+            "Somebody ran `nri-gpu repaired`; the line has what had asked for the reset.",
+            "Nothing, if it was reset; else withhold it by a [[pool]] for nobody.",
+        ),
+        "gpu cannot be described": (
+            "The driver answers for this GPU with errors.",
+            "See the kernel's log; reset the GPU, or reboot.",
+        ),
+        "node changed": (
+            "A GPU, MIG device or module went away, or got worse.",
+            "Nothing, if you did it; else see the kernel's log.",
+        ),
+        "unusual capability minors, used as they are": (
+            "The driver numbers its MIG capability nodes otherwise than known.",
+            "Nothing, if containers work on MIG devices; else report it.",
+        ),
+        "saved health not read": ("The file with the GPUs' health is damaged.", "Nothing: health is looked at anew."),
+        "health not saved": (
+            "The GPUs' health could not be written to the state folder, so a restart forgets it.",
+            MAKE_ROOM,
+        ),
+        "MPS daemon not up": (
+            "NVIDIA's control daemon of a GPU does not start, so containers in mode=mps wait.",
+            "See the daemon's own log in the folder that docs/mps.md names, and whether another program holds the GPU.",
+        ),
+        "MPS daemon ended by itself": (
+            "NVIDIA's control daemon ended, and the containers that used it lost the GPU.",
+            "Delete their pods so that they are made anew.",
+        ),
+        "folder of an ended MPS daemon not removed": (
+            "A folder of a daemon that ended cannot be removed.",
+            "Remove it once no container uses it.",
+        ),
+        "bug: MPS daemon not controlled any more": ("A bug in nri-gpu.", REPORT),
+    },
+    "Driver": {
+        "driver files not found": (
+            "The driver's libraries are not where they are looked for, or cannot be staged.",
+            "Install the driver's libraries, or set driver.root; `nri-gpu driver` shows what is found.",
+        ),
+        "driver lacks a library that containers need": (
+            "The driver has no libcuda or no libnvidia-ml, so whoever asks for compute or utility is refused.",
+            "Install that part of the driver (libcuda1, nvidia-driver-cuda); `nri-gpu driver` lists what is there.",
+        ),
+        "driver files left out": (
+            "Some files of the driver cannot be given to containers.",
+            "Mend those that the line names, or reinstall the driver; `nri-gpu driver` lists them.",
+        ),
+        "the new driver's kernel module is not loaded: containers get the old one's staged files until it is": (
+            "The driver's files were upgraded and the old kernel module is still loaded.",
+            "Load the new module, which needs that nobody uses a GPU, or reboot.",
+        ),
+        "GPU granted to several pods, to one exclusively": (
+            "One of these pods started without daemon and guard, or is no monitor any more and opens the other "
+            "one's GPU.",
+            "Delete all of these pods but one; nobody else is granted that GPU.",
+        ),
+        "container is over for the runtime, and its processes hold its GPUs": (
+            "Its processes outlive the first one, or the runtime lists it no more (paused at a restart, its "
+            "shim hangs or is dead).",
+            "End the processes that it names, or thaw a paused container ([handover.md](handover.md)).",
+        ),
+        "staged driver files were changed by others": (
+            "Somebody removed or changed files in the stage folder.",
+            "Find out who; the files are staged again.",
+        ),
+        "old driver files not removed": (
+            "Staged files of an earlier driver cannot be removed.",
+            "Remove the folder that the line names once no container has it mounted.",
+        ),
+        "CUDA compatibility packages left out": (
+            "Some packages in compat.dir cannot be used.",
+            "Unpack the package that the line names again, or remove it.",
+        ),
+    },
+    "Kubelet": {
+        "not registered with the kubelet, trying again": (
+            "The kubelet does not know the device plugin, so it offers no GPUs of this node.",
+            "Start the kubelet, remove other device plugins of that resource, or set kubelet.dir to the "
+            "kubelet's folder.",
+        ),
+        "device plugin not started yet": (
+            "The key in the kubelet's folder cannot be read or made.",
+            "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
+        ),
+        "device plugin cannot be served": (
+            "Python cannot import grpcio: this installation is broken.",
+            "Install nri-gpu again, with all that it depends on (docs/install.md).",
+        ),
+        "PodResources cannot be asked": (
+            "Python cannot import grpcio: this installation is broken.",
+            "Install nri-gpu again, with all that it depends on (docs/install.md).",
+        ),
+        "what the kubelet allocated to monitors is not known": (
+            "The kubelet does not say which GPUs the pods of foreign.monitors hold, so they hold what was "
+            "granted alone.",
+            "Start the kubelet, or set kubelet.podresources to its socket.",
+        ),
+        "PodResources not answered, trying again": (
+            "The kubelet's PodResources socket does not answer, so allocations of others are not known.",
+            "Start the kubelet, or set kubelet.podresources to its socket.",
+        ),
+        "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),
+        "kubelet allocation not valid": (
+            "What the kubelet says it gave a container cannot be granted.",
+            "Delete the pod so that it is admitted anew.",
+        ),
+        "required CDI device not written, containers can start without nri-gpu": (
+            "The CDI file that keeps unseen containers from starting cannot be written.",
+            "Let nri-gpu write kubelet.cdi_dir, or run the guard.",
+        ),
+        "node labels not written": (
+            "The file for node-feature-discovery cannot be written.",
+            "Make its folder, or set labels.file.",
+        ),
+        "bug: device plugin not up to date": ("A bug in nri-gpu.", REPORT),
+        "bug: no preferred allocation": ("A bug in nri-gpu; the kubelet chooses by itself.", REPORT),
+        "bug: kubelet session ended": ("A bug in nri-gpu; it registers again.", REPORT),
+    },
+    "Dynamic Resource Allocation": {
+        "DRA driver not registered, trying again": (
+            "The kubelet does not know the driver, so it prepares no ResourceClaims on this node.",
+            "Start the kubelet, or set dra.dir and kubelet.registry_dir to its folders.",
+        ),
+        "daemon not reached, trying again": (
+            "The daemon does not answer `nri-gpu dra`, so no claim is prepared or unprepared; running "
+            "containers go on.",
+            "Start `nri-gpu run` with `--dra` (policy: dra.enabled) and the same --state-dir.",
+        ),
+        "prepared ResourceClaims not compared with the API server": (
+            "A second pod of a claim waits, and claims that were deleted meanwhile keep their GPUs.",
+            "Mend what the line says about the API server or the daemon.",
+        ),
+        "CDI specification of a prepared claim was missing, written again": (
+            "Something on the node removed or changed a file in kubelet.cdi_dir without which containers with "
+            "claims do not start.",
+            "Find what cleans that folder, and have it leave files of nri-gpu alone.",
+        ),
+        "CDI specification of a prepared claim not written, trying again": (
+            "A file without which containers of that claim do not start again is missing, and cannot be written.",
+            "Make room in that folder and let `nri-gpu dra` write there.",
+        ),
+        "waiting for another nri-gpu dra": (
+            "Two processes serve one driver on this node, as in an update; one at a time does.",
+            "Nothing in an update; else end the process that the line names.",
+        ),
+        "ResourceClaim released that the kubelet did not unprepare": (
+            "A prepared claim was deleted or freed while the kubelet or nri-gpu was away.",
+            "Nothing: its GPUs are free again.",
+        ),
+        "bug: a ResourceClaim met an exception": ("A bug in nri-gpu; the kubelet tries that claim again.", REPORT),
+        "ResourceSlices not published, trying again": (
+            "The API server is away or refuses the slices, so the scheduler does not learn what this node offers now.",
+            "Mend what the line names: the way to the API server, the rights of the service account, or the "
+            "node's name.",
+        ),
+        "the API server lacks features, so less is published": (
+            "Feature gates that the line names are off, so taints, shared devices or counters are not "
+            "published (docs/dra.md).",
+            "Switch them on in API server, scheduler and controller manager, or let it be.",
+        ),
+    },
+    "State, control socket, metrics and audit log": {
+        "ledger.json not written; the grants on the containers hold": (
+            "The state folder cannot be written.",
+            MAKE_ROOM,
+        ),
+        "journal not written; the grants on the containers hold": (
+            "The state folder cannot be written, so a crash may forget grants of the last seconds.",
+            MAKE_ROOM,
+        ),
+        "bug in the journal; the grants on the containers hold": (
+            "A bug in nri-gpu kept a grant out of the journal; one that takes another container's GPUs is refused.",
+            REPORT,
+        ),
+        "last ledger not read; which GPUs were just released is not known": (
+            "ledger.json is damaged.",
+            "Nothing: the runtime lists who holds what.",
+        ),
+        "prepared claims dropped": (
+            "The file claims.json is damaged, or from before the last start of this machine.",
+            "Delete pods whose containers are refused when they start again: the kubelet prepares claims for "
+            "new pods only.",
+        ),
+        "prepared claims not written; the claim is not changed": (
+            "The state folder cannot be written, so the claim is neither prepared nor released; the kubelet "
+            "tries again.",
+            MAKE_ROOM,
+        ),
+        "driver process not served": (
+            "The daemon cannot answer `nri-gpu dra`, for the reason that the line names.",
+            "Mend it and restart nri-gpu; until then no claim is prepared.",
+        ),
+        "snapshot not written; a restart will wait for the driver": ("The state folder cannot be written.", MAKE_ROOM),
+        "snapshot ignored": (
+            "The snapshot of the daemon before this one is damaged or not ours.",
+            "Nothing: the driver is asked.",
+        ),
+        "audit log not written; nothing else depends on it": (
+            "The audit log's file cannot be written.",
+            "Make room, or set audit.dir to a folder that can be written.",
+        ),
+        "bug in the audit log; nothing else depends on it": (
+            "A record could not be made or written; grants go on, and the next record begins with node, policy "
+            "and ledger.",
+            REPORT,
+        ),
+        "audit log: decisions lost": (
+            "Decisions came faster than the disk takes them, or it took none for a while.",
+            "Put audit.dir on a faster disk, or one with room.",
+        ),
+        "no control socket: nri-gpu status does not work": (
+            "The socket in the state folder cannot be made.",
+            "Mend what the line names, then restart nri-gpu.",
+        ),
+        "socket accepts no connections": (
+            "The process has no free file descriptor, or no memory.",
+            "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=.",
+        ),
+        "too many connections at once": (
+            "A user or an address (`peer`) has all places of a socket that it may have, so connections that "
+            "ask nothing give way.",
+            "End what keeps connections to the socket that the line names open.",
+        ),
+        "only root can ask for status": (
+            "The group of control.group does not exist, or the daemon may not give it the socket.",
+            "Make the group, and set Group= to it in a drop-in of the unit.",
+        ),
+        "liveness file not written": (
+            "The file `alive` in the folder of `--run-dir` cannot be made or written; the chart's probes go by it.",
+            "Make room in the folder of --run-dir, or mend what the line names.",
+        ),
+        "metrics are not served": (
+            "The address of metrics.listen cannot be used, or this installation is broken.",
+            "Correct metrics.listen, or install nri-gpu again, as the line says.",
+        ),
+        "bug in an answer": ("A bug in nri-gpu.", REPORT),
+        "option is gone and ignored": (
+            "A command line has an option that an earlier version knew, and this one has not.",
+            "Take it out and do what the line says instead; the next version takes it for a fault.",
+        ),
+    },
+}
 FIXES: Final[Mapping[str, str]] = {
-    "runtime not reached, trying again": (
-        "Start containerd, switch NRI on in its configuration, or set plugin.socket in the policy to its NRI socket."
-    ),
-    "connection ended, reconnecting": (
-        "Find out in the runtime's own log (journalctl -u containerd) why it drops the plugin or restarts."
-    ),
-    "runtime does not list its containers yet": (
-        "Let the pod with the long grace end, or kill its process; if none is ending, restart containerd."
-    ),
-    "key not read: no signed grant is valid": (
-        "Run the guard as root with the daemon's --state-dir, and restart the daemon if others could read the key."
-    ),
-    "stray use not looked for": "Mend what the line says; until then nobody is told who uses GPUs without a grant.",
-    "stray use is looked for in part": (
-        "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md)."
-    ),
-    "`nri-gpu check` will not see this guard": (
-        "Make room or give it rights to the folder that the line names; it guards all the same."
-    ),
-    "policy file still has a fault": "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
-    "inventory not refreshed": (
-        "Load the driver's modules (`nri-gpu prepare`), and see in the kernel's log why they do not answer."
-    ),
-    "not listening for errors of the GPUs; trying again": (
-        "See in the kernel's log what is wrong with the driver; restart it if nothing is."
-    ),
-    "MPS daemon not up": (
-        "See the daemon's own log in the folder that docs/mps.md names, and whether another program holds the GPU."
-    ),
-    "driver files not found": (
-        "Install the driver's libraries, or set driver.root; `nri-gpu driver` shows what is found."
-    ),
-    "CUDA compatibility packages left out": "Unpack the package that the line names again, or remove it.",
-    "not registered with the kubelet, trying again": (
-        "Start the kubelet, remove other device plugins of that resource, or set kubelet.dir to the kubelet's folder."
-    ),
-    "daemon not reached, trying again": (
-        "Start `nri-gpu run` with `--dra` (policy: dra.enabled) and the same --state-dir."
-    ),
-    "prepared ResourceClaims not compared with the API server": (
-        "Mend what the line says about the API server or the daemon."
-    ),
-    "CDI specification of a prepared claim not written, trying again": (
-        "Make room in that folder and let `nri-gpu dra` write there."
-    ),
-    "DRA driver not registered, trying again": (
-        "Start the kubelet, or set dra.dir and kubelet.registry_dir to its folders."
-    ),
-    "device plugin not started yet": "Give nri-gpu root's rights to that folder (the drop-in kubelet.conf).",
-    "what the kubelet allocated to monitors is not known": (
-        "Start the kubelet, or set kubelet.podresources to its socket."
-    ),
-    "PodResources not answered, trying again": "Start the kubelet, or set kubelet.podresources to its socket.",
-    "required CDI device not written, containers can start without nri-gpu": (
-        "Let nri-gpu write kubelet.cdi_dir, or run the guard."
-    ),
-    "ResourceSlices not published, trying again": (
-        "Mend what the line names: the way to the API server, the rights of the service account, or the node's name."
-    ),
-    "node labels not written": "Make its folder, or set labels.file.",
-    "ledger.json not written; the grants on the containers hold": "Make room under /run, or mend what the line names.",
-    "journal not written; the grants on the containers hold": "Make room under /run, or mend what the line names.",
-    "snapshot not written; a restart will wait for the driver": "Make room under /run, or mend what the line names.",
-    "audit log not written; nothing else depends on it": "Make room, or set audit.dir to a folder that can be written.",
-    "socket accepts no connections": (
-        "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=."
-    ),
-    "liveness file not written": "Make room in the folder of --run-dir, or mend what the line names.",
-    "metrics are not served": "Correct metrics.listen, or install nri-gpu again, as the line says.",
+    phrase: fix for phrases in CATALOGUE.values() for phrase, (_, fix) in phrases.items()
 }

@@ -6,19 +6,37 @@ import ast
 import re
 import subprocess
 import sys
-from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from docs.messages import CODES, LASTING, LOG, MANUAL, PACKAGE, REFUSED, SENTENCES, Row, Source, faults, rows, sources
+from docs.messages import (
+    CODES,
+    LASTING,
+    MADE,
+    MANUAL,
+    PACKAGE,
+    REFUSED,
+    SENTENCES,
+    Row,
+    Source,
+    faults,
+    page,
+    rows,
+    sources,
+)
 from nri_gpu.domain.decision import Code
+from nri_gpu.domain.phrases import CATALOGUE
 from nri_gpu.policy.document import SECTIONS
 from nri_gpu.policy.forms import settings_of
 
-files = cache(sources)  # not when tests are collected, in each worker
 ROWS: Final = tuple(rows(MANUAL.read_text()))
+SAID_OF_ALL: Final = (
+    *((row.cause, row.fix) for row in ROWS),
+    *(each for phrases in CATALOGUE.values() for each in phrases.values()),
+)
 
 
 def names(table: str) -> list[str]:
@@ -26,19 +44,21 @@ def names(table: str) -> list[str]:
 
 
 def test_every_phrase_that_is_logged_has_its_cause_and_fix() -> None:
-    assert list(faults(files(), ROWS)) == []
-    assert len(names(LOG)) > 80
+    assert list(faults(sources())) == []
+    assert sum(map(len, CATALOGUE.values())) > 80
     done = subprocess.run([sys.executable, MANUAL.with_suffix(".py")], cwd=PACKAGE.parent, check=False)
     assert done.returncode == 0
 
 
 def test_every_code_that_a_refusal_can_have_is_there() -> None:
-    written = {code for file in files() for text in file.strings for code in re.findall(r"nri-gpu \[([a-z-]+)\]", text)}
+    written = {
+        code for file in sources() for text in file.strings for code in re.findall(r"nri-gpu \[([a-z-]+)\]", text)
+    }
     assert sorted(names(CODES)) == sorted({code.value for code in Code} | written)
 
 
 def test_every_refusals_phrase_is_there() -> None:
-    phrases = {text for file in files() for text in file.strings if re.fullmatch(r"\w+ (refused|rejected)", text)}
+    phrases = {text for file in sources() for text in file.strings if re.fullmatch(r"\w+ (refused|rejected)", text)}
     assert sorted(phrases - {"request rejected"}) == sorted(names(REFUSED))
 
 
@@ -55,12 +75,12 @@ def test_every_sentence_of_validation_and_starts_is_there(file: str) -> None:
 
 
 def test_words_of_a_sentence_are_words_of_one() -> None:
-    said = "\n".join(text for file in files() for text in file.strings)
+    said = "\n".join(text for file in sources() for text in file.strings)
     assert [words for words in names(SENTENCES) if words not in said] == []
 
 
 def test_cause_and_fix_are_one_short_sentence_each() -> None:
-    for sentence in (sentence for row in ROWS for sentence in (row.cause, row.fix)):
+    for sentence in chain.from_iterable(SAID_OF_ALL):
         assert sentence[0].isupper() or sentence.startswith(("nri-gpu ", "ledger.json ", "grpcio ", "containerd "))
         assert sentence.endswith(".")
         assert not re.search(r"[.!?] [A-Z]", sentence)
@@ -70,7 +90,7 @@ def test_cause_and_fix_are_one_short_sentence_each() -> None:
 def test_settings_that_a_fix_names_exist() -> None:
     known = {f"{section}.{key}" for section, kind in SECTIONS.items() for key in settings_of(kind)}
     sections = "|".join(SECTIONS)
-    named = {name for row in ROWS for name in re.findall(rf"\b(?:{sections})\.[a-z_]+", f"{row.cause} {row.fix}")}
+    named = {name for each in SAID_OF_ALL for name in re.findall(rf"\b(?:{sections})\.[a-z_]+", " ".join(each))}
     named = {name for name in named if not name.endswith((".md", ".conf", ".json"))}
     assert len(named) > 5
     assert named <= known
@@ -103,12 +123,9 @@ SAID: Final = """logger.warning("new")
 logger.warning(f"{name} broke")
 logger.info("WARNING lost x=")
 logger.error("worse")
-faults.warning("lasts", "fault")
+faults.warning("`x` lasts", "fault")
 """
-CELLS: Final = (
-    *((name, "warning", "It is broken.", "Mend it.") for name in ("old", "lost", "lost", "worse")),
-    ("lasts", LASTING, "It is broken.", "Mend it."),
-)
+BROKEN: Final = ("It is broken.", "Mend it.")
 
 
 def source(folder: Path, text: str) -> Source:
@@ -132,23 +149,30 @@ def test_phrases_are_found_however_they_are_said(tmp_path: Path) -> None:
 
 def test_what_is_missing_or_too_much_is_told(tmp_path: Path) -> None:
     found = source(tmp_path, SAID)
-    page = [Row(LOG, *cells) for cells in CELLS]
-    assert list(faults([found], page, {"lasts": "Wait.", "over": "Mend it."})) == [
+    catalogue = {
+        "A": dict.fromkeys(("old", "lost", "worse"), BROKEN),
+        "B": dict.fromkeys(("lost", "`x` lasts"), BROKEN),
+    }
+    assert list(faults([found], catalogue)) == [
         f"{tmp_path}/part.py:2: the phrase is not fixed: put what varies in a field",
-        "messages.md has 'lost' twice",
-        "messages.md has no cause and fix of 'new'",
-        "nothing logs 'old', which messages.md has",
-        "messages.md: the level of 'worse' is 'error'",
-        "fixes.py: 'over' is not what LogOnce says, or lacks",
-        "fixes.py and messages.md differ in the fix of 'lasts'",
+        "phrases.py has no cause and fix of 'new'",
+        "nothing logs 'old', which phrases.py has",
+        *["phrases.py has 'lost' twice"] * 2,
+    ]
+
+
+def test_the_page_has_each_phrase_with_its_level(tmp_path: Path) -> None:
+    found = source(tmp_path, SAID)
+    made = page(f"Head.\n\n{MADE}old tables\n", [found], {"A": dict.fromkeys(("worse", "`x` lasts"), BROKEN)})
+    assert made.startswith(f"Head.\n\n{MADE}\n### A\n")
+    assert made.splitlines()[-2:] == [
+        "| `worse` | error | It is broken. | Mend it. |",
+        f"| `x lasts` | {LASTING} | It is broken. | Mend it. |",
     ]
 
 
 def test_rows_are_read_from_their_tables() -> None:
-    page = f"{CODES}\n|---|\n| `late` | It was late. | Try again. |\n\n{LOG}\n| `lost` | error | It is. | Find it. |\n"
-    assert list(rows(page)) == [
-        Row(CODES, "late", "", "It was late.", "Try again."),
-        Row(LOG, "lost", "error", "It is.", "Find it."),
-    ]
+    text = f"{CODES}\n|---|\n| `late` | It was late. | Try again. |\n"
+    assert list(rows(text)) == [Row(CODES, "late", "It was late.", "Try again.")]
     with pytest.raises(ValueError, match=r"not a row of .*: \| `lost` \| It is\."):
-        list(rows(f"{LOG}\n| `lost` | It is. | Find it. |\n"))
+        list(rows(f"{CODES}\n| `lost` | It is. |\n"))
