@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from nri_gpu.decision.asked import MONITORING
-from nri_gpu.decision.eligible import as_sentence, check_request, node_fault, over_limit
+from nri_gpu.decision.eligible import check_request, node_fault, over_limit
 from nri_gpu.decision.refusals import busy, called, cannot, why_not
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
@@ -72,7 +72,7 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
     for result in claim.results:
         found = _find(result, units.get(result.device), node.inventory, policy)
         if isinstance(found, Reason):
-            return _not(found.code, f"{shown(result.device)}: {found.sentence}")
+            return NotPrepared(replace(found, what=f"{shown(result.device)}: {found.what}"))
         all_found.append(found)
     whole = PreparedClaim(
         uid=claim.uid,
@@ -87,7 +87,7 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
 
 
 def _not(code: Code, sentence: str) -> NotPrepared:
-    return NotPrepared(Reason(code, as_sentence(sentence)))
+    return NotPrepared(Reason(code, sentence))
 
 
 def _again(known: PreparedClaim, claim: AllocatedClaim) -> PreparedClaim | NotPrepared:
@@ -119,7 +119,7 @@ def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, poli
 
 def _unknown(inventory: Inventory) -> Reason:
     if inventory.fault:
-        return Reason(Code.NODE_NOT_READY, as_sentence(f"the GPUs of this node are not known: {inventory.fault}"))
+        return Reason(Code.NODE_NOT_READY, "the GPUs of this node are not known", inventory.fault)
     has = clipped(", ".join(map(device_name, inventory.units)) or "none", _NAMES_SHOWN_MAX)
     return Reason(Code.NO_SUCH_GPU, f"this node has no such device, it has {has}: {_ANEW}")
 
@@ -135,14 +135,15 @@ def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reas
     try:
         asked = parse_claim(given.key, result.text, given=True)
     except RequestError as error:
-        return Reason(Code.BAD_REQUEST, as_sentence(str(error)))
+        return Reason(Code.BAD_REQUEST, str(error))
     if asked.selectors or asked.wanted != Everything():
         return Reason(Code.BAD_REQUEST, "its configuration names GPUs, and the scheduler chooses them: leave that out.")
     if asked.mode is Mode.EXCLUSIVE and replicas > 1:
         return Reason(
             Code.BAD_REQUEST,
             f"its configuration asks for mode=exclusive, and {replicas} claims share each GPU of this node "
-            "(dra.replicas): leave the mode out, or select devices of other nodes.",
+            "(dra.replicas)",
+            cure="leave the mode out, or select devices of other nodes",
         )
     return replace(asked, wanted=given.wanted, mode=asked.mode or default, kubelet=True)
 
@@ -159,7 +160,7 @@ def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: L
         held = use.held_from_claim(claim, device.mode)
         if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
             reason = busy(found.unit, PodUid(""), device.mode, use)
-            said = Reason(reason.code, f"{device.device}: {reason.sentence}")
+            said = replace(reason, what=f"{device.device}: {reason.what}")
             return NotPrepared(said, released=not held, holders=_only_claims(use))
     return None
 

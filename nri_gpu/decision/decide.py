@@ -10,7 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.decision.asked import claim_of
-from nri_gpu.decision.eligible import Candidates, Eligible, as_sentence, check_request, node_fault, over_limit
+from nri_gpu.decision.eligible import Candidates, Eligible, check_request, node_fault, over_limit
 from nri_gpu.decision.foreign import only
 from nri_gpu.decision.grant_plan import (
     NotCompleted,
@@ -51,8 +51,9 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
         # The container could not start without our reply: our sentence explains more than the runtime's error.
         return _refuse(
             Code.NOT_ALLOWED,
-            f"the kubelet gave it GPUs, but {asked.why.rstrip('.')}: have policy allow it, or take "
-            f"{'the claim out of its resources.claims' if claimed else 'them out of its resources.limits'}.",
+            f"the kubelet gave it GPUs, but {asked.why.rstrip('.')}",
+            cure="have policy allow it, or take "
+            f"{'the claim out of its resources.claims' if claimed else 'them out of its resources.limits'}",
         )
     return asked
 
@@ -62,19 +63,17 @@ def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decis
     if reason := validate_restored(container, policy):
         return Refuse(reason)
     if isinstance(container.kubelet, AllocationPending):
-        return _refuse(Code.NODE_NOT_READY, as_sentence(f"{container.kubelet.key}: {container.kubelet.fault}"))
+        return _refuse(Code.NODE_NOT_READY, f"{container.kubelet.key}: {container.kubelet.fault}")
     try:
         claim = claim_of(container, policy)
     except RequestError as error:
-        return _refuse(Code.BAD_REQUEST, as_sentence(str(error)))
+        return _refuse(Code.BAD_REQUEST, str(error))
     if claim is None:
         return _unasked(container, node, policy)
     if isinstance(claim.wanted, Nothing):
         return _granted_nothing(container, node, policy)
     if policy.fault:
-        return _refuse(
-            Code.BAD_POLICY, as_sentence(f"no GPU can be granted before the policy is mended: {policy.fault}")
-        )
+        return _refuse(Code.BAD_POLICY, "no GPU can be granted before the policy is mended", policy.fault)
     match verdict := select(policy, container):
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
@@ -119,8 +118,8 @@ def _passed(container: Container, node: Node, policy: Policy, why: str) -> Pass 
     if edits.env and VISIBLE_DEVICES in container.env_twice:
         return _refuse(
             Code.NOT_ALLOWED,
-            f"policy disarms {VISIBLE_DEVICES}, but image and pod both set it and NRI reaches only one of the two: "
-            "leave it out of the pod's environment.",
+            f"policy disarms {VISIBLE_DEVICES}, but image and pod both set it and NRI reaches only one of the two",
+            cure="leave it out of the pod's environment",
         )
     return Pass(edits, why, _privileged_note(container, node, policy))
 
@@ -147,8 +146,8 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
 
 ID_IN_USE: Final = Reason(
     Code.GPU_BUSY,
-    "an earlier container of this very id is over, but its processes are not, and they hold GPUs: end them (see "
-    "`nri-gpu status`), or take another id.",
+    "an earlier container of this very id is over, but its processes are not, and they hold GPUs",
+    cure="end them (see `nri-gpu status`), or take another id",
 )
 Chosen = tuple[tuple[Unit, ...], Mode | None, Seat | None]  # no mode: for monitoring
 
@@ -206,5 +205,5 @@ def _privileged_note(container: Container, node: Node, policy: Policy) -> str:
     return f"it {how}: it can use every GPU of this node, whatever is granted to it or to others"
 
 
-def _refuse(code: Code, sentence: str) -> Refuse:
-    return Refuse(Reason(code, sentence))
+def _refuse(code: Code, what: str, why: str = "", cure: str = "") -> Refuse:
+    return Refuse(Reason(code, what, why, cure))

@@ -54,48 +54,49 @@ def check_request(
     claim: Claim, container: Container, policy: Policy, allowed: Allowed, node: Node
 ) -> Eligible | Reason:
     """The request with its defaults, or why policy refuses it. Says nothing of the node's GPUs."""
-    if sentence := _denied_source(claim, container, policy):
-        return Reason(Code.NOT_ALLOWED, sentence)
     terms = allowed.terms
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
     extras = claim.extras if claim.extras != NO_EXTRAS or claim.admin else terms.extras
     denied = (
-        (not claim.admin and terms.denied_mode(mode))
+        _denied_source(claim, container, policy)
+        or (not claim.admin and terms.denied_mode(mode))
         or terms.denied_capabilities(capabilities)
         or terms.denied_extras(extras.asked)
     )
     if denied:
-        return Reason(Code.NOT_ALLOWED, denied)
+        return denied
     seat = _mps_seat(claim, container, node, terms) if mode is Mode.MPS else None
     if isinstance(seat, Reason):
         return seat
     return Eligible(claim, terms, mode, capabilities, extras, allowed.rule, seat, node.mps.unmade)
 
 
-def _denied_source(claim: Claim, container: Container, policy: Policy) -> str:
-    """Why policy refuses a request for where it was written, or for the container that makes it; empty if not."""
+def _denied_source(claim: Claim, container: Container, policy: Policy) -> Reason | None:
+    """Why policy refuses a request for where it was written, or for the container that makes it; None if not."""
     if claim.key == VARIABLE and isinstance(claim.wanted, Everything) and not policy.environment.may_ask_all:
-        return (
-            f"{VARIABLE}=all asks for every GPU, and every CUDA image sets it: name GPUs in it, set it to void, use a "
-            "gpu.nri.io annotation, or set environment.may_ask_all in the policy."
+        return Reason(
+            Code.NOT_ALLOWED,
+            f"{VARIABLE}=all asks for every GPU, and every CUDA image sets it",
+            cure="name GPUs in it, set it to void, use a gpu.nri.io annotation, or set environment.may_ask_all in the "
+            "policy",
         )
     if container.privileged and policy.privileged.action is PrivilegedAction.DENY:
-        return (
+        return Reason(
+            Code.NOT_ALLOWED,
             "a privileged container can use every GPU of this node whatever it is granted, so privileged.action in the "
-            "policy denies its request: make it unprivileged, or change that setting."
+            "policy denies its request",
+            cure="make it unprivileged, or change that setting",
         )
-    return ""
+    return None
 
 
 def _mps_seat(claim: Claim, container: Container, node: Node, terms: Terms) -> Seat | Reason:
     """The container's share of an MPS daemon, or why it cannot have one."""
     mps = terms.policy.mps
-    if sentence := mps.denied(claim.sharing, terms.source):
-        return Reason(Code.NOT_ALLOWED, sentence)
-    if node.mps.fault:
-        return Reason(Code.NODE_NOT_READY, node.mps.fault)
-    return single_gpu_fault(claim) or client_hindrance(container) or mps.seat(claim.sharing, container.uid)
+    away = Reason(Code.NODE_NOT_READY, node.mps.fault) if node.mps.fault else None
+    denied = mps.denied(claim.sharing, terms.source) or away or single_gpu_fault(claim) or client_hindrance(container)
+    return denied or mps.seat(claim.sharing, container.uid)
 
 
 def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
@@ -115,7 +116,7 @@ def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
     if reason := lacking_library(capabilities - {Capability.COMPUTE} if node.compat else capabilities, node):
         return reason
     if not node.inventory.simulated and capabilities not in node.driver.trees:
-        return Reason(Code.NODE_NOT_READY, _not_staged(capabilities, node.driver))
+        return _not_staged(capabilities, node.driver)
     return None
 
 
@@ -134,26 +135,24 @@ def lacking_library(capabilities: Capabilities, node: Node) -> Reason | None:
     libraries = " and no ".join(f"{driver.lacks[each]} for {each}" for each in lacking)
     return Reason(
         Code.NODE_NOT_READY,
-        f"the driver on this node has no {libraries}, and an image's own does not count: install that part of "
-        f"it{ask} or run the pod on a node that has it.",
+        f"the driver on this node has no {libraries}, and an image's own does not count",
+        cure=f"install that part of it{ask} or run the pod on a node that has it",
     )
 
 
 def _cannot_grant(fault: str) -> Reason:
-    return Reason(Code.NODE_NOT_READY, as_sentence(f"this node cannot grant GPUs: {fault}"))
+    return Reason(Code.NODE_NOT_READY, "this node cannot grant GPUs", fault)
 
 
-def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> str:
-    known = frozenset[Capability]().union(*driver.trees)
+def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> Reason:
+    code, known = Code.NODE_NOT_READY, frozenset[Capability]().union(*driver.trees)
     if lacking := [each for each in Capability if each in capabilities - known]:
-        return (
-            f"the driver on this node has no files for {', '.join(lacking)}: install that part of it, ask without, or "
-            "run the pod on a node that has it."
-        )
+        what = f"the driver on this node has no files for {', '.join(lacking)}"
+        return Reason(code, what, cure="install that part of it, ask without, or run the pod on a node that has it")
     if capabilities == {Capability.COMPAT32}:
-        return "compat32 means the 32-bit libraries of other capabilities: name them too."
+        return Reason(code, "compat32 means the 32-bit libraries of other capabilities", cure="name them too")
     wanted = ", ".join(sorted(capabilities))
-    return f"the driver's files for {wanted} are not staged on this node; try again."
+    return Reason(code, f"the driver's files for {wanted} are not staged on this node; try again")
 
 
 def _version_fault(files: str, node: Node) -> str:
@@ -169,11 +168,6 @@ def _version_fault(files: str, node: Node) -> str:
         if kernel != files:
             return f"{two_versions(files, kernel)}; containers created in between would not start properly."
     return ""
-
-
-def as_sentence(text: str) -> str:
-    """The text with one full stop at its end."""
-    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 class Candidates(Struct, frozen=True):
@@ -211,7 +205,7 @@ class Candidates(Struct, frozen=True):
         if self.no_seat and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
             return next(iter(self.no_seat.values()))  # explains more than what is left
         said = "; ".join(filter(None, (self._pools(), self._full())))
-        longer = Reason(reason.code, f"{reason.sentence[:-1]} (not offered here: {said}).")
+        longer = replace(reason, aside=f"not offered here: {said}")
         return longer if said and len(f"nri-gpu [{reason.code}]: {longer.sentence}") <= REFUSAL_MAX else reason
 
     def _pools(self) -> str:
@@ -246,14 +240,13 @@ def over_limit(
     full = _full(asked, container, inventory, ledger)
     for unit in chosen:
         if unit.uuid in full:
-            return Reason(Code.OVER_LIMIT, _too_many(unit, full[unit.uuid], terms.source))
+            return _too_many(unit, full[unit.uuid], terms.source)
     if faults := _seat_faults(asked, container, ledger, chosen):
         return next(iter(faults.values()))
     if terms.limits == NO_LIMITS:
         return None
     uuids, exclusive = frozenset(unit.uuid for unit in chosen), asked.mode is Mode.EXCLUSIVE
-    denied = terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive, claim=claim)
-    return Reason(Code.OVER_LIMIT, denied) if denied else None
+    return terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive, claim=claim)
 
 
 def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
@@ -306,11 +299,13 @@ def _full(
     return full
 
 
-def _too_many(unit: Unit, full: tuple[int, str], source: str) -> str:
+def _too_many(unit: Unit, full: tuple[int, str], source: str) -> Reason:
     limit, path = full
-    return (
-        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, as many as may ({path} in {source}"
-        "): wait until one ends, ask for another GPU, or raise that limit."
+    return Reason(
+        Code.OVER_LIMIT,
+        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, as many as may ({path} in "
+        f"{source})",
+        cure="wait until one ends, ask for another GPU, or raise that limit",
     )
 
 

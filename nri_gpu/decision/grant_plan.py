@@ -118,8 +118,8 @@ def _unmet_requirement(
     failed = unmet(container.env, facts, may_disable=settings.may_disable, chars=container.requirement_chars)
     if failed is None:
         return None
-    more = f"{failed.sentence[:-1]}; no compatibility package helps: {choice.why}." if choice.why else ""
-    return Reason(Code.REQUIREMENT_NOT_MET, more if more and len(more) <= REQUIREMENT_MAX else failed.sentence)
+    more = f"{failed.clause}; no compatibility package helps: {choice.why}" if choice.why else failed.clause
+    return Reason(Code.REQUIREMENT_NOT_MET, more if len(more) < REQUIREMENT_MAX else failed.clause)
 
 
 # Containers that hold GPU nodes from another component, such as a device plugin, CDI or another NRI plugin. Two
@@ -137,8 +137,9 @@ def held_elsewhere(container: Container, node: Node) -> Reason | None:
         return None
     return Reason(
         Code.HELD_BY_OTHERS,
-        f"the container already holds {held}, put there by a device plugin, CDI or another NRI plugin: two "
-        "injectors never serve one container; drop its resource request or its gpu.nri.io annotation.",
+        f"the container already holds {held}, put there by a device plugin, CDI or another NRI plugin",
+        "two injectors never serve one container",
+        "drop its resource request or its gpu.nri.io annotation",
     )
 
 
@@ -153,9 +154,7 @@ def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject
     if policy.foreign.complete is not Complete.ALL or not completable(container, node):
         return NotCompleted()
     capabilities = closure(policy.defaults.capabilities)
-    if sentence := Terms(policy=policy).denied_capabilities(capabilities):
-        return Reason(Code.NOT_ALLOWED, sentence)
-    if reason := node_fault(capabilities, node):
+    if reason := Terms(policy=policy).denied_capabilities(capabilities) or node_fault(capabilities, node):
         return reason
     unknown = unknown_nodes(container, node)
     if unknown or not external_units(container, node):
@@ -179,15 +178,15 @@ def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject 
         return Reason(
             Code.HELD_BY_OTHERS,
             f"the container already holds {unknown or 'a GPU in MIG mode'}, assigned by another component and of no "
-            "GPU or MIG device known on this node, so it cannot be completed: see `nri-gpu gpus` there, or drop its "
-            "gpu.nri.io annotation.",
+            "GPU or MIG device known on this node, so it cannot be completed",
+            cure="see `nri-gpu gpus` there, or drop its gpu.nri.io annotation",
         )
     if more := beyond(asked.claim, container, held, node.inventory):
         return Reason(
             Code.HELD_BY_OTHERS,
             f"the container already holds {nvidia_nodes(container, node)}, put there by a device plugin or another NRI "
-            f"plugin, and {asked.claim.key} asks for {more}: a request can only shape GPUs that another component "
-            "assigned, so ask for no more than those.",
+            f"plugin, and {asked.claim.key} asks for {more}",
+            cure="a request can only shape GPUs that another component assigned, so ask for no more than those",
         )
     return _completed(container, asked.capabilities, node, policy, asked.rule)
 

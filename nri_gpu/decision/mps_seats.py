@@ -26,8 +26,8 @@ def single_gpu_fault(claim: Claim) -> Reason | None:
         return None
     return Reason(
         Code.BAD_REQUEST,
-        "mode=mps gives a container one GPU, since each GPU has its own MPS daemon and a program reaches one: "
-        "ask for 1 or device=, or in another mode.",
+        "mode=mps gives a container one GPU, since each GPU has its own MPS daemon and a program reaches one",
+        cure="ask for 1 or device=, or in another mode",
     )
 
 
@@ -36,8 +36,8 @@ def folder_fault(unit: Unit, unmade: Mapping[str, str]) -> Reason | None:
     if why := unmade.get(unit.uuid):
         return Reason(
             Code.NODE_NOT_READY,
-            f"{called(unit)} has no folder for its next MPS daemon ({why}): make room where containers in mode=mps "
-            "write (docs/mps.md), or ask with mode=shared.",
+            f"{called(unit)} has no folder for its next MPS daemon ({why})",
+            cure="make room where containers in mode=mps write (docs/mps.md), or ask with mode=shared",
         )
     return None
 
@@ -47,7 +47,8 @@ def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None
     if isinstance(unit, MigPart):
         return Reason(
             Code.GPU_UNAVAILABLE,
-            f"{called(unit)} cannot be shared by MPS here: ask for it in mode=shared, or for a whole GPU.",
+            f"{called(unit)} cannot be shared by MPS here",
+            cure="ask for it in mode=shared, or for a whole GPU",
         )
     others = list(usage.grants.values())
     return _too_many(unit, len(others), most) or _too_much(unit, others, seat) or _other_user(unit, others, seat.uid)
@@ -76,7 +77,8 @@ def _too_many(unit: Unit, others: int, most: int) -> Reason | None:
     return Reason(
         Code.OVER_LIMIT,
         f"{called(unit)} has {others} MPS clients, as many as may (mps.containers_per_gpu, and never more than its "
-        "hardware takes): wait until one ends, or ask for another GPU.",
+        "hardware takes)",
+        cure="wait until one ends, or ask for another GPU",
     )
 
 
@@ -84,8 +86,9 @@ def _too_much(unit: Unit, others: Iterable[Grant], seat: Seat) -> Reason | None:
     if seat.memory_mib and unit.memory_bytes is None:
         return Reason(
             Code.NO_SUCH_GPU,
-            f"{called(unit)} cannot be shared by memory, since {MEMORY_UNKNOWN}: ask without sharing=memory, where the "
-            "policy sets no share either (mps.default_memory_mib, mps.most_memory_mib), or for another GPU.",
+            f"{called(unit)} cannot be shared by memory, since {MEMORY_UNKNOWN}",
+            cure="ask without sharing=memory, where the policy sets no share either (mps.default_memory_mib, "
+            "mps.most_memory_mib), or for another GPU",
         )
     taken, there = sum(grant.seat.memory_mib for grant in others if grant.seat), (unit.memory_bytes or 0) // MIB
     if not seat.memory_mib or taken + seat.memory_mib <= there:
@@ -93,7 +96,8 @@ def _too_much(unit: Unit, others: Iterable[Grant], seat: Seat) -> Reason | None:
     return Reason(
         Code.OVER_LIMIT,
         f"{called(unit)} has {there} Mi of memory, of which {taken} Mi are shares of other containers already, and "
-        f"{seat.memory_mib} Mi are asked for: ask for a smaller sharing=memory, wait, or ask for another GPU.",
+        f"{seat.memory_mib} Mi are asked for",
+        cure="ask for a smaller sharing=memory, wait, or ask for another GPU",
     )
 
 
@@ -103,8 +107,9 @@ def _other_user(unit: Unit, others: Iterable[Grant], uid: int | None) -> Reason 
         return None
     return Reason(
         Code.GPU_BUSY,
-        f"the MPS daemon of {called(unit)} serves user id {known[0]} now, and this container runs as {uid}: one daemon "
-        "serves one user at a time, and CUDA would hang; run it as that user, wait, or ask for another GPU.",
+        f"the MPS daemon of {called(unit)} serves user id {known[0]} now, and this container runs as {uid}",
+        "one daemon serves one user at a time, and CUDA would hang",
+        "run it as that user, wait, or ask for another GPU",
     )
 
 

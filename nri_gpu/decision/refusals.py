@@ -115,15 +115,15 @@ def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reas
     cure = f"; {_NEW_POD}" if kubelet else ""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
         has = _parts(inventory.parts)
-        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}.")
+        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}")
     grantable = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
     has = _listing(inventory.gpus)
-    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}.")
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}")
 
 
 def ambiguous(wanted: str, found: int) -> Reason:
     """Several UUIDs begin like this."""
-    return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here: write more of it.")
+    return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here", cure="write more of it")
 
 
 def misfit(unit: Unit, claim: Claim) -> Reason:
@@ -131,8 +131,8 @@ def misfit(unit: Unit, claim: Claim) -> Reason:
     because = f", since {why}" if (why := _why_unknown(unit, claim.selectors)) else ""
     return Reason(
         Code.NO_SUCH_GPU,
-        f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}: drop them, or name "
-        "another.",
+        f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}",
+        cure="drop them, or name another",
     )
 
 
@@ -166,8 +166,10 @@ def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
     """It is named, and lost or otherwise unavailable. kubelet: the kubelet chose it."""
     return Reason(
         Code.GPU_UNAVAILABLE,
-        f"{which} cannot be granted: {clipped(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
-        "repair it on the node (see `nvidia-smi` and `dmesg | grep NVRM` there).",
+        f"{which} cannot be granted",
+        clipped(why, WHY_SHOWN_MAX),
+        f"{_NEW_POD if kubelet else 'ask for another'}, or repair it on the node (see `nvidia-smi` and `dmesg | grep "
+        "NVRM` there)",
     )
 
 
@@ -177,7 +179,8 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
         return Reason(
             Code.GPU_BUSY,
             f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods have it as soon as no process "
-            f"is on it, or {usage.releasing.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
+            f"is on it, or {usage.releasing.grace_s:g} s after its release",
+            cure="wait until then, or ask for other GPUs",
         )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid]
     others = [*others, *usage.idle_claims] or list(usage.pods.values())
@@ -185,8 +188,8 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
     how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
     return Reason(
         Code.GPU_BUSY,
-        f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
-        f"ask for other GPUs, or set {_cure(asked, {usage.mode})}.",
+        f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode",
+        cure=f"wait until it is free, ask for other GPUs, or set {_cure(asked, {usage.mode})}",
     )
 
 
@@ -237,8 +240,8 @@ def all_busy(
     return Reason(
         Code.GPU_BUSY,
         f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit {len(open_ones) or 'none'} can be "
-        f"granted now; {'the others' if open_ones else 'they'} are held by {holders}: wait until one is free, "
-        f"{fewer}or set {cure}.",
+        f"granted now; {'the others' if open_ones else 'they'} are held by {holders}",
+        cure=f"wait until one is free, {fewer}or set {cure}",
     )
 
 
@@ -247,8 +250,8 @@ def _all_releasing(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
     return Reason(
         Code.GPU_BUSY,
         f"{asked} can be granted now; the others were just released by {pods}; other pods have them as soon as no "
-        f"process is on them, or {max(each.grace_s for each in left):g} s after their release: {fewer}"
-        f"{'or ' if fewer else ''}wait until then.",
+        f"process is on them, or {max(each.grace_s for each in left):g} s after their release",
+        cure=f"{fewer}{'or ' if fewer else ''}wait until then",
     )
 
 
@@ -263,7 +266,8 @@ def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventor
     has = f"{len(fitting)}{which}{_hidden(inventory, claim)}"
     return Reason(
         Code.NO_SUCH_GPU,
-        f"asked for {gpus} GPUs, but this node has {has}: ask for fewer, or run the pod on another node.",
+        f"asked for {gpus} GPUs, but this node has {has}",
+        cure="ask for fewer, or run the pod on another node",
     )
 
 
@@ -282,8 +286,8 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
     return Reason(
         Code.NO_SUCH_GPU,
         f"asked for {wanted.devices}, but this node has {has}"
-        f"{' that fit the selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, create such "
-        "MIG devices on the node, or run the pod on another node.",
+        f"{' that fit the selectors' * bool(claim.selectors)}{but}{bad_ones}",
+        cure="ask for another profile, create such MIG devices on the node, or run the pod on another node",
     )
 
 
@@ -293,13 +297,13 @@ def none_fit(claim: Claim, inventory: Inventory) -> Reason:
         has = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN) + _hidden(inventory, claim)
         return Reason(
             Code.NO_SUCH_GPU,
-            f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {has}: loosen the selectors, or "
-            "run the pod on another node.",
+            f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {has}",
+            cure="loosen the selectors, or run the pod on another node",
         )
     return Reason(
         Code.NO_SUCH_GPU,
-        f"this node has no GPU that can be granted{_hidden(inventory)}: run the pod on another node, or see "
-        "`nri-gpu gpus` and `nvidia-smi` on this one.",
+        f"this node has no GPU that can be granted{_hidden(inventory)}",
+        cure="run the pod on another node, or see `nri-gpu gpus` and `nvidia-smi` on this one",
     )
 
 

@@ -22,8 +22,8 @@ NVIDIA_PATH: Final = "/dev/nvidia"
 NAME_SHOWN_MAX: Final = 120  # characters
 TAKEN: Final = Reason(
     Code.GPU_BUSY,
-    "this container was created and not started while it held its GPUs, and another one was granted them meanwhile: "
-    "create it again.",
+    "this container was created and not started while it held its GPUs, and another one was granted them meanwhile",
+    cure="create it again",
 )
 AGAIN: Final = "create it again once `nri-gpu run` serves this node"
 
@@ -49,7 +49,8 @@ def validate_restored(container: Container, policy: Policy) -> Reason | None:
     return Reason(
         Code.RESTORED,
         f"its pod asks for GPUs by {shown_key(key)}, and its image is a checkpoint, which the runtime restores without "
-        "telling nri-gpu of the start: run it from an image that is no checkpoint, or ask for no GPU in its pod.",
+        "telling nri-gpu of the start",
+        cure="run it from an image that is no checkpoint, or ask for no GPU in its pod",
     )
 
 
@@ -93,8 +94,9 @@ def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | Non
     if isinstance(signed, SignedGrant) and (number := len(_gpus(adjusted.nodes))) > len(signed.uuids):
         return Reason(
             Code.UNGRANTED_NODES,
-            f"the nodes of {number} GPUs were added to this container and its grant names {len(signed.uuids)}: a bug "
-            "in nri-gpu or a plugin of the same name and index; see the log of `nri-gpu run`.",
+            f"the nodes of {number} GPUs were added to this container and its grant names {len(signed.uuids)}",
+            "a bug in nri-gpu or a plugin of the same name and index",
+            "see the log of `nri-gpu run`",
         )
     if NVIDIA_MAJOR in adjusted.opened:
         return _not_ours(Added(f"a device rule for major {NVIDIA_MAJOR}", ""), "")
@@ -122,6 +124,7 @@ def _not_ours(added: Added | AddedNode, why: str) -> Reason:
     by = f"NRI plugin {added.owner[:NAME_SHOWN_MAX]}" if added.owner else "an NRI plugin"
     return Reason(
         Code.UNGRANTED_NODES,
-        f"{by} added {added.name[:NAME_SHOWN_MAX]} to this container, and {why or 'no grant names it'}: nri-gpu alone "
-        "assigns the GPUs of this node; remove that plugin from the node, or its request from the container.",
+        f"{by} added {added.name[:NAME_SHOWN_MAX]} to this container, and {why or 'no grant names it'}",
+        "nri-gpu alone assigns the GPUs of this node",
+        "remove that plugin from the node, or its request from the container",
     )

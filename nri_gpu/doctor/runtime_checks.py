@@ -66,8 +66,7 @@ def _faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     subject = "runtime configuration"
     shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
     for fault in runtime.faults:
-        file = fault.sentence.partition(" ")[0]
-        mend = f"# mend {runtime.place(file if file.startswith('/') else runtime.config)}"
+        mend = f"# mend {runtime.place(fault.where if fault.where.startswith('/') else runtime.config)}"
         fix = (*filter(None, (fault.fix,)), mend if runtime.distribution else shows)
         if fault.unseen:
             yield unseen(subject, fault.sentence, *(() if fault.fix else ("sudo nri-gpu doctor",)))

@@ -51,12 +51,13 @@ Toml = dict[str, object]
 class FileFault(Struct, frozen=True):
     """What is wrong with a file, so that the runtime does not start with it. unseen: it may; we cannot read it.
 
-    fix: a comment; empty where the runtime itself says more.
+    fix: a comment; empty where the runtime itself says more. where: a file, or a part of the settings.
     """
 
     sentence: str
     fix: str = ""
     unseen: bool = False
+    where: str = ""
 
 
 class Validator(Struct, frozen=True):
@@ -136,7 +137,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     if replaces:
         nri, cri = nri[-1:], cri[-1:]
     odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
-    faults += (FileFault(f"{name} has `plugins` that are no table") for name in odd)
+    faults += (FileFault(f"{name} has `plugins` that are no table", where=name) for name in odd)
     faults += _refused(files, release)
     tops = [_read(each.top, ContainerdSettings, each.name, faults) for each in files]
     disabled = [(entry, file.name) for file, top in zip(files, tops, strict=True) for entry in top.disabled_plugins]
@@ -194,6 +195,7 @@ def _containerd_files(root: Path, path: str, faults: list[FileFault]) -> list[_F
                 f"{path} imports more than {FILES_MAX} files, of which the rest is not looked at",
                 "# import fewer",
                 unseen=True,
+                where=path,
             )
         )
     return list(files.values())
@@ -212,11 +214,11 @@ def _refused(files: list[_File], release: tuple[int, ...] | None) -> Iterator[Fi
             sentence = (
                 f"{each.name} is of version {each.version}, and {reading.newest} is the newest that is read: {what}"
             )
-            yield FileFault(sentence, _rewrite(each, reading.newest))
+            yield FileFault(sentence, _rewrite(each, reading.newest), where=each.name)
     for each in written:
         if reading.root and each.version > main.version:
             sentence = f"{each.name} is of version {each.version}, and {main.name}, which imports it, of {main.version}"
-            yield FileFault(f"{sentence}: {what}", _rewrite(each, main.version))
+            yield FileFault(f"{sentence}: {what}", _rewrite(each, main.version), where=each.name)
     for each in files:
         if (written[-1] if reading.named else each).version < 2:
             continue  # the plugins of version 1 have short names
@@ -224,7 +226,8 @@ def _refused(files: list[_File], release: tuple[int, ...] | None) -> Iterator[Fi
         for name in [*names, *(each.plugins if reading.named else ())]:
             if not reading.uri.fullmatch(name):
                 full = f'"{CRI_PLUGINS[1]}" for "cri", for instance'
-                yield FileFault(f'{each.name} calls a plugin "{name}", not by its URI: {what}', f"# write {full}")
+                sentence = f'{each.name} calls a plugin "{name}", not by its URI: {what}'
+                yield FileFault(sentence, f"# write {full}", where=each.name)
 
 
 def _rewrite(file: _File, version: int) -> str:
@@ -315,18 +318,18 @@ def seconds(duration: str) -> float | None:
 
 def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> Toml | None:
     path = root / name.lstrip("/")
-    fault = FileFault(f"{name} cannot be read by this user", unseen=True)
+    fault = FileFault(f"{name} cannot be read by this user", unseen=True, where=name)
     try:
         if stat_of(path) is None:
             if not required:
                 return None
-            fault = FileFault(f"{name} is imported and does not exist, so containerd does not start")
+            fault = FileFault(f"{name} is imported and does not exist, so containerd does not start", where=name)
         elif not path.is_file():
-            fault = FileFault(f"{name} is not a regular file")
+            fault = FileFault(f"{name} is not a regular file", where=name)
         elif (text := text_of(path, TEXT_MAX, "utf-8")) is not None:
             return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        fault = FileFault(f"{name} is not TOML: {error}")
+        fault = FileFault(f"{name} is not TOML: {error}", where=name)
     except OSError:
         pass  # as said above
     faults.append(fault)
@@ -372,5 +375,5 @@ def _read(value: object, kind: type[T], where: str, faults: list[FileFault]) -> 
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        faults.append(FileFault(f"{where}: {error}"))
+        faults.append(FileFault(f"{where}: {error}", where=where))
         return kind()

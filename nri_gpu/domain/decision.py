@@ -101,10 +101,21 @@ PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})
 
 
 class Reason(Struct, frozen=True):
-    """A refusal's code and its sentence: what is wrong, where, and what to do about it."""
+    """A refusal. One that comes from elsewhere, such as a fault of the node, is a `what` that says the rest, too."""
 
     code: Code
-    sentence: str
+    what: str  # is wrong, and where
+    why: str = ""  # that is so, where `what` needs it
+    cure: str = ""
+    aside: str = ""  # what else to know, in brackets behind the rest
+
+    @property
+    def sentence(self) -> str:
+        """Like `what: cure.`, or `what: why; cure (aside).`."""
+        text = f"{self.what}: {self.why}" if self.why else self.what
+        text += f"{'; ' if self.why else ': '}{self.cure}" if self.cure else ""
+        text = f"{text} ({self.aside})" if self.aside else text
+        return text if text.endswith((".", "?", "!")) else f"{text}."
 
     def __str__(self) -> str:
         """As the client sees it: ASCII, at most REFUSAL_MAX characters, no line breaks."""

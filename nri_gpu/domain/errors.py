@@ -60,13 +60,15 @@ class DriverError(NriGpuError):
 class RequestError(NriGpuError):
     """An annotation that cannot be understood.
 
-    key: the annotation's key. position: 0-based offset into its value, None when the key itself is wrong.
+    key: the annotation's key. message: what is wrong, without the place. position: 0-based offset into its value, None
+    when the key itself is wrong.
     """
 
     def __init__(self, key: str, message: str, position: int | None = None) -> None:
         place = key if position is None else f"{key} at character {position + 1}"
         super().__init__(f"{place}: {message}")
         self.key = key
+        self.message = message
         self.position = position
 
 

@@ -66,7 +66,7 @@ def parse_config(raw: bytes) -> str:
         try:
             parse_claim(KIND, text, given=True)
         except RequestError as error:
-            faults.append(_message(error))
+            faults.append(error.message)  # its position is in a text that nobody wrote
     if faults:
         raise ConfigError(tuple(faults[:FAULTS_MAX]))
     return text
@@ -124,13 +124,8 @@ def _word(path: str, clause: str, value: object, faults: list[str], share: str =
         try:
             CLAUSES[clause].read(Piece(path, text, 0), Operator.EQUAL)
         except RequestError as error:
-            faults.append(f"{path}: {_message(error)}")
+            faults.append(f"{path}: {error.message}")
     return text
-
-
-def _message(error: RequestError) -> str:
-    """What is wrong, without the position, which is in a text that nobody wrote."""
-    return str(error).partition(": ")[2]
 
 
 def _shown(value: object) -> str:

@@ -41,8 +41,8 @@ def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | N
         return None
     return Reason(
         Code.NODE_NOT_READY,
-        "nvidia-caps has no major on this node (not in /proc/devices), so MIG devices cannot be granted: load kernel "
-        "module nvidia again on it, and see `dmesg | grep NVRM`.",
+        "nvidia-caps has no major on this node (not in /proc/devices), so MIG devices cannot be granted",
+        cure="load kernel module nvidia again on it, and see `dmesg | grep NVRM`",
     )
 
 
@@ -58,8 +58,8 @@ def covered_node(nodes: Iterable[str], mounts: Iterable[str]) -> Reason | None:
         return None
     return Reason(
         Code.VOLUME_IN_THE_WAY,
-        f"the container mounts a volume at {node} or above it, where the GPU's node belongs: mount it elsewhere, or "
-        "leave out of capabilities= what needs that node.",
+        f"the container mounts a volume at {node} or above it, where the GPU's node belongs",
+        cure="mount it elsewhere, or leave out of capabilities= what needs that node",
     )
 
 
@@ -134,6 +134,6 @@ def two_versions(files: str, kernel: str) -> str:
 def _not_loaded(module: str, fix: str) -> Reason:
     return Reason(
         Code.NODE_NOT_READY,
-        f"kernel module {module} is not loaded on this node (not in /proc/devices): run `{fix}` on it; "
-        "the container can be created again right after.",
+        f"kernel module {module} is not loaded on this node (not in /proc/devices)",
+        cure=f"run `{fix}` on it; the container can be created again right after",
     )

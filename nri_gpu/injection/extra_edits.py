@@ -116,7 +116,7 @@ def _imex(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
 
 
 def _lacking(extra: Extra, why: str) -> Reason:
-    return Reason(Code.NODE_NOT_READY, f"extra {extra} cannot be given on this node: {why}.")
+    return Reason(Code.NODE_NOT_READY, f"extra {extra} cannot be given on this node", why)
 
 
 def _hidden_volume(extra: Extra, places: Iterable[str], taken: Iterable[str]) -> Reason | None:
@@ -126,8 +126,8 @@ def _hidden_volume(extra: Extra, places: Iterable[str], taken: Iterable[str]) ->
         if any(other == place or other.startswith(f"{place}/") for other in others):
             return Reason(
                 Code.BAD_REQUEST,
-                f"extra {extra} is mounted at {place}, and the container has a volume there: move the volume, "
-                "or leave the extra out.",
+                f"extra {extra} is mounted at {place}, and the container has a volume there",
+                cure="move the volume, or leave the extra out",
             )
     return None
 

@@ -20,15 +20,15 @@ def client_hindrance(container: Container) -> Reason | None:
     if taken:
         return Reason(
             Code.VOLUME_IN_THE_WAY,
-            f"mode=mps mounts the daemon's own {' and '.join(sorted(taken))}, and the container has a volume there: "
-            "move the volume, or ask in another mode.",
+            f"mode=mps mounts the daemon's own {' and '.join(sorted(taken))}, and the container has a volume there",
+            cure="move the volume, or ask in another mode",
         )
     own = sorted(container.env.keys() & set(CLIENT_VARIABLES))
     if own:
         return Reason(
             Code.BAD_REQUEST,
-            f"mode=mps sets {', '.join(own)}, which the image or the pod sets too: leave it out there, and write "
-            "limits as sharing=memory:10Gi,threads:50.",
+            f"mode=mps sets {', '.join(own)}, which the image or the pod sets too",
+            cure="leave it out there, and write limits as sharing=memory:10Gi,threads:50",
         )
     return None
 

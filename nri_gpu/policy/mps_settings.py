@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.mps import WHOLE_PERCENT, MpsLimits, Seat
 from nri_gpu.policy.forms import about
 
@@ -66,22 +67,26 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         threads = min(asked.threads_percent or self.default_threads_percent, self.most_threads_percent)
         return Seat(memory, threads, uid)
 
-    def denied(self, asked: MpsLimits, source: str) -> str:
-        """Why a container may not have this mode, or so much; empty when it may. source: the policy's file."""
+    def denied(self, asked: MpsLimits, source: str) -> Reason | None:
+        """Why a container may not have this mode, or so much; None when it may. source: the policy's file."""
         if not self.enabled:
-            return (
-                f"mode mps is switched off on this node: set mps.enabled = true in {source} and install what it needs "
-                "(docs/mps.md), or ask with mode=shared."
+            return Reason(
+                Code.NOT_ALLOWED,
+                "mode mps is switched off on this node",
+                cure=f"set mps.enabled = true in {source} and install what it needs (docs/mps.md), or ask with "
+                "mode=shared",
             )
         if self.most_memory_mib and asked.memory_mib > self.most_memory_mib:
             return _above(f"{asked.memory_mib} Mi", "memory", f"{self.most_memory_mib} Mi", "memory_mib", source)
         if asked.threads_percent > self.most_threads_percent:
             most = f"{self.most_threads_percent} percent"
             return _above(f"{asked.threads_percent} percent", "threads", most, "threads_percent", source)
-        return ""
+        return None
 
 
-def _above(asked: str, what: str, most: str, key: str, source: str) -> str:
-    return (
-        f"sharing={what} of {asked} is more than the {most} of mps.most_{key} in {source}: ask for less, or raise that."
+def _above(asked: str, what: str, most: str, key: str, source: str) -> Reason:
+    return Reason(
+        Code.NOT_ALLOWED,
+        f"sharing={what} of {asked} is more than the {most} of mps.most_{key} in {source}",
+        cure="ask for less, or raise that",
     )

@@ -138,7 +138,7 @@ def _terms_of(policy: Policy, index: int) -> Iterator[Finding]:
         (rule.default_extras, rule.extras, terms.denied_extras(terms.extras.asked)),
     ):
         if denied and not (default is None and allowed is None):
-            yield in_policy(f"{path}: its own default is refused: {denied.partition(':')[0]}", path)
+            yield in_policy(f"{path}: its own default is refused: {denied.what}", path)
     if rule.capabilities is not None:
         yield from _lonely(rule.capabilities, f"{path}.capabilities")
     if rule.labels and rule.namespace is None:

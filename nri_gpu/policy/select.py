@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container, Pod
+from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
 from nri_gpu.domain.gpu_request import Mode
@@ -90,45 +91,51 @@ class Terms(Struct, frozen=True, kw_only=True):
         each = ((unit.uuid, members.get(unit.uuid)) for unit in inventory.units)
         return {uuid: pool for uuid, pool in each if pool is None or pool.name not in wanted.patterns}
 
-    def denied_mode(self, mode: Mode) -> str:
-        """Why a container may not have this mode; empty when it may."""
+    def denied_mode(self, mode: Mode) -> Reason | None:
+        """Why a container may not have this mode; None when it may."""
         allowed, path = self._allowed("modes")
         if mode in allowed:
-            return ""
+            return None
         known = ", ".join(each for each in Mode if each in allowed)
-        return (
-            f"mode {mode} may not be asked for: {path} in {self.source} lists {known}; ask with one of these, or "
-            "change that list."
+        return Reason(
+            Code.NOT_ALLOWED,
+            f"mode {mode} may not be asked for",
+            f"{path} in {self.source} lists {known}",
+            "ask with one of these, or change that list",
         )
 
-    def denied_capabilities(self, capabilities: Capabilities) -> str:
-        """Why a container may not have these parts of the driver; empty when it may. capabilities: closed."""
+    def denied_capabilities(self, capabilities: Capabilities) -> Reason | None:
+        """Why a container may not have these parts of the driver; None when it may. capabilities: closed."""
         allowed, path = self._allowed("capabilities")
         if capabilities <= allowed:
-            return ""
+            return None
         denied = [each for each in Capability if each in capabilities - allowed]
         brought = [each for each in denied if any(each in closure(frozenset({one})) for one in capabilities - {each})]
         why = f" ({', '.join(brought)} is brought along by another)" if brought else ""
-        return (
-            f"capabilities {', '.join(denied)} may not be asked for{why}: {path} in {self.source} does "
-            "not list them; change that list, or ask without."
+        return Reason(
+            Code.NOT_ALLOWED,
+            f"capabilities {', '.join(denied)} may not be asked for{why}",
+            f"{path} in {self.source} does not list them",
+            "change that list, or ask without",
         )
 
-    def denied_extras(self, asked: frozenset[Extra]) -> str:
-        """Why a container may not have these extras; empty when it may."""
+    def denied_extras(self, asked: frozenset[Extra]) -> Reason | None:
+        """Why a container may not have these extras; None when it may."""
         allowed, path = self._allowed("extras")
         if asked <= allowed:
-            return ""
+            return None
         denied = ", ".join(each for each in Extra if each in asked - allowed)
-        return (
-            f"extras {denied} may not be asked for: {path} in {self.source} does not list them; change that list, or "
-            "ask without."
+        return Reason(
+            Code.NOT_ALLOWED,
+            f"extras {denied} may not be asked for",
+            f"{path} in {self.source} does not list them",
+            "change that list, or ask without",
         )
 
     def denied_number(
         self, chosen: Set[GpuUuid], held: Holdings, pod: Pod, *, exclusive: bool, claim: bool = False
-    ) -> str:
-        """Why a container may not have so many GPUs, by the narrowest limit; empty when it may.
+    ) -> Reason | None:
+        """Why a container may not have so many GPUs, by the narrowest limit; None when it may.
 
         claim: why a ResourceClaim may not; its containers may have some of them each.
         """
@@ -147,12 +154,13 @@ class Terms(Struct, frozen=True, kw_only=True):
             gpus = f"GPU{'s' * (limit != 1)}{' in exclusive mode' * key.startswith('exclusive')}"
             of_which = f", of which {used} {'is' if used == 1 else 'are'} held already" if used else ""
             wait = "wait until some are given back, " if used and more <= limit else ""
-            return (
+            return Reason(
+                Code.OVER_LIMIT,
                 f"{whose} may have at most {limit} {gpus}{of_which}; this {'claim' if claim else 'container'} asks for "
-                f"{more}{' more' * bool(used)} ({self.limit_path(key)} in {self.source}): {wait}ask for fewer, "
-                "or raise that limit."
+                f"{more}{' more' * bool(used)} ({self.limit_path(key)} in {self.source})",
+                cure=f"{wait}ask for fewer, or raise that limit",
             )
-        return ""
+        return None
 
     @property
     def source(self) -> str:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.text import clipped, quoted, shown
 
-SENTENCE_MAX: Final = 400  # characters: what an event has room for
+CLAUSE_MAX: Final = 399  # characters: what an event has room for, with a full stop
 
 Version = tuple[int, ...]  # without trailing zeros, so that 12 = 12.0 and tuples compare as versions do
 Fact = Version | frozenset[str] | None  # a version, the words of a brand, or not known
@@ -254,12 +254,12 @@ class Unmet(Struct, frozen=True):
 
     variable: its name. condition: the one that failed, of several alternatives the first one's; empty when
     there is too much text.
-    sentence: at most 400 characters: the condition, what the node has, what to do.
+    clause: at most 399 characters: the condition, what the node has, what to do.
     """
 
     variable: str
     condition: str
-    sentence: str
+    clause: str
 
 
 def concerns(name: str) -> bool:
@@ -301,7 +301,7 @@ class _Node(NamedTuple):
     seen: dict[str, Condition]
 
     def refuses(self, variable: str, condition: str, said: str) -> Unmet:
-        return Unmet(shown(variable), shown(condition), clipped(f"{said}{self.ending}.", SENTENCE_MAX))
+        return Unmet(shown(variable), shown(condition), clipped(f"{said}{self.ending}", CLAUSE_MAX))
 
 
 def legacy_version(text: str) -> Version | None:

@@ -49,18 +49,17 @@ def check(value: str) -> bool:
 
 
 def refusal(env: dict[str, str], node: RequirementFacts, *, may_disable: bool = False) -> str:
-    """Its sentence, looked at; empty when all is met."""
+    """What it says, looked at; empty when all is met."""
     found = unmet(env, node, may_disable=may_disable)
     if found is None:
         return ""
-    for text in (found.variable, found.condition, found.sentence):
+    for text in (found.variable, found.condition, found.clause):
         assert text.isascii()
         assert not text or text.isprintable()
     assert found.variable
-    assert 0 < len(found.sentence) <= 400
+    assert 0 < len(found.clause) < 400
     assert max(len(found.variable), len(found.condition)) <= 48 + len("...")
-    assert found.sentence.endswith(".")
-    return found.sentence
+    return found.clause
 
 
 def well_formed(value: str) -> bool:

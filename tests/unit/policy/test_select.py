@@ -64,9 +64,10 @@ def test_ignored_where_the_policy_says_so(rules: dict[str, object], namespace: s
 
 def test_denied_capabilities_are_named_with_the_list() -> None:
     rules = parse_policy({"capabilities": {"allowed": ["compute", "utility"]}}, "/etc/nri-gpu/policy.toml")
-    assert Terms(policy=rules).denied_capabilities(DEFAULT_CAPABILITIES) == ""
-    sentence = Terms(policy=rules).denied_capabilities(closure(frozenset({Capability.DISPLAY, Capability.UTILITY})))
-    assert sentence == (
+    assert Terms(policy=rules).denied_capabilities(DEFAULT_CAPABILITIES) is None
+    reason = Terms(policy=rules).denied_capabilities(closure(frozenset({Capability.DISPLAY, Capability.UTILITY})))
+    assert reason
+    assert reason.sentence == (
         "capabilities graphics, display may not be asked for (graphics is brought along by another): "
         "capabilities.allowed in /etc/nri-gpu/policy.toml does not list them; change that list, or ask without."
     )
@@ -74,8 +75,10 @@ def test_denied_capabilities_are_named_with_the_list() -> None:
 
 def test_denied_extras_are_named_with_the_list() -> None:
     terms = Terms(policy=parse_policy({"extras": {"allowed": ["rdma"]}}, "/etc/nri-gpu/policy.toml"))
-    assert terms.denied_extras(frozenset({Extra.RDMA})) == terms.denied_extras(frozenset()) == ""
-    assert terms.denied_extras(frozenset({Extra.MIG_CONFIG, Extra.DRM, Extra.RDMA})) == (
+    assert terms.denied_extras(frozenset({Extra.RDMA})) is terms.denied_extras(frozenset()) is None
+    reason = terms.denied_extras(frozenset({Extra.MIG_CONFIG, Extra.DRM, Extra.RDMA}))
+    assert reason
+    assert reason.sentence == (
         "extras drm, mig-config may not be asked for: extras.allowed in /etc/nri-gpu/policy.toml does not list them; "
         "change that list, or ask without."
     )
@@ -198,13 +201,15 @@ def test_a_rule_s_word_stands_in_place_of_the_policy_s() -> None:
     terms = verdict.terms
     assert terms.mode is Mode.SHARED
     assert terms.capabilities == {Capability.UTILITY}
-    assert terms.denied_mode(Mode.SHARED) == ""
-    assert "mode exclusive may not be asked for: rule[0].modes in f lists shared" in terms.denied_mode(Mode.EXCLUSIVE)
-    assert terms.denied_capabilities(frozenset({Capability.GRAPHICS})) == ""
-    assert "rule[0].capabilities in f" in terms.denied_capabilities(frozenset({Capability.COMPUTE}))
+    assert terms.denied_mode(Mode.SHARED) is None
+    assert "mode exclusive may not be asked for: rule[0].modes in f lists shared" in str(
+        terms.denied_mode(Mode.EXCLUSIVE)
+    )
+    assert terms.denied_capabilities(frozenset({Capability.GRAPHICS})) is None
+    assert "rule[0].capabilities in f" in str(terms.denied_capabilities(frozenset({Capability.COMPUTE})))
     assert terms.extras.asked == {Extra.GDS}
-    assert terms.denied_extras(frozenset({Extra.RDMA})) == ""
-    assert "extras drm may not be asked for: rule[0].extras in f" in terms.denied_extras(frozenset({Extra.DRM}))
+    assert terms.denied_extras(frozenset({Extra.RDMA})) is None
+    assert "extras drm may not be asked for: rule[0].extras in f" in str(terms.denied_extras(frozenset({Extra.DRM})))
     assert (terms.limits.gpus_per_pod > 10**6, terms.limits.gpus_per_node) == (True, 4)
     assert terms.limit_path("gpus_per_pod") == "rule[0].limits.gpus_per_pod"
     assert terms.limit_path("gpus_per_node") == "limits.gpus_per_node"

@@ -72,7 +72,7 @@ def test_what_is_not_known_meets_no_condition(value: str, facts: RequirementFact
     assert failed(value, facts) == value
     found = unmet({CUDA: value}, facts)
     assert found is not None
-    assert "an unknown fact meets no condition" in found.sentence
+    assert "an unknown fact meets no condition" in found.clause
 
 
 MALFORMED = {
@@ -100,7 +100,7 @@ def test_what_means_nothing_refuses_whatever_the_node_has(value: str, facts: Req
     found = unmet({CUDA: value}, facts)
     assert found is not None
     assert found.variable == CUDA
-    assert f"{CUDA} cannot be understood: " in found.sentence
+    assert f"{CUDA} cannot be understood: " in found.clause
 
 
 VARIABLES: dict[str, tuple[dict[str, str], str | None]] = {
@@ -164,7 +164,7 @@ def test_different_conditions_are_counted_over_all_variables() -> None:
     found = unmet({**fits, "NVIDIA_REQUIRE_LAST": "arch>=2.7"}, node())
     assert found is not None
     assert (found.variable, found.condition) == ("NVIDIA_REQUIRE_LAST", "arch>=2.7")
-    assert f"one more than the {DIFFERENT_MAX} different conditions" in found.sentence
+    assert f"one more than the {DIFFERENT_MAX} different conditions" in found.clause
 
 
 V100_NODE = node("560.35.03", "12.6", V100)
@@ -173,7 +173,7 @@ V100_NODE = node("560.35.03", "12.6", V100)
 def said(env: dict[str, str], facts: RequirementFacts | None = None, *, may_disable: bool = False) -> str:
     found = unmet(env, facts or V100_NODE, may_disable=may_disable)
     assert found is not None
-    return found.sentence
+    return f"{found.clause}."
 
 
 HAS = "this node has CUDA 12.6, driver 560.35.03, a GPU of arch 7.0 and brand tesla"

@@ -35,22 +35,22 @@ def test_there_are_examples() -> None:
 def test_it_holds_or_not(value: str, said: str) -> None:
     found = unmet({REQUIRE_CUDA: value}, NODE)
     assert (found is None) is (said == "holds")
-    assert found is None or " needs " in found.sentence
+    assert found is None or " needs " in found.clause
 
 
 @pytest.mark.parametrize(("bad", "good"), INSTEAD)
 def test_what_not_to_write_and_what_instead(bad: str, good: str) -> None:
     found = unmet({REQUIRE_CUDA: bad}, NODE)
     assert found is not None
-    assert " cannot be understood: " in found.sentence
+    assert " cannot be understood: " in found.clause
     found = unmet({REQUIRE_CUDA: good}, NODE)
-    assert found is None or " needs " in found.sentence
+    assert found is None or " needs " in found.clause
 
 
 def test_the_refusal_shown_is_the_real_one() -> None:
     found = unmet({REQUIRE_CUDA: "cuda>=13.0"}, NODE)
     assert found is not None
-    assert re.findall(r"^```text\n(.*)\n```$", TEXT, re.MULTILINE) == [found.sentence]
+    assert re.findall(r"^```text\n(.*)\n```$", TEXT, re.MULTILINE) == [f"{found.clause}."]
 
 
 def test_versions_of_legacy_images() -> None:
