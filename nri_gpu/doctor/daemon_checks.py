@@ -145,9 +145,12 @@ def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
 
 def _able(status: DaemonStatus) -> Iterator[Finding]:
     """What else keeps a connected daemon from granting."""
-    for subject, fault in (("inventory", status.node.inventory_fault), ("driver in use", status.node.driver_fault)):
+    for subject, fault, steps in (
+        ("inventory", status.node.inventory_fault, _described(status)),
+        ("driver in use", status.node.driver_fault, _RESTART),
+    ):
         if fault:
-            yield error(subject, f"{fault}: requests are refused", *_described(status, fault))
+            yield error(subject, f"{fault}: requests are refused", *steps)
     if status.policy.fault:
         yield error(
             "policy in force",
@@ -162,10 +165,10 @@ def _able(status: DaemonStatus) -> Iterator[Finding]:
         )
 
 
-def _described(status: DaemonStatus, fault: str) -> tuple[str, ...]:
+def _described(status: DaemonStatus) -> tuple[str, ...]:
     """What to do about a node that is not known: its own, or that of a topology file (--gpus)."""
     topology = status.options.get("topology")
-    if not topology or str(topology) not in fault:
+    if not topology:
         return _RESTART
     return (
         f"ls -l {topology}    # put a topology file there, as --gpus names it: nri-gpu reads it again by itself",
