@@ -120,10 +120,10 @@ class Daemon:
 
     def _follow(self) -> None:
         self._node.cache.subscribe(self._plugin.looked)
-        self._state.subscribe(self._plugin.observe, Changed.NODE, Changed.POLICY)
-        self._state.subscribe(self._reporter.policy_changed, Changed.POLICY)
+        self._state.then(self._plugin.observe, Changed.NODE, Changed.POLICY)
+        self._state.then(self._reporter.policy_changed, Changed.POLICY)
         if self._audit:
-            self._state.subscribe_inline(self._note_policy, Changed.POLICY)
+            self._state.first(self._note_policy, Changed.POLICY)
             self._audit.follow(self._state)
             self._note_policy()
 

@@ -94,12 +94,12 @@ class NodeControllers:
         self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
         self.inventory.subscribe(self._driver.look_again, DRIVER)
         self.inventory.subscribe(self._labels.again.set, LABELS)
-        self._node_state.subscribe(self._labels.again.set, Changed.POLICY)
-        self._node_state.subscribe(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
-        self._node_state.subscribe(self.health.follow_ledger, Changed.LEDGER)
-        self._node_state.subscribe_inline(self.mps.prepare, Changed.NODE, Changed.POLICY)
-        self._node_state.subscribe(self.mps.woken.set, Changed.POLICY)
-        self._node_state.subscribe(self.mps.follow_ledger, Changed.LEDGER)
+        self._node_state.then(self._labels.again.set, Changed.POLICY)
+        self._node_state.then(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
+        self._node_state.then(self.health.follow_ledger, Changed.LEDGER)
+        self._node_state.first(self.mps.prepare, Changed.NODE, Changed.POLICY)
+        self._node_state.then(self.mps.woken.set, Changed.POLICY)
+        self._node_state.then(self.mps.follow_ledger, Changed.LEDGER)
 
     def restore(self) -> None:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""

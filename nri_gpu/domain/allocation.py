@@ -58,10 +58,14 @@ class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
 
 
 class AllocationPending(Recorded, frozen=True, tag_field="kind", tag="pending"):
-    """PodResources has not told yet what the kubelet allocated to a container. fault: why not. key: of `Allocated`."""
+    """PodResources has not told yet what the kubelet allocated to a container. fault: why not. key: of `Allocated`.
+
+    again: the claim whose pods have to be asked for again; empty where that is not what is awaited.
+    """
 
     fault: str
     key: str
+    again: ClaimUid = ClaimUid("")
 
 
 class AllocationInvalid(Recorded, frozen=True, tag_field="kind", tag="invalid"):

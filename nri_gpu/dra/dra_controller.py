@@ -41,7 +41,7 @@ from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.kubelet.kubelet_controller import inquire
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.ledger.claims import joined
-from nri_gpu.ledger.events import ClaimReleased, ClaimsPrepared, LedgerEvent
+from nri_gpu.ledger.events import ClaimPrepared, ClaimReleased, ClaimsJoined, LedgerEvent
 from nri_gpu.ledger.ledger import without
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra_settings import dra_faults
@@ -126,8 +126,7 @@ class DraController:
             registry_dir=fixed.kubelet.registry_dir,
             cdi_dir=fixed.kubelet.cdi_dir,
         )
-        node_state.subscribe(self.changed, *Changed)
-        plugin.claims.subscribe(self.changed)
+        node_state.then(self.changed, *Changed)
 
     def silent_s(self) -> float | None:
         """Return the seconds since the driver process last asked for a view; None where it never did."""
@@ -175,7 +174,7 @@ class DraController:
         state, pods = self._node_state, self._plugin.claims.pods
         claims = joined(state.ledger, pod, listed, pods.uids if pods else frozenset())
         if claims and not self._written({**state.ledger.claims, **{each.uid: each for each in claims}}):
-            self._plugin.apply(ClaimsPrepared(time.monotonic(), claims))
+            self._plugin.apply(ClaimsJoined(time.monotonic(), claims))
             logger.bind(namespace=pod.namespace, pod_name=pod.name).info("pod has claims of its PodGroup")
 
     def _listener(self) -> socket.socket | None:
@@ -227,7 +226,7 @@ class DraController:
             devices=devices,
             counter_sets=counter_sets,
             claims=tuple(
-                PreparedName(uid, each.namespace, each.name, uid in self._plugin.claims.reread)
+                PreparedName(uid, each.namespace, each.name, uid in state.ledger.in_question)
                 for uid, each in state.ledger.claims.items()
             ),
         )
@@ -250,12 +249,12 @@ class DraController:
         if isinstance(found, NotPrepared):
             holders = tuple(PreparedName(each.uid, each.namespace, each.name) for each in found.holders)
             return ClaimFault(found.reason.sentence, found.passing, holders)
-        if state.ledger.claims.get(found.uid) != found:
-            if fault := self._written({**state.ledger.claims, found.uid: found}):
-                return fault
-            plugin.apply(ClaimsPrepared(time.monotonic(), (found,)))
+        known = state.ledger.claims
+        if (changed := known.get(found.uid) != found) and (fault := self._written({**known, found.uid: found})):
+            return fault
+        plugin.apply(ClaimPrepared(time.monotonic(), found))
+        if changed:
             _log(found, "claim prepared")
-        plugin.claims.settled(claim.uid)
         return Prepared(markers_of(found, plugin.claims.key), required=not self._required.fault())
 
     def _unprepare(self, uid: ClaimUid) -> Unprepared | ClaimFault:
@@ -264,7 +263,6 @@ class DraController:
             if fault := self._written(without(claims, {uid})):
                 return fault
             self._plugin.apply(ClaimReleased(time.monotonic(), uid))
-            self._plugin.claims.settled(uid)
             _log(claim, "claim released")
         return Unprepared()
 

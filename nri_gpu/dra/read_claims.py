@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,7 +22,6 @@ from nri_gpu.domain.text import shown
 from nri_gpu.dra.markers import read_marker
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.system.tasks import tell
 
 _NAME_SHOWN_MAX: Final = 80  # characters
 NOT_OURS: Final = (
@@ -50,19 +49,13 @@ NOT_ALIKE: Final = (
 class ClaimAllocations:
     """Reads markers. A claim that several pods use may have new ones, of which nobody tells but their own coming.
 
-    key: of the markers. reread: claims to prepare again, because their pods may be other ones now. pods: sandboxes that
-    may be of a claim's PodGroup, to ask the kubelet about; None where it is not asked.
+    key: of the markers. pods: sandboxes that may be of a claim's PodGroup, to ask the kubelet about; None where it is
+    not asked.
     """
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.reread: frozenset[ClaimUid] = frozenset()
         self.pods: KubeletPods | None = None
-        self._followers: list[Callable[[], None]] = []
-
-    def subscribe(self, follower: Callable[[], None]) -> None:
-        """Call it whenever `reread` has changed."""
-        self._followers.append(follower)
 
     def read(self, container: Container, ledger: Ledger) -> Container:
         """The container with the devices of its markers as its allocation; the same one where it has none."""
@@ -70,32 +63,21 @@ class ClaimAllocations:
             return container
         return replace(container, markers={}, kubelet=self._allocation(container, ledger))
 
-    def pod_came(self, pod: Pod, ledger: Ledger) -> None:
-        """A sandbox is there: it may be one more pod of a claim that is prepared already."""
-        claims = (each for each in ledger.claims.values() if not each.owned and each.namespace == pod.namespace)
-        unknown = [each for each in claims if pod.uid not in each.pods]
-        self._put(self.reread.union(each.uid for each in unknown))
-        if self.pods is not None and any(each.groups for each in unknown):
-            self.pods.add(pod)
-
-    def synchronized(self, containers: Iterable[Container], ledger: Ledger) -> None:
-        """Take over the runtime's list. Sandboxes without a container are asked about once they have one."""
-        for pod in {each.pod.id: each.pod for each in containers if each.pod.name != "?"}.values():
-            self.pod_came(pod, ledger)
+    def in_question(self, pods: Iterable[Pod], ledger: Ledger) -> frozenset[ClaimUid]:
+        """Claims that are prepared already, and that one of these pods with a sandbox may share."""
+        found: set[ClaimUid] = set()
+        for pod in pods:
+            claims = (each for each in ledger.claims.values() if not each.owned and each.namespace == pod.namespace)
+            unknown = [each for each in claims if pod.uid not in each.pods]
+            found.update(each.uid for each in unknown)
+            if self.pods is not None and any(each.groups for each in unknown):
+                self.pods.add(pod)
+        return frozenset(found)
 
     def pod_gone(self, pod_id: PodId) -> None:
         """The sandbox is gone."""
         if self.pods is not None:
             self.pods.remove(pod_id)
-
-    def settled(self, uid: ClaimUid) -> None:
-        """The claim was prepared again, or is gone."""
-        self._put(self.reread - {uid})
-
-    def _put(self, reread: frozenset[ClaimUid]) -> None:
-        if reread != self.reread:
-            self.reread = reread
-            tell(self._followers)
 
     def _allocation(self, container: Container, ledger: Ledger) -> KubeletAllocation:
         first = shown(next(iter(container.markers)), _NAME_SHOWN_MAX)
@@ -127,11 +109,11 @@ class ClaimAllocations:
             return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
         if claim.groups:
             return self._of_group(container, claim)
-        self._put(self.reread | {claim.uid})
         return AllocationPending(
             "this pod was not among those that it is reserved for when it was prepared, so `nri-gpu dra` asks the API "
             "server again: it will be tried again; if this lasts, see the log of `nri-gpu dra`",
             _called(claim),
+            claim.uid,
         )
 
     def _of_group(self, container: Container, claim: PreparedClaim) -> KubeletAllocation:

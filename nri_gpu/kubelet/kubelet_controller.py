@@ -90,7 +90,7 @@ class KubeletController:
         self._fault = ""
         if settings.enabled:
             plugin.kubelet.awaited = True
-            node_state.subscribe(self.changed, *Changed)
+            node_state.then(self.changed, *Changed)
         if settings.podresources and (settings.enabled or settings.injects_external):
             # Before the runtime is asked for events: those of sandboxes are among them then.
             plugin.external.pods = KubeletPods(settled=False)

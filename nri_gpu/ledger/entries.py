@@ -10,11 +10,13 @@ from msgspec.structs import replace
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.ledger.events import (
     AllocationKnown,
+    ClaimPrepared,
     ClaimReleased,
-    ClaimsPrepared,
+    ClaimsInQuestion,
+    ClaimsJoined,
     Created,
     Found,
     Gone,
@@ -68,10 +70,15 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
             return reduce(_adopted, listed, ledger)
         case AllocationKnown(_, container_id, allocation):
             return _allocated(ledger, container_id, allocation)
-        case ClaimsPrepared(_, claims):
+        case ClaimPrepared(_, claim):
+            return _questioned(_prepared(ledger, claim), ledger.in_question - {claim.uid})
+        case ClaimsJoined(_, claims):
             return reduce(_prepared, claims, ledger)
-        case ClaimReleased(_, uid) if uid in ledger.claims:
-            return replace(ledger, claims=without(ledger.claims, {uid}))
+        case ClaimsInQuestion(_, uids):
+            return _questioned(ledger, ledger.in_question | uids)
+        case ClaimReleased(_, uid):
+            gone = replace(ledger, claims=without(ledger.claims, {uid})) if uid in ledger.claims else ledger
+            return _questioned(gone, ledger.in_question - {uid})
         case ProcessesFound(_, processes):
             return reduce(lambda after, item: after.with_process(*item), processes.items(), ledger)
         case HeldForLong(_, uuids) if uuids != ledger.stuck:
@@ -176,6 +183,10 @@ def _prepared(ledger: Ledger, claim: PreparedClaim) -> Ledger:
     if ledger.claims.get(claim.uid) == claim:
         return ledger
     return replace(ledger, claims={**ledger.claims, claim.uid: claim})
+
+
+def _questioned(ledger: Ledger, uids: frozenset[ClaimUid]) -> Ledger:
+    return ledger if uids == ledger.in_question else replace(ledger, in_question=uids)
 
 
 def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:

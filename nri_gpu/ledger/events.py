@@ -123,10 +123,22 @@ class AllocationKnown(_At, frozen=True):
     allocation: Allocated
 
 
-class ClaimsPrepared(_At, frozen=True):
-    """ResourceClaims are prepared, or have other pods now."""
+class ClaimPrepared(_At, frozen=True):
+    """A ResourceClaim is prepared, by what the API server says of it now."""
+
+    claim: PreparedClaim
+
+
+class ClaimsJoined(_At, frozen=True):
+    """The kubelet names claims of PodGroups for one pod more. claims: with that pod."""
 
     claims: tuple[PreparedClaim, ...]
+
+
+class ClaimsInQuestion(_At, frozen=True):
+    """The pods of these claims may be other ones now; only the API server tells."""
+
+    uids: frozenset[ClaimUid]
 
 
 class ClaimReleased(_At, frozen=True):
@@ -183,7 +195,9 @@ LedgerEvent = (
     | DevicesAllocated
     | Reconciled
     | AllocationKnown
-    | ClaimsPrepared
+    | ClaimPrepared
+    | ClaimsJoined
+    | ClaimsInQuestion
     | ClaimReleased
     | Looked
     | ProcessesFound

@@ -267,7 +267,8 @@ class Ledger(Struct, frozen=True):
     (`external.py`).
     claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods. processes: of containers
     that were started and have devices. stuck: GPUs that no pod should be sent to, since lost containers hold them for
-    long. unlisted: reservations that PodResources does not list, and since when.
+    long. unlisted: reservations that PodResources does not list, and since when. in_question: claims to prepare again,
+    since their pods may be other ones now.
     """
 
     entries: Mapping[ContainerId, Entry] = {}
@@ -279,6 +280,7 @@ class Ledger(Struct, frozen=True):
     processes: Mapping[ContainerId, FirstProcess] = {}
     stuck: frozenset[GpuUuid] = frozenset()
     unlisted: Mapping[AllocatedDevice, float] = {}
+    in_question: frozenset[ClaimUid] = frozenset()
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""

@@ -21,9 +21,10 @@ from nri_gpu.domain.allocation import (
     REQUIRED_DESTINATION,
     AllocatedDevice,
     AllocationInvalid,
+    AllocationPending,
     PodDevices,
 )
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container, ContainerId, Pod
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import GRANT_KEY
@@ -34,6 +35,7 @@ from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import (
     AllocationKnown,
+    ClaimsInQuestion,
     Created,
     DevicesAllocated,
     Gone,
@@ -192,6 +194,8 @@ class Plugin:
         container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
         container = self.claims.read(container, self.ledger)
         container = self.external.read(container, node.inventory)
+        if isinstance(container.kubelet, AllocationPending) and container.kubelet.again:
+            self.apply(ClaimsInQuestion(self._needs.clock(), frozenset({container.kubelet.again})))
         now = self._needs.clock()
         if not self._tells():
             # The kubelet makes the next attempt only after the last one is dead, of which this runtime tells nobody.
@@ -291,7 +295,8 @@ class Plugin:
         for container in containers:
             self._hooks.warn_of(container)
         self.external.synchronized(containers)
-        self.claims.synchronized(containers, self.ledger)
+        # Sandboxes without a container are asked about once they have one.
+        self._question({each.pod.id: each.pod for each in containers if each.pod.name != "?"}.values())
         self.state.synchronized = True
         self.apply(event)
         self._needs.recorder.synchronized(self.ledger)
@@ -423,8 +428,12 @@ class Plugin:
     def _pod_came(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
             self.external.pods.add(change.pod)
-        self.claims.pod_came(change.pod, self.ledger)
+        self._question([change.pod])
         return EMPTY
+
+    def _question(self, pods: Iterable[Pod]) -> None:
+        """Have the claims read again that these pods may share."""
+        self.apply(ClaimsInQuestion(self._needs.clock(), self.claims.in_question(pods, self.ledger)))
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:

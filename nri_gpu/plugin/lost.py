@@ -62,7 +62,7 @@ class LostContainers:
         self._watch: FolderWatch | None = None
         self._polls = True
         self._timer: asyncio.TimerHandle | None = None
-        state.subscribe(self._ledger_changed, Changed.LEDGER)
+        state.then(self._ledger_changed, Changed.LEDGER)
 
     def described(self) -> tuple[Lost, ...]:
         """Those that are lost now, with the processes that they have."""

@@ -37,7 +37,7 @@ class MonitorPods:
         self._now = Monitors()
         self._woken = asyncio.Event()
         self._log = LogOnce()
-        state.subscribe(self._woken.set, Changed.LEDGER, Changed.POLICY)
+        state.then(self._woken.set, Changed.LEDGER, Changed.POLICY)
 
     @property
     def now(self) -> Monitors:

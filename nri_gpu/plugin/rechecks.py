@@ -63,7 +63,7 @@ class Rechecks:
         self._known: frozenset[tuple[GpuUuid, float]] = frozenset()  # GPUs being released, and since when
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._timer: asyncio.TimerHandle | None = None
-        state.subscribe(self._ledger_changed, Changed.LEDGER)
+        state.then(self._ledger_changed, Changed.LEDGER)
 
     def _ledger_changed(self) -> None:
         releasing = self._state.ledger.releasing.items()

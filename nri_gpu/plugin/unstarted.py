@@ -42,7 +42,7 @@ class UnstartedContainers:
         self._clock = clock
         self._warned: frozenset[ContainerId] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
-        state.subscribe(self._wait, Changed.LEDGER)
+        state.then(self._wait, Changed.LEDGER)
 
     def _wait(self) -> None:
         """Look again soon, as long as one of them may still lapse."""

@@ -114,7 +114,7 @@ class AuditLog:
         self._note(RepairNote(gpu_uuid, due, self._wall()))
 
     def follow(self, state: NodeState) -> None:
-        state.subscribe_inline(lambda: self._note(state.ledger), Changed.LEDGER)
+        state.first(lambda: self._note(state.ledger), Changed.LEDGER)
 
     def synchronized(self, ledger: Ledger) -> None:
         """The ledger was rebuilt from the runtime's list."""

@@ -210,7 +210,7 @@ class LedgerFile:
         self._faults = LogOnce()
         self._closed = False
         self._only_here = _only_here(state.ledger)
-        state.subscribe(self._changed, Changed.LEDGER)
+        state.then(self._changed, Changed.LEDGER)
 
     def close(self) -> None:
         """Write it now, and never again: the folder may be another daemon's from here on."""

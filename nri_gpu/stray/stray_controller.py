@@ -105,7 +105,7 @@ class StrayController:
         self._reported: dict[tuple[object, ...], None] = {}
         self._log = LogOnce()
         self._woken = asyncio.Event()
-        node_state.subscribe(self._woken.set, Changed.POLICY)
+        node_state.then(self._woken.set, Changed.POLICY)
 
     @property
     def _settings(self) -> StraySettings:

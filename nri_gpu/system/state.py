@@ -50,8 +50,8 @@ class NodeState:
         self.synchronized = False
         self._fallback = fallback or Policy.default()
         self._later = later
-        self._inline: list[Follower] = []
-        self._followers: list[Follower] = []
+        self._first: list[Follower] = []
+        self._then: list[Follower] = []
         self._untold: frozenset[Changed] = frozenset()  # of these changes the followers were not told yet
 
     @property
@@ -64,16 +64,16 @@ class NodeState:
         """The ledger; None before the runtime has listed its containers."""
         return self.ledger if self.synchronized else None
 
-    def subscribe_inline(self, follower: Callable[[], None], *changes: Changed) -> None:
+    def first(self, follower: Callable[[], None], *changes: Changed) -> None:
         """Call it within each change of these, for what the next decision, or the order of a record, depends on."""
-        self._inline.append((follower, frozenset(changes)))
+        self._first.append((follower, frozenset(changes)))
 
-    def subscribe(self, follower: Callable[[], None], *changes: Changed) -> None:
+    def then(self, follower: Callable[[], None], *changes: Changed) -> None:
         """Call it once the reply is on its way, once for all changes of these until then.
 
-        Followers are called in the order in which they subscribed. What one raises ends nothing: see `tell`.
+        Followers are called in the order in which they were added. What one raises ends nothing: see `tell`.
         """
-        self._followers.append((follower, frozenset(changes)))
+        self._then.append((follower, frozenset(changes)))
 
     def use(self, policy: Policy) -> None:
         """Decide by this policy from now on."""
@@ -109,15 +109,15 @@ class NodeState:
         self._tell(Changed.NODE)
 
     def _tell(self, change: Changed) -> None:
-        tell(_concerned(self._inline, frozenset((change,))))
-        if self._followers:
+        tell(_concerned(self._first, frozenset((change,))))
+        if self._then:
             untold, self._untold = self._untold, self._untold | {change}
             if not untold:
                 self._later(self._tell_followers)
 
     def _tell_followers(self) -> None:
         changes, self._untold = self._untold, frozenset()
-        tell(_concerned(self._followers, changes))
+        tell(_concerned(self._then, changes))
 
 
 def _concerned(followers: list[Follower], changes: frozenset[Changed]) -> Iterator[Callable[[], None]]:

@@ -16,8 +16,8 @@ from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import (
+    ClaimPrepared,
     ClaimReleased,
-    ClaimsPrepared,
     Created,
     Gone,
     LedgerEvent,
@@ -76,7 +76,7 @@ class Recorder:
                 self._decide(step)
             case PreparedClaim():
                 again = step.uid in self.ledger.claims
-                self._apply(ClaimReleased(self.now, step.uid) if again else ClaimsPrepared(self.now, (step,)))
+                self._apply(ClaimReleased(self.now, step.uid) if again else ClaimPrepared(self.now, step))
             case Node():
                 self.node = step
                 self.records.append(node_record(step))

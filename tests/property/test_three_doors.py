@@ -73,13 +73,13 @@ class ThreeDoors(OneLedger):
             return
         assert isinstance(self.claims.create(with_claims(container(of=pod), claim)), str)
         if self.ill is None:
-            assert uid in self.claims.plugin.claims.reread
+            assert uid in self.claims.plugin.ledger.in_question
         asked = self.asked[uid]
         self.asked[uid] = AllocatedClaim(
             uid=uid, namespace="ml", name=uid, results=asked.results, pods={**asked.pods, PodUid(f"uid-{pod}"): pod}
         )
         assert self.claims.prepared(self.asked[uid]).holds == claim.holds
-        assert uid not in self.claims.plugin.claims.reread
+        assert uid not in self.claims.plugin.ledger.in_question
 
     @precondition(lambda self: self.prepared)
     @rule(data=st.data(), name=st.sampled_from(["main", "side"]), start=st.booleans())

@@ -14,7 +14,7 @@ from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, Prepa
 from nri_gpu.dra.markers import markers_of
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.claims import joined
-from nri_gpu.ledger.events import ClaimReleased, ClaimsPrepared
+from nri_gpu.ledger.events import ClaimPrepared, ClaimReleased, ClaimsJoined
 from nri_gpu.ledger.ledger import Ledger
 from tests.support import builders
 from tests.support.kubelet_nodes import PluginNode
@@ -65,7 +65,7 @@ class ClaimNode(PluginNode):
         self.pods = self.plugin.claims.pods = KubeletPods(told=self._told)
 
     def _told(self, pod: Pod, listed: PodDevices) -> None:
-        self.plugin.apply(ClaimsPrepared(0.0, joined(self.plugin.ledger, pod, listed, self.pods.uids)))
+        self.plugin.apply(ClaimsJoined(0.0, joined(self.plugin.ledger, pod, listed, self.pods.uids)))
 
     def kubelet_lists(self, pod: Pod, **claims: Iterable[PreparedClaim]) -> None:
         """Its answer about a pod, if it was asked. claims: of each container that it lists."""
@@ -82,13 +82,11 @@ class ClaimNode(PluginNode):
         ledger = self.plugin.ledger
         found = prepared(claim, self.plugin.aged(self.node), ledger, self.node_state.policy)
         if isinstance(found, PreparedClaim):
-            self.plugin.apply(ClaimsPrepared(0.0, (found,)))
-            self.plugin.claims.settled(claim.uid)
+            self.plugin.apply(ClaimPrepared(0.0, found))
         return found
 
     def unprepare(self, uid: ClaimUid) -> None:
         self.plugin.apply(ClaimReleased(0.0, uid))
-        self.plugin.claims.settled(uid)
 
     def prepared(self, claim: AllocatedClaim) -> PreparedClaim:
         """The same, which must succeed."""

@@ -7,7 +7,7 @@ from typing import Final
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.ledger.apply import apply
-from nri_gpu.ledger.events import ClaimReleased, ClaimsPrepared, LedgerEvent, Rules
+from nri_gpu.ledger.events import ClaimPrepared, ClaimReleased, LedgerEvent, Rules
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from tests.support import builders
 
@@ -29,9 +29,9 @@ def decided(ledger: Ledger, decision: Decision, now: float) -> Ledger:
     return ledger.with_entry(Entry(decision.grant, GrantPhase.CREATED, now))
 
 
-def prepared(ledger: Ledger, *claims: PreparedClaim) -> Ledger:
-    """With these claims prepared."""
-    return after(ledger, ClaimsPrepared(0.0, claims))
+def prepared(ledger: Ledger, claim: PreparedClaim) -> Ledger:
+    """With that claim prepared."""
+    return after(ledger, ClaimPrepared(0.0, claim))
 
 
 def unprepared(ledger: Ledger, uid: ClaimUid) -> Ledger:

@@ -109,7 +109,7 @@ class Bench:
         self.node = node(topology)
         self.ledgers: list[Ledger] = []
         self.inventory_age_s: float | None = 0.0
-        self.state.subscribe_inline(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
+        self.state.first(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
         self.refusals = Refusals(lambda: self.clock())
         needs = PluginDependencies(
             self.clock,

@@ -38,14 +38,12 @@ def with_bugs(daemon: Daemon) -> set[str]:
     """Let everybody whom this daemon tells of something fail. Returns their names."""
     told: set[str] = set()
     state, node, audit = daemon._state, daemon._node, daemon._audit
-    for owner in (state, node.inventory):
-        for name in ("_inline", "_followers"):
-            if followers := getattr(owner, name, None):
-                told |= {each.__qualname__ for each, _ in followers}
-                setattr(owner, name, [(failing(each), of) for each, of in followers])
-    for asked in (node.cache, daemon._plugin.claims):
-        told |= {each.__qualname__ for each in asked._followers}
-        asked._followers = [failing(each) for each in asked._followers]
+    for owner, name in ((state, "_first"), (state, "_then"), (node.inventory, "_followers")):
+        followers = getattr(owner, name)
+        told |= {each.__qualname__ for each, _ in followers}
+        setattr(owner, name, [(failing(each), of) for each, of in followers])
+    told |= {each.__qualname__ for each in node.cache._followers}
+    node.cache._followers = [failing(each) for each in node.cache._followers]
     assert audit
     for name in ("decided", "synchronized"):
         told.add(getattr(audit, name).__qualname__)
@@ -74,7 +72,6 @@ async def test_nobody_who_is_told_of_a_change_ends_anything(folder: Path, log: L
         started = nri.event(Event.START_CONTAINER, of, nri.container(of), own_rpc=True)[1]
         assert daemon._plugin.lifecycle(started, Event.START_CONTAINER) == b""
         state.use(Policy.default())
-        daemon._plugin.claims._put(frozenset({plugin.KEY}))  # type: ignore[arg-type] # any value
         await asyncio.sleep(0)
     logged = {line.fields["follower"] for line in log.said("bug: a change was not followed; all else goes on")}
     assert logged == told

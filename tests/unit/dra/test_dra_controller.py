@@ -34,7 +34,7 @@ from nri_gpu.dra.questions import (
     Question,
     Unprepared,
 )
-from nri_gpu.ledger.events import DevicesAllocated
+from nri_gpu.ledger.events import ClaimsInQuestion, DevicesAllocated
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.health_settings import OnBad
@@ -173,7 +173,8 @@ async def test_health_policy_and_claims_change_the_view(tmp_path: Path) -> None:
         assert isinstance(await at.prepare(claim("gpu-6")), Prepared)
         seen = await at.view(seen.number)
         assert seen.claims == (PreparedName(UID, "ml", "train"),)
-        at.node.plugin.claims.pod_came(make.pod("another"), state.ledger)
+        uids = at.node.plugin.claims.in_question([make.pod("another")], state.ledger)
+        at.node.plugin.apply(ClaimsInQuestion(0.0, uids))
         assert (await at.view(seen.number)).claims == (PreparedName(UID, "ml", "train", reread=True),)
 
 

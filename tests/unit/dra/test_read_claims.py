@@ -16,6 +16,7 @@ from nri_gpu.dra.markers import markers_of
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.grant_text import sign_grant
 from nri_gpu.policy.read import parse_policy
+from nri_gpu.system.state import Changed
 from tests.support.builders import container, create_payload, gpu, pod, uuid
 from tests.support.claim_nodes import ClaimNode, allocated, with_claims
 from tests.support.kubelet_nodes import nodes_of, reply_of, token
@@ -173,14 +174,14 @@ def test_a_copied_marker_is_worth_nothing_in_another_pod(node: ClaimNode) -> Non
     claim = node.prepared(allocated(0))
     elsewhere = container(of=pod("thief", namespace="other"))
     assert "it is reserved for other pods" in node.refused(with_claims(elsewhere, claim))
-    assert node.plugin.claims.reread == frozenset()
+    assert node.plugin.ledger.in_question == frozenset()
 
 
 @pytest.mark.parametrize("owned", [False, True], ids=["of nobody", "that goes with its driver's pod"])
 def test_a_pod_that_is_new_to_a_shared_claim_waits_until_it_is_read_again(node: ClaimNode, owned: bool) -> None:
     told: list[frozenset[ClaimUid]] = []
     claim = node.prepared(allocated(0, owned=owned))
-    node.plugin.claims.subscribe(lambda: told.append(node.plugin.claims.reread))
+    node.node_state.then(lambda: told.append(node.plugin.ledger.in_question), Changed.LEDGER)
     late = with_claims(container(of="late"), claim)
     refused = node.refused(late)
     assert refused.startswith("nri-gpu [node-not-ready]: claim ml/shared: this pod was not among those")
@@ -196,11 +197,11 @@ def test_the_sandbox_of_a_new_pod_has_shared_claims_of_its_namespace_read_again(
     node.prepared(allocated(1, name="owned", owned=True))
     node.prepared(allocated(2, name="elsewhere", namespace="other"))
     node.sandbox_created(pod("train"))
-    assert node.plugin.claims.reread == frozenset()
+    assert node.plugin.ledger.in_question == frozenset()
     node.sandbox_created(pod("late"))
-    assert node.plugin.claims.reread == {SHARED}
+    assert node.plugin.ledger.in_question == {SHARED}
     node.unprepare(SHARED)
-    assert node.plugin.claims.reread == frozenset()
+    assert node.plugin.ledger.in_question == frozenset()
 
 
 def test_what_is_not_prepared_any_more_is_refused(node: ClaimNode) -> None:

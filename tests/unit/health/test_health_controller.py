@@ -98,7 +98,7 @@ class Daemon:
             refreshes_apart_s=0.0,
         )
         self.use(**health)
-        self.node_state.subscribe(self.controller.changed.set, Changed.POLICY, Changed.LEDGER)
+        self.node_state.then(self.controller.changed.set, Changed.POLICY, Changed.LEDGER)
 
     def _look(self) -> None:
         self.looks += 1
@@ -441,7 +441,7 @@ async def test_roots_word_that_a_gpu_was_reset(tmp_path: Path, word: str) -> Non
 
 
 async def test_a_gpu_that_should_be_reset_soon_is_withheld_once_its_holder_has_gone(daemon: Daemon) -> None:
-    daemon.node_state.subscribe(daemon.controller.follow_ledger, Changed.LEDGER)
+    daemon.node_state.then(daemon.controller.follow_ledger, Changed.LEDGER)
     shown = look((Sign.REMAP_PENDING,), ())
     shown = replace(shown, gpus=(replace(shown.gpus[0], remap_pending=True), shown.gpus[1]))
     daemon.hold(UUIDS[0])

@@ -31,7 +31,7 @@ WITH_MPS = Policy(mps=MpsSettings(enabled=True))
 async def looked_once(state: Path, node_state: NodeState) -> MpsController:
     """A controller that has looked at the runtime's first list, and waits."""
     controller = MpsController(state, node_state)
-    node_state.subscribe(controller.follow_ledger, Changed.LEDGER)
+    node_state.then(controller.follow_ledger, Changed.LEDGER)
     task = asyncio.create_task(controller.run())
     node_state.synchronized = True
     node_state.commit(make.ledger())
@@ -74,8 +74,8 @@ def state() -> Iterator[Path]:
 def following(state: Path, node_state: NodeState) -> MpsController:
     """As on a node."""
     controller = MpsController(state, node_state)
-    node_state.subscribe_inline(controller.prepare, Changed.NODE, Changed.POLICY)
-    node_state.subscribe(controller.follow_ledger, Changed.LEDGER)
+    node_state.first(controller.prepare, Changed.NODE, Changed.POLICY)
+    node_state.then(controller.follow_ledger, Changed.LEDGER)
     return controller
 
 

@@ -56,7 +56,7 @@ class HandoverBench(Bench):
         super().__init__(policy, cgroups=cgroups)
         self.left = 0
         self._known: set[tuple[object, float]] = set()
-        self.state.subscribe_inline(self._count, Changed.LEDGER)
+        self.state.first(self._count, Changed.LEDGER)
         inventory_now = inventory(self, known, simulated=simulated)
         self.node = replace(self.node, inventory=inventory_now)
         self.simulated = simulated
@@ -241,7 +241,7 @@ async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_i
         state.commit(after(state.ledger, Ticked(clock.now)))
 
     Rechecks(state, lambda: looks.append(clock.now), lapse)
-    state.subscribe(committed, Changed.LEDGER)
+    state.then(committed, Changed.LEDGER)
     released = Releasing(PodUid("uid"), "ns/pod", clock.now, 10.0)
     state.commit(state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
     await asyncio.sleep(0)

@@ -32,9 +32,9 @@ def test_followers_are_told_after_the_reply_once_of_all_changes_that_they_subscr
     put_off: list[Callable[[], None]] = []
     state = NodeState(Inventory(taken_at=0), later=put_off.append)
     calls: list[str] = []
-    state.subscribe(lambda: calls.append(f"all {state.node.number}"), *Changed)
-    state.subscribe(lambda: calls.append("ledger"), Changed.LEDGER)
-    state.subscribe_inline(lambda: calls.append("inline"), Changed.NODE)
+    state.then(lambda: calls.append(f"all {state.node.number}"), *Changed)
+    state.then(lambda: calls.append("ledger"), Changed.LEDGER)
+    state.first(lambda: calls.append("inline"), Changed.NODE)
     state.put_inventory(Inventory(taken_at=1))
     state.use(Policy.default())
     state.commit(state.ledger)
