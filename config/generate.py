@@ -1,4 +1,4 @@
-"""What is read off the policy's own declarations: `config/policy.schema.json`, and the reference in `docs/policy.md`.
+"""What is read off the policy's own declarations: `config/policy.schema.json`, and `docs/reference/policy.md`.
 
 python config/generate.py [--check]     --check: only tell whether they are up to date
 """
@@ -14,8 +14,8 @@ from nri_gpu.policy.document import LISTS, SECTIONS, file_type, section_help
 from nri_gpu.policy.forms import settings_of
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
-MANUAL = Path(__file__).parents[1] / "docs" / "policy.md"
-FIRST = "### `[plugin]`"  # the reference is the end of the manual, from here on
+MANUAL = Path(__file__).parents[1] / "docs" / "reference" / "policy.md"
+FIRST = "## `[plugin]`"  # what is made of declarations begins here
 
 
 def schema_text() -> str:
@@ -34,7 +34,7 @@ def reference() -> str:
 
 
 def _section(section: str) -> Iterator[str]:
-    yield f"### `[{section}]`\n"
+    yield f"## `[{section}]`\n"
     yield f"{section_help(section)}\n"
     yield "| key | default | option | what it is |"
     yield "|---|---|---|---|"
@@ -46,7 +46,7 @@ def _section(section: str) -> Iterator[str]:
 
 
 def _list(name: str) -> Iterator[str]:
-    yield f"### `[[{name}]]`\n"
+    yield f"## `[[{name}]]`\n"
     yield f"{section_help(name)}\n"
     yield "| key | what it is |"
     yield "|---|---|"

@@ -1,4 +1,4 @@
-"""ttrpc and NRI's mux without I/O: a library in its own right, described in docs/ttrpc.md. This is all of its API."""
+"""ttrpc and NRI's mux without I/O: a library in its own right, described in api/ttrpc.md. This is all of its API."""
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.ttrpc.connection import Connection, Role

@@ -129,7 +129,7 @@ def test_a_cluster_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     assert {"var/lib/kubelet/device-plugins/nri-gpu.key", "run/nri-gpu/key"} <= names
     assert "var/run/cdi/nri-gpu-required.json" in names
     assert [name for name in names if re.fullmatch(r"var/lib/kubelet/device-plugins/nri-gpu-.*\.sock", name)]
-    lines = commands("kubernetes-install.md", "Uninstall")
+    lines = commands("upgrade.md", "What is left on a node")
     run([*lines, f"rm -rf {root}/run/nri-gpu-guard".replace(str(root), "")], root)  # an emptyDir in the chart
     assert left_by(before, root) == set()
 
@@ -149,7 +149,8 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     (root / "run/cdi/nri-gpu.json").write_text("{}")
     asyncio.run(live(root, tmp_path))
     assert {"etc/systemd/system/nri-gpu.service.d/kubelet.conf", "etc/nri-gpu/policy.toml"} <= left_by(before, root)
-    run(commands("install.md", "Uninstall"), root)
+    for part in ("Uninstall a checkout", "What is left on a node"):
+        run(commands("upgrade.md", part), root)
     assert left_by(before, root) == set()
 
 

@@ -1,4 +1,4 @@
-"""What the tests found on a machine with GPUs: as JSON, as a table, and in docs/real-gpu.md.
+"""What the tests found on a machine with GPUs: as JSON, as a table, and in docs/compatibility.md.
 
 python -m tests.gpu.report JUNIT [--out DIR]   make DIR/real-gpu.json and DIR/real-gpu.md, and print the latter
 python -m tests.gpu.report --take FILE         keep such a real-gpu.json as the record, and put it into the page
@@ -32,7 +32,7 @@ from tests.support.records import filled, marked
 
 PROJECT: Final = Path(__file__).parents[2]
 RECORD: Final = PROJECT / "docs" / "records" / "real-gpu.json"
-PAGE: Final = PROJECT / "docs" / "real-gpu.md"
+PAGE: Final = PROJECT / "docs" / "compatibility.md"
 SCHEMA: Final = "nri-gpu/real-gpu/v1"
 NONE_YET: Final = "None yet: **these tests have not run on a GPU so far.**\n"
 SAID_CHARACTERS: Final = 300  # of a failure

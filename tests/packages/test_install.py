@@ -1,4 +1,4 @@
-"""A package's life on a clean Debian: the lines of the install page, then upgrade, downgrade, removal and purge."""
+"""A package's life on a clean Debian: the lines of the pages, then upgrade, downgrade, removal and purge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.packages.conftest import AT, NEWER, Debs
 from tests.support import packages
 from tests.support.debian_root import DebianRoot, base
 
-PAGE = Path(__file__).parents[2] / "docs" / "install.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BY_HAND = "systemd does not run here"
 # Stands for systemd, which cannot run here: it writes down what it is told, and the file `fails` makes a restart fail.
 SYSTEMCTL = """#!/bin/sh
@@ -38,18 +38,18 @@ WANTED = "/etc/systemd/system/multi-user.target.wants"
 TREES = "ls -1 /usr/lib/nri-gpu/live"
 
 
-def lines_of(section: str) -> list[str]:
-    """The first shell block of a section of the install page."""
-    part = PAGE.read_text().partition(f"\n## {section}\n")[2]
+def lines_of(page: str, section: str) -> list[str]:
+    """The first shell block of a section of a page."""
+    part = (DOCS / page).read_text().partition(f"\n## {section}\n")[2]
     block = re.search(r"```sh\n(.*?)```", part, flags=re.DOTALL)
     assert block, section
     return [line.partition(" #")[0].rstrip() for line in block[1].splitlines()]
 
 
-def follow(root: DebianRoot, section: str, failing: tuple[str, ...] = ()) -> str:
+def follow(root: DebianRoot, page: str, section: str, failing: tuple[str, ...] = ()) -> str:
     """Run the lines where the packages are. failing: lines that may find something wrong."""
     said = ""
-    for line in lines_of(section):
+    for line in lines_of(page, section):
         done = root.try_run("sh", "-c", f"cd {AT} && {line}", answers="y\n")
         assert done.returncode == 0 or line in failing, f"{line}: {done.returncode}\n{done.stdout}"
         said += done.stdout
@@ -61,7 +61,7 @@ def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: s
     shutil.copy(debs.folder / debs.this, tmp_path)
     with DebianRoot(suite, {tmp_path: AT}) as root:
         before = root.files()
-        said = follow(root, "Install", failing=("nri-gpu doctor",))
+        said = follow(root, "install.md", "Install", failing=("nri-gpu doctor",))
         assert BY_HAND in said
         assert "ERROR     container runtime: neither containerd nor CRI-O runs here" in said
         assert "not seen" in said
@@ -70,7 +70,7 @@ def test_the_install_page_on_a_clean_system(debs: Debs, tmp_path: Path, suite: s
         assert root.run("nri-gpu", "check").startswith("/etc/nri-gpu/policy.toml: ok\n")
         assert root.run("dpkg", "-V", "nri-gpu") == ""
         assert {f"{WANTED}/nri-gpu.service", f"{WANTED}/nri-gpu-guard.service"} <= root.files()
-        follow(root, "Remove")
+        follow(root, "upgrade.md", "Remove")
         assert sorted(root.files() - before) == []
 
 

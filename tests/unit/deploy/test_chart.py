@@ -41,6 +41,7 @@ from tests.unit.policy.samples import SETTINGS
 
 ROOT = CHART.parents[2]
 PAGE = (ROOT / "docs" / "kubernetes-install.md").read_text()
+CHANGE_OVER = (ROOT / "docs" / "foreign.md").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 ELSEWHERE = Release("other", "elsewhere")
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
@@ -402,7 +403,7 @@ def test_what_mps_clients_write_is_mounted_once_and_bounded(tmp_path: Path) -> N
 
 def change_over() -> dict[str, Mapping[str, Any]]:
     """The values files of the documentation's migration, by their names."""
-    shown = re.findall(r"```yaml\n# ([a-z]+)\.yaml: (.*?)```", PAGE, flags=re.DOTALL)
+    shown = re.findall(r"```yaml\n# ([a-z]+)\.yaml: (.*?)```", CHANGE_OVER, flags=re.DOTALL)
     return {name: yaml.safe_load(f"# {text}") for name, text in shown}
 
 

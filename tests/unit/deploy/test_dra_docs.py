@@ -1,4 +1,4 @@
-"""docs/dra.md: Kubernetes takes the manifests that it shows, and they name what is published and allowed."""
+"""docs/dra.md and docs/reference/dra.md: Kubernetes takes their manifests, which name what is published and allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.helm import documents
 
-PAGE = (Path(__file__).parents[3] / "docs" / "dra.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("dra.md", "reference/dra.md"))
 # Name in the first line -> documents.
 SHOWN: dict[str, list[dict[str, Any]]] = {
     name: list(yaml.safe_load_all(text)) for name, text in re.findall(r"```yaml\n# (.*?)\n(.*?)```", PAGE, re.DOTALL)

@@ -55,6 +55,6 @@ def test_each_other_path_is_one_of_the_code() -> None:
 
 
 def test_each_schema_is_in_the_table_of_json() -> None:
-    page = (ROOT / "docs" / "json.md").read_text()
+    page = FILES.read_text()
     schemas = {path.stem for path in (ROOT / "api" / "schemas").glob("*.json")}
-    assert set(re.findall(r"\[([a-z-]+)\]\(\.\./api/schemas/\1\.json\)", page)) == schemas
+    assert set(re.findall(r"\[([a-z-]+)\]\(\.\./\.\./api/schemas/\1\.json\)", page)) == schemas

@@ -12,7 +12,7 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from msgspec.structs import replace
 
-from config.generate import reference, schema_text
+from config.generate import schema_text
 from nri_gpu.policy.document import (
     LISTS,
     SCHEMA_VERSION,
@@ -103,7 +103,3 @@ def test_every_default_written_out_is_the_default_policy() -> None:
     for path, field in SETTINGS.items():
         raw[path.partition(".")[0]][field.key] = field.written_default
     assert parse_policy(raw, "f") == Policy.default()
-
-
-def test_the_reference_in_the_docs_is_the_generated_one() -> None:
-    assert reference().strip() in DOCS

@@ -138,9 +138,9 @@ def test_every_kind_of_nvidia_node_of_ours_is_allowed() -> None:
     assert {value.split()[0] for value in DAEMON.values("DeviceAllow")} == {"char-195", "char-nvidia-caps"}
 
 
-def test_the_install_page_has_the_units_and_every_folder() -> None:
-    """Whoever follows the page to remove nri-gpu leaves no trace; the daemon's unit brings the guard's."""
-    page = (PROJECT / "docs" / "install.md").read_text()
+def test_the_install_pages_have_the_units_and_every_folder() -> None:
+    """Whoever follows the pages to remove nri-gpu leaves no trace; the daemon's unit brings the guard's."""
+    page = "".join((PROJECT / "docs" / name).read_text() for name in ("install.md", "upgrade.md"))
     for key, prefix in (("ExecStart", ""), ("RuntimeDirectory", "/run/"), ("StateDirectory", "/var/lib/")):
         assert prefix + DAEMON.words(key)[0] in page
     assert DAEMON.words("Also") == [GUARD_FILE.name]
