@@ -49,21 +49,23 @@ def _section(record: Record, name: PartName) -> str:
 
 
 def table(part: Part) -> Iterator[str]:
-    """Lines of Markdown: when and where it ran, a table, and the commands that repeat its rows."""
+    """Lines of Markdown: when and where it ran, a table, and the command that repeats a row by its case."""
     machine = ", ".join(f"{what} {value}" for what, value in part.machine.items())
     yield from textwrap.wrap(f"Run on {part.date} in {part.took_s / 60:.0f} min; {machine}.", WIDTH)
     yield ""
-    yield "| what was done | how often | what came of it | passed |"
-    yield "|---|---|---|---|"
+    yield "| case | what was done | how often | what came of it | passed |"
+    yield "|---|---|---|---|---|"
     for row in part.rows:
-        cells = (row.what, f"{row.count:,} {row.unit}", row.outcome, "yes" if row.passed else "**no**")
+        cells = (_case(row), row.what, f"{row.count:,} {row.unit}", row.outcome, "yes" if row.passed else "**no**")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
-    yield "To repeat a row, in its order:"
-    yield ""
-    yield "```sh"
-    yield from dict.fromkeys(row.command for row in part.rows)
-    yield "```"
+    for command in dict.fromkeys(row.command.replace(f"--case {_case(row)}", "--case CASE") for row in part.rows):
+        yield f"To repeat a row: `{command}`"
+
+
+def _case(row: Row) -> str:
+    """The word after --case, or empty."""
+    return row.command.partition("--case ")[2].partition(" ")[0]
 
 
 def line(row: Row) -> str:

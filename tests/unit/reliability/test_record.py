@@ -14,7 +14,9 @@ from tests.reliability.__main__ import INTERRUPTED, attack
 from tests.reliability.fit import slope
 from tests.reliability.result import UNFINISHED, Options, Part, PartName, Record, Row, Series, read, write
 
-ROW = Row("daemon killed", 192, "creations", "none | started without", "python -m tests.reliability", passed=False)
+ROW = Row(
+    "daemon killed", 192, "creations", "none | started without", "python -m tests.reliability --case kill", passed=False
+)
 PART = Part("2026-01-01 00:00 UTC", 90.0, {"cores": "2"}, [ROW], [Series("rss", "creations", "KiB", [1.0], [2.0])])
 TEXT = "# Title\n\n<!-- record: faults -->\nold\n<!-- end -->\n\nBy hand.\n"
 
@@ -52,7 +54,8 @@ def test_a_part_that_does_not_reach_its_end_keeps_its_rows(
 
 def test_the_page_has_the_records_rows_between_its_markers() -> None:
     made = page.rendered(TEXT, Record().including(PartName.FAULTS, PART))
-    assert "| daemon killed | 192 creations | none \\| started without | **no** |" in made
+    assert "| kill | daemon killed | 192 creations | none \\| started without | **no** |" in made
+    assert "To repeat a row: `python -m tests.reliability --case CASE`\n" in made
     assert "Run on 2026-01-01 00:00 UTC in 2 min; cores 2." in made
     assert "old" not in made
     assert made.endswith("By hand.\n")
