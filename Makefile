@@ -50,20 +50,9 @@ check: $(READY) ## format, lint, types, layers, generated files
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
-	$(BIN)/python api/generate.py --check
-	$(BIN)/python config/generate.py --check
-	$(BIN)/python api/schemas/generate.py --check
 	$(BIN)/python docs/messages.py
-	$(BIN)/python share/generate.py --check
-	$(BIN)/python docs/build.py --check
-	$(BIN)/python -m docs.generate --check
-	$(BIN)/python -m docs.plots --check
-	$(BIN)/python deploy/locks/generate.py --check
+	$(BIN)/python -m tools.generate --check
 	$(BIN)/python deploy/locks/audit.py
-	$(BIN)/python -m tests.support.manifests --check
-	$(BIN)/python -m tests.reliability.page --check
-	$(BIN)/python -m bench.record --check
-	$(BIN)/python -m tests.gpu.report --check
 
 # The packages that open nothing and read no clock: each of their lines and branches has a test, and faults are found.
 PURE := domain policy request injection ttrpc ledger decision nri
@@ -72,19 +61,13 @@ gates: $(READY) ## branch coverage of the pure packages, and whether the tests f
 	$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=99 $(THEIRS)
 	$(BIN)/python -m bench.seeded_faults --pure
 
-format: $(READY) ## mend what a machine can mend
+format: $(READY) ## fix what a machine can fix
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-proto: $(READY) ## api/*.proto -> generated modules
-	$(BIN)/python api/generate.py
-
-schema: $(READY) ## declarations of policy and `-o json` -> JSON Schemas
-	$(BIN)/python config/generate.py
-	$(BIN)/python api/schemas/generate.py
-
-share: $(READY) ## the table of verbs -> completions for shells, man pages
-	$(BIN)/python share/generate.py
+# WHAT: names of tools/generate.py, such as policy or share; all but the locks by default.
+generate: $(READY) ## what is checked in and made of something else: protobuf, schemas, man pages, reference, manifests, plots
+	$(BIN)/python -m tools.generate $(WHAT)
 
 pictures: $(READY) ## screenshots of the terminal -> docs/pictures
 	$(BIN)/python -m tests.pictures
@@ -96,23 +79,14 @@ dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
 	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --clear --out-dir dist
 
 lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
-	$(BIN)/python deploy/locks/generate.py
-
-reference: $(READY) ## declarations -> docs/reference, texts of diagrams -> docs/pictures (needs graphviz)
-	$(BIN)/python -m docs.generate
-
-plots: $(READY) ## docs/records -> plots in docs/pictures
-	$(BIN)/python -m docs.plots
+	$(BIN)/python -m tools.generate locks
 
 site: $(READY) ## docs/ -> build/site, every link within it checked
 	$(BIN)/python docs/build.py
 
 linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt), over the network
-	$(BIN)/python docs/build.py --links
+	$(BIN)/python -m tools.generate links
 	$(BIN)/python docs/build.py --linkcheck
-
-manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
-	$(BIN)/python -m tests.support.manifests
 
 # TARGETS: what is made there. Tests of packages make clean systems of their own.
 SUITES ?= bookworm trixie
@@ -130,7 +104,7 @@ chaos: $(READY) ## 1,000 containers on each containerd while the daemon and cont
 	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py
 
 reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root, an hour)
-	$(BIN)/python -m tests.reliability; code=$$?; $(BIN)/python -m docs.plots; exit $$code
+	$(BIN)/python -m tests.reliability; code=$$?; $(BIN)/python -m tools.generate plots; exit $$code
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, guided by the code it reaches, a minute each
 	$(BIN)/python -m tests.fuzz --seconds 60

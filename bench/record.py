@@ -1,12 +1,7 @@
-"""The record of the containerd part: docs/records/performance.json, and the tables of the pages made of it.
-
-python -m bench.record [--check]
-"""
+"""The record of the containerd part: docs/records/performance.json, and the tables of the pages made of it."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -223,20 +218,3 @@ def write(record: Record, path: Path = RECORD) -> None:
     for start in ('"contenders":[', '"left_out":['):
         text = text.replace(start, f"\n{start}\n")
     path.write_text(text.replace('},{"name"', '},\n{"name"') + "\n")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.record", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether page and record agree")
-    check, record = parser.parse_args().check, read()
-    differ = {page: made for page in PAGES if (made := rendered(text := page.read_text(), record)) != text}
-    for page, made in differ.items():
-        if check:
-            print(f"{page.name} is not what the record says: python -m bench.record", file=sys.stderr)
-        else:
-            page.write_text(made)
-    return 1 if check and differ else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,6 @@
 """Builds the site into build/site and checks it: any warning is a fault, and so is a link that leads nowhere.
 
 python docs/build.py [FOLDER]      build and check
-python docs/build.py --links       write docs/external-links.txt, the list of links to other sites
 python docs/build.py --linkcheck   ask each of those sites (needs a network)
 """
 
@@ -114,18 +113,8 @@ def main() -> int:
     """Returns an exit code."""
     parser = argparse.ArgumentParser(prog="python docs/build.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=SITE)
-    parser.add_argument("--links", action="store_true", help="write the list of links to other sites")
-    parser.add_argument("--check", action="store_true", help="only tell whether that list is up to date")
     parser.add_argument("--linkcheck", action="store_true", help="ask each of those sites")
     told = parser.parse_args()
-    if told.links:
-        LIST.write_text(links_text(), encoding="utf-8")
-        return 0
-    if told.check:
-        if LIST.read_text(encoding="utf-8") == links_text():
-            return 0
-        print("docs/external-links.txt lacks links, or has too many: run `python docs/build.py --links`")
-        return 1
     if told.linkcheck:
         if not reachable(external(sources())):
             print("no network: not one name of docs/external-links.txt can be resolved, so no link was checked")

@@ -24,7 +24,7 @@ SENTENCES: Final = "| words of the sentence | cause | fix |"
 REFUSED: Final = "| phrase | cause | fix |"
 LOG: Final = "| phrase | level | cause | fix |"
 MADE: Final = (
-    "## Warnings and errors\n\n<!-- Made of nri_gpu/domain/phrases.py: run `make reference`. -->\n"  # to the end
+    "## Warnings and errors\n\n<!-- Made of nri_gpu/domain/phrases.py: run `make generate`. -->\n"  # to the end
 )
 
 CALLS: Final = {"warning": "warning", "note": "warning", "error": "error", "critical": "error", "log": "warning"}

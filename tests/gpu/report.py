@@ -2,7 +2,6 @@
 
 python -m tests.gpu.report JUNIT [--out DIR]   make DIR/real-gpu.json and DIR/real-gpu.md, and print the latter
 python -m tests.gpu.report --take FILE         keep such a real-gpu.json as the record, and put it into the page
-python -m tests.gpu.report --check             only say whether page and record agree
 """
 
 from __future__ import annotations
@@ -156,18 +155,12 @@ def write(report: Report, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Report, take or check. Returns an exit code."""
+    """Report or take. Returns an exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.report", description=__doc__)
     parser.add_argument("junit", type=Path, nargs="?", help="what pytest --junitxml wrote")
     parser.add_argument("--out", type=Path, default=PROJECT / "build", help="folder for both files (default build)")
     parser.add_argument("--take", type=Path, metavar="FILE", help="a real-gpu.json that was brought back")
-    parser.add_argument("--check", action="store_true", help="only say whether page and record agree")
     options = parser.parse_args(arguments)
-    if options.check:
-        if rendered(text := PAGE.read_text()) == text:
-            return Exit.OK
-        print(f"{PAGE.name} is not what the record says: python -m tests.gpu.report --take {RECORD}", file=sys.stderr)
-        return Exit.FINDING
     if options.take:
         try:
             take(options.take)
@@ -176,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Exit.FINDING
         return Exit.OK
     if options.junit is None:
-        parser.error("name pytest's JUnit file, or say --take or --check")
+        parser.error("name pytest's JUnit file, or say --take")
     rows = list(rows_of(options.junit.read_text()))
     report = Report(SCHEMA, datetime.now(UTC).date().isoformat(), machine(), rows)
     write(report, options.out / "real-gpu.json")

@@ -10,7 +10,6 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from config.generate import schema_text
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.finding import Finding
 from nri_gpu.policy.document import SECTIONS
@@ -18,6 +17,7 @@ from nri_gpu.policy.findings import advise
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.read import parse_policy
 from tests.unit.policy.samples import SETTINGS
+from tools.policy import schema_text
 
 VALIDATOR: Any = jsonschema.Draft202012Validator(json.loads(schema_text()))
 

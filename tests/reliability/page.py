@@ -1,12 +1,7 @@
-"""docs/reliability.md: the tables between its markers are made of the record; the words around them by hand.
-
-python -m tests.reliability.page [--check]
-"""
+"""docs/reliability.md: the tables between its markers are made of the record; the words around them by hand."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,18 +12,6 @@ from tests.support.records import filled, marked
 
 PAGE: Final = PROJECT / "docs" / "reliability.md"
 WIDTH: Final = 120
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.reliability.page", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether page and record agree")
-    if parser.parse_args().check:
-        if PAGE.read_text() == rendered(PAGE.read_text(), read()):
-            return 0
-        print(f"{PAGE.name} is not what the record says: python -m tests.reliability.page", file=sys.stderr)
-        return 1
-    render()
-    return 0
 
 
 def render(path: Path = PAGE) -> None:
@@ -72,7 +55,3 @@ def line(row: Row) -> str:
     """The row for a terminal."""
     mark = "ok  " if row.passed else "FAIL"
     return f"{mark} {row.what}: {row.count:,} {row.unit}\n     {row.outcome}\n     {row.command}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-# fish completion for nri-gpu. Made by share/generate.py from the table of verbs: run `make share`.
+# fish completion for nri-gpu. Made by tools/share.py from the table of verbs: run `make generate`.
 complete -c nri-gpu -f
 complete -c nri-gpu -n __fish_use_subcommand -l help -d 'show this help and exit'
 complete -c nri-gpu -n __fish_use_subcommand -l version -d 'show the version and exit'

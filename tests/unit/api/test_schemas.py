@@ -9,13 +9,13 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from api.schemas.generate import DOCUMENTS, schema_text
 from nri_gpu.cli.gpus_document import gpus_document
 from nri_gpu.cli.main import OUTPUT, VERBS
 from nri_gpu.cli.page import json_text
 from nri_gpu.inventory.topology_file import load_topology
 from tests.support.daemon import TOPOLOGIES
 from tests.support.schemas import SCHEMAS, conforming, published
+from tools.schemas import DOCUMENTS, schema_text
 
 
 def test_every_document_of_every_verb_has_one() -> None:

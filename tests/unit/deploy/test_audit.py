@@ -14,7 +14,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
-from deploy.locks import audit, generate
+from deploy.locks import audit
+from tools.locks import locked
 
 FOUND: Final = {
     "vulns": [
@@ -64,7 +65,7 @@ def test_every_locked_package_is_asked_for() -> None:
     with service(None) as (url, asked):
         done = audited(url)
     assert done.returncode == 0, done.stderr
-    assert set(asked) - {"pip"} == set(generate.locked("runtime.txt"))
+    assert set(asked) - {"pip"} == set(locked("runtime.txt"))
 
 
 def test_a_known_vulnerability_fails_it() -> None:

@@ -35,9 +35,9 @@ from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS
 from tests.support.helm import CHART, RefusedError, Release, documents, parsed, render, values
-from tests.support.manifests import FOLDER, SETS
 from tests.support.prometheus import ALERTS
 from tests.unit.policy.samples import SETTINGS
+from tools.manifests import FOLDER, SETS
 
 ROOT = CHART.parents[2]
 PAGE = (ROOT / "docs" / "kubernetes-install.md").read_text()

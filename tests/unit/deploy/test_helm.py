@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.errors import HarnessError
 from tests.support.helm import CHART, PROGRAMS, Helm, parsed
-from tests.support.manifests import FOLDER, SETS, as_options
+from tools.manifests import FOLDER, SETS, as_options
 
 RELEASE = ("nri-gpu", CHART, "--namespace=nri-gpu")
 OPTIONS = as_options({})

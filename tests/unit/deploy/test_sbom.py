@@ -12,8 +12,8 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from deploy import sbom
-from deploy.locks import generate
 from nri_gpu import __version__
+from tools.locks import locked
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_it_names_what_the_lock_pins_with_all_hashes_and_a_licence(written: Path
     bom = json.loads(written.read_text())
     ours = bom["metadata"]["component"]
     assert (written.name, ours["version"]) == (f"nri-gpu-{__version__}.cdx.json", __version__)
-    assert {each["name"]: each["version"] for each in bom["components"]} == generate.locked("runtime.txt")
+    assert {each["name"]: each["version"] for each in bom["components"]} == locked("runtime.txt")
     hashes = {
         item["content"]
         for each in bom["components"]

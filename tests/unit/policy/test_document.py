@@ -12,7 +12,6 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from msgspec.structs import replace
 
-from config.generate import schema_text
 from nri_gpu.policy.document import (
     LISTS,
     SCHEMA_VERSION,
@@ -23,6 +22,7 @@ from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.read import parse_policy
 from nri_gpu.records.policy_file import load_policy
 from tests.unit.policy.samples import BAD, GOOD, SETTINGS, Raw
+from tools.policy import schema_text
 
 ROOT = Path(__file__).parents[3]
 DOCS = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")

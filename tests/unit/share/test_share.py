@@ -1,11 +1,9 @@
-"""Completions in real shells, man pages by a real formatter, and both up to date."""
+"""Completions in real shells, and man pages by a real formatter."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from shlex import quote
 
@@ -32,25 +30,6 @@ def run(*command: object) -> str:
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def test_they_are_what_the_table_of_verbs_says() -> None:
-    assert run(sys.executable, SHARE / "generate.py", "--check") == ""
-
-
-def test_a_stale_page_is_told(tmp_path: Path) -> None:
-    shutil.copytree(SHARE, tmp_path / "share")
-    (tmp_path / "share/man/man1/nri-gpu-run.1").write_text("old")
-    (tmp_path / "share/man/man1/nri-gpu-dance.1").write_text("of a verb that is gone")
-    command = [sys.executable, str(tmp_path / "share/generate.py")]
-    done = subprocess.run([*command, "--check"], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "share/man/man1/nri-gpu-dance.1",
-        "share/man/man1/nri-gpu-run.1",
-    ]
-    run(*command)
-    run(*command, "--check")
 
 
 # --- bash -------------------------------------------------------------------------------------------------------------

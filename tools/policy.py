@@ -1,20 +1,16 @@
-"""What is read off the policy's own declarations: `config/policy.schema.json`, and `docs/reference/policy.md`.
-
-python config/generate.py [--check]     --check: only tell whether they are up to date
-"""
+"""Files that are read off the policy's own declarations: `config/policy.schema.json`, `docs/reference/policy.md`."""
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from nri_gpu.policy.document import LISTS, SECTIONS, file_type, section_help
 from nri_gpu.policy.forms import settings_of
+from tools.files import ROOT, Files
 
-SCHEMA = Path(__file__).with_name("policy.schema.json")
-MANUAL = Path(__file__).parents[1] / "docs" / "reference" / "policy.md"
+SCHEMA = ROOT / "config" / "policy.schema.json"
+MANUAL = ROOT / "docs" / "reference" / "policy.md"
 FIRST = "## `[plugin]`"  # what is made of declarations begins here
 
 
@@ -56,23 +52,7 @@ def _list(name: str) -> Iterator[str]:
     yield ""
 
 
-def manual_text() -> str:
-    """The manual with its reference as it has to be."""
-    return MANUAL.read_text(encoding="utf-8").partition(FIRST)[0] + reference().strip() + "\n"
-
-
-def main() -> int:
-    """Write or check. Returns an exit code."""
-    wanted = {SCHEMA: schema_text(), MANUAL: manual_text()}
-    if "--check" not in sys.argv[1:]:
-        for file, text in wanted.items():
-            file.write_text(text, encoding="utf-8")
-        return 0
-    stale = [file.name for file, text in wanted.items() if file.read_text(encoding="utf-8") != text]
-    for name in stale:
-        print(f"{name} is not what the declarations in nri_gpu/policy/model.py say: run `make schema`")
-    return bool(stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def schema_and_page() -> Files:
+    """Return both."""
+    page = MANUAL.read_text(encoding="utf-8").partition(FIRST)[0] + reference().strip() + "\n"
+    return {SCHEMA: schema_text(), MANUAL: page}

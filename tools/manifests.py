@@ -1,18 +1,14 @@
-"""The plain manifests below `deploy/manifests`: what Helm 4 renders, with the chart's defaults and in its other modes.
-
-python -m tests.support.manifests [--check]     --check: only tell whether they are up to date
-"""
+"""Plain manifests below `deploy/manifests`: what Helm 4 renders, with the chart's defaults and in its other modes."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from tests.support.helm import IMAGE, LACKING, render
+from tools.files import ROOT, Files, LackingError
 
-FOLDER: Final = Path(__file__).parents[2] / "deploy" / "manifests"
+FOLDER: Final = ROOT / "deploy" / "manifests"
 # File -> what it is for, and the values that are not the chart's defaults.
 SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "nri-gpu.yaml": ("the kubelet allocates GPUs", {}),
@@ -32,7 +28,7 @@ SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 HEAD: Final = """\
 # {purpose}.
-# Made from deploy/helm/nri-gpu with {values}, by `make manifests`; do not edit here.
+# Made from deploy/helm/nri-gpu with {values}, by `make generate`; do not edit here.
 # The image has no registry in its name: put yours in its place, as docs/kubernetes-install.md says.
 apiVersion: v1
 kind: Namespace
@@ -44,8 +40,8 @@ metadata:
 """
 
 
-def manifests(name: str) -> str:
-    """All of one file, in the order to apply."""
+def _text(name: str) -> str:
+    """Return all of one file, in the order to apply."""
     purpose, changed = SETS[name]
     texts = render(**changed)
     order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml", "dra.yaml")
@@ -66,24 +62,8 @@ def _without_blank_ends(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
-def main() -> int:
-    """Write or check. Returns an exit code."""
+def manifests() -> Files:
+    """Return all files, and None for each that is there and not one of them."""
     if LACKING:
-        print(f"{FOLDER.name} is not rendered: {LACKING}")
-        return 0 if "--check" in sys.argv[1:] else 1
-    wanted = {FOLDER / name: manifests(name) for name in SETS}
-    there = {path: path.read_text() for path in sorted(FOLDER.glob("*.yaml"))}
-    if "--check" not in sys.argv[1:]:
-        for path in there.keys() - wanted.keys():
-            path.unlink()
-        for path, text in wanted.items():
-            path.write_text(text)
-        return 0
-    if there == wanted:
-        return 0
-    print(f"{FOLDER.name} is not what the chart renders: run `make manifests`")
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise LackingError(LACKING)
+    return {**dict.fromkeys(FOLDER.glob("*.yaml")), **{FOLDER / name: _text(name) for name in SETS}}

@@ -1,7 +1,4 @@
-"""Locks Python packages, with hashes: `dev.txt` for tests, and of it `runtime.txt`, `demo.txt` and `gpu-kit.txt`.
-
-python deploy/locks/generate.py [--check]     --check: only tell, offline, whether they satisfy pyproject.toml
-"""
+"""Locks of Python packages in deploy/locks, with hashes: `dev.txt` for tests, and parts of it."""
 
 from __future__ import annotations
 
@@ -15,8 +12,10 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-FOLDER: Final = Path(__file__).parent
-PROJECT: Final = FOLDER.parents[1] / "pyproject.toml"
+from tools.files import ROOT
+
+FOLDER: Final = ROOT / "deploy" / "locks"
+PROJECT: Final = ROOT / "pyproject.toml"
 DEVELOPMENT: Final = ("dev",)
 # Parts of it, so it is made first: all that a node may run, which a release bundles; what the demo imports; the kit for
 # machines with a GPU.
@@ -57,29 +56,37 @@ def lock(name: str, extras: Collection[str], *more: str) -> None:
     )
 
 
+def write() -> None:
+    """Lock the newest versions, over the network."""
+    lock("dev.txt", DEVELOPMENT)
+    for name, extras in PARTS.items():
+        lock(name, extras, "--constraints", str(FOLDER / "dev.txt"))
+
+
 def locked(name: str) -> dict[str, str]:
     """The versions of one lock, by normal name."""
     return {_normal(package): version for package, version in LOCKED.findall((FOLDER / name).read_text())}
 
 
 def faults() -> Iterator[str]:
-    """What stands in pyproject.toml, but in no lock; what differs between two locks; what has no hash."""
+    """Yield what stands in pyproject.toml but in no lock, what differs between two locks, what has no hash; offline."""
     project = tomllib.loads(PROJECT.read_text())["project"]
     development = locked("dev.txt")
     for name, extras in {"dev.txt": DEVELOPMENT, **PARTS}.items():
         versions = locked(name)
         text = (FOLDER / name).read_text()
         if len(HASHED.findall(text)) != len(LOCKED.findall(text)):  # some twice, for two Pythons
-            yield f"{name} has a package without a hash"
+            yield f"{name} has a package without a hash: run `make lock`"
         if "://" in text:
-            yield f"{name} names an address"
+            yield f"{name} names an address: run `make lock`"
         for requirement in _requirements(project, extras):
             version = versions.get(_normal(requirement.name))
             if version is None or not requirement.specifier.contains(version, prereleases=True):
-                yield f"{name} has {requirement.name} {version or '(none)'}, pyproject.toml wants {requirement}"
+                has = f"{requirement.name} {version or '(none)'}"
+                yield f"{name} has {has}, pyproject.toml wants {requirement}: run `make lock`"
         for package, version in versions.items():
             if development.get(package) != version:
-                yield f"{name} has {package} {version}, the tests run with {development.get(package)}"
+                yield f"{name} has {package} {version}, the tests run with {development.get(package)}: run `make lock`"
 
 
 def _requirements(project: dict[str, dict[str, list[str]]], extras: Collection[str]) -> Iterator[Requirement]:
@@ -98,19 +105,3 @@ def _requirements(project: dict[str, dict[str, list[str]]], extras: Collection[s
 def _normal(name: str) -> str:
     """PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def main() -> int:
-    """Write or check. Returns an exit code."""
-    if "--check" not in sys.argv[1:]:
-        lock("dev.txt", DEVELOPMENT)
-        for name, extras in PARTS.items():
-            lock(name, extras, "--constraints", str(FOLDER / "dev.txt"))
-    found = list(faults())
-    for fault in found:
-        print(f"{fault}: run `make lock`")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

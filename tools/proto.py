@@ -1,4 +1,4 @@
-"""Generates the Python modules of every .proto here: `python api/generate.py`, or `--check` to fail on drift.
+"""The Python modules of every .proto.
 
 Messages of all, and gRPC clients and servicers of those that are gRPC services (ttrpc has none). The modules are
 checked in, so that installing needs no compiler. Needs the `codegen` extra, whose pin is exact:
@@ -7,19 +7,16 @@ another generator would write other bytes.
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import importlib.util
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from tools.files import ROOT, Files, LackingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ UNITS: Final = (
 
 
 def generate(unit: Unit, out: Path) -> None:
-    """Runs protoc.
+    """Run protoc.
 
     Raises:
         CalledProcessError: it refused the file, and said why on stderr.
@@ -71,41 +68,13 @@ def generate(unit: Unit, out: Path) -> None:
         )
 
 
-def drift(unit: Unit) -> Iterator[str]:
-    """The difference between what is checked in and what would be generated, as lines of a unified diff."""
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-proto-") as folder:
-        generate(unit, Path(folder))
-        for name in unit.modules:
-            path = ROOT / unit.out / name
-            have = path.read_text().splitlines() if path.exists() else []
-            want = (Path(folder) / name).read_text().splitlines()
-            label = str(unit.out / name)
-            yield from difflib.unified_diff(have, want, f"{label} (checked in)", f"{label} (generated)", lineterm="")
-
-
-def main() -> int:
-    """Writes the modules, or with --check only compares. Returns 0, or 1 on drift or without the generator."""
-    parser = argparse.ArgumentParser(description="Generate the protobuf modules from api/*.proto.")
-    parser.add_argument("--check", action="store_true", help="write nothing; print a diff and exit 1 on any drift")
-    check = parser.parse_args().check
+def modules() -> Files:
+    """Return all modules, by path."""
     if importlib.util.find_spec("grpc_tools") is None:
-        print(
-            "api: grpcio-tools has no wheel for this Python: generated modules not compared, use Python 3.13 or older"
-        )
-        return 0 if check else 1
-    units = [unit for unit in UNITS if (ROOT / unit.proto).exists()]
-    if not check:
-        for unit in units:
-            (ROOT / unit.out).mkdir(exist_ok=True)
-            generate(unit, ROOT / unit.out)
-        return 0
-    lines = [line for unit in units for line in drift(unit)]
-    for line in lines:
-        print(line)
-    if lines:
-        print("generated modules differ from their .proto: run `make proto`", file=sys.stderr)
-    return 1 if lines else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise LackingError("grpcio-tools has no wheel for this Python, use Python 3.13 or older")
+    made: dict[Path, str] = {}
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-proto-") as folder:
+        for unit in UNITS:
+            generate(unit, Path(folder))
+            made |= {ROOT / unit.out / name: (Path(folder) / name).read_text() for name in unit.modules}
+    return made

@@ -1,24 +1,21 @@
 """Completions for bash, zsh and fish, and man pages, from the table of verbs in `nri_gpu/cli/main.py`.
 
-python share/generate.py [--check]     --check: only tell whether they are up to date
-
-They lie below this folder as they do below /usr/share, where the package installs them.
+They lie below share/ as they do below /usr/share, where the package installs them.
 """
 
 import argparse
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
+from tools.files import ROOT, Files
 
-SHARE: Final = Path(__file__).parent
-MADE_BY: Final = "Made by share/generate.py from the table of verbs: run `make share`."
+SHARE: Final = ROOT / "share"
+MADE_BY: Final = "Made by tools/share.py from the table of verbs: run `make generate`."
 ABOUT: Final = "GPUs for containers through containerd's NRI"
 
 
@@ -276,8 +273,8 @@ def _roff(text: str) -> str:
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
-def files() -> dict[Path, str]:
-    """Each below its place."""
+def completions_and_manuals() -> Files:
+    """Return each below its place, and None for each that is there of a verb that is gone."""
     pages = {f"man/man1/nri-gpu-{verb.name}.1": manual(verb) for verb in VERBS}
     made = {
         "bash-completion/completions/nri-gpu": bash(),
@@ -286,26 +283,5 @@ def files() -> dict[Path, str]:
         "man/man1/nri-gpu.1": manual(),
         **pages,
     }
-    return {SHARE / name: text for name, text in made.items()}
-
-
-def main() -> int:
-    """Write or check. Returns an exit code."""
-    wanted = files()
-    there = {path for path in SHARE.rglob("*/*") if path.is_file() and "__pycache__" not in path.parts}
-    if "--check" not in sys.argv[1:]:
-        for path, text in wanted.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        for path in there - wanted.keys():
-            path.unlink()
-        return 0
-    current = {path: path.read_text(encoding="utf-8") for path in there}
-    stale = [path for path in wanted.keys() | there if current.get(path) != wanted.get(path)]
-    for path in sorted(stale):
-        print(f"{path.relative_to(SHARE.parent)} is not what nri_gpu/cli/main.py says: run `make share`")
-    return bool(stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    there = [path for path in SHARE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {**dict.fromkeys(there), **{SHARE / name: text for name, text in made.items()}}

@@ -1,18 +1,14 @@
-"""What of the manual is made from declarations: pages in docs/reference, and diagrams in docs/pictures by graphviz.
+"""Pages in docs/reference that are made of declarations, and diagrams in docs/pictures, drawn by graphviz.
 
-python -m docs.generate [--check]     --check: only tell whether they are up to date; needs no graphviz
-
-A diagram's text is a .dot file in docs/diagrams, or a table of the program. Its picture carries the text's SHA-256.
+A diagram's text is a .dot file in docs/diagrams, or a table of the program.
 """
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Final
 
 from docs import messages
@@ -22,13 +18,14 @@ from nri_gpu.domain.health import HealthState
 from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KUBELET_KEY, POD_KEY
 from nri_gpu.health.states import TRANSITIONS
 from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS
-from share.generate import Argument, Takes, arguments_of
+from tools.files import ROOT, Files, picture
+from tools.share import Argument, Takes, arguments_of
 
-DOCS: Final = Path(__file__).parent
+DOCS: Final = ROOT / "docs"
 REFERENCE: Final = DOCS / "reference"
 DIAGRAMS: Final = DOCS / "diagrams"
 PICTURES: Final = DOCS / "pictures"
-MADE: Final = "<!-- Made by docs/generate.py: run `make reference`. -->\n\n"
+MADE: Final = "<!-- Made by tools/reference.py: run `make generate`. -->\n\n"
 STYLE: Final = """  bgcolor="white"; fontname="Helvetica"; rankdir=LR; nodesep=0.5; ranksep=1.1;
   node [shape=box, style="rounded,filled", fillcolor="#eef4fb", color="#33658a", fontname="Helvetica", fontsize=13];
   edge [color="#444444", fontname="Helvetica", fontsize=11];
@@ -121,55 +118,22 @@ def health_dot() -> str:
     return "digraph health {\n" + STYLE + first + "\n".join(lines) + "\n}\n"
 
 
-def diagrams() -> dict[str, str]:
-    """Graphviz' texts, by name."""
-    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(DIAGRAMS.glob("*.dot"))}
-    return {"health-states": health_dot(), **files}
-
-
-def _mark(text: str) -> str:
-    return f"<!-- made of text with SHA-256 {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+def diagrams() -> Files:
+    """Return each picture, of which the text is the source."""
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in sorted(DIAGRAMS.glob("*.dot"))}
+    texts["health-states"] = health_dot()
+    return {PICTURES / f"{name}.svg": picture(text.encode(), partial(draw, text)) for name, text in texts.items()}
 
 
 def draw(text: str) -> str:
-    """The picture, with the text's hash at its end."""
-    done = subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True)
-    return done.stdout + _mark(text)
+    """Run graphviz on a text."""
+    return subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
 
 
-def stale() -> Iterator[Path]:
-    """What is not as it has to be."""
-    yield from (path for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text)
-    for name, text in diagrams().items():
-        picture = PICTURES / f"{name}.svg"
-        if not picture.exists() or not picture.read_text("utf-8").endswith(_mark(text)):
-            yield picture
-
-
-def pages() -> dict[Path, str]:
-    """The reference's pages, and the one of what is logged."""
+def pages() -> Files:
+    """Return the reference's pages, and the one of what is logged."""
     made = {"verbs": verbs_page(), "annotations": annotations_page()}
-    written = messages.MANUAL.read_text("utf-8")
     return {
-        messages.MANUAL: messages.page(written, messages.sources()),
+        messages.MANUAL: messages.page(messages.MANUAL.read_text("utf-8"), messages.sources()),
         **{REFERENCE / f"{name}.md": MADE + text for name, text in made.items()},
     }
-
-
-def main() -> int:
-    """Write or check. Returns an exit code."""
-    old = list(stale())
-    if "--check" in sys.argv[1:]:
-        for path in old:
-            print(f"{path.relative_to(DOCS.parent)} is not what its source says: run `make reference`")
-        return bool(old)
-    wanted = pages()
-    texts = diagrams()
-    for path in old:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(wanted[path] if path in wanted else draw(texts[path.stem]), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,9 @@
-"""The JSON Schemas of what the verbs print with `-o json`, made of the types that they print: <verb>.json, here.
-
-python api/schemas/generate.py [--check]     --check: only tell whether they are up to date
-"""
+"""JSON Schemas of what the verbs print with `-o json`, made of the types that they print: api/schemas/<verb>.json."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -23,8 +18,9 @@ from nri_gpu.cli.watch import WatchLine
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examine import DoctorDocument
 from nri_gpu.verify.container_report import Report
+from tools.files import ROOT, Files
 
-FOLDER: Final = Path(__file__).parent
+FOLDER: Final = ROOT / "api" / "schemas"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 # By the word in a document's `schema`, nri-gpu/WORD/v1: what is printed, one of these.
 DOCUMENTS: Final[dict[str, tuple[object, ...]]] = {
@@ -80,18 +76,6 @@ def _structs(kind: type[msgspec.Struct] = msgspec.Struct) -> Iterator[type[msgsp
         yield from _structs(each)
 
 
-def main() -> int:
-    """Write or check. Returns an exit code."""
-    wanted = {FOLDER / f"{word}.json": schema_text(word) for word in DOCUMENTS}
-    if "--check" not in sys.argv[1:]:
-        for file, text in wanted.items():
-            file.write_text(text, encoding="utf-8")
-        return 0
-    stale = [file for file, text in wanted.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
-    for file in stale:
-        print(f"api/schemas/{file.name} is not what the types of the documents say: run `make schema`")
-    return bool(stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def documents() -> Files:
+    """Return all schemas."""
+    return {FOLDER / f"{word}.json": schema_text(word) for word in DOCUMENTS}

@@ -1,0 +1,1 @@
+"""Programs for work on nri-gpu: what makes the files that are checked in and generated."""
