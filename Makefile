@@ -65,12 +65,9 @@ format: $(READY) ## fix what a machine can fix
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-# WHAT: names of tools/generate.py, such as policy or share; all but the locks by default.
+# WHAT: names of tools/generate.py, such as policy or share, or goldens and pictures, which only tests compare.
 generate: $(READY) ## what is checked in and made of something else: protobuf, schemas, man pages, reference, manifests, plots
 	$(BIN)/python -m tools.generate $(WHAT)
-
-pictures: $(READY) ## screenshots of the terminal -> docs/pictures
-	$(BIN)/python -m tests.pictures
 
 sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dist
 	$(BIN)/python -m deploy.sbom

@@ -1,13 +1,17 @@
 """Writes what is checked in and made of something else, or only tells what is not as its source says.
 
-python -m tools.generate [--check] [NAME ...]     without a NAME all but `locks`, which needs a network
+python -m tools.generate [--check] [NAME ...]     without a NAME all but locks, goldens and pictures
+
+The locks need a network. Goldens and pictures are compared by the tests that write them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from bench import record as performance
@@ -16,7 +20,7 @@ from tests.gpu import report as hardware
 from tests.reliability import page as reliability
 from tests.reliability import result
 from tools import files, locks, manifests, plots, policy, proto, reference, schemas, share
-from tools.files import Files, LackingError
+from tools.files import ROOT, Files, LackingError
 
 
 def records() -> Files:
@@ -45,17 +49,34 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
 }
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks
+GOLDENS: Final = ("cli/test_goldens.py", "cdi/test_specification.py", "injection/test_nri_golden.py")
+# Modules with their options.
+BY_TESTS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
+    "goldens": (("pytest", "-q", *(f"tests/unit/{name}" for name in GOLDENS)), ("tests.unit.cli.test_terminal",)),
+    "pictures": (("tests.pictures",),),
+}
+
+
+def run_tests(name: str) -> bool:
+    """Have tests write what they compare, and return whether they did."""
+    environment = {**os.environ, "NRI_GPU_GOLDENS": "write"}
+    commands = [[sys.executable, "-m", *words] for words in BY_TESTS[name]]
+    return all(subprocess.run(each, cwd=ROOT, env=environment, check=False).returncode == 0 for each in commands)
 
 
 def main() -> int:
     """Write or check. Returns an exit code."""
+    known = [*MADE, LOCKS, *BY_TESTS]
     parser = argparse.ArgumentParser(prog="python -m tools.generate", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*MADE, LOCKS, []], help=", ".join([*MADE, LOCKS]))
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*known, []], help=", ".join(known))
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something is stale")
     asked = parser.parse_args()
     names = asked.names or [*MADE, *([LOCKS] if asked.check else [])]
     found: list[str] = []
     for name in names:
+        if name in BY_TESTS:
+            found += [] if asked.check or run_tests(name) else [f"{name} are not written"]
+            continue
         if name == LOCKS:
             if not asked.check:
                 locks.write()

@@ -1,6 +1,6 @@
 """The CDI specification: laws that hold for every node there may be, and the shipped topologies line by line.
 
-    NRI_GPU_GOLDEN=write .venv/bin/pytest tests/unit/cdi/test_specification.py
+    make generate WHAT=goldens
 
 writes tests/fixtures/cdi/ anew; read the difference before you commit it.
 """
@@ -267,7 +267,7 @@ def test_the_shipped_topologies_are_described_as_before(name: str, monkeypatch: 
     )
     golden = FOLDER / name
     text = "\n".join(lines(document)) + "\n"
-    if os.environ.get("NRI_GPU_GOLDEN") == "write":
+    if os.environ.get("NRI_GPU_GOLDENS") == "write":
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert golden.read_text() == text

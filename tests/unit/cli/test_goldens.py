@@ -1,7 +1,7 @@
 """What verbs print against goldens: into a pipe, on terminals of 80 and 200 columns, and for programs.
 
 The pages of `status` and `verify`, whose text has the time in it, are in test_terminal.py.
-`NRI_GPU_GOLDENS=write pytest tests/unit/cli/test_goldens.py` writes the goldens again.
+`make generate WHAT=goldens` writes the goldens again.
 """
 
 from __future__ import annotations

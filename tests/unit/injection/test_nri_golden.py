@@ -1,6 +1,6 @@
 """All that NRI's reply adds, for each shipped topology, line by line: a release shows what it injects differently.
 
-    NRI_GPU_GOLDEN=write .venv/bin/pytest tests/unit/injection/test_nri_golden.py
+    make generate WHAT=goldens
 
 writes tests/fixtures/nri/ anew; read the difference before you commit it. A file has a part for each request; in front
 of each line stand the sets of capabilities that it is given with, by their letters, `.` where it is not.
@@ -116,7 +116,7 @@ def test_it_is_what_it_was(topology: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", HWCAPS)
     monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", FOLDERS)
     golden, text = FOLDER / f"{topology}.txt", text_of(topology)
-    if os.environ.get("NRI_GPU_GOLDEN") == "write":
+    if os.environ.get("NRI_GPU_GOLDENS") == "write":
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert golden.read_text() == text
