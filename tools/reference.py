@@ -57,7 +57,7 @@ def _verb(verb: Verb) -> Iterator[str]:
     if examples:
         yield "```"
     yield from ("", "| option | what it is |", "|---|---|")
-    for each in arguments_of(verb):
+    for each in arguments_of(verb)[:-1]:  # the last one is --help, of every verb
         yield f"| {_spelled(each)} | {_cell(each.help)} |"
 
 

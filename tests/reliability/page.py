@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from tests.reliability.result import PROJECT, Part, PartName, Record, Row, read
 from tests.support.records import filled, marked
@@ -38,12 +41,28 @@ def table(part: Part) -> Iterator[str]:
     yield ""
     yield "| case | what was done | how often | what came of it | passed |"
     yield "|---|---|---|---|---|"
-    for row in part.rows:
+    for row in _beside(part.rows):
         cells = (_case(row), row.what, f"{row.count:,} {row.unit}", row.outcome, "yes" if row.passed else "**no**")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
     for command in dict.fromkeys(row.command.replace(f"--case {_case(row)}", "--case CASE") for row in part.rows):
         yield f"To repeat a row: `{command}`"
+
+
+def _beside(rows: Iterable[Row]) -> Iterator[Row]:
+    """Join the rows of one case, which are what was done to one program and to another: `PROGRAM: what`."""
+    cases = defaultdict[str, list[Row]](list)
+    for row in rows:
+        cases[row.command].append(row)
+    for same in cases.values():
+        if len(same) > 1 and all(": " in row.what for row in same):
+            what, outcome = (
+                same[0].what.partition(": ")[2],
+                [f"{row.what.partition(': ')[0]}: {row.outcome}" for row in same],
+            )
+            yield replace(same[0], what=what, outcome=". ".join(outcome), passed=all(row.passed for row in same))
+        else:
+            yield from same
 
 
 def _case(row: Row) -> str:

@@ -145,4 +145,4 @@ def test_the_table_in_the_docs(name: str) -> None:
 
 
 def test_the_docs_show_what_is_run() -> None:
-    assert len(TRANSCRIPTS) == 2
+    assert len(TRANSCRIPTS) == 1
