@@ -79,11 +79,11 @@ lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with has
 	$(BIN)/python -m tools.generate locks
 
 site: $(READY) ## docs/ -> build/site, every link within it checked
-	$(BIN)/python docs/build.py
+	$(BIN)/python -m tools.site
 
 linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt), over the network
 	$(BIN)/python -m tools.generate links
-	$(BIN)/python docs/build.py --linkcheck
+	$(BIN)/python -m tools.site --linkcheck
 
 # TARGETS: what is made there. Tests of packages make clean systems of their own.
 SUITES ?= bookworm trixie

@@ -1,6 +1,6 @@
 """The site, by Sphinx: the Markdown pages as they are, in the folders where GitHub shows them.
 
-`make site` builds it, `docs/build.py` says how strictly. The source folder is the repository's root, so that a link
+`make site` builds it, `tools/site.py` says how strictly. The source folder is the repository's root, so that a link
 means the same to a reader of the repository and to one of the site.
 
 NRI_GPU_REPOSITORY, where it is set, is the URL to which links to files and folders of the source go. Without it files

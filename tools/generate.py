@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from bench import record as performance
-from docs import build as site
 from tests.gpu import report as hardware
 from tests.reliability import page as reliability
 from tests.reliability import result
-from tools import files, locks, manifests, plots, policy, proto, reference, schemas, share
+from tools import files, locks, manifests, plots, policy, proto, reference, schemas, share, site
 from tools.files import ROOT, Files, LackingError
 
 

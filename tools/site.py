@@ -1,7 +1,7 @@
-"""Builds the site into build/site and checks it: any warning is a fault, and so is a link that leads nowhere.
+"""The site: built into build/site and checked. Any warning is a fault, and so is a link that leads nowhere.
 
-python docs/build.py [FOLDER]      build and check
-python docs/build.py --linkcheck   ask each of those sites (needs a network)
+python -m tools.site [FOLDER]      build and check
+python -m tools.site --linkcheck   ask each site that pages link to (needs a network)
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-ROOT: Final = Path(__file__).parents[1]
+from tools.files import ROOT
+
 SITE: Final = ROOT / "build" / "site"
 LIST: Final = ROOT / "docs" / "external-links.txt"
-# Everything anew: what an earlier build warned of, a later one would not repeat.
+# All is built again: what an earlier build warned of, a later one would not repeat.
 BUILD: Final = (sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-E", "-a", "-j", "2", "-c", "docs")
 START: Final = "docs/index.html"
 TO_START: Final = f'<!doctype html><meta http-equiv="refresh" content="0; url={START}"><a href="{START}">nri-gpu</a>\n'
@@ -111,7 +112,7 @@ def links_text() -> str:
 
 def main() -> int:
     """Returns an exit code."""
-    parser = argparse.ArgumentParser(prog="python docs/build.py", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.site", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=SITE)
     parser.add_argument("--linkcheck", action="store_true", help="ask each of those sites")
     told = parser.parse_args()

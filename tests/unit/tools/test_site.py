@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.build import LIST, Page, build, external, faults, links_text, pages, reachable
+from tools.site import LIST, Page, build, external, faults, links_text, pages, reachable
 
 
 def test_it_builds_without_a_warning_and_every_link_leads_somewhere(
