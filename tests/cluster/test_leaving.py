@@ -73,7 +73,7 @@ def test_what_an_uninstall_leaves_and_its_commands_take_away(cluster: Cluster, i
         return [str(path) for path in (*found, *(path for folder in folders[3:] for path in folder.iterdir()))]
 
     assert left()
-    for line in commands("kubernetes-install.md", "Uninstall"):
+    for line in commands("upgrade.md", "What is left on a node"):
         cluster.verb(
             "enter", "bash", "-c", line, check=False
         )  # grep finds nothing, and the two folders are mounts here
