@@ -14,7 +14,7 @@ SHOWN: Final = 40  # lines of a difference
 
 
 class LackingError(Exception):
-    """Nothing can be made, for want of what the message names."""
+    """A file cannot be made here: the message names what is missing."""
 
 
 class Drawn(NamedTuple):
@@ -35,7 +35,7 @@ def picture(source: bytes, draw: Callable[[], str]) -> Drawn:
 
 
 def stale(files: Files) -> Iterator[Path]:
-    """Yield each path that is not as it has to be. Pictures are not drawn for it."""
+    """Yield each path that is not as it has to be, without drawing pictures."""
     for path, wanted in files.items():
         have = path.read_text(encoding="utf-8") if path.is_file() else None
         if have is None or not isinstance(wanted, Drawn):

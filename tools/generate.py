@@ -1,4 +1,4 @@
-"""Writes what is checked in and made of something else, or only tells what is not as its source says.
+"""The program that writes what is checked in and generated, or only tells what is not as its source says.
 
 python -m tools.generate [--check] [NAME ...]     without a NAME all but locks, goldens and pictures
 
@@ -64,7 +64,7 @@ def run_tests(name: str) -> bool:
 
 
 def main() -> int:
-    """Write or check. Returns an exit code."""
+    """Write or check, and return an exit code."""
     known = [*MADE, LOCKS, *BY_TESTS]
     parser = argparse.ArgumentParser(prog="python -m tools.generate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*known, []], help=", ".join(known))

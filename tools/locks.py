@@ -64,7 +64,7 @@ def write() -> None:
 
 
 def locked(name: str) -> dict[str, str]:
-    """The versions of one lock, by normal name."""
+    """Return the versions of one lock, by normal name."""
     return {_normal(package): version for package, version in LOCKED.findall((FOLDER / name).read_text())}
 
 
@@ -90,7 +90,7 @@ def faults() -> Iterator[str]:
 
 
 def _requirements(project: dict[str, dict[str, list[str]]], extras: Collection[str]) -> Iterator[Requirement]:
-    """What the extras ask for, those that they name in turn included."""
+    """Yield what the extras ask for, those that they name in turn included."""
     for text in [
         *project["dependencies"],
         *(each for extra in extras for each in project["optional-dependencies"][extra]),
@@ -103,5 +103,5 @@ def _requirements(project: dict[str, dict[str, list[str]]], extras: Collection[s
 
 
 def _normal(name: str) -> str:
-    """PEP 503."""
+    """Return the name as PEP 503 normalizes it."""
     return re.sub(r"[-_.]+", "-", name).lower()

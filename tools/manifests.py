@@ -51,14 +51,14 @@ def _text(name: str) -> str:
 
 
 def as_options(changed: Mapping[str, Any]) -> list[str]:
-    """Values as Helm's command line takes them."""
+    """Return values as Helm's command line takes them."""
     given = {"image": {"repository": IMAGE}, **changed}
     pairs = [f"{table}.{key}={str(value).lower()}" for table, keys in given.items() for key, value in keys.items()]
     return ["--set", ",".join(pairs)]
 
 
 def _without_blank_ends(text: str) -> str:
-    """Blanks at the ends of lines say nothing in these documents, and editors remove them."""
+    """Drop blanks at the ends of lines: they say nothing in these documents, and editors remove them."""
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 

@@ -67,7 +67,7 @@ def soak(series: Sequence[reliability.Series]) -> str:
 
 
 def _svg(figure: object) -> str:
-    """Text stays text; the same figure makes the same bytes."""
+    """Write a figure as SVG: text stays text, and the same figure makes the same bytes."""
     import matplotlib as mpl
 
     written = io.StringIO()

@@ -15,7 +15,7 @@ FIRST = "## `[plugin]`"  # what is made of declarations begins here
 
 
 def schema_text() -> str:
-    """The JSON Schema, config/policy.schema.json. It accepts what `parse_policy` accepts, as far as it can tell.
+    """Return the JSON Schema, config/policy.schema.json. It accepts what `parse_policy` accepts, as far as it can tell.
 
     60.0 is an integer there; and what two keys mean together, or two tables, only the parser knows.
     """
@@ -24,7 +24,7 @@ def schema_text() -> str:
 
 
 def reference() -> str:
-    """One heading and one table per section, then one per array of tables."""
+    """Return one heading and one table per section, then one per array of tables."""
     lines = [line for section in SECTIONS for line in _section(section)]
     return "\n".join([*lines, *(line for name in LISTS for line in _list(name))])
 
@@ -53,6 +53,6 @@ def _list(name: str) -> Iterator[str]:
 
 
 def schema_and_page() -> Files:
-    """Return both."""
+    """Return the JSON Schema and the page."""
     page = MANUAL.read_text(encoding="utf-8").partition(FIRST)[0] + reference().strip() + "\n"
     return {SCHEMA: schema_text(), MANUAL: page}

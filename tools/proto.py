@@ -1,4 +1,4 @@
-"""The Python modules of every .proto.
+"""Python modules of every .proto.
 
 Messages of all, and gRPC clients and servicers of those that are gRPC services (ttrpc has none). The modules are
 checked in, so that installing needs no compiler. Needs the `codegen` extra, whose pin is exact:
@@ -29,7 +29,7 @@ class Unit:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The file names that protoc makes of it."""
+        """Return the file names that protoc makes of it."""
         stem = self.proto.stem
         return (f"{stem}_pb2.py", f"{stem}_pb2.pyi", *([f"{stem}_pb2_grpc.py"] if self.grpc else []))
 

@@ -33,7 +33,7 @@ STYLE: Final = """  bgcolor="white"; fontname="Helvetica"; rankdir=LR; nodesep=0
 
 
 def verbs_page() -> str:
-    """Every verb, its options and the exit codes."""
+    """Return a page of every verb, its options and the exit codes."""
     lines = ["# Verbs", "", "`nri-gpu VERB --help` prints the same, and so do the man pages.", ""]
     lines += ["| verb | what it does |", "|---|---|"]
     lines += [f"| [`{verb.name}`](#nri-gpu-{verb.name}) | {_cell(verb.help)} |" for verb in VERBS]
@@ -69,7 +69,7 @@ def _spelled(argument: Argument) -> str:
 
 
 def _text(line: str) -> str:
-    """As Markdown: what looks like a tag or emphasis is not one."""
+    """Escape for Markdown what looks like a tag or emphasis."""
     return "".join(f"\\{letter}" if letter in "<>*_[]" else letter for letter in line)
 
 
@@ -78,7 +78,7 @@ def _cell(line: str) -> str:
 
 
 def annotations_page() -> str:
-    """Keys, and clauses of a value."""
+    """Return a page of keys, and clauses of a value."""
     operators = " ".join(f"`{each.value}`" for each in Operator)
     lines = [
         *("# Annotations", "", "[Asking for GPUs](../requests.md) explains them.", ""),
@@ -105,7 +105,7 @@ def annotations_page() -> str:
 
 
 def health_dot() -> str:
-    """The states of a GPU's health, drawn from the table that decides."""
+    """Return the states of a GPU's health as a diagram, read from the table that decides."""
     edges: defaultdict[tuple[HealthState, HealthState], list[str]] = defaultdict(list)
     for state, after in TRANSITIONS.items():
         for signal, following in after.items():

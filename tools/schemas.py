@@ -39,7 +39,7 @@ Schema = dict[str, object]
 
 
 def schema_text(word: str) -> str:
-    """The JSON Schema of one document, as its file has it."""
+    """Return the JSON Schema of one document, as its file has it."""
     kinds, parts = msgspec.json.schema_components(DOCUMENTS[word], ref_template="#/$defs/{name}")
     partly = {kind.__name__ for kind in _structs() if kind.__struct_config__.omit_defaults}
     for name, part in parts.items():
@@ -49,7 +49,7 @@ def schema_text(word: str) -> str:
 
 
 def _as_written(part: Schema, *, whole: bool) -> None:
-    """Make a schema of what is read one of what is written.
+    """Turn a schema for readers into one of what is written.
 
     Fields with a default are there, too, unless the type leaves them out (not whole). Readers must be ready for more:
     they are promised no bounds of what a report or a topology file may say.
@@ -70,7 +70,7 @@ def _as_written(part: Schema, *, whole: bool) -> None:
 
 
 def _structs(kind: type[msgspec.Struct] = msgspec.Struct) -> Iterator[type[msgspec.Struct]]:
-    """Every type of ours."""
+    """Yield every struct of this program."""
     for each in kind.__subclasses__():
         yield each
         yield from _structs(each)

@@ -20,7 +20,7 @@ ABOUT: Final = "GPUs for containers through containerd's NRI"
 
 
 class Takes(Enum):
-    """What follows an option, or what a positional argument is."""
+    """The kind of an option's value, or of a positional argument."""
 
     NOTHING = auto()
     TEXT = auto()
@@ -41,7 +41,7 @@ class Argument(Struct, frozen=True):
 
 
 def arguments_of(verb: Verb) -> list[Argument]:
-    """Options as `--help` has them, and --help itself; without those that are ignored."""
+    """Return options as `--help` has them, and --help itself; without those that are ignored."""
     shown = [(flags, told) for flags, told in verb.options if told["help"] != argparse.SUPPRESS]
     return [*(_argument(flags, told) for flags, told in shown), _argument(("-h", "--help"), HELP)]
 
@@ -75,7 +75,7 @@ def _takes(metavar: str) -> Takes:
 
 
 def bash() -> str:
-    """Options of a verb, the words or files that an option takes, and files for the rest."""
+    """Complete options of a verb, the words or files that an option takes, and files for the rest."""
     values, options = [], []
     for verb in VERBS:
         arguments = arguments_of(verb)
@@ -166,7 +166,7 @@ def _zsh_case(verb: Verb) -> Iterator[str]:
 
 
 def _zsh_spec(argument: Argument) -> str:
-    """A spec of `_arguments`: spellings, what it is in brackets, and what it takes."""
+    """Return a spec of `_arguments`: spellings, what it is in brackets, and what it takes."""
     value = {
         Takes.NOTHING: "",
         Takes.TEXT: f":{argument.name}: ",
@@ -216,7 +216,7 @@ def _fish_part(argument: Argument) -> str:
 
 
 def _fish(text: str) -> str:
-    """Quoted: within single quotes fish knows two escapes."""
+    """Quote for fish, which knows two escapes within single quotes."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -225,7 +225,7 @@ def _fish(text: str) -> str:
 
 
 def manual(verb: Verb | None = None) -> str:
-    """A page in man(7): of one verb, or of the program."""
+    """Return a page in man(7): of one verb, or of the program."""
     name = f"nri-gpu-{verb.name}" if verb else "nri-gpu"
     lines = [f'.\\" {MADE_BY}', f'.TH {name.upper()} 1 "" "nri-gpu" "nri-gpu manual"', ".SH NAME"]
     lines.append(f"{_roff(name)} \\- {_roff(verb.help if verb else ABOUT)}")
@@ -259,7 +259,7 @@ def _of_verb(verb: Verb) -> Iterator[str]:
 
 
 def _exits() -> Iterator[str]:
-    """EXIT_HELP, which has a title and then codes with their meanings, three blanks between them."""
+    """Yield EXIT_HELP as a list: it has a title and then codes with their meanings, three blanks between them."""
     for each in EXIT_HELP.splitlines()[1].split("   "):
         code, _, meaning = each.strip().partition(" ")
         yield from (".TP", f".B {code}", _roff(meaning))

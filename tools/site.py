@@ -32,13 +32,13 @@ LOADED: Final = frozenset({("img", "src"), ("script", "src"), ("link", "href"), 
 
 
 class Page(HTMLParser):
-    """One built page. anchors: what a link into it may name; links: of `a`; loads: what a browser gets to show it."""
+    """A built page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.anchors: set[str] = set()
-        self.links: list[str] = []
-        self.loads: list[str] = []
+        self.anchors: set[str] = set()  # what a link into it may name
+        self.links: list[str] = []  # of `a`
+        self.loads: list[str] = []  # what a browser gets to show it
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -54,19 +54,19 @@ class Page(HTMLParser):
 
 
 def build(site: Path = SITE) -> int:
-    """Sphinx's exit code; it prints warnings itself."""
+    """Run Sphinx, which prints warnings itself, and return its exit code."""
     done = subprocess.run([*BUILD, ".", str(site)], cwd=ROOT, check=False)
     (site / "index.html").write_text(TO_START, encoding="utf-8")
     return done.returncode
 
 
 def pages(site: Path) -> dict[Path, Page]:
-    """Of a built site, by path below it."""
+    """Return the pages of a built site, by path below it."""
     return {file.relative_to(site): Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
 
 
 def faults(site: Path, built: Mapping[Path, Page]) -> Iterator[str]:
-    """Links within the site that lead to no file or no anchor, and what would be fetched from elsewhere."""
+    """Yield links within the site that lead to no file or no anchor, and what would be fetched from elsewhere."""
     for path, page in built.items():
         for link in dict.fromkeys(page.links + page.loads):
             url = urlsplit(link)
@@ -84,7 +84,7 @@ def faults(site: Path, built: Mapping[Path, Page]) -> Iterator[str]:
 
 
 def external(sources: Iterable[Path]) -> list[str]:
-    """The URLs that pages link to, sorted: inline links and definitions, and none within code."""
+    """Return the URLs that pages link to, sorted: inline links and definitions, and none within code."""
     found: set[str] = set()
     for file in sources:
         text = re.sub(r"(?ms)^ *(```+).*?^ *\1|`[^`\n]*`", "", file.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def external(sources: Iterable[Path]) -> list[str]:
 
 
 def reachable(urls: Iterable[str]) -> bool:
-    """Whether one of the sites' names can be resolved."""
+    """Return whether one of the sites' names can be resolved."""
     for name in {urlsplit(url).hostname for url in urls}:
         with suppress(OSError):
             return bool(socket.getaddrinfo(name, 443))
@@ -101,17 +101,17 @@ def reachable(urls: Iterable[str]) -> bool:
 
 
 def sources() -> list[Path]:
-    """The Markdown pages of the site."""
+    """Return the Markdown pages of the site."""
     return sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 
 
 def links_text() -> str:
-    """docs/external-links.txt as it has to be."""
+    """Return docs/external-links.txt as it has to be."""
     return "".join(f"{url}\n" for url in external(sources()))
 
 
 def main() -> int:
-    """Returns an exit code."""
+    """Build and check, or ask the links, and return an exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.site", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=SITE)
     parser.add_argument("--linkcheck", action="store_true", help="ask each of those sites")
