@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# One file says whether the environment is up to date; it is made anew when dependencies change.
+# One file says whether the environment is up to date; it is made again when dependencies change.
 READY := $(VENV)/.ready
 # The same of what the demo imports, a tenth of it.
 DEMO := $(VENV)/.demo
@@ -14,7 +14,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 .PHONY: $(shell grep -ohE '^[a-z-]+:' Makefile | tr -d :)
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@sed -nE -e 's/^#: (.*)/\n\1/p' -e 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 $(DEMO): deploy/locks/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
@@ -27,39 +27,13 @@ $(READY): $(DEMO) pyproject.toml deploy/locks/dev.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
+#: every day
+
 demo: $(DEMO) ## the main job on this machine: three containers, four GPUs, a real containerd (needs root)
 	@$(BIN)/python -m tests.demo
 
 demo-faults: $(DEMO) ## what becomes of containers when GPUs fail and drivers change; simulated GPUs (needs root)
 	@$(BIN)/python -m tests.demo.faults
-
-test: $(READY) ## everything: checks, beside unit and property tests and real containerds (needs root)
-	@$(MAKE) --no-print-directory --jobs 2 check pytest
-
-# Most tests wait for somebody else, so there are more workers than processors; a worker keeps what it has booted.
-# WHICH: files or options of pytest's, such as tests/unit.
-PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal
-# What each worker would compile for itself is compiled once before, and kept.
-unexport PYTHONDONTWRITEBYTECODE
-pytest: $(READY)
-	-@$(BIN)/pytest --collect-only -qq >/dev/null
-	$(PYTEST) -m 'not gpu and not cluster' $(WHICH)
-
-check: $(READY) ## format, lint, types, layers, generated files
-	$(BIN)/ruff format --check --quiet .
-	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
-	$(BIN)/python docs/messages.py
-	$(BIN)/python -m tools.generate --check
-	$(BIN)/python deploy/locks/audit.py
-
-# The packages that open nothing and read no clock: each of their lines and branches has a test, and faults are found.
-PURE := domain policy request injection ttrpc ledger decision nri
-THEIRS := $(PURE:%=tests/unit/%) $(addprefix tests/unit/,plugin kubelet dra records stray verify health) tests/property
-gates: $(READY) ## branch coverage of the pure packages, and whether the tests find seeded faults
-	$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=99 $(THEIRS)
-	$(BIN)/python -m bench.seeded_faults --pure
 
 format: $(READY) ## fix what a machine can fix
 	$(BIN)/ruff format --quiet .
@@ -69,30 +43,41 @@ format: $(READY) ## fix what a machine can fix
 generate: $(READY) ## what is checked in and made of something else: protobuf, schemas, man pages, reference, manifests, plots
 	$(BIN)/python -m tools.generate $(WHAT)
 
-sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dist
-	$(BIN)/python -m deploy.sbom
+check: $(READY) ## format, lint, types, layers, and whether what is generated is up to date
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/python docs/messages.py
+	$(BIN)/python -m tools.generate --check
+	$(BIN)/python deploy/locks/audit.py
 
-dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
-	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --clear --out-dir dist
+# Most tests wait for other programs, so there are more workers than processors; a worker keeps what it has booted.
+# WHICH: files or options of pytest's, such as tests/unit.
+PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal
+# What each worker would compile for itself is compiled once before, and kept.
+unexport PYTHONDONTWRITEBYTECODE
+pytest: $(READY) ## unit and property tests and real containerds (needs root); WHICH="tests/unit ...": some of them
+	-@$(BIN)/pytest --collect-only -qq >/dev/null
+	$(PYTEST) -m 'not gpu and not cluster' $(WHICH)
 
-lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
-	$(BIN)/python -m tools.generate locks
+test: $(READY) ## check and pytest (needs root)
+	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 site: $(READY) ## docs/ -> build/site, every link within it checked
 	$(BIN)/python -m tools.site
 
-linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt), over the network
-	$(BIN)/python -m tools.generate links
-	$(BIN)/python -m tools.site --linkcheck
+clean: ## remove what was made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 
-# TARGETS: what is made there. Tests of packages make clean systems of their own.
-SUITES ?= bookworm trixie
-TARGETS ?= demo "test WHICH=--ignore=tests/packages"
-test-fresh: $(READY) ## the demo and all tests on clean Debian systems that have git, make and Python (needs root, half an hour)
-	@for suite in $(SUITES); do $(BIN)/python -m tests.fresh $$suite $(TARGETS) || exit 1; done
+#: tests that take longer, or need more
 
-ground: $(READY) ## programs of other projects that tests and bench run, from Go modules -> cache; SETS="helm4 ...", LIMIT_S=N
-	@$(BIN)/python -m tests.ground $(if $(LIMIT_S),--seconds $(LIMIT_S)) $(SETS)
+# The packages that open nothing and read no clock: each of their lines and branches has a test, and faults are found.
+PURE := domain policy request injection ttrpc ledger decision nri
+THEIRS := $(PURE:%=tests/unit/%) $(addprefix tests/unit/,plugin kubelet dra records stray verify health) tests/property
+gates: $(READY) ## branch coverage of the pure packages, and whether the tests find seeded faults
+	$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=99 $(THEIRS)
+	$(BIN)/python -m bench.seeded_faults --pure
 
 conformance: $(READY) ## all tests on real containerds, whole on each; on others: CONTAINERDS=DIR[:DIR] (needs root)
 	$(PYTEST) --everywhere $(if $(CONTAINERDS),--containerds $(CONTAINERDS)) tests/conformance
@@ -100,26 +85,23 @@ conformance: $(READY) ## all tests on real containerds, whole on each; on others
 chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
 	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py
 
-reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root, an hour)
-	$(BIN)/python -m tests.reliability; code=$$?; $(BIN)/python -m tools.generate plots; exit $$code
-
 fuzz: $(READY) ## throw garbage at every untrusted entrance, guided by the code it reaches, a minute each
 	$(BIN)/python -m tests.fuzz --seconds 60
 
-deb: $(READY) ## the Debian package, with the Python packages that it needs -> dist/
-	@$(BIN)/python -m deploy.debian.build
+ground: $(READY) ## programs of other projects that tests and bench run, from Go modules -> cache; SETS="helm4 ...", LIMIT_S=N
+	@$(BIN)/python -m tests.ground $(if $(LIMIT_S),--seconds $(LIMIT_S)) $(SETS)
 
-rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
-	@$(BIN)/python -m deploy.rpm.build
+test-driver: $(READY) ## NVIDIA's driver of Debian's non-free, three versions, found and loaded; 200 MiB are fetched (needs root)
+	$(PYTEST) -m driver tests/unit/driver tests/conformance
 
-image: $(READY) ## the container image for Kubernetes, an OCI archive (needs mmdebstrap and root) -> dist/
-	@$(BIN)/python -m deploy.image
+# TARGETS: what is made there. Tests of packages make clean systems of their own.
+SUITES ?= bookworm trixie
+TARGETS ?= demo "test WHICH=--ignore=tests/packages"
+test-fresh: $(READY) ## the demo and all tests on clean Debian systems that have git, make and Python (needs root, half an hour)
+	@for suite in $(SUITES); do $(BIN)/python -m tests.fresh $$suite $(TARGETS) || exit 1; done
 
-bench: $(READY) ## what it costs, beside the budget and others' programs (make ground); BENCH="..." gives options
-	$(BIN)/python -m bench $(BENCH)
-
-gpu-kit: $(READY) ## all that test-gpu needs on a machine without a network, in one archive -> dist
-	@$(BIN)/python -m tests.gpu.kit
+test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names; SHORT=1 for main claims (needs root)
+	$(BIN)/pytest -q -m 'cluster$(if $(SHORT), and short)' tests/cluster
 
 ifdef KIT
 test-gpu:
@@ -130,11 +112,37 @@ test-gpu: $(READY) ## on a machine with an NVIDIA GPU: containers compute on wha
 	@$(BIN)/python -m tests.gpu.report build/real-gpu.xml
 endif
 
-test-driver: $(READY) ## NVIDIA's driver of Debian's non-free, three versions, found and loaded; 200 MiB are fetched (needs root)
-	$(PYTEST) -m driver tests/unit/driver tests/conformance
+#: measurements
 
-test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names; SHORT=1 for main claims (needs root)
-	$(BIN)/pytest -q -m 'cluster$(if $(SHORT), and short)' tests/cluster
+bench: $(READY) ## what it costs, beside the budget and others' programs (make ground); BENCH="..." gives options
+	$(BIN)/python -m bench $(BENCH)
 
-clean: ## remove what was made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root, an hour)
+	$(BIN)/python -m tests.reliability; code=$$?; $(BIN)/python -m tools.generate plots; exit $$code
+
+#: a release
+
+deb: $(READY) ## the Debian package, with the Python packages that it needs -> dist/
+	@$(BIN)/python -m deploy.debian.build
+
+rpm: $(READY) ## the same as an RPM, for Fedora and Enterprise Linux (needs rpmbuild) -> dist/
+	@$(BIN)/python -m deploy.rpm.build
+
+image: $(READY) ## the container image for Kubernetes, an OCI archive (needs mmdebstrap and root) -> dist/
+	@$(BIN)/python -m deploy.image
+
+dist: $(READY) ## wheel and sdist -> dist, the wheel made from the sdist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --clear --out-dir dist
+
+sbom: $(READY) ## the bill of materials of a release, in CycloneDX's JSON -> dist
+	$(BIN)/python -m deploy.sbom
+
+lock: $(READY) ## newest versions of Python's packages -> deploy/locks, with hashes
+	$(BIN)/python -m tools.generate locks
+
+linkcheck: $(READY) ## the site's links to other sites (docs/external-links.txt), over the network
+	$(BIN)/python -m tools.generate links
+	$(BIN)/python -m tools.site --linkcheck
+
+gpu-kit: $(READY) ## all that test-gpu needs on a machine without a network, in one archive -> dist
+	@$(BIN)/python -m tests.gpu.kit
