@@ -48,7 +48,6 @@ check: $(READY) ## format, lint, types, layers, and whether what is generated is
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
-	$(BIN)/python docs/messages.py
 	$(BIN)/python -m tools.generate --check
 	$(BIN)/python deploy/locks/audit.py
 

@@ -11,14 +11,14 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from bench import record as performance
 from tests.gpu import report as hardware
 from tests.reliability import page as reliability
 from tests.reliability import result
-from tools import files, locks, manifests, plots, policy, proto, reference, schemas, share, site
+from tools import files, locks, manifests, messages, plots, policy, proto, reference, schemas, share, site
 from tools.files import ROOT, Files, LackingError
 
 
@@ -40,6 +40,7 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "policy": policy.schema_and_page,  # nri_gpu/policy -> config/policy.schema.json, docs/reference/policy.md
     "schemas": schemas.documents,  # types of `-o json` -> api/schemas
     "share": share.completions_and_manuals,  # the table of verbs -> share
+    "messages": messages.pages,  # nri_gpu/domain/phrases.py -> docs/messages.md
     "reference": reference.pages,  # verbs and clauses -> docs/reference
     "diagrams": reference.diagrams,  # docs/diagrams, health/states.py -> docs/pictures; drawn by graphviz
     "plots": plots.plots,  # docs/records -> docs/pictures
@@ -48,6 +49,8 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "manifests": manifests.manifests,  # the chart -> deploy/manifests
 }
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks
+# Of these a difference is not all that can be wrong.
+FAULTS: Final[Mapping[str, Callable[[], Iterable[str]]]] = {LOCKS: locks.faults, "messages": messages.unlike}
 GOLDENS: Final = ("cli/test_goldens.py", "cdi/test_specification.py", "injection/test_nri_golden.py")
 # Modules with their options.
 BY_TESTS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
@@ -71,15 +74,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something is stale")
     asked = parser.parse_args()
     names = asked.names or [*MADE, *([LOCKS] if asked.check else [])]
+    if LOCKS in names and not asked.check:
+        locks.write()
     found: list[str] = []
     for name in names:
         if name in BY_TESTS:
             found += [] if asked.check or run_tests(name) else [f"{name} are not written"]
             continue
+        found += FAULTS.get(name, list)()
         if name == LOCKS:
-            if not asked.check:
-                locks.write()
-            found += locks.faults()
             continue
         try:
             made = MADE[name]()

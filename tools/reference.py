@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from docs import messages
 from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
 from nri_gpu.domain.gpu_request import Operator
 from nri_gpu.domain.health import HealthState
@@ -131,9 +130,6 @@ def draw(text: str) -> str:
 
 
 def pages() -> Files:
-    """Return the reference's pages, and the one of what is logged."""
+    """Return the reference's pages."""
     made = {"verbs": verbs_page(), "annotations": annotations_page()}
-    return {
-        messages.MANUAL: messages.page(messages.MANUAL.read_text("utf-8"), messages.sources()),
-        **{REFERENCE / f"{name}.md": MADE + text for name, text in made.items()},
-    }
+    return {REFERENCE / f"{name}.md": MADE + text for name, text in made.items()}

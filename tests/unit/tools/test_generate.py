@@ -50,6 +50,12 @@ def test_stale_files_are_told_and_written(
     assert not (tmp_path / "gone").exists()
 
 
+def test_what_no_difference_shows_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(generate, "FAULTS", {"it": lambda: ["nothing logs 'x'"]})
+    assert run(monkeypatch, {}, "--check") == 1
+    assert capsys.readouterr().out == "nothing logs 'x'\n"
+
+
 def test_what_cannot_be_made_here_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def lacking() -> Files:
         raise LackingError("no compiler")

@@ -1,23 +1,20 @@
-"""Makes the tables of docs/messages.md that tell what is logged, and checks that the catalogue has all of it.
-
-python docs/messages.py     prints what is logged and not in the catalogue, or in it in vain; returns 1 if anything is
-"""
+"""Tables of docs/messages.md that tell what is logged, and the check that the catalogue has all of it, and no more."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from nri_gpu.domain.phrases import CATALOGUE
+from tools.files import ROOT, Files
 
 Catalogue = Mapping[str, Mapping[str, tuple[str, str]]]
-PACKAGE: Final = Path(__file__).parents[1] / "nri_gpu"
+PACKAGE: Final = ROOT / "nri_gpu"
 TABLE: Final = PACKAGE / "domain" / "phrases.py"
-MANUAL: Final = Path(__file__).with_suffix(".md")
+MANUAL: Final = ROOT / "docs" / "messages.md"
 # First lines of tables.
 CODES: Final = "| code | cause | fix |"
 SENTENCES: Final = "| words of the sentence | cause | fix |"
@@ -173,11 +170,11 @@ def page(text: str, files: Iterable[Source], catalogue: Catalogue = CATALOGUE) -
     return text.partition(MADE)[0] + MADE + "".join(tables)
 
 
-def main() -> int:
-    wrong = list(faults(sources()))
-    print(*wrong, sep="\n", end="\n" if wrong else "")
-    return bool(wrong)
+def pages() -> Files:
+    """Return the page, with the tables of today's catalogue."""
+    return {MANUAL: page(MANUAL.read_text(encoding="utf-8"), sources())}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def unlike() -> Iterator[str]:
+    """Yield a line for each difference between source and catalogue, which no table shows."""
+    return faults(sources())
