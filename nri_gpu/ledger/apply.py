@@ -17,7 +17,7 @@ from nri_gpu.ledger.reservations import redeemed, reservations_after
 
 
 def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
-    """The ledger after an event; the same object where it changes nothing. It raises for no event and no ledger."""
+    """Return the ledger after an event: the same object where it changes nothing. It never raises."""
     after = entries_after(ledger, event, rules)
     after = reservations_after(ledger, after, event)
     after = releasing_after(ledger, after, event, rules)
@@ -25,7 +25,7 @@ def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
 
 
 def cleared_for(ledger: Ledger, container: Container, now: float) -> Ledger:
-    """The ledger that a new container is decided by: what it replaces, and what was reserved for it, holds nothing."""
+    """Return the ledger that a new container is decided by: what it replaces, and what was reserved for it, is gone."""
     return redeemed(superseded(ledger, container, now), container)
 
 

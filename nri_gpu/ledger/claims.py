@@ -1,4 +1,4 @@
-"""Which pods of a PodGroup have a prepared claim: known only once the kubelet lists it for them."""
+"""The pods of a PodGroup that have a prepared claim: known only once the kubelet lists the claim for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nri_gpu.ledger.ledger import Ledger
 
 
 def joined(ledger: Ledger, pod: Pod, listed: PodDevices, there: Set[PodUid]) -> tuple[PreparedClaim, ...]:
-    """The claims of PodGroups that PodResources names for a container of that pod and that did not have it, with it.
+    """Return, with that pod added, the PodGroups' claims that PodResources now names for one of its containers.
 
     The kubelet looked in which group the pod is before it made the sandbox. there: pods with a sandbox; members that
     have neither that nor a grant are forgotten.

@@ -40,7 +40,7 @@ from nri_gpu.ledger.reservations import has_listed
 
 
 def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
-    """The ledger with the entries, claims, devices and processes that it has after an event."""
+    """Return the ledger with its entries, claims, devices and processes after an event."""
     match event:
         case Created(at, container, grant, live):
             after = superseded(ledger, container, at)
@@ -90,7 +90,7 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
 
 
 def superseded(ledger: Ledger, container: Container, at: float) -> Ledger:
-    """With other containers of that pod and name that never ran holding nothing.
+    """Lapse the earlier attempts at a container that never ran.
 
     The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event. One that did
     run is left alone: its exit is reported.
@@ -100,7 +100,7 @@ def superseded(ledger: Ledger, container: Container, at: float) -> Ledger:
 
 
 def _created(container: Container, grant: Grant, at: float) -> Entry:
-    """With what a device plugin of the kubelet allocated; what claims did, these tell."""
+    """Make the entry of a grant, with what a device plugin allocated; what a claim allocated stands in the claim."""
     found = container.kubelet
     allocation = found if isinstance(found, Allocated) and not found.claims and grant.uuids else None
     return Entry(grant, GrantPhase.CREATED, at, allocation=allocation)
@@ -115,7 +115,7 @@ def _started(ledger: Ledger, event: Started) -> Ledger:
 
 
 def _stopped(ledger: Ledger, container_id: ContainerId, at: float) -> Ledger:
-    """One that never ran can still be started afterwards, so its grant lapses instead of being forgotten.
+    """End what ran; lapse what never ran, since it can still be started afterwards.
 
     containerd stops a created container without forgetting it.
     """
@@ -126,13 +126,13 @@ def _stopped(ledger: Ledger, container_id: ContainerId, at: float) -> Ledger:
 
 
 def _lapsed(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
-    """With these, which never ran, holding nothing: they are known until they are removed, or their pod is."""
+    """Let these, which never ran, hold nothing: the ledger knows them until they, or their pod, are removed."""
     over = {id_: entry.lapsed(at) for id_ in container_ids if (entry := ledger.entries.get(id_)) and entry.holds}
     return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
 
 
 def _over(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
-    """Without these containers; but one whose processes can be looked at is lost until it has none.
+    """End these containers; a container whose processes can be looked at is lost until it has none.
 
     A process can outlive the first one, and a runtime may not list a container that runs.
     """
@@ -152,7 +152,7 @@ def _over(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Le
 
 
 def _pod_gone(ledger: Ledger, pod_id: PodId, at: float) -> Ledger:
-    """With all containers of that sandbox over."""
+    """End all containers of a sandbox."""
     ours = [id_ for id_, entry in ledger.entries.items() if entry.grant.pod_id == pod_id]
     for others in (ledger.external, ledger.live):
         ours += [id_ for id_, other in others.items() if other.pod_id == pod_id]
@@ -169,7 +169,7 @@ def _allocated(ledger: Ledger, container_id: ContainerId, allocation: Allocated)
 
 
 def _adopted(ledger: Ledger, listed: ListedDevice) -> Ledger:
-    """With a device that PodResources lists for a container as part of what the kubelet allocated to it."""
+    """Add a device that PodResources lists for a container to what the kubelet allocated to it."""
     for id_, entry in ledger.entries.items():
         if entry.holds and has_listed(entry.grant, listed) and entry.grant.container_name == listed.container:
             known = entry.allocation or Allocated(shared=listed.shared)
@@ -179,7 +179,7 @@ def _adopted(ledger: Ledger, listed: ListedDevice) -> Ledger:
 
 
 def _prepared(ledger: Ledger, claim: PreparedClaim) -> Ledger:
-    """With that claim, in place of any with its UID."""
+    """Put a claim in place of any with its UID."""
     if ledger.claims.get(claim.uid) == claim:
         return ledger
     return replace(ledger, claims={**ledger.claims, claim.uid: claim})
@@ -190,7 +190,7 @@ def _questioned(ledger: Ledger, uids: frozenset[ClaimUid]) -> Ledger:
 
 
 def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
-    """As the runtime's list of containers shows it, at Synchronize. Not to be listed is not to have ended.
+    """Build the entries anew from the runtime's list. A container that the list lacks has not ended by that.
 
     External allocations, releasing GPUs and claims stay: no list shows them.
     """
@@ -215,7 +215,7 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
 
 
 def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, Entry]:
-    """The entries that a list has, without two holders of one GPU.
+    """Choose who holds among the entries of a list, so that no two hold one GPU.
 
     The list does not say which created containers had lapsed. One whose GPUs another container holds has; of two
     created ones the first in the list holds. One whose GPUs nobody took holds them again, for another grace. External

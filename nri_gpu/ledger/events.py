@@ -1,4 +1,4 @@
-"""What can happen to the ledger. `apply` (ledger/apply.py) says what follows from each; nothing else changes it.
+"""The events of the ledger. `apply` (ledger/apply.py) says what follows from each; nothing else changes a ledger.
 
 at: seconds on the monotonic clock, in each of them.
 """
@@ -66,7 +66,7 @@ class Gone(_At, frozen=True):
 
 
 class NeverStarted(_At, frozen=True):
-    """These containers were created, should have started by now, and have no process."""
+    """Containers were created, should have started by now, and have no process."""
 
     container_ids: tuple[ContainerId, ...]
 
@@ -99,7 +99,7 @@ class DevicesAllocated(_At, frozen=True):
 
 
 class ListedDevice(Struct, frozen=True):
-    """One device that PodResources lists. pod: the sandbox that runs under that name, where it is known."""
+    """A device that PodResources lists. pod: the sandbox that runs under that name, where it is known."""
 
     device: AllocatedDevice
     namespace: str
@@ -173,7 +173,7 @@ class Renumbered(_At, frozen=True):
 
 
 class Ticked(_At, frozen=True):
-    """It is that late now."""
+    """Time went by."""
 
 
 class Recalled(_At, frozen=True):
@@ -209,17 +209,12 @@ LedgerEvent = (
 
 
 class Rules(Struct, frozen=True):
-    """By what an event is judged: the policy in force, the node, and what the runtime tells.
+    """The policy in force and the node, as far as the ledger needs them."""
 
-    created_grace_s: from a container's creation to its lapse. waits: whether other pods wait for a GPU that was just
-    released. grace_s: for how long at most. unknown_waits: also where NVML does not tell of its processes. counted:
-    GPUs of which it does. inventory, monitors: who opens which GPU by number.
-    """
-
-    created_grace_s: float
-    inventory: Inventory
-    waits: bool = True
-    grace_s: float = 60.0
-    unknown_waits: bool = True
-    counted: frozenset[GpuUuid] = frozenset()
-    monitors: Monitors = NO_MONITORS
+    created_grace_s: float  # from a container's creation to its lapse, seconds
+    inventory: Inventory  # whose numbers containers open
+    waits: bool = True  # whether other pods wait for a GPU that was just released
+    grace_s: float = 60.0  # for how long at most, seconds
+    unknown_waits: bool = True  # also for a GPU whose processes NVML does not tell
+    counted: frozenset[GpuUuid] = frozenset()  # GPUs whose processes NVML tells
+    monitors: Monitors = NO_MONITORS  # pods that open GPUs and hold none

@@ -22,7 +22,7 @@ _FIELDS: Final = ("mode", "uuid", "gen", "mac")
 
 
 class SignedGrant(Struct, frozen=True):
-    """What a valid signed grant says. mode None: no GPU was granted."""
+    """A valid signed grant. mode None: no GPU was granted."""
 
     uuids: tuple[GpuUuid, ...]
     mode: Mode | None
@@ -30,7 +30,7 @@ class SignedGrant(Struct, frozen=True):
 
     @property
     def of_nothing(self) -> bool:
-        """Whether it only says that somebody decided, on a request for nothing or one that policy ignores."""
+        """Return whether it only says that somebody decided: on a request for nothing, or one that policy ignores."""
         return not self.uuids
 
 
@@ -41,14 +41,14 @@ class InvalidGrant(Struct, frozen=True):
 
 
 def sign_grant(grant: Grant, key: bytes) -> str:
-    """The annotation's value for a grant."""
+    """Return the annotation's value for a grant."""
     mode = _NO_MODE if grant.mode is None else grant.mode.value
     body = f"v1;mode={mode};uuid={','.join(grant.uuids)};gen={grant.generation}"
     return f"{body};mac={_mac(body, grant.pod_uid, grant.container_id, key)}"
 
 
 def verify_grant(text: str, pod_uid: PodUid, container_id: ContainerId, key: bytes) -> SignedGrant | InvalidGrant:
-    """The signed grant on a container, if this node's nri-gpu wrote it for this very container."""
+    """Read the signed grant on a container, if this node's nri-gpu wrote it for this very container."""
     body, _, mac = text.rpartition(";mac=")
     # compare_digest refuses non-ASCII text, and a forged grant may hold anything.
     if not hmac.compare_digest(_bytes(mac), _mac(body, pod_uid, container_id, key).encode()):
@@ -64,19 +64,19 @@ def verify_grant(text: str, pod_uid: PodUid, container_id: ContainerId, key: byt
 
 
 def signed_fields(text: str, names: tuple[str, ...]) -> Mapping[str, str] | None:
-    """The fields of `v1;name=value;...;mac=...` with exactly these names in this order; None for any other text."""
+    """Read the fields of `v1;name=value;...;mac=...`, with exactly these names in this order; else return None."""
     version, *rest = text.split(";")
     pairs = [part.partition("=")[::2] for part in rest]
     return dict(pairs) if version == "v1" and tuple(name for name, _ in pairs) == names else None
 
 
 def mac_of(body: str, key: bytes, context: bytes) -> str:
-    """The mac of a text of another kind. context: names the kind, so that none passes for a text of another."""
+    """Return the mac of a text. context: names its kind, so that no text passes for one of another kind."""
     return hmac.new(key, context + _bytes(body), "sha256").hexdigest()
 
 
 def has_mac(text: str, key: bytes, context: bytes) -> bool:
-    """Whether a text ends in `;mac=` and the `mac_of` what stands before that."""
+    """Return whether a text ends in `;mac=` and the `mac_of` what stands before that."""
     body, _, mac = text.rpartition(";mac=")
     return hmac.compare_digest(_bytes(mac), mac_of(body, key, context).encode())
 

@@ -36,7 +36,7 @@ class Releasing(Recorded, frozen=True):
     first_started: int | None = None
 
     def blocks(self, pod_uid: PodUid) -> bool:
-        """Whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
+        """Return whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
         return pod_uid != self.pod_uid
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Releasing(Recorded, frozen=True):
 
 
 class GrantPhase(StrEnum):
-    """How far a granted container has come."""
+    """The stage that a granted container has reached."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -65,53 +65,48 @@ class Lapse(StrEnum):
 
 
 class Entry(Recorded, frozen=True):
-    """One grant in the ledger.
-
-    since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
-    lapses unless it starts. pod_gone: its pod's sandbox is gone, and processes of its own may live on. allocation: what
-    the kubelet allocated to it, by a device plugin. remembered: only the journal has it, so its answer may be lost.
-    """
+    """A grant in the ledger."""
 
     grant: Grant
     phase: GrantPhase
-    since: float
-    until: Lapse | float = Lapse.AFTER_GRACE
-    pod_gone: bool = False
-    allocation: Allocated | None = None
-    remembered: bool = False
+    since: float  # when this phase began, seconds on the monotonic clock
+    until: Lapse | float = Lapse.AFTER_GRACE  # when it lapses unless it starts, on the same clock
+    pod_gone: bool = False  # its pod's sandbox is gone, and processes of the container may live on
+    allocation: Allocated | None = None  # by a device plugin of the kubelet
+    remembered: bool = False  # only the journal has it, so the answer with the grant may be lost
 
     def is_over(self, now: float, grace_s: float) -> bool:
-        """Whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
+        """Return whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
         if self.phase is not GrantPhase.CREATED or self.until is Lapse.NEVER:
             return False
         return now > (self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until)
 
     def lapsed(self, now: float) -> Entry:
-        """The same, holding nothing from now on."""
+        """Return the entry as one that holds nothing from now on."""
         return replace(self, phase=GrantPhase.LAPSED, since=now, until=Lapse.AFTER_GRACE)
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps its GPUs from others."""
+        """Return whether it keeps its GPUs from others."""
         return self.phase is not GrantPhase.LAPSED
 
     @property
     def lost(self) -> bool:
-        """Whether it is over by the runtime's word, and its processes may not be."""
+        """Return whether the runtime says that it is over, while its processes may not be."""
         return self.phase is GrantPhase.LOST
 
     @property
     def ran(self) -> bool:
-        """Whether a process of it was started, and may use its GPUs."""
+        """Return whether a process of it was started, and may use its GPUs."""
         return self.phase is GrantPhase.RUNNING or self.lost
 
     @property
     def used_exclusively(self) -> bool:
-        """Whether a process of it may have its GPUs alone. One that was listed as created may be starting."""
+        """Return whether a process of it may have its GPUs alone. A container listed as created may be starting."""
         return (self.ran or self.until is Lapse.NEVER) and self.grant.mode is Mode.EXCLUSIVE
 
     def succeeds(self, other: Entry) -> bool:
-        """Whether it is the next attempt at a lost container, with all that that one holds."""
+        """Return whether it is the next attempt at a lost container and holds all that the lost one holds."""
         same = other.lost and not self.lost and _name(self.grant) == _name(other.grant)
         return same and set(self.grant.held) >= set(other.grant.held)
 
@@ -173,7 +168,7 @@ class ExternalAllocation(Recorded, frozen=True):
 
     @property
     def held(self) -> frozenset[GpuUuid]:
-        """Those that it keeps from others."""
+        """Return the GPUs that it keeps from others."""
         return self.uuids - self.watched
 
 
@@ -196,38 +191,38 @@ class Usage(Struct, frozen=True):
 
     @property
     def mode(self) -> Mode | None:
-        """The mode of its holders; None without any."""
+        """Return the mode of its holders; None where it has none."""
         # A lapsed container that started while we were away may have left two modes on one GPU.
         modes = {each.mode for each in (*self.holders, *self.claims.values())}
         return next((each for each in _STRICTEST_FIRST if each in modes), None)
 
     @property
     def pods(self) -> Mapping[PodUid, str]:
-        """The pods of its holders: pod uid -> `namespace/name`, and what is odd about it."""
+        """Map the UIDs of its holders' pods to `namespace/name`, with what is odd about a pod."""
         names = {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
         lost = (self.grants[each].pod_uid for each in self.lost)
         return names | {uid: f"{names[uid]} ({STILL_THERE})" for uid in lost}
 
     @property
     def idle_claims(self) -> tuple[str, ...]:
-        """The claims that hold it while no container of their pods does: `claim namespace/name`."""
+        """List the claims that hold it while no container of their pods does: `claim namespace/name`."""
         pods = self.pods.keys() if self.claims else ()
         return tuple(each.claim.called for each in self.claims.values() if each.claim.pods.keys().isdisjoint(pods))
 
     @property
     def load(self) -> int:
-        """How many containers, reservations and claims without a container are on it."""
+        """Count the containers, reservations and claims without a container on it."""
         return len(self.grants) + len(self.reservations) + len(self.external) + len(self.idle_claims)
 
     def blocks(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
-        """Whether a container of that pod cannot have this GPU in that mode. claims: as in `held_from`."""
+        """Return whether a container of that pod cannot have this GPU in that mode. claims: as in `held_from`."""
         if self.held_from(mode, pod_uid, claims):
             return True
         fellows = any(pod_uid in each.claim.pods for each in self.claims.values())  # of the pod that released it
         return self.releasing is not None and self.releasing.blocks(pod_uid) and not fellows
 
     def held_from(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
-        """Whether those who hold it now are the reason.
+        """Return whether its holders of now are why a container of that pod cannot have it.
 
         claims: those by which the container asks; None: whichever are reserved for its pod.
         """
@@ -239,11 +234,11 @@ class Usage(Struct, frozen=True):
         return self._held_from(mode, {pod_uid}.union(*ours.values()), ours.keys())
 
     def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
-        """The same for a claim that is to be prepared: exclusive is to all of its pods."""
+        """Return whether its holders keep it from a claim to prepare: exclusive is to all of the claim's pods."""
         return self._held_from(mode, claim.pods.keys(), {claim.uid})
 
     def _held_from(self, mode: Mode, pods: Set[PodUid], claims: Set[ClaimUid]) -> bool:
-        """Whether others than these hold it so. Modes never mix on one GPU."""
+        """Return whether others than these pods and claims keep it from that mode. Modes never mix on one GPU."""
         if self.mode not in (None, mode):
             return True
         if mode is Mode.SHARED:
@@ -260,27 +255,19 @@ UNUSED: Final = Usage()
 
 
 class Ledger(Struct, frozen=True):
-    """All grants, by container, and all reservations, by device.
+    """The holders of a node's GPUs. `apply` (ledger/apply.py) makes the next one of it."""
 
-    external: GPUs that containers can open and were not granted, held or watched. releasing: GPUs that other pods wait
-    for. live: the devices that containers have; which GPUs these are changes with the node, and `external` with it
-    (`external.py`).
-    claims: ResourceClaims that are prepared on this node; each holds its GPUs for its pods. processes: of containers
-    that were started and have devices. stuck: GPUs that no pod should be sent to, since lost containers hold them for
-    long. unlisted: reservations that PodResources does not list, and since when. in_question: claims to prepare again,
-    since their pods may be other ones now.
-    """
-
-    entries: Mapping[ContainerId, Entry] = {}
+    entries: Mapping[ContainerId, Entry] = {}  # grants
+    # GPUs that containers can open and were not granted: made of `live`, whose numbers may be other GPUs' tomorrow.
     external: Mapping[ContainerId, ExternalAllocation] = {}
-    releasing: Mapping[GpuUuid, Releasing] = {}
-    live: Mapping[ContainerId, Live] = {}
+    releasing: Mapping[GpuUuid, Releasing] = {}  # GPUs that other pods wait for
+    live: Mapping[ContainerId, Live] = {}  # the devices that containers have
     reservations: Mapping[AllocatedDevice, Reservation] = {}
-    claims: Mapping[ClaimUid, PreparedClaim] = {}
-    processes: Mapping[ContainerId, FirstProcess] = {}
-    stuck: frozenset[GpuUuid] = frozenset()
-    unlisted: Mapping[AllocatedDevice, float] = {}
-    in_question: frozenset[ClaimUid] = frozenset()
+    claims: Mapping[ClaimUid, PreparedClaim] = {}  # each holds its GPUs for its pods
+    processes: Mapping[ContainerId, FirstProcess] = {}  # of containers that were started and have devices
+    stuck: frozenset[GpuUuid] = frozenset()  # no pod should be sent there: lost containers hold them for long
+    unlisted: Mapping[AllocatedDevice, float] = {}  # reservations that PodResources does not list, and since when
+    in_question: frozenset[ClaimUid] = frozenset()  # claims to prepare again: their pods may have changed
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
@@ -313,7 +300,7 @@ class Ledger(Struct, frozen=True):
         }
 
     def _holding(self) -> Mapping[ContainerId, Entry]:
-        """Those that hold; a lost container and its next attempt count once."""
+        """Return the entries that hold; a lost container and its next attempt count once."""
         holding = {id_: entry for id_, entry in self.entries.items() if entry.holds}
         if not any(entry.lost for entry in holding.values()):
             return holding
@@ -321,11 +308,11 @@ class Ledger(Struct, frozen=True):
         return without(holding, succeeded)
 
     def attempts(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
-        """The containers of that pod and name."""
+        """Return the containers of that pod and name."""
         return {id_: entry for id_, entry in self.entries.items() if _name(entry.grant) == (pod_uid, name)}
 
     def outdone(self, by: Grant) -> Mapping[ContainerId, PodId]:
-        """Containers that were created and hold nothing, of whose GPUs that grant, which is in this ledger, took some.
+        """Find created containers that hold nothing, and of whose GPUs a grant of this ledger took some.
 
         With their sandboxes.
         """
@@ -335,7 +322,7 @@ class Ledger(Struct, frozen=True):
         return {id_: grant.pod_id for id_, grant in some.items() if taken(grant, usage)}
 
     def running_before(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> tuple[ContainerId, ...]:
-        """Other containers of that pod and name that run, as far as is known."""
+        """Return the other containers of that pod and name that run, as far as is known."""
         return tuple(
             id_
             for id_, entry in self.attempts(pod_uid, name).items()
@@ -344,27 +331,27 @@ class Ledger(Struct, frozen=True):
         )
 
     def lost_before(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
-        """Earlier attempts at a container whose processes may live on."""
+        """Return the earlier attempts at a container whose processes may live on."""
         return {id_: entry for id_, entry in self.attempts(pod_uid, name).items() if entry.lost}
 
     def may_start(self, container_id: ContainerId) -> bool:
-        """Whether that container may start: not one that is lost, or that lapsed and whose GPUs others hold."""
+        """Return whether a container may start: not if it is lost, or if it lapsed and others hold its GPUs."""
         entry = self.entries.get(container_id)
         return entry is None or not (entry.lost or (not entry.holds and taken(entry.grant, self.usage())))
 
     def overdue(self, now: float, grace_s: float) -> frozenset[ContainerId]:
-        """Containers that were created and should have started by now. grace_s: the policy's `created_grace_s`."""
+        """Return the containers that should have started by now. grace_s: the policy's `created_grace_s`."""
         return frozenset(id_ for id_, entry in self.entries.items() if entry.is_over(now, grace_s))
 
     @property
     def lost(self) -> Mapping[ContainerId, float]:
-        """Containers that are over or not listed and may have processes, and since when."""
+        """Map containers that are over or not listed, and may have processes, to the time since when."""
         entries = {id_: each.since for id_, each in self.entries.items() if each.lost}
         lives = {id_: each.lost_since for id_, each in self.live.items() if each.lost_since is not None}
         return lives | entries
 
     def with_process(self, container_id: ContainerId, process: FirstProcess) -> Ledger:
-        """With the first process of a container; its cgroup counts only if no other container has it."""
+        """Add the first process of a container; its cgroup counts only if no other container has it."""
         if any(each.cgroup == process.cgroup for id_, each in self.processes.items() if id_ != container_id):
             process = replace(process, cgroup=None)
         if self.processes.get(container_id) == process:
@@ -377,28 +364,28 @@ class Ledger(Struct, frozen=True):
         return replace(self, live={**self.live, live.container_id: live})
 
     def with_all_external(self, external: Mapping[ContainerId, ExternalAllocation]) -> Ledger:
-        """With exactly these containers that can open GPUs which they were not granted."""
+        """Put these in place of all containers that can open GPUs which they were not granted."""
         return self if external == self.external else replace(self, external=external)
 
     def with_releasing(self, releasing: Mapping[GpuUuid, Releasing]) -> Ledger:
-        """With exactly these GPUs kept for a while from other pods than those that released them."""
+        """Put these in place of all GPUs that are kept for a while from other pods than those that released them."""
         return self if releasing == self.releasing else replace(self, releasing=releasing)
 
     def generations(self) -> frozenset[str]:
-        """Driver generations that containers still have mounted, and those of compatibility packages."""
+        """Return the driver generations that containers still have mounted, and those of compatibility packages."""
         granted = frozenset(each for entry in self.entries.values() for each in entry.grant.generations)
         return granted.union(*(live.staged for live in self.live.values()))
 
     def with_entry(self, entry: Entry) -> Ledger:
-        """With that entry in place of any of the same container."""
+        """Put an entry in place of any of the same container."""
         return replace(self, entries={**self.entries, entry.grant.container_id: entry})
 
     def with_reservation(self, reservation: Reservation) -> Ledger:
-        """With that reservation in place of any of the same device."""
+        """Put a reservation in place of any of the same device."""
         return replace(self, reservations={**self.reservations, reservation.device: reservation})
 
     def without_containers(self, container_ids: Iterable[ContainerId]) -> Ledger:
-        """Without all that is known of these containers; unknown ids change nothing."""
+        """Forget all that is known of these containers; unknown ids change nothing."""
         gone = (self.entries.keys() | self.external.keys() | self.live.keys()) & frozenset(container_ids)
         if not gone:
             return self
@@ -407,18 +394,18 @@ class Ledger(Struct, frozen=True):
         return replace(self, entries=entries, external=external, live=live, processes=processes)
 
     def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
-        """Without the reservations of these devices; other devices change nothing."""
+        """Drop the reservations of these devices; other devices change nothing."""
         gone = self.reservations.keys() & frozenset(devices)
         return replace(self, reservations=without(self.reservations, gone)) if gone else self
 
 
 def _name(grant: Grant) -> tuple[PodUid, str]:
-    """By which attempts at one container know each other."""
+    """Return by what the attempts at one container know each other."""
     return grant.pod_uid, grant.container_name
 
 
 def taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
-    """Whether others hold what was granted, so that the container cannot have it any more."""
+    """Return whether others hold what was granted, so that the container cannot have it any more."""
     mode = grant.mode
     return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
 

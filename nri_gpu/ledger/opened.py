@@ -1,4 +1,4 @@
-"""Which GPUs a container can open by the numbers of its devices, whatever it was granted."""
+"""The GPUs that a container can open by the numbers of its devices, whatever it was granted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Monitors(Struct, frozen=True):
     allocated: Mapping[PodId, frozenset[GpuUuid]] = {}
 
     def watched(self, has: Live, opened: frozenset[GpuUuid]) -> frozenset[GpuUuid]:
-        """Those of the GPUs that a container opens beyond its grant which it does not hold."""
+        """Return the GPUs that a container opens beyond its grant and does not hold."""
         return opened - self.allocated.get(has.pod_id, frozenset()) if self.pods.match(has.pod) else frozenset()
 
 
@@ -34,7 +34,7 @@ NO_MONITORS: Final = Monitors()
 
 
 def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[GpuUuid]:
-    """GPUs and MIG devices that these device numbers open, whichever component assigned them.
+    """Find the GPUs and MIG devices that these device numbers open, whichever component assigned them.
 
     Of a GPU in MIG mode: the MIG devices whose capabilities are among the numbers, so that a device plugin's container
     blocks no other MIG device; all of them where there is no capability, since it cannot be told which.
@@ -46,7 +46,7 @@ def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[
 
 
 def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> Live | None:
-    """The devices that a container has, with those that these edits add; None where there are none.
+    """Return the devices that a container has, with those that these edits add; None where there are none.
 
     A privileged container lists every device of the host and holds none in particular.
     """
@@ -63,13 +63,13 @@ def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> 
 
 
 def seen(ledger: Ledger, inventory: Inventory, monitors: Monitors = NO_MONITORS) -> Ledger:
-    """The ledger with the external allocations of its containers, on the node as it is now."""
+    """Read what all containers of a ledger open anew, on the node as it is now."""
     found = (_beyond_grant(each, ledger, inventory, monitors) for each in ledger.live.values())
     return ledger.with_all_external({each.container_id: each for each in found if each})
 
 
 def seen_one(ledger: Ledger, has: Live, inventory: Inventory, monitors: Monitors = NO_MONITORS) -> Ledger:
-    """The same for one of them."""
+    """Read anew what one container of a ledger opens."""
     other = _beyond_grant(has, ledger, inventory, monitors)
     if other is None and has.container_id not in ledger.external:
         return ledger
@@ -78,7 +78,7 @@ def seen_one(ledger: Ledger, has: Live, inventory: Inventory, monitors: Monitors
 
 
 def _beyond_grant(has: Live, ledger: Ledger, inventory: Inventory, monitors: Monitors) -> ExternalAllocation | None:
-    """What a container can open beyond its grant; not the GPU through whose node a granted MIG device is opened."""
+    """Find what a container can open beyond its grant, but for the GPU whose node a granted MIG device needs."""
     entry, before = ledger.entries.get(has.container_id), ledger.external.get(has.container_id)
     opened = opened_uuids(has.numbers, inventory)
     granted = frozenset(entry.grant.uuids) if entry else frozenset()
@@ -94,5 +94,5 @@ def _beyond_grant(has: Live, ledger: Ledger, inventory: Inventory, monitors: Mon
 
 
 def numbers_of(container: Container) -> frozenset[DeviceNumber]:
-    """The devices that a container has, or may open by a rule of its own."""
+    """Return the devices that a container has, or may open by a rule of its own."""
     return container.opened | {(device.major, device.minor) for device in container.devices}

@@ -1,4 +1,4 @@
-"""What is told to whoever keeps what happens: the journal and the audit log."""
+"""The recorder of what happens: the journal and the audit log implement it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nri_gpu.ledger.ledger import Ledger
 
 
 class Remembered(Struct, frozen=True):
-    """One grant of the journal. at: seconds on the boot's monotonic clock, the same for every process."""
+    """A grant of the journal. at: seconds on the boot's monotonic clock, the same for every process."""
 
     grant: Grant
     at: float
@@ -24,25 +24,25 @@ class Recorder(Protocol):
     """Called in the order of events; raises nothing. now: seconds on the ledger's clock."""
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
-        """A request is about to be answered."""
+        """Note a request that is about to be answered."""
 
     def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
-        """The answer grants GPUs; the runtime may or may not get it. Returns whether that stands in the journal.
+        """Note that the answer grants GPUs; the runtime may or may not get it. Return whether the journal has it.
 
         signed: the grant as the container carries it. revoked: containers that must not start from now on.
         """
 
     def settled(self, *container_ids: ContainerId) -> None:
-        """Containers were started, or are gone: from now on the runtime's own list shows what they hold."""
+        """Note containers that were started, or are gone: from now on the runtime's own list shows what they hold."""
 
     def synchronized(self, ledger: Ledger) -> None:
-        """The ledger was rebuilt from that list."""
+        """Note the ledger that was built anew from that list."""
 
     def revoked(self) -> Mapping[ContainerId, PodId]:
-        """Containers that must not start, with their sandboxes."""
+        """Return the containers that must not start, with their sandboxes."""
 
     def removed(self, container_ids: Collection[ContainerId]) -> None:
-        """These were revoked, and are gone."""
+        """Note revoked containers that are gone."""
 
     def remembered(self, since: float) -> Iterable[Remembered]:
-        """What this daemon or an earlier one granted since then, and is not settled."""
+        """Return what this daemon or an earlier one granted since then, and is not settled."""

@@ -63,7 +63,7 @@ def _left(before: Ledger, after: Ledger) -> Iterator[tuple[Grant | Reservation, 
 
 
 def _looked(ledger: Ledger, event: Looked, rules: Rules) -> Mapping[GpuUuid, Releasing]:
-    """The answer says nothing about GPUs that were released after NVML was asked."""
+    """Count the processes on releasing GPUs. The look says nothing about GPUs that were released after it began."""
     waiting: dict[GpuUuid, Releasing] = {}
     for uuid, left in ledger.releasing.items():
         count = event.processes.get(uuid)

@@ -70,7 +70,7 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent) -> Led
 
 
 def redeemed(ledger: Ledger, container: Container) -> Ledger:
-    """Without the reservations that a new container comes for; those of another pod stay.
+    """End the reservations that a new container comes for; those of another pod stay.
 
     Where PodResources has just told whose the devices are now, they all end: a token may be an old one.
     """
@@ -81,7 +81,7 @@ def redeemed(ledger: Ledger, container: Container) -> Ledger:
 
 
 def _without(ledger: Ledger, allocation: Allocated, pods: Sequence[PodUid] | None) -> Ledger:
-    """Without the reservations of these devices for one of those pods; None: for whatever pod."""
+    """End the reservations of these devices for one of those pods; None: for whatever pod."""
     known = ((device, ledger.reservations.get(device)) for device in allocation.devices)
     return ledger.without_reservations(
         device for device, each in known if each is not None and (pods is None or each.pod_uid in pods)
@@ -109,7 +109,7 @@ def _allocated(ledger: Ledger, event: DevicesAllocated) -> Ledger:
 
 
 def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent) -> Ledger:
-    """With what containers held of the kubelet's and hold no more: it starts them anew with the same devices.
+    """Reserve what containers held of the kubelet's and hold no more: it starts them anew with the same devices.
 
     Until the pod's sandbox is gone where the container's end was told, else for OPEN_S. A device that the kubelet has
     allocated to another pod since stays that pod's.
@@ -129,14 +129,14 @@ def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent) -> Ledger:
 
 
 def _left(container_id: ContainerId, allocation: Allocated, ledger: Ledger) -> Iterable[AllocatedDevice]:
-    """What that container had and no other has: the next attempt may have come while processes of it lived."""
+    """Return what that container had and no other has: its next attempt may have come while its processes lived."""
     others = (each for id_, each in ledger.entries.items() if each.holds and id_ != container_id)
     taken = {device for each in others if each.allocation for device in each.allocation.devices}
     return (device for device in allocation.devices if device not in taken)
 
 
 def reservation_of(device: AllocatedDevice, grant: Grant, mode: Mode, since: float, until: float | None) -> Reservation:
-    """The reservation of a device for the pod of a granted container. Times as in `Reservation`."""
+    """Make the reservation of a device for the pod of a granted container. Times as in `Reservation`."""
     return Reservation(
         device=device,
         mode=mode,
@@ -151,7 +151,7 @@ def reservation_of(device: AllocatedDevice, grant: Grant, mode: Mode, since: flo
 
 
 def _carried_over(ledger: Ledger, at: float) -> Ledger:
-    """With an end for all: pods may have gone while nobody told. They give way to grants."""
+    """Give each reservation an end, since pods may have gone while nobody told; grants push them aside."""
     usage = replace(ledger, external={}, reservations={}).usage()
     kept = {
         device: _lapsing(each, at)
@@ -167,7 +167,7 @@ def _lapsing(reservation: Reservation, now: float) -> Reservation:
 
 
 def _reconciled(ledger: Ledger, event: Reconciled) -> Ledger:
-    """With the reservations that PodResources lists, and without those that it has not listed for SETTLED_S."""
+    """Take the reservations that PodResources lists, and end those that it has not listed for SETTLED_S."""
     here: set[AllocatedDevice] = set()
     for each in _one_for_each_device(event.listed):
         here.add(each.device)
@@ -211,13 +211,13 @@ def _one_for_each_device(listed: Iterable[ListedDevice]) -> Iterable[ListedDevic
 
 
 def has_listed(grant: Grant, listed: ListedDevice) -> bool:
-    """Whether a grant to a container of that pod has the device."""
+    """Return whether a grant is to a container of a listed device's pod and has that device."""
     same_pod = (grant.namespace, grant.pod_name) == (listed.namespace, listed.name)
     return same_pod and listed.device.uuid in grant.uuids
 
 
 def _same(old: Reservation | None, fresh: Reservation) -> bool:
-    """Whether a reservation says already what PodResources says. One that knows the pod's UID says more."""
+    """Return whether a reservation says already what PodResources says. A reservation with the pod's UID says more."""
     if old is None or old.until != fresh.until:
         return False
     if (old.namespace, old.pod_name, old.mode) != (fresh.namespace, fresh.pod_name, fresh.mode):
@@ -229,12 +229,12 @@ _ID_PREFIX: Final = "kubelet/"  # no runtime makes a container id with a slash
 
 
 def reservation_id(device: AllocatedDevice) -> str:
-    """What stands for a container's id where a reservation is listed among grants: `kubelet/nvidia.com/gpu=GPU-...`."""
+    """Return the id of a reservation where it is listed among grants: `kubelet/nvidia.com/gpu=GPU-...`."""
     return f"{_ID_PREFIX}{device.resource}={device.id}"
 
 
 def reserved_device(listed_id: str) -> AllocatedDevice | None:
-    """The device of such an id; None where it is a container's."""
+    """Return the device of a reservation's id; None where the id is a container's."""
     if not listed_id.startswith(_ID_PREFIX):
         return None
     resource, _, id_ = listed_id.removeprefix(_ID_PREFIX).partition("=")
