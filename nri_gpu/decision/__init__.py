@@ -1,1 +1,1 @@
-"""What a container gets: asked for, allowed, chosen and planned. Pure."""
+"""The decision of what a container gets: its request is read, checked, placed and planned. Pure."""

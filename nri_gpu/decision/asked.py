@@ -1,4 +1,4 @@
-"""What a container asks for: its pod's annotation, what the kubelet allocated, or NVIDIA_VISIBLE_DEVICES."""
+"""A container's request: its pod's annotation, what the kubelet allocated, or NVIDIA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with adm
 
 
 def claim_of(container: Container, policy: Policy) -> Claim | None:
-    """The request of a container that is about to be created; None where it makes none. Raises: RequestError."""
+    """Return the request of a container that is about to be created, or None. Raises: RequestError."""
     return _claim(container, container.annotations, policy)
 
 
 def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -> str:
-    """The annotation or variable by which an existing container must hold a grant; empty where it need not.
+    """Return the annotation or variable that obliges an existing container to hold a grant, or empty.
 
-    starts: it is about to start. Then a device plugin's NVIDIA_VISIBLE_DEVICES counts too, where nri-gpu injects for
-    that plugin; a running container may have been served by NVIDIA's runtime, which leaves no trace here.
+    starts: the container is about to start. Then a device plugin's NVIDIA_VISIBLE_DEVICES counts too, if nri-gpu
+    injects for that plugin. A running container may have been served by NVIDIA's runtime, which leaves no trace here.
     """
     if container.markers:
         return next(iter(container.markers))
@@ -46,7 +46,7 @@ def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -
 
 
 def asks_in_pod(container: Container, policy: Policy) -> str:
-    """The key or variable by which this container or another of its pod asks for GPUs, or for none; empty without."""
+    """Return the key or variable by which this container or its pod asks for GPUs, or for none of them; else empty."""
     keys = [*our_keys(container.pod.annotations), *container.markers, kubelet_key(container.annotations)]
     if container.kubelet:
         keys.append(container.kubelet.key)
@@ -56,17 +56,17 @@ def asks_in_pod(container: Container, policy: Policy) -> str:
 
 
 def is_ignored(container: Container, policy: Policy) -> bool:
-    """Whether policy ignores what this container asks for."""
+    """Return whether policy ignores what this container asks for."""
     return isinstance(select(policy, container), Ignored)
 
 
 def may_ask_by_environment(policy: Policy) -> bool:
-    """Whether NVIDIA_VISIBLE_DEVICES may be a request, or may name what a device plugin allocated for us to inject."""
+    """Return whether NVIDIA_VISIBLE_DEVICES may be a request, or name devices that are allocated for us to inject."""
     return bool(policy.environment.may_ask.patterns or policy.kubelet.injects_external)
 
 
 def reads_environment(policy: Policy) -> bool:
-    """Whether NVIDIA_VISIBLE_DEVICES matters in a container that asks for nothing else."""
+    """Return whether NVIDIA_VISIBLE_DEVICES matters in a container that asks for nothing else."""
     return policy.environment.disarm is Disarm.ALL or may_ask_by_environment(policy)
 
 
@@ -83,7 +83,7 @@ def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Clai
 
 
 def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> Claim:
-    """The request for what the kubelet allocated, shaped by the annotation's request where there is one.
+    """Return the request for what the kubelet allocated, shaped by the annotation's request if there is one.
 
     Raises: RequestError: the allocation is not valid, or the annotation asks for something else.
     """
@@ -106,7 +106,7 @@ def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> 
 
 
 def _given(allocation: Allocated) -> Claim:
-    """The request for exactly what was allocated, as the configuration of its ResourceClaims shapes it."""
+    """Return the request for exactly what was allocated, as the configuration of its ResourceClaims shapes it."""
     text = allocation.request
     asked = parse_claim(allocation.key, text, given=True) if text else None
     plain = Claim(key=allocation.key, text=",".join(allocation.uuids), wanted=Devices(allocation.uuids))
@@ -117,9 +117,9 @@ def _given(allocation: Allocated) -> Claim:
 
 
 def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bool) -> str:
-    """What an annotation asks for beyond the GPUs that the kubelet allocated; empty if it only shapes those.
+    """Return what an annotation asks for beyond the GPUs that the kubelet allocated, or empty if it only shapes these.
 
-    claimed: they are of ResourceClaims.
+    claimed: ResourceClaims hold the GPUs.
     """
     wanted = annotated.wanted
     if isinstance(wanted, Count) and wanted.gpus > number:
@@ -137,7 +137,7 @@ def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bo
 
 
 def _named_by_device_plugin(container: Container, policy: Policy) -> bool:
-    """Whether its variable names devices that are for us to inject, and no other component has injected any."""
+    """Return whether the variable names devices for us to inject and no other component has injected any."""
     settings, pod = policy.kubelet, container.pod
     ours = settings.inject_for.patterns or (settings.reservations.patterns and gpu_groups(pod.labels))
     if not ours or not named_devices(container.env.get(VARIABLE, "")):

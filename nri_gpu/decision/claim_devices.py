@@ -1,7 +1,7 @@
-"""Whether a ResourceClaim can be prepared: its devices are here and free, and policy lets its namespace have them.
+"""The check of a ResourceClaim before it is prepared: its devices are here and free, and policy allows its namespace.
 
-Policy is asked again for each container. Here it is asked as far as it can be known: a rule that matches by labels or
-by the container's name decides about containers alone.
+Policy is asked again for each container. Here it decides as far as it can: a rule that matches by labels or by the
+container's name decides about containers alone.
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ _NAMES_SHOWN_MAX: Final = 200  # characters
 
 
 class NotPrepared(Struct, frozen=True):
-    """Why a claim cannot be prepared. released: its GPU was just released, and may be free in a moment.
-
-    holders: the claims that hold it, where nobody else does: the API server may know that they are ending.
-    """
+    """A refusal to prepare a claim."""
 
     reason: Reason
-    released: bool = False
+    released: bool = False  # its GPU was just released, and may be free in a moment
+    # the claims that alone hold its GPU: the API server may know that they are ending
     holders: tuple[PreparedClaim, ...] = ()
 
     @property
     def passing(self) -> bool:
-        """Whether to ask again in a moment: a daemon or driver that was just started looks at the node first."""
+        """Return whether the cause is transient, such as a daemon or driver that has not scanned the node yet."""
         return self.released or self.reason.code is Code.NODE_NOT_READY
 
 
 class _Found(Struct, frozen=True):
-    """One result's device on this node. request: what its configuration asks for."""
+    """The device of one result on this node. request: what the result's configuration asks for."""
 
     device: ClaimedDevice
     unit: Unit
@@ -57,9 +55,10 @@ class _Found(Struct, frozen=True):
 
 
 def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) -> PreparedClaim | NotPrepared:
-    """The claim with its devices found. One that is prepared already keeps them, and pods that came by a group.
+    """Return the claim with its devices found, or why it cannot be prepared.
 
-    Whom else it is reserved for are those of now.
+    A claim that is prepared already keeps its devices, and the pods that came by a group. Its other pods are those that
+    it is reserved for now.
     """
     if (known := ledger.claims.get(claim.uid)) is not None:
         return _again(known, claim)
@@ -102,7 +101,7 @@ def _again(known: PreparedClaim, claim: AllocatedClaim) -> PreparedClaim | NotPr
 
 
 def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, policy: Policy) -> _Found | Reason:
-    """The device of one result, or why no claim can have it."""
+    """Return the device of one result, or why no claim can have it."""
     if unit is None:
         return _unknown(inventory)
     if not policy.pool.offers(unit, pool := policy.dra.pool):
@@ -125,7 +124,10 @@ def _unknown(inventory: Inventory) -> Reason:
 
 
 def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reason:
-    """What the result's configuration asks for, with its mode. Configuration is not for monitoring, so it is left."""
+    """Return what the result's configuration asks for, with its mode.
+
+    A result for monitoring ignores its configuration.
+    """
     given = Claim(key="configuration", text="", wanted=Devices((unit.uuid,)), kubelet=True)
     if result.admin:
         return replace(given, mode=Mode.SHARED, capabilities=MONITORING, admin=True)
@@ -149,7 +151,7 @@ def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reas
 
 
 def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: Ledger) -> NotPrepared | None:
-    """Why its GPUs are not free for it; None where they are."""
+    """Return why the claim's GPUs are not free for it, or None."""
     usage = ledger.usage()
     for found in all_found:
         device, use = found.device, usage.get(found.device.uuid, UNUSED)
@@ -166,7 +168,7 @@ def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: L
 
 
 def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
-    """The claims on a GPU; none where others than their pods hold it, too."""
+    """Return the claims on a GPU, or nothing if anyone but their pods holds it too."""
     claims = tuple(each.claim for each in use.claims.values())
     pods = frozenset[PodUid]().union(*(each.pods for each in claims))
     return () if use.external or any(each.pod_uid not in pods for each in use.holders) else claims
@@ -175,14 +177,14 @@ def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
 def _denied(
     claim: PreparedClaim, all_found: Sequence[_Found], node: Node, ledger: Ledger, policy: Policy
 ) -> NotPrepared | None:
-    """Why none of its pods may have what it asks for; None where one may, or where only its containers show.
+    """Return why none of the claim's pods may have what it asks for.
 
-    Of a group's pods the namespace is known, and nothing else.
+    None if one pod may, or if only its containers can show. A group's pods are known by their namespace alone.
     """
     reason: Reason | None = None
     for uid, name in (*claim.pods.items(), *([(PodUid(""), "")] if claim.groups else [])):
         pod = Pod(id=PodId(""), uid=uid, name=name, namespace=claim.namespace)
-        container = Container(id=ContainerId(""), name="", pod=pod)  # stands for those of the pod
+        container = Container(id=ContainerId(""), name="", pod=pod)  # stands for the pod's containers
         verdict = _verdict(policy, container)
         if isinstance(verdict, Allowed):
             reason = _denied_pod(container, verdict, all_found, node, ledger)
@@ -194,7 +196,7 @@ def _denied(
 
 
 def _verdict(policy: Policy, container: Container) -> Verdict | None:
-    """What policy says of every container of that pod, or namespace; None where it depends on more than its name."""
+    """Return what policy says of every container of that pod or namespace, or None if more than the name decides."""
     for rule in policy.rule.rules:
         wide = replace(rule, container=None, runtime_handler=None, labels=None, qos=None)
         wide = wide if container.pod.name else replace(wide, pod=None)

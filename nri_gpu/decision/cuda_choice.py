@@ -1,7 +1,7 @@
-"""Whether a container gets a newer CUDA than its node's driver has, from a compatibility package on the host.
+"""The choice of a newer CUDA than the node's driver has, from a compatibility package on the host.
 
-Only where it is needed: an older libcuda before a newer driver's, or one on a GPU that it does not support, breaks
-programs that would run (CUDA's errors 803 and 804).
+It is made only where an image needs it: an older libcuda in front of a newer driver's, or a libcuda on a GPU that it
+does not support, breaks programs that would run (CUDA's errors 803 and 804).
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ _ABOVE: Final = (">=", ">", "=")
 
 
 class CompatChoice(Struct, frozen=True):
-    """What a container gets. package: None where it uses the driver's own libraries.
+    """The CUDA that a container gets."""
 
-    why: a clause for people; empty where the image wants nothing newer than the driver has.
-    """
-
-    package: CompatPackage | None = None
-    why: str = ""
+    package: CompatPackage | None = None  # None: the container uses the driver's own libraries
+    why: str = ""  # a clause for people, or empty if the image wants nothing newer than the driver has
 
 
 DRIVERS_OWN: Final = CompatChoice()
@@ -48,10 +45,9 @@ DRIVERS_OWN: Final = CompatChoice()
 def choose(
     env: Mapping[str, str], facts: RequirementFacts, packages: Sequence[CompatPackage], policy: Policy
 ) -> CompatChoice:
-    """The package for an image of this environment, on these GPUs.
+    """Return the package for an image of this environment, on these GPUs.
 
-    Of several that serve, the one with the lowest CUDA: closest to what the image was tested with, and to the kernel
-    module.
+    If several serve, take the lowest CUDA: it is closest to what the image was tested with, and to the kernel module.
     """
     want, have = wanted(env), version_of(facts.cuda_version)
     if want is None or not facts.gpus or (have and want <= _pair(have)):
@@ -80,12 +76,12 @@ def choose(
 
 
 def with_compat(facts: RequirementFacts, package: CompatPackage) -> RequirementFacts:
-    """The facts with the package's CUDA, on the same driver and GPUs."""
+    """Return the facts with the package's CUDA, on the same driver and GPUs."""
     return replace(facts, cuda_version=package.cuda_version)
 
 
 def wanted(env: Mapping[str, str]) -> CudaVersion | None:
-    """The CUDA that an image is for: the highest of CUDA_VERSION and of what its first alternative asks for.
+    """Return the CUDA that an image is for: the higher of CUDA_VERSION and what its first alternative asks for.
 
     The other alternatives are for older drivers, where the image brings its own compatibility package.
     """
@@ -108,14 +104,14 @@ def _required(env: Mapping[str, str]) -> Iterator[Version]:
 
 
 def unfit_driver(version: str, drivers: frozenset[int] | None, driver_version: str) -> str:
-    """Why a package's libcuda does not run on a driver; empty where it does. drivers: as in `CompatPackage`."""
+    """Return why a package's libcuda does not run on a driver, or empty. drivers: as in `CompatPackage`."""
     own, driver = version_of(version), version_of(driver_version)
     if not own or not driver:
         return "the driver's version is not known"
     if own <= driver:
         return f"its libcuda {version} is not newer than the driver"
     if drivers is None:
-        # Without a list NVIDIA's own rule (nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat).
+        # Without a list, NVIDIA's own rule holds (nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat).
         return "" if own[0] > driver[0] else "it does not say for which drivers it is"
     return "" if driver[0] in drivers else f"it is not made for driver {driver[0]}"
 
@@ -126,7 +122,7 @@ def _unfit(package: CompatPackage, want: CudaVersion, facts: RequirementFacts) -
 
 
 def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, policy: Policy) -> str:
-    """Whether the image's requirements hold with the package: an image may set an upper bound."""
+    """Return that the image's requirements do not hold with the package, or empty: an image may set an upper bound."""
     if not policy.requirements.check or not unmet(
         env, with_compat(facts, package), may_disable=policy.requirements.may_disable
     ):

@@ -1,6 +1,6 @@
 """The decision for one container: parse its request, check the policy, choose GPUs, plan the edits.
 
-Pure and total: any container, node, ledger and policy give a Pass, an Inject or a Refuse, and nothing else happens.
+It is pure and total: any container, node, ledger and policy give a Pass, an Inject or a Refuse, and nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
 
 
 def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> Decision:
-    """What to do with a container that is about to be created. ledger: as `cleared_for` that container."""
+    """Decide on a container that is about to be created. ledger: as `cleared_for` that container."""
     asked = _check(container, node, policy)
     if isinstance(asked, Eligible):
         return _grant(asked, container, node, ledger)
@@ -59,7 +59,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
 
 
 def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decision:
-    """The request if it is eligible for GPUs; else the decision, which then does not depend on the ledger."""
+    """Return the request if it is eligible for GPUs, else the decision, which then does not depend on the ledger."""
     if reason := validate_restored(container, policy):
         return Refuse(reason)
     if isinstance(container.kubelet, AllocationPending):
@@ -93,7 +93,7 @@ def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decis
 
 
 def _unasked(container: Container, node: Node, policy: Policy) -> Decision:
-    """No request: the container stays as it is, unless policy completes what another component assigned."""
+    """Leave a container without a request as it is, unless policy completes what another component assigned."""
     match completed := complete_unasked(container, node, policy):
         case Reason():
             return Refuse(completed)
@@ -103,7 +103,7 @@ def _unasked(container: Container, node: Node, policy: Policy) -> Decision:
 
 
 def _granted_nothing(container: Container, node: Node, policy: Policy) -> Decision:
-    """`none` needs no permission; its signed grant shows that somebody decided."""
+    """Grant `none`, which needs no permission: the signed grant shows that somebody decided."""
     if reason := held_elsewhere(container, node):
         return Refuse(reason)
     passed = _passed(container, node, policy, NOT_ASKED)
@@ -153,7 +153,7 @@ Chosen = tuple[tuple[Unit, ...], Mode | None, Seat | None]  # no mode: for monit
 
 
 def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -> Chosen | Reason:
-    """The GPUs and how they are held: those that this container holds already, or the best that it may have."""
+    """Return the GPUs and how they are held: those that this container holds already, or the best that it may have."""
     before = ledger.entries.get(container.id)
     if before and before.lost:
         return ID_IN_USE
@@ -176,7 +176,7 @@ def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -
 def _place(
     claim: Claim, asker: Asker, container: Container, inventory: Inventory, ledger: Ledger
 ) -> tuple[Unit, ...] | Reason:
-    """The GPUs of a lost attempt at this container, whose processes may be on them; else the best there are."""
+    """Return the GPUs of a lost attempt at this container, whose processes may be on them, else the best there are."""
     lost = ledger.lost_before(container.pod.uid, container.name).values()
     uuids = {uuid for entry in lost for uuid in entry.grant.uuids}
     if uuids and isinstance(claim.wanted, Count | MigProfiles):
@@ -188,7 +188,7 @@ def _place(
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> Chosen | None:
-    """What this very container was granted before, and how: a repeated request gets the same answer."""
+    """Return what this very container was granted before, and how, so that a repeated request gets the same answer."""
     entry = ledger.entries.get(container.id)
     if entry is None or not entry.holds or entry.grant.mode is None:
         return None
@@ -197,7 +197,10 @@ def _held(container: Container, node: Node, ledger: Ledger) -> Chosen | None:
 
 
 def _privileged_note(container: Container, node: Node, policy: Policy) -> str:
-    """What a container that is privileged, or nearly, can use beyond its grant, where policy audits that."""
+    """Return what a privileged, or nearly privileged, container can use beyond its grant, or empty.
+
+    It is empty too where policy does not audit such containers.
+    """
     quiet = policy.privileged.action is PrivilegedAction.ALLOW
     if quiet or not (container.privileged or container.wildcard) or not node.gpus:
         return ""

@@ -1,6 +1,6 @@
-"""Which requests are eligible for GPUs, which of the node's GPUs each may be placed on, and the limits on those chosen.
+"""The requests that are eligible for GPUs, the GPUs that each may be placed on, and the limits on those chosen.
 
-A request is eligible where policy allows it and the node can grant any GPU at all.
+A request is eligible if policy allows it and the node can grant any GPU at all.
 """
 
 from __future__ import annotations
@@ -34,26 +34,22 @@ _POOLS_SHOWN: Final = 3
 
 
 class Eligible(Struct, frozen=True):
-    """A request that policy allows, with policy's defaults filled in.
-
-    capabilities: closed. rule: what allowed the request. seat: its share of an MPS daemon; None in other modes.
-    unmade: see `MpsFolders`.
-    """
+    """A request that policy allows, with policy's defaults filled in."""
 
     claim: Claim
     terms: Terms
     mode: Mode
-    capabilities: Capabilities
+    capabilities: Capabilities  # closed
     extras: Extras
-    rule: str
-    seat: Seat | None = None
-    unmade: Mapping[str, str] = {}
+    rule: str  # what allowed the request
+    seat: Seat | None = None  # its share of an MPS daemon, or None in other modes
+    unmade: Mapping[str, str] = {}  # see `MpsFolders`
 
 
 def check_request(
     claim: Claim, container: Container, policy: Policy, allowed: Allowed, node: Node
 ) -> Eligible | Reason:
-    """The request with its defaults, or why policy refuses it. Says nothing of the node's GPUs."""
+    """Return the request with its defaults, or why policy refuses it. The node's GPUs do not matter here."""
     terms = allowed.terms
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
@@ -73,7 +69,7 @@ def check_request(
 
 
 def _denied_source(claim: Claim, container: Container, policy: Policy) -> Reason | None:
-    """Why policy refuses a request for where it was written, or for the container that makes it; None if not."""
+    """Return why policy refuses a request for where it was written, or for the container that makes it, or None."""
     if claim.key == VARIABLE and isinstance(claim.wanted, Everything) and not policy.environment.may_ask_all:
         return Reason(
             Code.NOT_ALLOWED,
@@ -92,7 +88,7 @@ def _denied_source(claim: Claim, container: Container, policy: Policy) -> Reason
 
 
 def _mps_seat(claim: Claim, container: Container, node: Node, terms: Terms) -> Seat | Reason:
-    """The container's share of an MPS daemon, or why it cannot have one."""
+    """Return the container's share of an MPS daemon, or why it cannot have one."""
     mps = terms.policy.mps
     away = Reason(Code.NODE_NOT_READY, node.mps.fault) if node.mps.fault else None
     denied = mps.denied(claim.sharing, terms.source) or away or single_gpu_fault(claim) or client_hindrance(container)
@@ -100,7 +96,7 @@ def _mps_seat(claim: Claim, container: Container, node: Node, terms: Terms) -> S
 
 
 def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
-    """Why this node can grant no GPU with these capabilities, whichever GPUs are free; None if it can."""
+    """Return why this node can grant no GPU with these capabilities, whichever GPUs are free, or None."""
     if node.inventory.fault:
         fault, gpus = node.inventory.fault, by_the_kernel(node.inventory)
         return _cannot_grant(f"{fault.rstrip('.')}{gpus}" if gpus else fault)
@@ -112,7 +108,7 @@ def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
         return _cannot_grant(node.driver_fault or "the driver's files are not found yet; try again")
     if fault := _version_fault(node.driver.version, node):
         return _cannot_grant(fault)
-    # Whether a compatibility package stands in for libcuda depends on the container, so `plan_for` says.
+    # A compatibility package may stand in for libcuda; that depends on the container, so `plan_for` checks it.
     if reason := lacking_library(capabilities - {Capability.COMPUTE} if node.compat else capabilities, node):
         return reason
     if not node.inventory.simulated and capabilities not in node.driver.trees:
@@ -121,7 +117,7 @@ def node_fault(capabilities: Capabilities, node: Node) -> Reason | None:
 
 
 def lacking_library(capabilities: Capabilities, node: Node) -> Reason | None:
-    """Return why the driver cannot serve these capabilities: what one of them stands for is not there. None if it can.
+    """Return why the driver cannot serve these capabilities, or None: a library that one of them stands for is missing.
 
     capabilities: closed.
     """
@@ -156,7 +152,7 @@ def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> Reason:
 
 
 def _version_fault(files: str, node: Node) -> str:
-    """Why libraries of this version do not work with the loaded kernel module; empty if they do."""
+    """Return why libraries of this version do not work with the loaded kernel module, or empty."""
     if node.inventory.simulated:
         return ""
     if node.module_version == "":
@@ -171,23 +167,19 @@ def _version_fault(files: str, node: Node) -> str:
 
 
 class Candidates(Struct, frozen=True):
-    """The GPUs that one request may be placed on, and why others are left out.
+    """The GPUs that one request may be placed on, and why the rest of the node's GPUs are left out."""
 
-    inventory: the node's, without the GPUs that are left out. closed: GPUs in pools for others, with the pool; None: in
-    no pool, and the request's rule names one. full: GPUs that as many containers share as may, with the limit and where
-    it is set. no_seat: GPUs whose MPS daemon has no room for the request, each with why. kubelet_only: what to do where
-    only the kubelet allocates the GPUs that are left out; empty elsewhere.
-    """
-
-    inventory: Inventory
+    inventory: Inventory  # the node's, without the GPUs that are left out
+    # GPUs in pools for others, with the pool; None: in no pool, and the request's rule names a pool.
     closed: Mapping[GpuUuid, Pool | None] = {}
+    # GPUs that as many containers share as may, with the limit and where it is set.
     full: Mapping[GpuUuid, tuple[int, str]] = {}
-    no_seat: Mapping[GpuUuid, Reason] = {}
-    kubelet_only: str = ""
+    no_seat: Mapping[GpuUuid, Reason] = {}  # GPUs whose MPS daemon has no room for the request, each with why
+    kubelet_only: str = ""  # what to do if only the kubelet allocates the GPUs that are left out, or empty
 
     @classmethod
     def of(cls, asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger) -> Self:
-        """The candidates of one request. inventory: the whole node's."""
+        """Return the candidates of one request. inventory: the whole node's."""
         claim = asked.claim
         # The kubelet allocates within its own pool, so GPUs that it allocated need no second check.
         closed = {} if claim.kubelet else asked.terms.closed_pools(inventory, container.pod.namespace)
@@ -199,7 +191,7 @@ class Candidates(Struct, frozen=True):
         return cls(left, closed, full, no_seat, "" if left.gpus else _kubelet_only(asked, container, closed))
 
     def explained(self, reason: Reason) -> Reason:
-        """The refusal with what was left out, where there is room: its end says what to do."""
+        """Add what was left out to the refusal if there is room: the refusal's end says what to do."""
         if self.kubelet_only:
             return Reason(reason.code, self.kubelet_only)
         if self.no_seat and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
@@ -232,9 +224,9 @@ def over_limit(
     *,
     claim: bool = False,
 ) -> Reason | None:
-    """Why granting these GPUs exceeds a limit, the narrowest first; None if it does not.
+    """Return why granting these GPUs exceeds a limit, the narrowest limit first, or None.
 
-    claim: a claim that is to be prepared asks, and the container stands for those of its pod.
+    claim: a claim that is to be prepared asks, and the container stands for the claim's pod.
     """
     terms = asked.terms
     full = _full(asked, container, inventory, ledger)
@@ -250,7 +242,7 @@ def over_limit(
 
 
 def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
-    """What to do where all closed GPUs are in one pool, the kubelet's or that of ResourceClaims; empty elsewhere."""
+    """Return what to do if all closed GPUs are in one pool, the kubelet's or that of ResourceClaims, else empty."""
     kubelet, dra = asked.terms.policy.kubelet, asked.terms.policy.dra
     pools = [pool.name for pool in closed.values() if pool is not None]
     if kubelet.enabled and {kubelet.pool} == {*pools}:
@@ -269,7 +261,7 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
 def _seat_faults(
     asked: Eligible, container: Container, ledger: Ledger, units: Iterable[Unit]
 ) -> Mapping[GpuUuid, Reason]:
-    """The GPUs among these whose MPS daemon cannot serve the request, each with why."""
+    """Return the GPUs among these whose MPS daemon cannot serve the request, each with why."""
     if asked.seat is None:
         return {}
     usage = _before(container, ledger).usage()
@@ -287,7 +279,7 @@ def _seat_faults(
 def _full(
     asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger
 ) -> Mapping[GpuUuid, tuple[int, str]]:
-    """GPUs that no more containers may share, with the limit and where it is set."""
+    """Return the GPUs that no more containers may share, with the limit and where it is set."""
     if asked.mode is not Mode.SHARED or not asked.terms.limits_sharing:
         return {}
     members = asked.terms.policy.pool.members(inventory)
@@ -310,7 +302,7 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> Reason:
 
 
 def _before(container: Container, ledger: Ledger) -> Ledger:
-    """The ledger without what this container and lost attempts at it hold, and without the claims by which it asks."""
+    """Return the ledger without this container, lost attempts at it, and the claims by which it asks."""
     allocation = container.kubelet
     claims = allocation.claims if isinstance(allocation, Allocated) else ()
     lost = ledger.lost_before(container.pod.uid, container.name)
@@ -319,7 +311,7 @@ def _before(container: Container, ledger: Ledger) -> Ledger:
 
 
 def _holdings(container: Container, ledger: Ledger) -> Holdings:
-    """What everybody but this container holds."""
+    """Return what everybody but this container holds."""
     before = _before(container, ledger)
     pod: set[GpuUuid] = set()
     namespace: set[GpuUuid] = set()
@@ -353,7 +345,7 @@ def _without(inventory: Inventory, hidden: set[GpuUuid]) -> Inventory:
 
 
 def _seen(gpu: Gpu, hidden: set[GpuUuid]) -> bool:
-    """A hidden GPU goes, unless it is in MIG mode, where it stands for those of its MIG devices that are candidates."""
+    """Return whether a GPU stays: it is not hidden, or in MIG mode it stands for MIG devices that are candidates."""
     return gpu.uuid not in hidden or (gpu.mig_enabled and any(part.uuid not in hidden for part in gpu.mig))
 
 

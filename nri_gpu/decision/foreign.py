@@ -25,12 +25,15 @@ GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
 
 
 def external_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
-    """GPUs and MIG devices that a container about to be created can open."""
+    """Return the GPUs and MIG devices that a container about to be created can open."""
     return opened_uuids(numbers_of(container), node.inventory)
 
 
 def external_units(container: Container, node: Node) -> tuple[Unit, ...]:
-    """Those that programs can use, in NVML order: of a GPU in MIG mode, the MIG devices it has capabilities of."""
+    """Return the opened units that programs can use, in NVML order.
+
+    Of a GPU in MIG mode these are the MIG devices whose capabilities the container has.
+    """
     numbers = {(device.major, device.minor) for device in container.devices}
     opened = {uuid for number, uuid in unit_numbers(node.inventory) if number in numbers}
     return tuple(
@@ -41,19 +44,19 @@ def external_units(container: Container, node: Node) -> tuple[Unit, ...]:
 
 
 def nvidia_nodes(container: Container, node: Node) -> str:
-    """The GPU nodes it holds, by name."""
+    """Return the names of the GPU nodes that the container holds."""
     uuids = external_uuids(container, node)
     return ", ".join(f"/dev/nvidia{gpu.minor_number}" for gpu in node.gpus if gpu.uuid in uuids)
 
 
 def nvidia_names(container: Container) -> str:
-    """The container's CDI devices of NVIDIA's vendors, by name."""
+    """Return the names of the container's CDI devices of NVIDIA's vendors."""
     named = [name for name in container.cdi_devices if is_nvidia_device(name)]
     return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
 
 
 def unknown_nodes(container: Container, node: Node) -> str:
-    """GPU nodes that it holds and that are of no usable GPU known here, by name; empty where there are none."""
+    """Return the names of the container's GPU nodes that belong to no usable GPU known here, or empty."""
     majors = node.inventory.majors
     usable = {whole(unit).minor_number for unit in external_units(container, node)}
     odd = (
@@ -65,8 +68,8 @@ def unknown_nodes(container: Container, node: Node) -> str:
 
 
 def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory: Inventory) -> str:
-    """What a claim asks for beyond these GPUs of another component, as a clause; empty if it only shapes them."""
-    if claim.extras.asked:  # extras come with a grant, and this is none
+    """Return what a claim asks for beyond these GPUs of another component, as a clause, or empty."""
+    if claim.extras.asked:  # extras come with a grant, and this is not a grant
         return f"extras {', '.join(sorted(claim.extras.asked))}"
     if claim.mode is Mode.MPS:
         return "mode=mps, whose daemon is for GPUs that are granted here"
@@ -74,7 +77,7 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
         return "mode=exclusive, which cannot be guaranteed for GPUs that another component assigns"
     if isinstance(claim.wanted, Everything) and any(not why_not(gpu) and gpu not in held for gpu in inventory.gpus):
         return "all GPUs of this node"
-    if isinstance(claim.wanted, Count):  # of what it holds, MIG devices too
+    if isinstance(claim.wanted, Count):  # counts what the container holds, MIG devices too
         return "" if sum(matches(unit, claim.selectors) for unit in held) >= claim.wanted.gpus else OTHERS
     asker = Asker(container.pod.uid, Mode.SHARED)
     placed = place(claim, asker, only(held, inventory), Ledger())
@@ -82,7 +85,7 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
 
 
 def only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
-    """The inventory of a node that had nothing else."""
+    """Return the inventory of a node that had nothing but these GPUs and MIG devices."""
     gpus = {whole(unit).uuid: whole(unit) for unit in held}
     parts = {unit.uuid for unit in held if isinstance(unit, MigPart)}
     cut = (replace(gpu, mig=tuple(each for each in gpu.mig if each.uuid in parts)) for gpu in gpus.values())
@@ -90,7 +93,7 @@ def only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
 
 
 def completable(container: Container, node: Node) -> bool:
-    """Whether it holds GPU nodes, and no other component brings the driver's files.
+    """Return whether the container holds GPU nodes and no other component brings the driver's files.
 
     CDI specifications and NVIDIA's hooks bring them; a privileged container holds no GPU in particular.
     """

@@ -1,4 +1,4 @@
-"""What a container is given for GPUs that are settled, by us or by another component.
+"""The plan of what a container is given for GPUs that are settled, by us or by another component.
 
 Its image's requirements are checked, then its edits planned.
 """
@@ -29,14 +29,11 @@ REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that a refusal show
 
 
 class Plan(Struct, frozen=True):
-    """The edits, the staged files that they need, and which newer CUDA than the driver's is among them, or why none.
-
-    generation, compat: as in `Grant` and `Inject`.
-    """
+    """The edits of a container, and what they rest on."""
 
     edits: Edits
-    generation: str
-    compat: str
+    generation: str  # of the staged files that the edits need, as in `Grant`
+    compat: str  # the newer CUDA than the driver's among the edits, or why there is none, as in `Inject`
 
 
 def plan_for(
@@ -50,10 +47,10 @@ def plan_for(
     completes: bool = False,
     mps: Seat | None = None,
 ) -> Plan | Reason:
-    """The plan for these GPUs, or why it cannot be carried out.
+    """Return the plan for these GPUs, or why it cannot be carried out.
 
-    extra: the edits of its extras. completes: another component assigned the GPUs, so no node of one is added. mps: its
-    share of an MPS daemon.
+    extra: the edits of its extras. completes: another component assigned the GPUs, so the plan adds no GPU node. mps:
+    its share of an MPS daemon.
     """
     facts = _facts(gpus, node)
     choice = _compat(container, facts, capabilities, node, policy)
@@ -87,7 +84,7 @@ def plan_for(
 
 
 def unreached_note(container: Container, edits: Edits) -> str:
-    """Which variables of the edits the program will not see; empty if it sees all."""
+    """Name the variables of the edits that the program will not see, or return empty."""
     names = sorted(container.env_twice & edits.env.keys())
     return f"image and pod both set {', '.join(names)}: the pod's value stays, ours has no effect" if names else ""
 
@@ -100,7 +97,7 @@ def _facts(gpus: tuple[Unit, ...], node: Node) -> RequirementFacts:
 def _compat(
     container: Container, facts: RequirementFacts, capabilities: Capabilities, node: Node, policy: Policy
 ) -> CompatChoice:
-    """The newer CUDA that the container gets from a package on the host; mostly none."""
+    """Return the newer CUDA that the container gets from a package on the host; mostly there is none."""
     if not policy.compat.dir or Capability.COMPUTE not in capabilities:
         return DRIVERS_OWN
     choice = choose(container.env, facts, node.compat, policy)
@@ -111,7 +108,7 @@ def _compat(
 def _unmet_requirement(
     container: Container, facts: RequirementFacts, choice: CompatChoice, policy: Policy
 ) -> Reason | None:
-    """The first requirement of the image that the node, or one of the GPUs, does not meet."""
+    """Return the first requirement of the image that the node, or one of the GPUs, does not meet, or None."""
     settings = policy.requirements
     if not settings.check:
         return None
@@ -128,7 +125,10 @@ def _unmet_requirement(
 
 
 def held_elsewhere(container: Container, node: Node) -> Reason | None:
-    """Why a container that carries another component's GPU nodes is refused, even with `none`: they would go unseen."""
+    """Return why a container that carries another component's GPU nodes is refused, or None.
+
+    It is refused even with `none`, since those nodes would go unseen.
+    """
     if not (container.devices or container.opened or container.cdi_devices):
         return None
     # A node of an unknown GPU counts too: the inventory may be new, or have lost a GPU that a device plugin assigned.
@@ -144,13 +144,13 @@ def held_elsewhere(container: Container, node: Node) -> Reason | None:
 
 
 class NotCompleted(Struct, frozen=True):
-    """The container is left as it is. why: for the log; empty where policy completes no such container."""
+    """A container that is left as it is. why: for the log, or empty if policy completes no such container."""
 
     why: str = ""
 
 
 def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject | Reason | NotCompleted:
-    """What a container without a request lacks to use the GPUs that it holds already."""
+    """Complete what a container without a request lacks to use the GPUs that it holds already."""
     if policy.foreign.complete is not Complete.ALL or not completable(container, node):
         return NotCompleted()
     capabilities = closure(policy.defaults.capabilities)
@@ -163,9 +163,9 @@ def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject
 
 
 def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject | Reason | None:
-    """The same for a container with a request, which may only shape what it holds.
+    """Complete a container with a request, which may only shape the GPUs that the container holds.
 
-    None where the container holds no other component's GPUs.
+    None if the container holds no other component's GPUs.
     """
     reason = held_elsewhere(container, node)
     policy = asked.terms.policy
@@ -194,7 +194,7 @@ def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject 
 def _completed(
     container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str
 ) -> Inject | Reason:
-    """A grant of no GPU, since none of them is ours to grant."""
+    """Return a grant of no GPU, since none of the container's is ours to grant, with the edits that complete it."""
     held = external_units(container, node)
     plan = plan_for(container, held, capabilities, node, policy, completes=True)
     if isinstance(plan, Reason):

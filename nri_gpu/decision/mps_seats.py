@@ -1,4 +1,4 @@
-"""Which containers may share a GPU's MPS daemon: how many, with how much memory together, and of which user."""
+"""The clients that may share a GPU's MPS daemon: how many, with how much memory together, and of which user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOLTA: Final = (7, 0)
 
 
 def single_gpu_fault(claim: Claim) -> Reason | None:
-    """Why a request cannot be served in this mode, whatever is free; each GPU has its own daemon."""
+    """Return why a request cannot be served in this mode, whatever is free, or None: each GPU has its own daemon."""
     wanted = claim.wanted
     if (isinstance(wanted, Count) and wanted.gpus == 1) or (isinstance(wanted, Devices) and len(wanted.ids) == 1):
         return None
@@ -32,7 +32,7 @@ def single_gpu_fault(claim: Claim) -> Reason | None:
 
 
 def folder_fault(unit: Unit, unmade: Mapping[str, str]) -> Reason | None:
-    """Why no container can meet this GPU's next daemon. unmade: see `MpsFolders`."""
+    """Return why no container can meet this GPU's next daemon, or None. unmade: see `MpsFolders`."""
     if why := unmade.get(unit.uuid):
         return Reason(
             Code.NODE_NOT_READY,
@@ -43,7 +43,10 @@ def folder_fault(unit: Unit, unmade: Mapping[str, str]) -> Reason | None:
 
 
 def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None:
-    """Why this GPU's daemon has no room for a client. usage: without the container itself. most: policy's limit."""
+    """Return why this GPU's daemon has no room for a client, or None.
+
+    usage: without the container itself. most: policy's limit.
+    """
     if isinstance(unit, MigPart):
         return Reason(
             Code.GPU_UNAVAILABLE,
@@ -55,9 +58,10 @@ def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None
 
 
 def start_fault(grant: Grant, uid: int, ledger: Ledger, inventory: Inventory) -> Reason | None:
-    """Why a granted container must not start as this user, who is known for certain only when its process exists.
+    """Return why a granted container must not start as this user, or None.
 
-    Checks memory again: the grant may have lapsed since, and others may have got its share.
+    The user is known for certain only when the container's process exists. Memory is checked again: the grant may have
+    lapsed since, and other containers may have got its share.
     """
     usage = ledger.without_containers({grant.container_id}).usage()
     seat = grant.seat or Seat()
@@ -114,12 +118,12 @@ def _other_user(unit: Unit, others: Iterable[Grant], uid: int | None) -> Reason 
 
 
 def holds_by_mps(grant: Grant) -> bool:
-    """Whether the grant is a share of an MPS daemon."""
+    """Return whether the grant is a share of an MPS daemon."""
     return grant.mode is Mode.MPS and bool(grant.uuids)
 
 
 def uses_mps(ledger: Ledger) -> bool:
-    """Whether a container, a reservation or a claim has a GPU by MPS; one whose grant has lapsed counts, too."""
+    """Return whether a container, a reservation or a claim has a GPU by MPS, even by a grant that has lapsed."""
     return (
         any(holds_by_mps(entry.grant) for entry in ledger.entries.values())
         or any(each.mode is Mode.MPS for each in ledger.reservations.values())

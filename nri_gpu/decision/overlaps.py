@@ -1,4 +1,4 @@
-"""GPUs that pods hold beside each other although one of them was granted its GPU alone."""
+"""The GPUs that several pods hold although a pod among them was granted its GPU alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nri_gpu.ledger.ledger import Ledger
 
 
 def overlaps(ledger: Ledger) -> Mapping[GpuUuid, tuple[str, ...]]:
-    """GPUs that pods were granted beside each other, one of them exclusively, and by no common claim; with the pods.
+    """Return GPUs that pods were granted beside each other, one exclusively and by no common claim, with the pods.
 
-    A container that started while we were away may have brought it about, or a monitor that is none any more, which
+    A container that started while nri-gpu was away may have caused it, or a container that is a monitor no more and
     holds again what another pod was granted meanwhile. Nobody else is granted such a GPU.
     """
     found: dict[GpuUuid, tuple[str, ...]] = {}

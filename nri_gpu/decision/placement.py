@@ -1,4 +1,4 @@
-"""Which GPUs a claim gets: free of side effects, and the same for the same node and ledger."""
+"""The choice of GPUs for a claim: free of side effects, and the same for the same node and ledger."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from nri_gpu.ledger.ledger import UNUSED, Ledger, Usage
 
 
 class Asker(Struct, frozen=True):
-    """The pod that asks, in which mode, and policy's strategy for exclusive GPUs. claims: those by which it asks."""
+    """The pod that asks for GPUs."""
 
     pod_uid: PodUid
     mode: Mode
-    strategy: Strategy = Strategy.PACK
-    claims: Set[ClaimUid] = frozenset()
+    strategy: Strategy = Strategy.PACK  # policy's, for exclusive GPUs
+    claims: Set[ClaimUid] = frozenset()  # ResourceClaims by which the pod asks
 
 
 def place(claim: Claim, asker: Asker, inventory: Inventory, ledger: Ledger) -> tuple[Unit, ...] | Reason:
-    """The GPUs and MIG devices a claim gets, in NVML order, or why it gets none."""
+    """Return the GPUs and MIG devices a claim gets, in NVML order, or why it gets none."""
     usage = ledger.usage()
     match claim.wanted:
         case Nothing():
@@ -93,7 +93,7 @@ def _count(
 def _best(
     number: int, open_ones: Sequence[Gpu], asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
 ) -> tuple[Gpu, ...]:
-    """The first by rank; among equals, those that are best linked to each other and to the first."""
+    """Return the first GPUs by rank; among equals, those that are best linked to each other and to the first."""
     topology = topology_of(inventory)
     ranked = sorted((_rank(gpu, asker, usage), topology.places[gpu.uuid]) for gpu in open_ones)
     last, _ = ranked[number - 1]
@@ -107,7 +107,7 @@ def _best(
 
 
 def _surroundings(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) -> Surroundings:
-    """The rest of the node, with the GPUs that the selectors leave out."""
+    """Return the rest of the node, including the GPUs that the selectors leave out."""
     able = [(at, usage.get(gpu.uuid)) for at, gpu in enumerate(inventory.gpus) if not why_not(gpu)]
     return Surroundings(
         friends=tuple(at for at, use in able if use is not None and asker.pod_uid in use.pods),
@@ -117,7 +117,7 @@ def _surroundings(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Us
 
 
 def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int, bool, bool]:
-    """The least loaded first, one just released by the pod last; then those that the pod's other containers have.
+    """Rank a unit: the least loaded first, then any that the pod has not just released, then those that the pod uses.
 
     In exclusive mode the only load is the pod's own containers, so each gets its own GPU while there are any, and they
     share when there are none.
@@ -149,9 +149,10 @@ def _fewest_gpus(
     usage: Mapping[GpuUuid, Usage],
     chosen: Sequence[MigPart],
 ) -> Sequence[MigPart]:
-    """The first by rank, then of the GPU with the most MIG devices in use, which leaves others unused; or the fewest.
+    """Return the first MIG devices by rank, then by how many of their GPU's MIG devices are in use.
 
-    Links do not count: a program can use only one MIG device, and no MIG device reaches another.
+    `pack` takes the GPU with the most in use, which leaves other GPUs unused; `spread` the one with the fewest. Links
+    do not count: a program can use only one MIG device, and no MIG device reaches another.
     """
     weight = 0 if asker.mode is not Mode.EXCLUSIVE else {Strategy.PACK: -1, Strategy.SPREAD: 1}[asker.strategy]
     among = {part.gpu.uuid: part.gpu for part in open_ones}
@@ -168,7 +169,7 @@ U = TypeVar("U", Gpu, MigPart)
 def _open(
     number: int, noun: str, fitting: Sequence[U], asker: Asker, usage: Mapping[GpuUuid, Usage]
 ) -> list[U] | Reason:
-    """Those that can be granted now, or why they are too few."""
+    """Return the fitting units that can be granted now, or why they are too few."""
     open_ones = [
         unit for unit in fitting if not usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid, asker.claims)
     ]
@@ -196,7 +197,10 @@ def _named(
 
 
 def _find(wanted: str, inventory: Inventory, *, kubelet: bool) -> Unit | Reason:
-    """By NVML index, PCI bus id, UUID or its unambiguous beginning; a MIG device by both indices or its UUID."""
+    """Find a unit by NVML index, PCI bus id, UUID or its unambiguous beginning.
+
+    A MIG device is found by both indices or by its UUID, too.
+    """
     found: list[Unit] = []
     asked = wanted.lower()
     if wanted.isdecimal():
@@ -216,7 +220,7 @@ def _find(wanted: str, inventory: Inventory, *, kubelet: bool) -> Unit | Reason:
 
 
 def _by_the_kernel(asked: str, inventory: Inventory, *, kubelet: bool) -> Reason | None:
-    """Why a GPU that NVML does not list cannot be granted; None where the kernel does not show it either."""
+    """Return why a GPU that NVML does not list cannot be granted, or None if the kernel does not show it either."""
     for gpu in inventory.unlisted:
         if gpu.pci_bus_id == asked or (gpu.uuid and gpu.uuid.lower().startswith(asked)):
             return cannot(f"GPU {gpu.pci_bus_id}", gpu.reason, kubelet=kubelet)

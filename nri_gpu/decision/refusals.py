@@ -1,4 +1,4 @@
-"""Whether a GPU or MIG device can be granted and fits a request, and the refusals where none does."""
+"""The test whether a GPU or MIG device can be granted and fits a request, and the refusals where none does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nri_gpu.domain.text import clipped
 from nri_gpu.ledger.ledger import ExternalAllocation, Releasing, Usage
 
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
-MEMORY_UNKNOWN: Final = "its memory is unknown"  # NVML tells none of a GPU that shares the host's
+MEMORY_UNKNOWN: Final = "its memory is unknown"  # NVML tells no memory of a GPU that shares the host's
 COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
     Operator.AT_LEAST: ge,
     Operator.AT_MOST: le,
@@ -39,19 +39,19 @@ COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
 
 
 def fitting_gpus(inventory: Inventory, selectors: tuple[Selector, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that can be granted and fit every selector, in NVML order, held or not."""
+    """Return the GPUs that can be granted and fit every selector, in NVML order, held or not."""
     return tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, selectors))
 
 
 def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:
-    """Whether a GPU fits every selector. Of a MIG device: its own memory, its GPU's model and architecture."""
+    """Return whether a unit fits every selector. Of a MIG device, the memory is its own, the rest its GPU's."""
     return all(_fits(unit, selector) for selector in selectors)
 
 
 def why_not(unit: Unit, *, admin: bool = False) -> str:
-    """Why a GPU or a MIG device cannot be granted to any container; empty if it can.
+    """Return why a GPU or a MIG device cannot be granted to any container, or empty.
 
-    admin: to one that monitors, which is for GPUs that are ill above all.
+    admin: the container monitors; it may have GPUs that are ill above all.
     """
     ill = admin and not health_of(unit).grantable
     if isinstance(unit, MigPart):
@@ -64,7 +64,7 @@ def _why_not_part(part: MigPart, *, ill: bool) -> str:
         return why
     if not part.gpu.mig_enabled:
         return "its GPU is not in MIG mode"
-    # Without its two capability nodes it opens, and then fails in the program.
+    # Without its two capability nodes a MIG device opens, and then fails in the program.
     minors = (part.device.gpu_instance_minor, part.device.compute_instance_minor)
     return "the minors of its capability nodes are not known" if None in minors else ""
 
@@ -82,7 +82,7 @@ def _fits(unit: Unit, selector: Selector) -> bool:
 
 
 def _why_unknown(unit: Unit, selectors: Iterable[Selector]) -> str:
-    """Which number that the selectors compare is unknown of it, a clause; empty where none is."""
+    """Return that a number which the selectors compare is unknown of this unit, as a clause, or empty."""
     for selector in selectors:
         if isinstance(selector, MemorySelector) and unit.memory_bytes is None:
             return MEMORY_UNKNOWN
@@ -105,13 +105,13 @@ _NEW_POD: Final = "the kubelet allocated it to this pod for good: delete the pod
 
 
 def called(unit: Unit) -> str:
-    """`GPU 0 (GPU-...)`, `MIG device 0:1 (MIG-...)`."""
+    """Return `GPU 0 (GPU-...)` or `MIG device 0:1 (MIG-...)`."""
     name = f"MIG device {unit.place}" if isinstance(unit, MigPart) else f"GPU {unit.index}"
     return f"{name} ({unit.uuid})"
 
 
 def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reason:
-    """No GPU here has this name. kubelet: the kubelet chose it."""
+    """Refuse: no GPU here has this name. kubelet: the kubelet chose it."""
     cure = f"; {_NEW_POD}" if kubelet else ""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
         has = _parts(inventory.parts)
@@ -122,12 +122,12 @@ def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reas
 
 
 def ambiguous(wanted: str, found: int) -> Reason:
-    """Several UUIDs begin like this."""
+    """Refuse: several UUIDs begin like this."""
     return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here", cure="write more of it")
 
 
 def misfit(unit: Unit, claim: Claim) -> Reason:
-    """It is named, and does not fit the selectors of the same request."""
+    """Refuse: the unit is named, and does not fit the selectors of the same request."""
     because = f", since {why}" if (why := _why_unknown(unit, claim.selectors)) else ""
     return Reason(
         Code.NO_SUCH_GPU,
@@ -145,14 +145,14 @@ def _parts(parts: Sequence[MigPart]) -> str:
 
 
 def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
-    """`a, b and 3 more`: a sentence must keep room for what to do."""
+    """Return `a, b and 3 more`: a sentence must keep room for what to do."""
     distinct = [clipped(name, shown) for name in dict.fromkeys(names)]
     more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
     return ", ".join(distinct[:few]) + more
 
 
 def by_the_kernel(inventory: Inventory) -> str:
-    """GPUs that the kernel shows where NVML does not answer, in brackets; a reason that all share is not repeated."""
+    """List the GPUs that the kernel shows if NVML does not answer, in brackets, without a reason that all share."""
     named = [
         " ".join(filter(None, (gpu.pci_bus_id, gpu.model)))
         + (f", {clipped(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
@@ -163,7 +163,7 @@ def by_the_kernel(inventory: Inventory) -> str:
 
 
 def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
-    """It is named, and lost or otherwise unavailable. kubelet: the kubelet chose it."""
+    """Refuse: the unit is named, and lost or otherwise unavailable. kubelet: the kubelet chose it."""
     return Reason(
         Code.GPU_UNAVAILABLE,
         f"{which} cannot be granted",
@@ -174,7 +174,7 @@ def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
 
 
 def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[ClaimUid] = frozenset()) -> Reason:
-    """It is held in a way that excludes this request, or just released and perhaps still in use."""
+    """Refuse: the unit is held in a way that excludes this request, or just released and perhaps still in use."""
     if usage.releasing is not None and not usage.held_from(asked, pod_uid, claims):
         return Reason(
             Code.GPU_BUSY,
@@ -194,7 +194,7 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
 
 
 def opener(other: ExternalAllocation) -> str:
-    """A container that can open a GPU which it was not granted, why, and how many it keeps from others."""
+    """Name a container that can open a GPU which it was not granted, why, and how many GPUs it keeps from others."""
     pod = clipped(other.pod, OPENING_POD_SHOWN_MAX)
     if not other.container:
         name = f", whose container {clipped(other.name, EXTERNAL_CONTAINER_SHOWN_MAX)}" if other.name else ", which"
@@ -204,7 +204,7 @@ def opener(other: ExternalAllocation) -> str:
 
 
 def number_of(uuids: Collection[str]) -> str:
-    """`4 GPUs`; the MIG devices of a GPU count only where it is not among them."""
+    """Return `4 GPUs`; the MIG devices of a GPU count only if no whole GPU is among the UUIDs."""
     gpus = [uuid for uuid in uuids if not uuid.startswith("MIG-")]
     return counted(len(gpus), "GPU") if gpus else counted(len(uuids), "MIG device")
 
@@ -214,7 +214,7 @@ def _shown(releasing: Releasing) -> str:
 
 
 def _cure(asked: Mode, held: Set[Mode | None]) -> str:
-    """Which mode would let both containers have it."""
+    """Return the mode that would let both containers have the GPU."""
     if Mode.MPS in (asked, *held):
         return "the same mode on both"
     if asked is Mode.SHARED:
@@ -225,7 +225,7 @@ def _cure(asked: Mode, held: Set[Mode | None]) -> str:
 def all_busy(
     asked: str, mode: Mode, fitting: Sequence[Unit], open_ones: Sequence[Unit], usage: Mapping[GpuUuid, Usage]
 ) -> Reason:
-    """Too few of those that fit are free. asked: `2 GPUs`."""
+    """Refuse: too few of the fitting units are free. asked: `2 GPUs`."""
     taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
     fewer = "ask for fewer, " if open_ones else ""
     left = [each.releasing for each in taken if each.releasing and not (each.pods or each.external or each.idle_claims)]
@@ -256,12 +256,12 @@ def _all_releasing(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """Return `1 GPU`, `2 GPUs`."""
     return f"{number} {noun}{'s' * (number > 1)}"
 
 
 def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
-    """The node has fewer than asked for, held or not."""
+    """Refuse: the node has fewer GPUs than asked for, held or not."""
     which = " that fit the selectors" if claim.selectors else " that can be granted"
     has = f"{len(fitting)}{which}{_hidden(inventory, claim)}"
     return Reason(
@@ -272,7 +272,10 @@ def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventor
 
 
 def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Reason:
-    """The node has fewer MIG devices of that profile than asked for, held or not; says what there is."""
+    """Refuse: the node has fewer MIG devices of that profile than asked for, held or not.
+
+    The refusal says what there is.
+    """
     doubts = {part.uuid: why_not(part) or _why_unknown(part, claim.selectors) for part in inventory.parts}
     there = [part for part in inventory.parts if matches(part, claim.selectors) or _why_unknown(part, claim.selectors)]
     usable = [part for part in there if not doubts[part.uuid]]
@@ -292,7 +295,7 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
 
 
 def none_fit(claim: Claim, inventory: Inventory) -> Reason:
-    """No GPU that can be granted fits."""
+    """Refuse: no GPU that can be granted fits."""
     if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
         has = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN) + _hidden(inventory, claim)
         return Reason(
@@ -308,7 +311,7 @@ def none_fit(claim: Claim, inventory: Inventory) -> Reason:
 
 
 def _hidden(inventory: Inventory, claim: Claim | None = None) -> str:
-    """GPUs that are there and cannot be granted, or compared with the claim's selectors, in brackets."""
+    """List the GPUs that cannot be granted, or not compared with the claim's selectors, in brackets."""
     selectors = claim.selectors if claim else ()
     bad = [(str(gpu.index), why) for gpu in inventory.gpus if (why := why_not(gpu) or _why_unknown(gpu, selectors))]
     bad += [(str(fault.index), fault.reason) for fault in inventory.faults]

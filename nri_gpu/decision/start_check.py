@@ -1,4 +1,4 @@
-"""Validation: whether a container may be created or started as it is. Decides nothing for it.
+"""Validation of a container that is to be created or started as it is. Decides nothing for it.
 
 It needs what the runtime shows, the key of signed grants and the policy, but no inventory, ledger or driver. So the
 guard can validate (`plugin/guard.py`), and the daemon can check what came of its own reply (`plugin/handlers.py`).
@@ -29,7 +29,7 @@ AGAIN: Final = "create it again once `nri-gpu run` serves this node"
 
 
 def grant_of(container: Container, text: str | None, key: bytes | None) -> SignedGrant | InvalidGrant | None:
-    """A container's signed grant. key: None where none was made on this node since it booted."""
+    """Return a container's signed grant. key: None if none was made on this node since it booted."""
     if text is None:
         return None
     if key is None:
@@ -38,10 +38,10 @@ def grant_of(container: Container, text: str | None, key: bytes | None) -> Signe
 
 
 def validate_restored(container: Container, policy: Policy) -> Reason | None:
-    """Why a container must not be created from a checkpoint: its pod asks for GPUs. None where it may be.
+    """Return why a container must not be created from a checkpoint, or None: its pod asks for GPUs.
 
-    containerd tells no plugin of its start, so its GPUs would go to others while it runs, and calls it by a name that
-    does not tell which request is its own.
+    containerd tells no plugin of such a container's start, so its GPUs would go to others while it runs. containerd
+    also calls it by a name that does not tell which request is its own.
     """
     key = asks_in_pod(container, policy) if container.restored else ""
     if not key:
@@ -55,7 +55,7 @@ def validate_restored(container: Container, policy: Policy) -> Reason | None:
 
 
 def validate_start(container: Container, signed: SignedGrant | InvalidGrant | None, policy: Policy) -> Reason | None:
-    """Why a container must not start: it asks for GPUs and has no valid grant. None where it may start."""
+    """Return why a container must not start, or None: it asks for GPUs and has no valid grant."""
     if isinstance(signed, SignedGrant) or not (key := needs_grant(container, policy, starts=True)):
         return None
     if isinstance(signed, InvalidGrant):
@@ -68,9 +68,10 @@ def validate_start(container: Container, signed: SignedGrant | InvalidGrant | No
 def validate_adjusted(
     adjusted: Adjusted, key: bytes | None, policy: Policy, *, ungranted: bool = True
 ) -> Reason | None:
-    """Why a container must not be created as plugins adjusted it. None where it may.
+    """Return why a container must not be created as plugins adjusted it, or None.
 
-    ungranted: also check what other plugins added to a container without a grant, or that policy ignores.
+    ungranted: also check what other plugins added to a container without a grant, or to a container that policy
+    ignores.
     """
     container = adjusted.container
     if reason := validate_restored(container, policy):
@@ -86,7 +87,7 @@ def validate_adjusted(
 
 
 def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | None) -> Reason | None:
-    """Whether all GPU nodes come from the plugin that wrote the grant, and are no more than the grant names."""
+    """Refuse unless the plugin that wrote the grant added all GPU nodes, and no more GPUs than the grant names."""
     ours = adjusted.grant.owner if adjusted.grant and isinstance(signed, SignedGrant) else None
     for added in _of_nvidia(adjusted):
         if ours is None or added.owner != ours:
@@ -111,7 +112,7 @@ def _of_nvidia(adjusted: Adjusted) -> Iterator[Added | AddedNode]:
 
 
 def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[tuple[int, int]]:
-    """GPUs by device number; also by name, because simulated nodes use another major."""
+    """Return the GPUs by device number; also by name, because simulated nodes use another major."""
     return frozenset(
         (node.major, node.minor)
         for node in nodes

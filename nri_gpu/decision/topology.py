@@ -1,4 +1,4 @@
-"""How well the GPUs of a node reach each other, a number for each pair; and which set of them is the best."""
+"""The connections of a node's GPUs, a number for each pair, and the choice of the best connected set."""
 
 from __future__ import annotations
 
@@ -25,18 +25,14 @@ Matrix = tuple[tuple[int, ...], ...]
 
 
 class Topology(Struct, frozen=True):
-    """The GPUs of one inventory by their place in it.
-
-    points: of each pair; 0 with itself, and where no path is known. near: 1 for two GPUs on one NUMA node, for ties
-    where the machine hides its PCIe tree.
-    """
+    """The GPUs of one inventory by their place in it."""
 
     places: Mapping[GpuUuid, int]
-    points: Matrix
-    near: Matrix
+    points: Matrix  # of each pair; 0 with itself, and where no path is known
+    near: Matrix  # 1 for two GPUs on one NUMA node, for ties where the machine hides its PCIe tree
 
     def score(self, some: Iterable[int]) -> int:
-        """Points of all pairs among some GPUs."""
+        """Return the points of all pairs among some GPUs."""
         return sum(self.points[a][b] for a, b in combinations(some, 2))
 
 
@@ -60,7 +56,10 @@ def topology_of(inventory: Inventory) -> Topology:
 
 
 def links_among(units: Sequence[Unit], inventory: Inventory) -> Mapping[str, int]:
-    """How many pairs of these GPUs are joined how, the best first: `NV18`, `PIX`, `SYS`; `?`: no path is known."""
+    """Count the pairs of these GPUs by how they are joined, the best first: `NV18`, `PIX`, `SYS`.
+
+    `?`: no path is known.
+    """
     indices = sorted({whole(unit).index for unit in units})
     known = {(link.a, link.b): link for link in inventory.links}
     pairs = [known.get(pair, Link(*pair, pcie="?")) for pair in combinations(indices, 2)]
@@ -93,7 +92,7 @@ ALONE: Final = Surroundings()
 def choose(
     topology: Topology, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), around: Surroundings = ALONE
 ) -> tuple[int, ...]:
-    """Places of the GPUs to take out of a pool, besides those taken already."""
+    """Return the places of the GPUs to take out of a pool, besides those taken already."""
     size = len(topology.points)
     rows = [[_joined(topology, a, b) << (2 * DIGIT + size) for b in pool] for a in pool]
     alone = [_alone(topology, place, taken, around) for place in pool]
@@ -101,17 +100,17 @@ def choose(
 
 
 def split(topology: Topology, number: int, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """Places of so many GPUs of a pool, so that as little as possible joins them to the rest of it."""
+    """Return the places of so many GPUs of a pool that are joined as little as possible to the rest of it."""
     size = len(topology.points)
     rows = [[_joined(topology, a, b) << size for b in pool] for a in pool]
-    # What stays together on both sides: the pairs among them count twice, less all that any of them is part of.
+    # This counts what stays together on both sides: pairs among the chosen twice, less all pairs that a chosen is in.
     alone = [(1 << (size - 1 - place)) - sum(row) for place, row in zip(pool, rows, strict=True)]
     twice = [[2 * each for each in row] for row in rows]
     return tuple(pool[each] for each in best_set(alone, twice, number))
 
 
 def _alone(topology: Topology, place: int, taken: tuple[int, ...], around: Surroundings) -> int:
-    """What a GPU is worth without the pairs within the pool."""
+    """Return the worth of a GPU without the pairs within the pool."""
     row, size = topology.points[place], len(topology.points)
     friendly = sum(row[each] for each in around.friends)
     freed = _SIGN[around.strategy] * sum(row[each] for each in around.free)
@@ -124,12 +123,12 @@ def _joined(topology: Topology, a: int, b: int) -> int:
 
 
 def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -> tuple[int, ...]:
-    """So many places whose worth is most. alone: a place's own worth; rows: what each pair adds, 0 with itself.
+    """Return so many places whose worth is most. alone: a place's own worth; rows: what each pair adds, 0 with itself.
 
     Exact up to EXACT_MAX; beyond it grown GPU by GPU from different beginnings, and improved by exchanges.
     """
     if 2 * number > len(alone):
-        # The same question turned around: which GPUs are best left over. Only the pairs among them stay.
+        # Turned around, the question is which GPUs are best left over: only the pairs among those stay.
         least = [-(own + sum(row)) for own, row in zip(alone, rows, strict=True)]
         left = set(best_set(least, rows, len(alone) - number))
         return tuple(place for place in range(len(alone)) if place not in left)
@@ -143,7 +142,7 @@ def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -
 def _completed(
     chosen: tuple[int, ...], worth: int, gains: Sequence[int], rows: Sequence[Sequence[int]], number: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """For every beginning of a set its best last member. gains: what each place would add to those chosen."""
+    """Yield each beginning of a set with its best last member. gains: what each place would add to those chosen."""
     start = chosen[-1] + 1 if chosen else 0
     if number == 1:
         gain = max(gains[start:])
@@ -158,14 +157,14 @@ def _greedy(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) ->
     found: list[tuple[int, tuple[int, ...]]] = []
     seen: set[int] = set()
     for place in range(len(alone)):
-        if place not in seen:  # from one that is in a set already, mostly that set grows again
+        if place not in seen:  # from a GPU in a set already, mostly that set grows again
             found.append(_grown(place, alone, rows, number))
             seen.update(found[-1][1], (place,))
     return max(found)[1]
 
 
 def _grown(first: int, alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -> tuple[int, tuple[int, ...]]:
-    """The set that grows from one GPU by whichever adds most; and its worth."""
+    """Return the set that grows from one GPU by whichever GPU adds most, and its worth."""
     inside, outside = [first], [place for place in range(len(alone)) if place != first]
     gains, worth = list(map(add, alone, rows[first])), alone[first]
     while len(inside) < number:
@@ -180,7 +179,7 @@ def _grown(first: int, alone: Sequence[int], rows: Sequence[Sequence[int]], numb
 def _exchanged(
     inside: list[int], outside: list[int], gains: list[int], rows: Sequence[Sequence[int]], worth: int
 ) -> tuple[int, tuple[int, ...]]:
-    """With the exchange of one GPU that improves a set most, repeated while there is one."""
+    """Exchange the GPUs that improve a set most, again and again while there are such; return its worth and the set."""
     for _ in range(EXCHANGES_MAX // (len(inside) * len(outside))):
         better, leaves, comes = max((gains[b] - gains[a] - rows[a][b], a, b) for a in inside for b in outside)
         if better <= 0:
