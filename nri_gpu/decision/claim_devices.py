@@ -37,7 +37,7 @@ class NotPrepared(Struct, frozen=True):
 
     reason: Reason
     released: bool = False  # its GPU was just released, and may be free in a moment
-    # the claims that alone hold its GPU: the API server may know that they are ending
+    # The claims that alone hold its GPU: the API server may know that they are ending.
     holders: tuple[PreparedClaim, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""What the kubelet allocated to a container: written by our device plugin, or listed by PodResources."""
+"""The kubelet's allocations to a container: written by our device plugin, or listed by PodResources."""
 
 from __future__ import annotations
 
@@ -18,58 +18,52 @@ REQUIRED_NAME: Final = "required"
 REQUIRED_SOURCE: Final = "/proc/nri-gpu-is-not-running-on-this-node"
 REQUIRED_DESTINATION: Final = "/nri-gpu-is-not-running-on-this-node"
 ClaimUid = NewType("ClaimUid", str)  # of a ResourceClaim
-# Of the CDI devices that stand for devices of claims, whatever name the driver has: devices of vendors below nvidia.com
-# are left alone.
+# The kind of CDI devices that stand for devices of claims, whatever name the driver has: devices of vendors below
+# nvidia.com are left alone.
 CLAIM_KIND: Final = f"{BASE_KEY}/claim"
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 
 class AllocatedDevice(Recorded, frozen=True):
-    """One device of one resource, by the id that the kubelet uses."""
+    """A device of a resource, by the id that the kubelet uses."""
 
     resource: str
     id: str
 
     @property
     def uuid(self) -> GpuUuid:
-        """The UUID of the GPU or MIG device that it is, or is a replica of."""
+        """Return the UUID of the GPU or MIG device that it is, or is a replica of."""
         return GpuUuid(self.id.partition(REPLICA)[0])
 
 
 class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
-    """All that the kubelet allocated to one container; no devices where its variable says `void`.
-
-    key: where it stands on the container: our annotation, or the variable that other device plugins set; for devices
-    of ResourceClaims `claim namespace/name`. claims: those claims. request: what their configuration asks for, in the
-    grammar of the annotation. admin: for monitoring, beside whoever holds them.
-    """
+    """The devices that the kubelet allocated to one container, or none if the container's variable says `void`."""
 
     devices: tuple[AllocatedDevice, ...] = ()
     shared: bool = False
+    # Where it stands on the container: our annotation, the variable that other device plugins set, or `claim
+    # namespace/name`.
     key: str = KUBELET_KEY
-    claims: tuple[ClaimUid, ...] = ()
-    request: str = ""
-    admin: bool = False
+    claims: tuple[ClaimUid, ...] = ()  # the ResourceClaims whose devices these are
+    request: str = ""  # what the claims' configuration asks for, in the grammar of the annotation
+    admin: bool = False  # for monitoring, beside whoever holds the devices
 
     @property
     def uuids(self) -> tuple[GpuUuid, ...]:
-        """GPUs and MIG devices, each once: two replicas of one are one."""
+        """Return the GPUs and MIG devices, each once: two replicas of a GPU are that GPU."""
         return tuple(dict.fromkeys(each.uuid for each in self.devices))
 
 
 class AllocationPending(Recorded, frozen=True, tag_field="kind", tag="pending"):
-    """PodResources has not told yet what the kubelet allocated to a container. fault: why not. key: of `Allocated`.
+    """An allocation that PodResources has not told yet."""
 
-    again: the claim whose pods have to be asked for again; empty where that is not what is awaited.
-    """
-
-    fault: str
-    key: str
-    again: ClaimUid = ClaimUid("")
+    fault: str  # why not
+    key: str  # of `Allocated`
+    again: ClaimUid = ClaimUid("")  # the claim whose pods have to be asked for again, or empty if that is not awaited
 
 
 class AllocationInvalid(Recorded, frozen=True, tag_field="kind", tag="invalid"):
-    """What the container carries is no allocation of the kubelet. fault: why not. key: of `Allocated`."""
+    """An annotation or variable that is no allocation of the kubelet. fault: why not. key: of `Allocated`."""
 
     fault: str
     key: str = KUBELET_KEY
@@ -91,7 +85,7 @@ class ResourceStatus(Struct, frozen=True):
 
 
 class ContainerDevices(Struct, frozen=True):
-    """What PodResources lists for a container. The ids are any device plugin's, so they are untrusted.
+    """The devices that PodResources lists for a container. The ids are any device plugin's, so they are untrusted.
 
     claims: those by whose devices of ours it gets GPUs.
     """
@@ -101,30 +95,30 @@ class ContainerDevices(Struct, frozen=True):
     claims: frozenset[ClaimUid] = frozenset()
 
     def of(self, resource: str) -> frozenset[str]:
-        """The ids of one resource's devices."""
+        """Return the ids of one resource's devices."""
         return frozenset(each.id for each in self.devices if each.resource == resource)
 
 
 def claim_device(claim: ClaimUid, place: int) -> str:
-    """The qualified name of the CDI device that stands for the claim's device at that place."""
+    """Return the qualified name of the CDI device that stands for the claim's device at that place."""
     return f"{CLAIM_KIND}={claim}-{place}"
 
 
 def claim_of_device(name: str) -> ClaimUid | None:
-    """The claim of which a qualified CDI device is one; None where it is none of ours."""
+    """Return the claim that a qualified CDI device belongs to, or None if the device is not ours."""
     kind, _, device = name.partition("=")
     return ClaimUid(device.rpartition("-")[0]) if kind == CLAIM_KIND else None
 
 
 class PodDevices(Struct, frozen=True):
-    """What PodResources lists for a pod, by container; not plain init containers, and not the pod's UID."""
+    """The devices that PodResources lists for a pod, by container; not plain init containers, and not the pod's UID."""
 
     namespace: str
     name: str
     containers: tuple[ContainerDevices, ...] = ()
 
     def container(self, name: str) -> ContainerDevices | None:
-        """The container of that name; None where it is not listed."""
+        """Return the container of that name, or None if it is not listed."""
         return next((each for each in self.containers if each.name == name), None)
 
     @property
@@ -138,6 +132,6 @@ GROUP: Final = "runai-gpu-group"
 
 
 def gpu_groups(labels: Mapping[str, str]) -> frozenset[str]:
-    """The groups by which such a scheduler binds a pod to GPUs that another pod reserves."""
+    """Return the groups by which such a scheduler binds a pod to GPUs that another pod reserves."""
     of_several = {value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
     return frozenset(of_several | {labels.get(GROUP, "")}) - {""}

@@ -1,4 +1,4 @@
-"""What UUIDs, addresses, versions and NVML's enumerations look like: in reports, in topology files, on the host.
+"""The forms of UUIDs, addresses, versions and NVML's enumerations: in reports, in topology files, on the host.
 
 Types with bounds are checked where a document is read, never where code builds a value.
 """
@@ -21,27 +21,27 @@ class Format(Struct, frozen=True):
     description: str
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text has this form."""
+        """Return whether the whole text has this form."""
         return re.fullmatch(self.pattern, text) is not None
 
     def parse(self, text: str) -> str:
-        """The same text. Raises: ValueError."""
+        """Return the text if it has this form. Raises: ValueError."""
         if not self.matches(text):
             raise ValueError(f"{text[:SHOWN_MAX]!r} is not {self.description}")
         return text
 
     def or_empty(self, text: str) -> str:
-        """The same text; empty where it does not have this form."""
+        """Return the text if it has this form, or empty."""
         return text if self.matches(text) else ""
 
     def meta(self, *others: str) -> Meta:
-        """For a field that holds such a text, or one of the others."""
+        """Describe a field that holds such a text, or a text of `others`."""
         choices = "|".join([f"(?:{self.pattern})", *map(re.escape, others)])
         return Meta(pattern=rf"\A(?:{choices})\Z", description=self.description)
 
 
 def one_of(words: Iterable[str]) -> Meta:
-    """For a field that holds one of these words."""
+    """Describe a field that holds a word of these."""
     known = tuple(words)
     return Meta(
         pattern=rf"\A(?:{'|'.join(map(re.escape, known))})\Z", description=f"one of {', '.join(filter(None, known))}"
@@ -116,11 +116,11 @@ Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def profile_in(name: str) -> str:
-    """The profile in a MIG device's name, `NVIDIA A100-SXM4-40GB MIG 1g.5gb`; empty where it has none."""
+    """Return the profile in a MIG device's name, `NVIDIA A100-SXM4-40GB MIG 1g.5gb`, or empty if there is none."""
     last = name.rpartition(" MIG ")[2].lower()
     return PROFILE.or_empty(last) if " MIG " in name else ""
 
 
 def compute_prohibited(bus_id: str) -> str:
-    """Why a GPU in compute mode `prohibited` cannot be granted, and what to do about it."""
+    """Say why a GPU in compute mode `prohibited` cannot be granted, and what to do about it."""
     return f"its compute mode is prohibited, so no program can compute on it: run `nvidia-smi -i {bus_id} -c 0`"

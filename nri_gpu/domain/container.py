@@ -38,15 +38,11 @@ class Cgroup(Struct, frozen=True):
 
 
 class FirstProcess(Struct, frozen=True):
-    """A container's first process, in the PID namespace of the runtime.
-
-    started: clock ticks since boot, by which it is told from a later one with its PID. cgroup: the container's own, in
-    which it was started; None where it cannot be seen.
-    """
+    """A container's first process, in the PID namespace of the runtime."""
 
     pid: int
-    started: int
-    cgroup: Cgroup | None = None
+    started: int  # tells it from a later process with its PID; clock ticks since boot
+    cgroup: Cgroup | None = None  # the container's own, in which the process was started, or None if it cannot be seen
 
 
 class Qos(StrEnum):
@@ -66,7 +62,7 @@ _QOS_FOLDERS: Final = {"burstable": Qos.BURSTABLE, "besteffort": Qos.BESTEFFORT,
 class Pod(Recorded, frozen=True, kw_only=True):
     """The pod of a container. Annotations and labels come from the pod's creator: untrusted.
 
-    cgroup_parent: as the kubelet set it; empty where it is not set.
+    cgroup_parent: as the kubelet set it, or empty.
     """
 
     id: PodId
@@ -80,7 +76,7 @@ class Pod(Recorded, frozen=True, kw_only=True):
 
     @property
     def qos(self) -> Qos | None:
-        """The QoS class, derived from the cgroup since NRI does not have it. None where no kubelet made the pod."""
+        """Return the QoS class, derived from the cgroup since NRI lacks it, or None if no kubelet made the pod."""
         _, found, below = self.cgroup_parent.rpartition(_KUBEPODS)
         if not found or below[:1] not in ("/", "-"):
             return None
@@ -88,56 +84,47 @@ class Pod(Recorded, frozen=True, kw_only=True):
 
 
 class Container(Recorded, frozen=True, kw_only=True):
-    """One container of a pod.
-
-    env: NAME -> value, as merged from image and pod: the variables that we add to, and those by which an image
-    says what it requires.
-    devices: nodes from other components (CRI, CDI, earlier plugins); a privileged container lists all of the host's.
-    env_twice: variables that both image and pod set: an adjustment reaches only the first, and the program sees the
-    last (seen on containerd 1.7.24 and 2.1.9).
-    requirement_chars: of all variables NVIDIA_REQUIRE_*; where that is too much to check, env has the first of them.
-    cdi_devices: fully qualified names that the pod or the kubelet asked the runtime for; known from NRI 0.10 on.
-    nvidia_hooks: NVIDIA's programs that OCI hooks of the container run, by name.
-    rlimits: kinds of limits that are set, `RLIMIT_MEMLOCK`; known from containerd 2.3 on.
-    pinned: its cpuset is set, by the kubelet's static CPU manager or another plugin.
-    privileged: its device cgroup allows everything (the wildcard rule containerd writes).
-    opened: devices that its device cgroup opens by exact numbers, with or without nodes.
-    wildcard: its device cgroup opens character devices without both numbers; it is not privileged.
-    staged: generations of our staged driver files that it mounts.
-    kubelet: what the kubelet allocated to it, taken out of its annotations; None where it allocated nothing.
-    uid: the user id of its program on the host; known from containerd 2.3 on, and not in user namespaces.
-    mps_folder: the host folder of the MPS daemon whose pipes it mounts; empty where it mounts none.
-    markers: variables that name devices of ResourceClaims, untrusted; MARKERS_MAX of them and one more at most. They
-    are taken out once they are read: `kubelet` then has the devices.
-    restored: containerd makes it from a checkpoint. Its name and its annotations are then not those of its pod.
-    """
+    """A container of a pod."""
 
     id: ContainerId
     name: str
     pod: Pod
     annotations: Mapping[str, str] = field(default_factory=dict)
+    # NAME -> value, as merged from image and pod: the variables that we add to, and those by which an image says what
+    # it requires.
     env: Mapping[str, str] = field(default_factory=dict)
+    # Variables that both image and pod set: an adjustment reaches only the first, and the program sees the last (seen
+    # on containerd 1.7.24 and 2.1.9).
     env_twice: frozenset[str] = frozenset()
+    # Of all variables NVIDIA_REQUIRE_*; if that is too much to check, env has the first of them.
     requirement_chars: int = 0
+    # Nodes from other components (CRI, CDI, earlier plugins); a privileged container lists all of the host's.
     devices: tuple[DeviceRef, ...] = ()
     mounts: frozenset[str] = frozenset()
+    # Fully qualified names that the pod or the kubelet asked the runtime for; known from NRI 0.10 on.
     cdi_devices: tuple[str, ...] = ()
-    nvidia_hooks: frozenset[str] = frozenset()
+    nvidia_hooks: frozenset[str] = frozenset()  # NVIDIA's programs that OCI hooks of the container run, by name
+    # Kinds of limits that are set, `RLIMIT_MEMLOCK`; known from containerd 2.3 on.
     rlimits: frozenset[str] = frozenset()
-    pinned: bool = False
-    privileged: bool = False
+    pinned: bool = False  # its cpuset is set, by the kubelet's static CPU manager or another plugin
+    privileged: bool = False  # its device cgroup allows everything (the wildcard rule containerd writes)
+    # Device numbers its device cgroup allows exactly, whether or not a node exists.
     opened: frozenset[DeviceNumber] = frozenset()
-    wildcard: bool = False
-    staged: frozenset[str] = frozenset()
-    kubelet: KubeletAllocation | None = None
+    wildcard: bool = False  # its device cgroup opens character devices without both numbers; it is not privileged
+    staged: frozenset[str] = frozenset()  # generations of our staged driver files that it mounts
+    kubelet: KubeletAllocation | None = None  # what the kubelet allocated to it, taken out of its annotations, or None
+    # The user id of its program on the host; known from containerd 2.3 on, and not in user namespaces.
     uid: int | None = None
-    mps_folder: str = ""
+    mps_folder: str = ""  # the host folder of the MPS daemon whose pipes it mounts, or empty
+    # Variables that name devices of ResourceClaims, untrusted: at most MARKERS_MAX + 1. They are taken out once they
+    # are read: `kubelet` then has the devices.
     markers: Mapping[str, str] = field(default_factory=dict)
+    # Made by containerd from a checkpoint: its name and annotations are then not those of its pod.
     restored: bool = False
 
 
 class Added(Struct, frozen=True):
-    """Something that a plugin added. owner: that plugin, as `NN-name`; empty where the runtime does not say."""
+    """A thing that a plugin added. owner: that plugin, as `NN-name`, or empty if the runtime does not say."""
 
     name: str
     owner: str
@@ -153,15 +140,11 @@ class AddedNode(Struct, frozen=True):
 
 
 class Adjusted(Struct, frozen=True, kw_only=True):
-    """A container about to be created.
+    """A container about to be created, as plugins adjusted it."""
 
-    container: as it was before any plugin. grant: the signed grant that was written on it, if any.
-    cdi_devices: names that plugins added, not those that the kubelet asked for.
-    opened: majors of character devices that plugins opened in its device cgroup by rules of their own.
-    """
-
-    container: Container
-    grant: Added | None = None
+    container: Container  # as it was before any plugin
+    grant: Added | None = None  # the signed grant that was written on it, if any
     nodes: tuple[AddedNode, ...] = ()
-    cdi_devices: tuple[Added, ...] = ()
+    cdi_devices: tuple[Added, ...] = ()  # names that plugins added, not those that the kubelet asked for
+    # Majors of character devices that plugins opened in its device cgroup by rules of their own.
     opened: frozenset[int] = frozenset()

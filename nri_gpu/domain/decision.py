@@ -19,12 +19,7 @@ REFUSAL_MAX: Final = 700  # characters
 
 
 class Grant(Recorded, frozen=True, kw_only=True):
-    """The GPUs one container holds.
-
-    mode: None for a grant that keeps no GPU from others: of none (`none`), or for monitoring. generation: the driver
-    generation it was made with, and behind a `+` that of a compatibility package of CUDA where it has one. seat: its
-    share of an MPS daemon; None in other modes.
-    """
+    """The GPUs one container holds."""
 
     container_id: ContainerId
     container_name: str
@@ -33,23 +28,24 @@ class Grant(Recorded, frozen=True, kw_only=True):
     pod_name: str
     namespace: str
     uuids: tuple[GpuUuid, ...]
-    mode: Mode | None
+    mode: Mode | None  # None for a grant that keeps no GPU from others: of none (`none`), or for monitoring
+    # Of the driver it was made with, and behind a `+` that of a CUDA compatibility package, if it has one.
     generation: str
-    seat: Seat | None = None
+    seat: Seat | None = None  # its share of an MPS daemon, or None in other modes
 
     @property
     def pod(self) -> str:
-        """`namespace/name`."""
+        """Return `namespace/name`."""
         return f"{self.namespace}/{self.pod_name}"
 
     @property
     def held(self) -> tuple[GpuUuid, ...]:
-        """The GPUs that it keeps from others."""
+        """Return the GPUs that the grant keeps from others."""
         return self.uuids if self.mode else ()
 
     @property
     def generations(self) -> tuple[str, ...]:
-        """Names of the staged folders that it needs."""
+        """Return the names of the staged folders that the grant needs."""
         return tuple(self.generation.split("+"))
 
     @classmethod
@@ -61,7 +57,7 @@ class Grant(Recorded, frozen=True, kw_only=True):
         generation: str,
         seat: Seat | None = None,
     ) -> Self:
-        """A grant of these GPUs to a container."""
+        """Return a grant of these GPUs to a container."""
         return cls(
             container_id=container.id,
             container_name=container.name,
@@ -77,7 +73,7 @@ class Grant(Recorded, frozen=True, kw_only=True):
 
 
 class Code(StrEnum):
-    """Why a container was refused. Stable: operators grep for them, alerts are built on them."""
+    """The kinds of refusals. Stable: operators grep for them, alerts are built on them."""
 
     BAD_REQUEST = "bad-request"  # the annotation cannot be understood
     NOT_ALLOWED = "not-allowed"  # policy says no
@@ -101,7 +97,7 @@ PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})
 
 
 class Reason(Struct, frozen=True):
-    """A refusal. One that comes from elsewhere, such as a fault of the node, is a `what` that says the rest, too."""
+    """A refusal. If it comes from elsewhere, such as a fault of the node, its `what` may say the rest, too."""
 
     code: Code
     what: str  # is wrong, and where
@@ -111,14 +107,14 @@ class Reason(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Like `what: cure.`, or `what: why; cure (aside).`."""
+        """Return `what: cure.`, or `what: why; cure (aside).`."""
         text = f"{self.what}: {self.why}" if self.why else self.what
         text += f"{'; ' if self.why else ': '}{self.cure}" if self.cure else ""
         text = f"{text} ({self.aside})" if self.aside else text
         return text if text.endswith((".", "?", "!")) else f"{text}."
 
     def __str__(self) -> str:
-        """As the client sees it: ASCII, at most REFUSAL_MAX characters, no line breaks."""
+        """Return it as the client sees it: ASCII, at most REFUSAL_MAX characters, no line breaks."""
         text = f"nri-gpu [{self.code}]: {self.sentence}"
         text = "".join(c if " " <= c <= "~" else "?" for c in text)
         return text if len(text) <= REFUSAL_MAX else text[: REFUSAL_MAX - 3] + "..."
@@ -144,35 +140,27 @@ class Refused(Struct, frozen=True, kw_only=True):
 
 
 class Pass(Struct, frozen=True):
-    """No GPU is asked for. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
+    """The decision to grant no GPU, as the container asked for none or policy ignores that it asked."""
 
-    note: something an operator should know of this container; mostly empty. ignored: it asked, and policy ignores that.
-    """
-
-    edits: Edits
+    edits: Edits  # usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES
     why: str = NOT_ASKED
-    note: str = ""
-    ignored: bool = False
+    note: str = ""  # something an operator should know of this container; mostly empty
+    ignored: bool = False  # the container asked, and policy ignores that
 
 
 class Inject(Struct, frozen=True):
-    """Granted: what to add, and what the ledger remembers.
-
-    rule: the policy rule that allowed it. note: something an operator should know of this grant; mostly empty.
-    compat: which newer CUDA than the driver's it gets, or why none; empty where it wants none.
-    completes: GPUs of another component that the edits are for; the grant then names none.
-    """
+    """The decision to grant: what to add, and what the ledger remembers."""
 
     edits: Edits
     grant: Grant
-    rule: str = ""
-    note: str = ""
-    compat: str = ""
-    completes: tuple[GpuUuid, ...] = ()
+    rule: str = ""  # the policy rule that allowed it
+    note: str = ""  # something an operator should know of this grant; mostly empty
+    compat: str = ""  # which newer CUDA than the driver's it gets, or why none; empty if it wants none
+    completes: tuple[GpuUuid, ...] = ()  # GPUs of another component that the edits are for; the grant then names none
 
 
 class Refuse(Struct, frozen=True):
-    """Not granted: the container must not be created."""
+    """The decision that the container must not be created."""
 
     reason: Reason
 

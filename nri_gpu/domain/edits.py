@@ -1,4 +1,4 @@
-"""What is added to a container: devices, mounts, environment, limits; one value with one merge."""
+"""The things added to a container: devices, mounts, environment, limits; one value with one merge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Mount(Recorded, frozen=True):
 
 
 def staged_below(stage_dir: str, sources: Iterable[str]) -> frozenset[str]:
-    """Generations of driver files among the sources of mounts. stage_dir: where they are, without symlinks."""
+    """Return the generations of driver files among the sources of mounts. stage_dir: their folder, without symlinks."""
     prefix = f"{stage_dir}/"
     return frozenset([each.removeprefix(prefix).partition("/")[0] for each in sources if each.startswith(prefix)])
 
@@ -54,9 +54,9 @@ UNLIMITED: Final = 2**64 - 1  # RLIM_INFINITY
 class Edits(Struct, frozen=True):
     """Everything we add to one container.
 
-    Keyed by what the runtime calls a conflict (device path, mount destination, variable, kind of limit),
-    so the same key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge
-    associative. cpuset_cpus, cpuset_mems: lists in the kernel's syntax, `0-15,32`; empty leaves them as they are.
+    Keyed by what the runtime calls a conflict (device path, mount destination, variable, kind of limit), so the same
+    key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge associative.
+    cpuset_cpus, cpuset_mems: lists in the kernel's syntax, `0-15,32`; empty leaves them as they are.
     """
 
     devices: Mapping[str, DeviceNode] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Edits(Struct, frozen=True):
         )
 
     def merge(self, other: Edits) -> Edits:
-        """Both; where they name the same key, `other` wins."""
+        """Return both; if they name the same key, `other` wins."""
         return Edits(
             devices={**self.devices, **other.devices},
             mounts={**self.mounts, **other.mounts},
@@ -102,7 +102,7 @@ NO_EDITS = Edits.of()
 
 
 class Extra(StrEnum):
-    """One extra, asked for by name. Most open more than the granted GPUs, so policy must list them."""
+    """An extra, asked for by name. Most open more than the granted GPUs, so policy must list them."""
 
     DRM = "drm"
     GDS = "gds"
@@ -117,14 +117,14 @@ class Extra(StrEnum):
     MIG_MONITOR = "mig-monitor"
 
 
-FORMER_EXTRAS: Final = ("profile",)  # of an earlier version; who asks for one is not refused for it
+FORMER_EXTRAS: Final = ("profile",)  # of an earlier version; a request for them is not refused
 HARMLESS: Final = frozenset({Extra.DRM})  # opens nothing beyond the granted GPUs
 CHANNEL_MAX: Final = 2**20 - 1  # ids of IMEX channels have 20 bits (kernel-open/nvidia/nv-caps-imex.c)
 CHANNELS_DEFAULT: Final = 2048  # NVreg_ImexChannelCount, if not set
 
 
 class Extras(Struct, frozen=True):
-    """What one container asks for."""
+    """The extras that one container asks for."""
 
     asked: frozenset[Extra] = frozenset()
     channels: tuple[int, ...] = ()  # of IMEX in rising order, where that is asked for
@@ -142,9 +142,9 @@ class Channels(Recorded, frozen=True):
 
 
 class NodeExtra(Recorded, frozen=True):
-    """What a node has of one extra.
+    """The node's part in one extra.
 
-    lacking: why it cannot be given and what to do, a clause that follows the extra's name; empty if it can.
+    lacking: why it cannot be given and what to do, a clause that follows the extra's name, or empty.
     """
 
     nodes: tuple[DeviceNode, ...] = ()

@@ -16,11 +16,11 @@ class NriGpuError(Exception):
 
 
 class LocalProtocolError(NriGpuError):
-    """We broke the protocol: a bug of ours. Met in `plugin/supervisor.py`: traceback, close, reconnect."""
+    """A breach of the protocol by us: a bug. Met in `plugin/supervisor.py`: traceback, close, reconnect."""
 
 
 class RemoteProtocolError(NriGpuError):
-    """The peer broke the protocol, or the bytes are hostile. Met in `plugin/supervisor.py`: close, reconnect."""
+    """A breach of the protocol by the peer, or hostile bytes. Met in `plugin/supervisor.py`: close, reconnect."""
 
 
 class OversizeError(RemoteProtocolError):
@@ -43,7 +43,7 @@ class TooManyEntriesError(NriGpuError):
 
 
 class InventoryError(NriGpuError):
-    """The driver could not be asked, or a topology file is wrong. The last snapshot stays, its age grows.
+    """A failure to ask the driver, or a wrong topology file. The last snapshot stays, its age grows.
 
     unlisted: GPUs that the kernel shows all the same.
     """
@@ -54,7 +54,7 @@ class InventoryError(NriGpuError):
 
 
 class DriverError(NriGpuError):
-    """The driver's files could not be found or staged. Says which folders were searched."""
+    """A failure to find or stage the driver's files. Says which folders were searched."""
 
 
 class RequestError(NriGpuError):
@@ -73,26 +73,22 @@ class RequestError(NriGpuError):
 
 
 class Fault(Struct, frozen=True):
-    """One thing wrong in a file an operator wrote.
-
-    key: dotted key path, empty for the file as a whole. line: 1-based, None where it is not known. denied: this user
-    may not read it.
-    """
+    """A fault in a file that an operator wrote."""
 
     file: str
-    key: str
+    key: str  # dotted key path, or empty for the file as a whole
     message: str
-    line: int | None = None
-    denied: bool = False
+    line: int | None = None  # 1-based, or None if it is not known
+    denied: bool = False  # this user may not read it
 
     def __str__(self) -> str:
-        """`file:line: key: message`, as compilers print it."""
+        """Return `file:line: key: message`, as compilers print it."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
 
 
 class PolicyError(NriGpuError):
-    """A policy file with faults: all of them at once."""
+    """A policy file with faults: every one of them at once."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
@@ -100,11 +96,11 @@ class PolicyError(NriGpuError):
 
 
 class RestartNeededError(NriGpuError):
-    """What only a new process can repair: this one exits with the sentence, to be restarted by its supervisor."""
+    """A fault that only a new process can repair: this one exits with the sentence, to be restarted from outside."""
 
 
 class UnseenError(NriGpuError):
-    """Something of the kernel's cannot be looked at. Says what and why, as a clause. denied: for want of permission."""
+    """A part of the kernel that cannot be looked at. Says what and why, as a clause. denied: for want of permission."""
 
     def __init__(self, sentence: str, cause: OSError | None = None) -> None:
         super().__init__(sentence)
@@ -124,7 +120,7 @@ class Exit(IntEnum):
 
     @classmethod
     def of(cls, error: OSError) -> Exit:
-        """Of what could not be read or written."""
+        """Return the code for a thing that could not be read or written."""
         return cls.PERMISSION if isinstance(error, PermissionError) else cls.UNAVAILABLE
 
 

@@ -1,4 +1,4 @@
-"""Findings: what `check` and `doctor` say of a node and its policy, each written where its subject is."""
+"""Findings: statements of `check` and `doctor` on a node and its policy, each written where its subject is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nri_gpu.domain.names import POLICY_FILE
 
 
 class Level(StrEnum):
-    """How bad it is. UNSEEN: it could not be looked at, and the finding says how it can be."""
+    """The severity of a finding. UNSEEN: it could not be looked at, and the finding says how it can be."""
 
     OK = "ok"
     WARNING = "warning"
@@ -19,7 +19,7 @@ class Level(StrEnum):
 
 
 class Finding(Struct, frozen=True):
-    """One finding. subject: what it is about. meaning: a sentence. fix: lines to copy; empty where nothing is wrong."""
+    """A finding. subject: what it is about. meaning: a sentence. fix: lines to copy, or empty if nothing is wrong."""
 
     level: Level
     subject: str

@@ -16,12 +16,12 @@ from nri_gpu.domain.value import Recorded, Value
 
 
 def is_compute_slice(profile: str) -> bool:
-    """Whether it is a part of a GPU instance, as `1c.3g.40gb` is; device plugins do not offer those."""
+    """Return whether it is a part of a GPU instance, as `1c.3g.40gb` is; device plugins do not offer those."""
     return profile[1:3] == "c."
 
 
 def slices(profile: str) -> tuple[int, int]:
-    """The slices of the GPU instance, and of the compute instance in it."""
+    """Return the slices of the GPU instance, and of the compute instance in it."""
     compute, _, rest = profile.partition("c.") if is_compute_slice(profile) else ("", "", profile)
     of_gpu = int(rest.partition("g.")[0])
     return of_gpu, int(compute or of_gpu)
@@ -61,7 +61,7 @@ Capabilities = frozenset[Capability]
 
 DEFAULT_CAPABILITIES: Final[Capabilities] = frozenset({Capability.COMPUTE, Capability.UTILITY})
 
-# What does not work alone: decoding runs on CUDA, and a display shows what was drawn. As in NVIDIA/libnvidia-container
+# These do not work alone: decoding runs on CUDA, and a display shows what was drawn. As in NVIDIA/libnvidia-container
 # (src/options.h: video takes all compute libraries, display all of graphics).
 _BRINGS: Final[Mapping[Capability, Capability]] = {
     Capability.VIDEO: Capability.COMPUTE,
@@ -70,19 +70,19 @@ _BRINGS: Final[Mapping[Capability, Capability]] = {
 
 
 def closure(capabilities: Capabilities) -> Capabilities:
-    """These capabilities and those they bring along. Files, nodes and policy use only closed sets."""
+    """Add the capabilities that these bring along. Files, nodes and policy use only closed sets."""
     return capabilities | {_BRINGS[each] for each in capabilities if each in _BRINGS}
 
 
 def closed_sets() -> Iterator[Capabilities]:
-    """Every set that `closure` can give for a request, the smallest first."""
+    """Return every set that `closure` can give for a request, the smallest first."""
     every = tuple(Capability)
     subsets = (frozenset(some) for size in range(1, len(every) + 1) for some in combinations(every, size))
     return (some for some in subsets if closure(some) == some)
 
 
 class DrmNode(Recorded, frozen=True):
-    """One node of the kernel's graphics interface that belongs to a GPU; there while nvidia-drm is loaded.
+    """A node of the kernel's graphics interface that belongs to a GPU; there while nvidia-drm is loaded.
 
     name: `card1` or `renderD128`, as below /dev/dri.
     """
@@ -93,7 +93,7 @@ class DrmNode(Recorded, frozen=True):
 
 
 class ComputeMode(StrEnum):
-    """How many programs may compute on a GPU at once, as `nvidia-smi -c` sets it."""
+    """The number of programs that may compute on a GPU at once, as `nvidia-smi -c` sets it."""
 
     DEFAULT = "default"
     EXCLUSIVE_THREAD = "exclusive-thread"  # of old drivers
@@ -102,14 +102,14 @@ class ComputeMode(StrEnum):
 
 
 class Ecc(Recorded, frozen=True):
-    """Whether memory errors are corrected. pending: from the GPU's next reset on."""
+    """The correction of memory errors. pending: from the GPU's next reset on."""
 
     current: bool
     pending: bool
 
 
 class FabricState(StrEnum):
-    """How far a GPU is in joining its NVLink fabric."""
+    """The progress of a GPU in joining its NVLink fabric."""
 
     NOT_STARTED = "not-started"
     IN_PROGRESS = "in-progress"
@@ -133,7 +133,7 @@ class Fabric(Value, frozen=True):
 
 
 class MigEngines(Recorded, frozen=True):
-    """What a MIG device has of its GPU, besides memory (nvmlDeviceGetAttributes_v2); None where NVML does not tell."""
+    """The engines that a MIG device has of its GPU (nvmlDeviceGetAttributes_v2); None where NVML does not tell."""
 
     multiprocessors: bounds.EngineCount = None
     copy_engines: bounds.EngineCount = None
@@ -153,7 +153,7 @@ def _forget_zeros(unit: MigDevice | Gpu) -> None:
 class MigDescription(Recorded, frozen=True, kw_only=True):
     """A MIG device as NVML describes it, and a topology file in the same words."""
 
-    uuid: Annotated[GpuUuid, bounds.MIG_UUID.meta()]  # another one each time the instance is made
+    uuid: Annotated[GpuUuid, bounds.MIG_UUID.meta()]  # a new one each time the instance is made
     gpu_instance_id: bounds.MigNumber
     compute_instance_id: bounds.MigNumber
     profile: Annotated[str, bounds.PROFILE.meta(bounds.UNKNOWN_PROFILE)]  # as `nvidia-smi -L` writes it, lower case
@@ -164,7 +164,7 @@ class MigDescription(Recorded, frozen=True, kw_only=True):
 
 
 class MigDevice(MigDescription, Value, frozen=True, kw_only=True):
-    """One MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
+    """A MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
 
     index: its place in NVML's list, the j of `i:j`; not an id: it moves when an instance is removed.
     """
@@ -211,7 +211,7 @@ class GpuDescription(Recorded, frozen=True, kw_only=True):
 
 
 class Gpu(GpuDescription, Value, frozen=True, kw_only=True):
-    """One physical GPU as NVML described it when its `Node` was taken.
+    """A physical GPU as NVML described it when its `Node` was taken.
 
     An MPS daemon that we start changes the compute mode, so that does not count in comparisons; nor do processes, which
     change all the time. A GPU on which the mode prohibits all programs is `unavailable`.
@@ -234,17 +234,17 @@ class Gpu(GpuDescription, Value, frozen=True, kw_only=True):
 
     @property
     def arch_text(self) -> str:
-        """`9.0`; empty where it is unknown."""
+        """Return `9.0`, or empty if it is unknown."""
         return "{}.{}".format(*self.arch) if self.arch else ""
 
     @property
     def parts(self) -> tuple[MigPart, ...]:
-        """Its MIG devices, each with this GPU."""
+        """Return the GPU's MIG devices, each with this GPU."""
         return tuple(MigPart(self, device) for device in self.mig)
 
     @property
     def place(self) -> str:
-        """NVML's index: `0`."""
+        """Return NVML's index: `0`."""
         return str(self.index)
 
 
@@ -284,7 +284,7 @@ class MigPart(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """NVML's indices of GPU and MIG device: `0:1`."""
+        """Return NVML's indices of GPU and MIG device: `0:1`."""
         return f"{self.gpu.index}:{self.device.index}"
 
 
@@ -292,17 +292,17 @@ Unit = Gpu | MigPart  # what can be granted: one has a UUID, and at most one mod
 
 
 def whole(unit: Unit) -> Gpu:
-    """The GPU itself, or the GPU that a MIG device is a part of."""
+    """Return the GPU itself, or the GPU that a MIG device is a part of."""
     return unit.gpu if isinstance(unit, MigPart) else unit
 
 
 def health_of(unit: Unit) -> Health:
-    """Its health: a MIG device has its GPU's, unless its own is worse."""
+    """Return the unit's health: a MIG device has its GPU's, unless its own is worse."""
     if isinstance(unit, Gpu):
         return unit.health
     return max(unit.gpu.health, unit.device.health, key=lambda health: (health.severity, health.changes))
 
 
 def nvml_order(unit: Unit) -> tuple[int, int]:
-    """To sort by: a GPU before its MIG devices."""
+    """Return a key to sort by: a GPU before its MIG devices."""
     return (unit.gpu.index, unit.device.index) if isinstance(unit, MigPart) else (unit.index, -1)

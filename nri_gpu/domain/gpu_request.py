@@ -12,14 +12,14 @@ from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
 
 
 class Strategy(StrEnum):
-    """Which GPUs are taken when several sets serve an exclusive request equally well."""
+    """The choice between several sets of GPUs that serve an exclusive request equally well."""
 
     PACK = "pack"  # next to those in use, so that the remaining GPUs stay together
     SPREAD = "spread"  # away from those in use, each with its own path to the host
 
 
 class NumaBinding(StrEnum):
-    """What of a granted container is bound to the NUMA nodes of its GPUs."""
+    """The part of a granted container that is bound to the NUMA nodes of its GPUs."""
 
     NONE = "none"
     CPUS = "cpus"
@@ -28,7 +28,7 @@ class NumaBinding(StrEnum):
 
 
 class Mode(StrEnum):
-    """How GPUs are held. Exclusive is exclusive to the pod: its own containers may share. mps: through one daemon."""
+    """The way GPUs are held: exclusive is exclusive to the pod, whose containers may share; mps: through one daemon."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
@@ -60,8 +60,8 @@ class Count(Struct, frozen=True):
 class Devices(Struct, frozen=True):
     """`device=0,GPU-…,0000:3b:00.0,0:1,MIG-…`: ids as written.
 
-    Of a GPU: NVML index, UUID or its unambiguous beginning, PCI bus id. Of a MIG device: both indices, UUID or the
-    beginning of one.
+    A GPU has an NVML index, a UUID or its unambiguous beginning, and a PCI bus id. A MIG device has both indices, and a
+    UUID or its beginning.
     """
 
     ids: tuple[str, ...]
@@ -107,20 +107,15 @@ Selector = ModelSelector | MemorySelector | ArchSelector
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """One container's request.
+    """A container's request."""
 
-    key: the annotation it came from. text: its value. mode, capabilities: None leaves them to the policy.
-    kubelet: the kubelet chose the GPUs, so its pool is open to the request. admin: it monitors them
-    and holds none.
-    """
-
-    key: str
-    text: str
+    key: str  # the annotation it came from
+    text: str  # its value
     wanted: Wanted
-    mode: Mode | None = None
-    capabilities: Capabilities | None = None
+    mode: Mode | None = None  # None leaves it to the policy
+    capabilities: Capabilities | None = None  # None leaves them to the policy
     selectors: tuple[Selector, ...] = ()
     extras: Extras = NO_EXTRAS
-    kubelet: bool = False
+    kubelet: bool = False  # the kubelet chose the GPUs, so its pool is open to the request
     sharing: MpsLimits = NO_MPS_LIMITS
-    admin: bool = False
+    admin: bool = False  # the container monitors the GPUs and holds none

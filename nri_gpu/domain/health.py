@@ -13,7 +13,7 @@ from nri_gpu.domain.value import Recorded
 
 
 class Sign(StrEnum):
-    """What a query of a GPU showed; it ends when the next query does not show it."""
+    """A sign that a query of a GPU showed; it ends when the next query does not show it."""
 
     LOST = "lost"  # NVML: GPU is lost (15), or it was there and can no longer be described
     RESET_REQUIRED = "reset-required"  # NVML: a reset is required (16), or its recovery action says so
@@ -26,7 +26,7 @@ class Sign(StrEnum):
 
 
 class RecoveryAction(StrEnum):
-    """What the driver wants done about a GPU, in the order of nvml.h's numbers; from R570 on."""
+    """The action that the driver wants for a GPU, in the order of nvml.h's numbers; from R570 on."""
 
     NONE = "none"
     GPU_RESET = "gpu-reset"
@@ -38,7 +38,7 @@ class RecoveryAction(StrEnum):
     SYSTEM_REBOOT = "system-reboot"
 
 
-# The others concern its peers, or nothing.
+# The other actions concern its peers, or nothing.
 RESETS: Final = frozenset(
     {
         RecoveryAction.GPU_RESET,
@@ -51,7 +51,7 @@ RESETS: Final = frozenset(
 
 
 class HealthState(StrEnum):
-    """Whether containers may be granted a GPU."""
+    """The states of a GPU's health, by which it may be granted or not."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # granted
@@ -75,20 +75,16 @@ class EventType(IntFlag):
 
 
 class Health(Recorded, frozen=True):
-    """A GPU's health.
-
-    since: when it came into that state, seconds since the epoch; 0 for always. why: the trouble that brought it there,
-    or that it recovered from. changes: how often its state changed since it was first seen.
-    """
+    """A GPU's health."""
 
     state: HealthState = HealthState.HEALTHY
-    since: float = 0.0
-    why: str = ""
-    changes: int = 0
+    since: float = 0.0  # when it came into that state; 0 for always; seconds since the epoch
+    why: str = ""  # the trouble that brought it there, or that it recovered from
+    changes: int = 0  # how often its state changed since it was first seen
 
     @property
     def severity(self) -> int:
-        """A number that grows with the trouble."""
+        """Return a number that grows with the trouble."""
         return (HealthState.HEALTHY, HealthState.SUSPECT, HealthState.RECOVERING, HealthState.BAD).index(self.state)
 
     @property
@@ -100,25 +96,21 @@ WELL: Final = Health()
 
 
 class GpuEvent(Struct, frozen=True):
-    """One NVML event.
-
-    kind: of `EventType`, or another bit. xid: the driver's error number, or 0. gpu_instance, compute_instance: ids of
-    the MIG device that it happened to; None where NVML does not tell.
-    """
+    """An NVML event."""
 
     uuid: str
-    kind: int
-    xid: int = 0
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
+    kind: int  # of `EventType`, or another bit
+    xid: int = 0  # the driver's error number, or 0
+    gpu_instance: int | None = None  # id in the MIG device that it happened to, or None if NVML does not tell
+    compute_instance: int | None = None  # likewise
 
 
 class HealthNotes(Struct, frozen=True, kw_only=True):
-    """What is known of a GPU beside its health.
+    """The facts known of a GPU beside its health.
 
-    reset: why it is withheld until it was reset, and what to do; empty where it is not. soon: why it is withheld once
-    nobody holds it. xid: its last one, with its meaning, at xid_at_s. namespaces: those under whose containers
-    applications failed on it within a day, if that looks as if the GPU were the cause.
+    reset: why it is withheld until it was reset, and what to do, or empty. soon: why it is withheld once nobody holds
+    it. xid: its last one, with its meaning, at xid_at_s. namespaces: those under whose containers applications failed
+    on it within a day, if that looks as if the GPU were the cause.
     """
 
     reset: str = ""
@@ -132,15 +124,15 @@ NO_NOTES: Final = HealthNotes()
 
 
 class ScriptedEvent(Recorded, frozen=True):
-    """An event of a simulated node. at_s: seconds after the first query of the node. gpu: index. kind: `EventType`."""
+    """An event of a simulated node."""
 
-    at_s: float
-    gpu: int
+    at_s: float  # after the first query of the node; seconds
+    gpu: int  # index
     xid: int = 0
-    kind: int = EventType.XID.value
+    kind: int = EventType.XID.value  # of `EventType`
 
 
-KEPT: Final = 32  # of each kind, so that one that flaps does not push out the others
+KEPT: Final = 32  # of each kind, so that a kind that flaps does not push out other kinds
 
 
 class TransitionKind(StrEnum):
@@ -158,17 +150,13 @@ class TransitionKind(StrEnum):
 
 
 class Transition(Struct, frozen=True, kw_only=True):
-    """One thing that changed.
-
-    what: a sentence, with the reason where there is one. uuid: of the GPU or the MIG device; empty for the node, or for
-    a GPU without a name. index: of the GPU. worse: whether an operator may want to act.
-    """
+    """A change of the node."""
 
     kind: TransitionKind
-    what: str
-    uuid: str = ""
-    index: int | None = None
-    worse: bool = False
+    what: str  # a sentence, with the reason if there is one
+    uuid: str = ""  # of the GPU or the MIG device; empty for the node, or for a GPU without a name
+    index: int | None = None  # of the GPU
+    worse: bool = False  # an operator may want to act
 
 
 class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"uuid": "gpu_uuid"}):
@@ -187,12 +175,12 @@ class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"u
 
     @classmethod
     def at(cls, at_s: float, transition: Transition, number: int = 0) -> Happened:
-        """A transition that happened at that time."""
+        """Return a transition that happened at that time."""
         return cls(at_s=at_s, number=number, **asdict(transition))
 
 
 class History(Struct, frozen=True, rename={"began_s": "since_s"}):
-    """All transitions counted, and the last of each kind; of one daemon, since it began. It is published as it is.
+    """The count of all transitions, and the last of each kind; of one daemon, since it began. It is published as it is.
 
     began_s: seconds since the epoch. total: also the number of the newest. last: in their order.
     """
@@ -203,7 +191,7 @@ class History(Struct, frozen=True, rename={"began_s": "since_s"}):
     last: tuple[Happened, ...] = ()
 
     def having(self, transitions: Iterable[Transition], at_s: float) -> History:
-        """The history with these, which happened now."""
+        """Return the history with these, which happened now."""
         total, counts, last = self.total, dict(self.counts), list(self.last)
         for each in transitions:
             total += 1
@@ -215,9 +203,9 @@ class History(Struct, frozen=True, rename={"began_s": "since_s"}):
         return History(self.began_s, total, counts, tuple(last))
 
     def since(self, kinds: frozenset[TransitionKind], uuid: str = "", index: int | None = None) -> float | None:
-        """When the newest of some kinds happened to it; None where none is known any more.
+        """Return when the latest transition of these kinds happened, or None if none is known any more.
 
-        uuid: whose; without one, the node's, or those of a GPU that has no name, by its index.
+        uuid: the GPU or MIG device; empty for the node, or for a GPU known only by `index`.
         """
         found = (
             each.at_s

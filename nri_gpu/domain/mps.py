@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service: what a container asks of it, what it gets, and where both sides find it.
+"""NVIDIA's Multi-Process Service: the share a container asks for and gets, and where both sides find it.
 
 One daemon serves one GPU here, so a container has one GPU and its programs know it as device 0.
 """
@@ -42,47 +42,39 @@ NO_MPS_LIMITS: Final = MpsLimits()
 
 
 class Seat(Recorded, frozen=True):
-    """One container's share of a GPU's MPS daemon.
+    """A container's share of a GPU's MPS daemon."""
 
-    memory_mib: the most that each of its processes may allocate; 0: as much as there is. threads_percent: of the
-    GPU's multiprocessors. uid: the user id of its program on the host; None while unknown. folder: the host folder of
-    one start of the daemon, with its pipes and shared memory; empty before a GPU is chosen.
-    """
-
-    memory_mib: int = 0
-    threads_percent: int = WHOLE_PERCENT
-    uid: int | None = None
+    memory_mib: int = 0  # the most that each of its processes may allocate; 0: as much as there is
+    threads_percent: int = WHOLE_PERCENT  # of the GPU's multiprocessors
+    uid: int | None = None  # the user id of its program on the host, or None while unknown
+    # Of one start of the daemon, on the host, with its pipes and shared memory; empty before a GPU is chosen.
     folder: str = ""
 
     def variables(self) -> Mapping[str, str]:
-        """The environment of its programs."""
+        """Return the environment of the container's programs."""
         limit = {MEMORY_VARIABLE: f"0={self.memory_mib}M"} if self.memory_mib else {}
         return {PIPE_VARIABLE: PIPE_PLACE, **limit, THREADS_VARIABLE: str(self.threads_percent)}
 
     @classmethod
     def read(cls, env: Mapping[str, str], uid: int | None, folder: str) -> Seat:
-        """The share that `variables` was made of: how it is read back from a container after a restart."""
+        """Read the share that `variables` was made of back from a container, after a restart."""
         memory = _MEMORY.fullmatch(env.get(MEMORY_VARIABLE, ""))
         threads = _THREADS.fullmatch(env.get(THREADS_VARIABLE, ""))
         return cls(int(memory[1]) if memory else 0, int(threads[0]) if threads else WHOLE_PERCENT, uid, folder)
 
 
 class MpsFolders(Recorded, frozen=True):
-    """Where a node's MPS daemons meet their clients: each start of each daemon has its own folder.
+    """The folders where a node's MPS daemons meet their clients: each start of each daemon has its own."""
 
-    base: the file system for all of them. first: what a folder's name ends in for GPUs that had no daemon yet, later:
-    for those that had one, by UUID. fault: why there can be no daemon; empty where there can. unmade: why the folder of
-    a GPU's next daemon is not there, by UUID.
-    """
-
-    base: str = DEFAULT_MPS_DIR
-    first: str = "0"
-    later: Mapping[str, str] = field(default_factory=dict)
-    fault: str = ""
+    base: str = DEFAULT_MPS_DIR  # the file system for all of them
+    first: str = "0"  # what a folder's name ends in for GPUs that had no daemon yet
+    later: Mapping[str, str] = field(default_factory=dict)  # the same for GPUs that had a daemon, by UUID
+    fault: str = ""  # why there can be no daemon, or empty
+    # Why the folder of a GPU's next daemon is not there, by UUID.
     unmade: Mapping[str, str] = field(default_factory=dict)
 
     def generation(self, uuid: str) -> str:
-        """The start of that GPU's daemon that new containers connect to."""
+        """Return the start of that GPU's daemon that new containers connect to."""
         return self.later.get(uuid, self.first)
 
     def folder(self, uuid: str) -> str:

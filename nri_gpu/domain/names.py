@@ -18,10 +18,10 @@ KUBELET_KEY: Final = f"{KEY_PREFIX}kubelet"  # what the kubelet allocated; `.` a
 RESTORED_KEY: Final = "restored"
 CHECKPOINTED_KEY: Final = "checkpointedAt"
 
-# Of the variables by which a container shows which devices of a ResourceClaim it has; the claim's UID follows.
+# Begins the variables by which a container shows its devices of a ResourceClaim; the claim's UID follows.
 MARKER_PREFIX: Final = "NRI_GPU_CLAIM_"
 
-POLICY_FILE: Final = "/etc/nri-gpu/policy.toml"  # where no option names another one
+POLICY_FILE: Final = "/etc/nri-gpu/policy.toml"  # unless an option names another file
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"
@@ -30,7 +30,7 @@ NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-contai
 
 
 def is_nvidia_device(cdi_name: str) -> bool:
-    """Whether a CDI device is of NVIDIA, of its device plugin or of its DRA drivers: all these vendors end alike.
+    """Return whether a CDI device is of NVIDIA, of its device plugin or of its DRA drivers: these vendors end alike.
 
     They are `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
     """

@@ -17,19 +17,14 @@ from nri_gpu.domain.value import Recorded
 
 
 class GpuFault(Recorded, frozen=True):
-    """A GPU that exists but could not be described: lost, no permission, call failed.
-
-    reason: one sentence naming the NVML call and its error. code: that error's number, 0 where the answer was
-    unreadable. sign: what it means for the GPU's health; None: nothing. uuid, pci_bus_id: as far as they are known;
-    else empty.
-    """
+    """A GPU that exists but could not be described: lost, no permission, call failed."""
 
     index: bounds.GpuIndex
-    reason: str
-    code: bounds.NvmlCode = 0
-    sign: Sign | None = None
-    uuid: Annotated[str, bounds.UUID.meta("")] = ""
-    pci_bus_id: Annotated[str, bounds.BUS_ID.meta("")] = ""
+    reason: str  # one sentence naming the NVML call and its error
+    code: bounds.NvmlCode = 0  # that error's number, or 0 if the answer was unreadable
+    sign: Sign | None = None  # what the fault means for the GPU's health, or None
+    uuid: Annotated[str, bounds.UUID.meta("")] = ""  # empty if unknown
+    pci_bus_id: Annotated[str, bounds.BUS_ID.meta("")] = ""  # empty if unknown
 
 
 class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -49,10 +44,10 @@ class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False
 
 
 class Link(Recorded, frozen=True):
-    """How two GPUs (NVML indices a < b) reach each other.
+    """The way two GPUs (NVML indices a < b) reach each other.
 
-    pcie: the common ancestor in the words of `nvidia-smi topo -m` (PIX, PXB, PHB, NODE, SYS).
-    nvlink: number of direct NVLink connections, 0 for none.
+    pcie: the common ancestor in the words of `nvidia-smi topo -m` (PIX, PXB, PHB, NODE, SYS). nvlink: number of direct
+    NVLink connections, 0 for none.
     """
 
     a: bounds.GpuIndex
@@ -62,9 +57,9 @@ class Link(Recorded, frozen=True):
 
 
 class NumaNode(Recorded, frozen=True):
-    """One NUMA node of the host that a GPU is nearest to.
+    """A NUMA node of the host that a GPU is nearest to.
 
-    cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
+    cpus: its CPUs in the kernel's list syntax, `0-15,32-47`, or empty. memory: whether it has any.
     """
 
     number: bounds.NumaNumber
@@ -86,80 +81,65 @@ class Majors(Recorded, frozen=True):
 
 
 class DriverTree(Recorded, frozen=True):
-    """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
+    """The driver's files for one set of capabilities, staged as a folder that is mounted whole."""
 
-    path: host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
-    `lib64/lib32/`, and links `bin` and `lib32` to these: so either it or its `lib64` alone can be mounted. binaries:
-    names in `lib64/bin/`. files: (place in the container, path in the tree) of what programs look for in other
-    places: configuration, and modules for programs of the image. libraries, libraries_32: (path in the
-    tree, every name that programs ask for it by).
-    """
-
+    # Host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
+    # `lib64/lib32/`, and links `bin` and `lib32` to these: so either it or its `lib64` alone can be mounted.
     path: str
-    binaries: tuple[str, ...] = ()
+    binaries: tuple[str, ...] = ()  # names in `lib64/bin/`
+    # (place in the container, path in the tree) of what programs look for in other places: configuration, and modules
+    # for programs of the image.
     files: tuple[tuple[str, str], ...] = ()
+    # (path in the tree, every name that programs ask for it by).
     libraries: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    libraries_32: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    libraries_32: tuple[tuple[str, tuple[str, ...]], ...] = ()  # likewise
 
 
 class DriverFiles(Recorded, frozen=True):
-    """The host driver's user space, staged once per generation.
+    """The host driver's user space, staged once per generation."""
 
-    version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
-    trees: one for each closed set of capabilities; sets that come to the same files share one.
-    missing: capability -> libraries a current driver has and this one lacks; for people, not for decisions.
-    lacks: capability that this driver cannot serve -> the libraries of which it would need one: `libcuda.so`. What such
-    a capability brings along is not repeated. host_binaries: programs that the daemon runs, staged beside the trees,
-    where not all of them run in containers; else empty.
-    """
-
-    version: str
-    generation: str
+    version: str  # as in the files' names, `580.95.05`
+    generation: str  # names the staged folder; changes whenever a file does
+    # One for each closed set of capabilities; sets that come to the same files share one.
     trees: Mapping[Capabilities, DriverTree]
+    # Capability -> libraries a current driver has and this one lacks; for people, not for decisions.
     missing: Mapping[Capability, tuple[str, ...]]
+    # Capability that this driver cannot serve -> the libraries of which it would need one: `libcuda.so`. What such a
+    # capability brings along is not repeated.
     lacks: Mapping[Capability, str] = {}
+    # Programs that the daemon runs, staged beside the trees if not all of them run in containers.
     host_binaries: tuple[str, ...] = ()
 
 
 class Inventory(Recorded, frozen=True, kw_only=True):
-    """The GPUs as one source describes them: NVML, or a topology file.
+    """The GPUs as one source describes them: NVML, or a topology file."""
 
-    fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
-    taken_at: seconds since the boot, on CLOCK_BOOTTIME.
-    driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
-    numa: the nodes that GPUs are nearest to, as far as the host tells.
-    simulated: a topology file's node; its majors come from the file.
-    extras: what the node has of each extra that needs more than the GPUs; an extra that is missing was not searched.
-    script: what will happen to a simulated node.
-    modules: version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
-    unlisted: GPUs that the kernel alone knows of.
-    nvswitches: as the driver counts them on this machine; HGX B200 and NVL72 show none.
-    """
-
-    taken_at: float
+    taken_at: float  # seconds since the boot, on CLOCK_BOOTTIME
     gpus: tuple[Gpu, ...] = ()
     faults: tuple[GpuFault, ...] = ()
     links: tuple[Link, ...] = ()
-    numa: tuple[NumaNode, ...] = ()
+    numa: tuple[NumaNode, ...] = ()  # the nodes that GPUs are nearest to, as far as the host tells
     majors: Majors = Majors()
-    driver_version: str = ""
-    cuda_version: str = ""
-    fault: str = ""
-    simulated: bool = False
+    driver_version: str = ""  # `580.95.05`, or empty if unknown
+    cuda_version: str = ""  # `13.0`, or empty if unknown
+    fault: str = ""  # why nothing can be granted at all (no driver, version mismatch), or empty
+    simulated: bool = False  # a topology file's node; its majors come from the file
+    # What the node has of each extra that needs more than the GPUs; a missing extra was not searched for.
     extras: Mapping[Extra, NodeExtra] = field(default_factory=dict)
-    script: tuple[ScriptedEvent, ...] = ()
+    script: tuple[ScriptedEvent, ...] = ()  # what will happen to a simulated node
+    # Version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
     modules: Mapping[str, str] = field(default_factory=dict)
-    unlisted: tuple[KernelGpu, ...] = ()
-    nvswitches: int = 0
+    unlisted: tuple[KernelGpu, ...] = ()  # GPUs that the kernel alone knows of
+    nvswitches: int = 0  # as the driver counts them on this machine; HGX B200 and NVL72 show none
 
     @property
     def parts(self) -> tuple[MigPart, ...]:
-        """All MIG devices, in NVML order."""
+        """Return all MIG devices, in NVML order."""
         return tuple(part for gpu in self.gpus for part in gpu.parts)
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """GPUs and MIG devices in NVML order, whether they can be granted or not."""
+        """Return GPUs and MIG devices in NVML order, whether they can be granted or not."""
         found: list[Unit] = []
         for gpu in self.gpus:
             found += (gpu, *gpu.parts)
@@ -167,29 +147,23 @@ class Inventory(Recorded, frozen=True, kw_only=True):
 
 
 class Node(Recorded, frozen=True, kw_only=True):
-    """One numbered snapshot of all that a decision needs to know of the node.
+    """A numbered snapshot of all that a decision needs to know of the node."""
 
-    number: grows by one with each snapshot published. driver: None until the driver's files are staged;
-    driver_fault then says why, or what it waits for. module_version: of the loaded kernel module, as the kernel shows
-    it; empty when it was unloaded, None when it was never loaded, or the node is simulated.
-    compat: packages of a newer CUDA for this driver, the lowest CUDA first. mps: where each GPU's MPS
-    daemon has its folder. inventory_age_s: seconds since the inventory was last confirmed; filled in only where policy
-    needs it. hwcaps: whether loaders look into `glibc-hwcaps/x86-64-v2` on this CPU.
-    """
-
-    number: int
+    number: int  # grows by one with each snapshot published
     inventory: Inventory
-    driver: DriverFiles | None = None
-    driver_fault: str = ""
+    driver: DriverFiles | None = None  # None until the driver's files are staged
+    driver_fault: str = ""  # why `driver` is None, or what it waits for
+    # Of the loaded kernel module, as the kernel shows it; empty: it was unloaded; None: it was never loaded, or the
+    # node is simulated.
     module_version: str | None = None
-    compat: tuple[CompatPackage, ...] = ()
-    mps: MpsFolders = MpsFolders()
-    inventory_age_s: float = 0.0
-    hwcaps: bool = True
+    compat: tuple[CompatPackage, ...] = ()  # packages of a newer CUDA for this driver, the lowest CUDA first
+    mps: MpsFolders = MpsFolders()  # where each GPU's MPS daemon has its folder
+    inventory_age_s: float = 0.0  # since the inventory was last confirmed; filled in only if policy needs it; seconds
+    hwcaps: bool = True  # loaders look into `glibc-hwcaps/x86-64-v2` on this CPU
 
     @property
     def generation(self) -> str:
-        """The driver generation, `-` where there is none."""
+        """Return the driver generation, or `-` if there is none."""
         return self.driver.generation if self.driver else "-"
 
     @property
@@ -201,28 +175,23 @@ CudaVersion = tuple[int, int]
 
 
 class CompatPackage(Recorded, frozen=True, kw_only=True):
-    """One package: a newer CUDA on top of the kernel module that is loaded.
+    """A CUDA compatibility package: a newer CUDA on top of the kernel module that is loaded."""
 
-    cuda: the CUDA version of its libcuda, (13, 0). version: of its libcuda, `580.65.06`.
-    drivers: majors of the host drivers that its libcuda was made to run on; None where its file does not say.
-    generation: names the staged folder; changes whenever a file does. path: that folder, with every library under its
-    names.
-    """
-
-    cuda: CudaVersion
-    version: str
+    cuda: CudaVersion  # the CUDA version of its libcuda, (13, 0)
+    version: str  # of its libcuda, `580.65.06`
+    # Majors of the host drivers that its libcuda was made to run on, or None if its file does not say.
     drivers: frozenset[int] | None
-    generation: str
-    path: str
+    generation: str  # names the staged folder; changes whenever a file does
+    path: str  # that folder, with every library under its names
 
     @property
     def cuda_version(self) -> str:
-        """`13.0`."""
+        """Return `13.0`."""
         return "{}.{}".format(*self.cuda)
 
 
 class Loader(StrEnum):
-    """Where the libraries are mounted, and whether LD_LIBRARY_PATH leads there; docs/loader.md says who is served."""
+    """Places of the libraries, and whether LD_LIBRARY_PATH leads there; docs/loader.md says who is served."""
 
     FOLDERS = "folders"
     TREE = "tree"

@@ -1,6 +1,6 @@
-"""What the log says at WARNING and ERROR: each phrase with its cause, and what to do about it.
+"""The log's phrases at WARNING and ERROR, each with its cause, and what to do about it.
 
-docs/messages.md is made of it (`make generate`). A warning that lasts for minutes is logged as an error with its fix
+docs/messages.md is made of them (`make generate`). A warning that lasts for minutes is logged as an error with its fix
 (`system/tasks.py`).
 """
 

@@ -19,40 +19,32 @@ _UID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
 
 
 class AllocatedResult(Struct, frozen=True, kw_only=True):
-    """One result of a claim's allocation that is for our driver.
+    """A result of a claim's allocation that is for our driver."""
 
-    request: the claim's name for it. text: what else its configuration asks for, in the annotation's grammar; empty
-    where it has none. admin: for monitoring, beside whoever holds the device: it holds nothing itself.
-    """
-
-    request: str
+    request: str  # the claim's name for it
     pool: str
     device: str
-    text: str = ""
+    text: str = ""  # what else its configuration asks for, in the annotation's grammar, or empty
     share_id: str = ""
-    admin: bool = False
+    admin: bool = False  # for monitoring, beside whoever holds the device: it holds nothing itself
 
     @property
     def identity(self) -> tuple[str, str, str, str, bool]:
-        """What tells it from what another allocation of the same claim would have."""
+        """Return the key that tells this result from that of a later allocation of the same claim."""
         return self.request, self.pool, self.device, self.share_id, self.admin
 
 
 class AllocatedClaim(Struct, frozen=True, kw_only=True):
-    """A ResourceClaim as the API server has it. owned: one pod is its owner.
-
-    pods, groups: of `reservedFor`, the pods and PodGroups, UID -> name. others: what else is there, such as
-    `jobs.batch`; none of it is served.
-    """
+    """A ResourceClaim as the API server has it."""
 
     uid: ClaimUid
     namespace: str
     name: str
-    pods: dict[PodUid, str]
+    pods: dict[PodUid, str]  # of `reservedFor`, UID -> name
     results: tuple[AllocatedResult, ...]
-    owned: bool = False
-    groups: Mapping[str, str] = {}
-    others: tuple[str, ...] = ()
+    owned: bool = False  # one pod is its owner
+    groups: Mapping[str, str] = {}  # the PodGroups of `reservedFor`, UID -> name
+    others: tuple[str, ...] = ()  # what else is in `reservedFor`, such as `jobs.batch`; none of it is served
 
 
 class ClaimedDevice(AllocatedResult, Recorded, frozen=True, kw_only=True):
@@ -63,49 +55,46 @@ class ClaimedDevice(AllocatedResult, Recorded, frozen=True, kw_only=True):
 
 
 class PreparedClaim(Recorded, frozen=True, kw_only=True, omit_defaults=True):
-    """A claim from NodePrepareResources to NodeUnprepareResources. It holds its GPUs for its pods for that long.
-
-    pods: those it is reserved for and `members`, UID -> name. owned: it was made for one pod, so that seldom another
-    comes for it. groups: the PodGroups that it is reserved for, UID -> name. members: pods for which the kubelet's
-    PodResources names it, while it is reserved for groups -> those of their containers for which it does not.
-    """
+    """A claim from NodePrepareResources to NodeUnprepareResources. It holds its GPUs for its pods for that long."""
 
     uid: ClaimUid
     namespace: str
     name: str
-    pods: dict[PodUid, str]
+    pods: dict[PodUid, str]  # those it is reserved for and `members`, UID -> name
     devices: tuple[ClaimedDevice, ...]
-    owned: bool = False
-    groups: Mapping[str, str] = {}
+    owned: bool = False  # it was made for one pod, so that seldom another pod comes for it
+    groups: Mapping[str, str] = {}  # the PodGroups that it is reserved for, UID -> name
+    # Pods for which the kubelet's PodResources names it, while it is reserved for groups -> those of their containers
+    # for which PodResources does not.
     members: Mapping[PodUid, tuple[str, ...]] = {}
 
     def is_for(self, container: Container) -> bool:
-        """Whether a container that has its markers may have its devices."""
+        """Return whether a container that has the claim's markers may have its devices."""
         uid = container.pod.uid
         return uid in self.pods and container.name not in self.members.get(uid, ())
 
     @property
     def holds(self) -> Mapping[GpuUuid, Mode]:
-        """GPUs and MIG devices that it keeps from others, and how."""
+        """Return the GPUs and MIG devices that the claim keeps from others, and how."""
         return {each.uuid: each.mode for each in self.devices if not each.admin}
 
     @property
     def called(self) -> str:
-        """`claim ml/train`, as sentences name it among pods."""
+        """Return `claim ml/train`, as sentences name it among pods."""
         return f"claim {self.namespace}/{self.name}"
 
 
 class ClaimHold(Struct, frozen=True):
-    """How a prepared claim holds one GPU."""
+    """The hold of a prepared claim on one GPU."""
 
     claim: PreparedClaim
     mode: Mode
 
 
 def device_name(unit: Unit) -> str:
-    """What a GPU or MIG device is called in ResourceSlices: `gpu-0`, `gpu-0-mig-1g10gb-me-7-0`; a DNS label.
+    """Return a unit's name in ResourceSlices: `gpu-0`, `gpu-0-mig-1g10gb-me-7-0`; a DNS label.
 
-    A MIG device's instance ids come last, so that one which is made anew with another profile has another name.
+    A MIG device's instance ids come last, so that an instance that is made anew with another profile has another name.
     """
     name = f"gpu-{whole(unit).minor_number}"
     if isinstance(unit, Gpu):
@@ -116,5 +105,5 @@ def device_name(unit: Unit) -> str:
 
 
 def usable_uid(uid: str) -> bool:
-    """Whether it can be part of names of files, devices and variables, as those that Kubernetes makes can."""
+    """Return whether a UID can be part of names of files, devices and variables, as those that Kubernetes makes can."""
     return bool(_UID.fullmatch(uid))

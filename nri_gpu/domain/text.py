@@ -1,4 +1,4 @@
-"""How text that others wrote is shown in a sentence, and which known word an unknown one was probably meant to be."""
+"""Text of strangers as sentences show it, and the known word that an unknown word was probably meant to be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Final
 
 QUOTE_MAX: Final = 48  # characters; a refusal has 700 for its whole sentence
-# Of sizes, as Kubernetes writes them.
+# Units of sizes, as Kubernetes writes them.
 SIZE_UNITS: Final = {
     **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
     **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
@@ -16,29 +16,29 @@ _WORD_MAX: Final = 24  # characters; a longer word is never a slip of a known on
 
 
 def shown(text: str, limit: int = QUOTE_MAX) -> str:
-    """The text fit for a log line or an event: ASCII, escaped, clipped to `limit` characters and dots."""
+    """Make the text fit for a log line or an event: ASCII, escaped, clipped to `limit` characters and dots."""
     body = ascii(text[:limit])[1:-1]
     return f"{body[:limit]}..." if len(text) > limit or len(body) > limit else body
 
 
 def quoted(text: str, limit: int = QUOTE_MAX) -> str:
-    """The same in double quotes."""
+    """Do as `shown`, in double quotes."""
     return f'"{shown(text, limit)}"'
 
 
 def clipped(text: str, limit: int) -> str:
-    """The text in at most `limit` characters, the last three of them dots where it is longer. Does not escape."""
+    """Cut the text to at most `limit` characters; if it is longer, the last three are dots. Does not escape."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
-    """`a, b and 3 more`."""
+    """Return `a, b and 3 more`."""
     every = list(names)
     more = len(every) - most
     return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean "count"?)` where a known word is close, else nothing."""
+    """Return ` (did you mean "count"?)` if a known word is close, or empty."""
     close = get_close_matches(word.lower(), known, n=1) if len(word) <= _WORD_MAX else []
     return f' (did you mean "{close[0]}"?)' if close else ""

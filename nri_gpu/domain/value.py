@@ -1,4 +1,4 @@
-"""Values: compared without what says nothing about them, and recorded as JSON that is read back.
+"""Values: equality skips the fields in `aside`; values are recorded as JSON that is read back.
 
     Struct      object without the fields that have their default      set, frozenset   sorted list
     tuple       list                                                    mapping          object, or a list of pairs
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 class Recorded(Struct, frozen=True, forbid_unknown_fields=True):
-    """Stands in audit logs and snapshots, which are not read by a version that does not know all their fields."""
+    """A value in audit logs and snapshots, which are not read by a version that does not know all their fields."""
 
 
 class Value(Recorded, frozen=True):
-    """Equal to another of its class that differs only in what `aside` names."""
+    """A value that equals another of its class if they differ only in the fields of `aside`."""
 
     aside: ClassVar[tuple[str, ...]] = ()
 
     def __eq__(self, other: object) -> bool:
-        """By every field that is not aside."""
+        """Compare every field that is not aside."""
         if type(other) is not type(self):
             return NotImplemented
         parts = _parts(type(self))
@@ -51,7 +51,7 @@ def _parts(cls: type[Value]) -> Callable[[object], object]:
 
 
 def canonical(value: object) -> str:
-    """The value as one line of JSON."""
+    """Return the value as one line of JSON."""
     return json.dumps(encode(value), separators=(",", ":"))
 
 
@@ -60,7 +60,7 @@ def encode(value: Struct) -> dict[str, object]: ...
 @overload
 def encode(value: object) -> object: ...
 def encode(value: object) -> object:
-    """The value as JSON values. Raises: TypeError: it has a part that cannot be read back."""
+    """Return the value as JSON values. Raises: TypeError: it has a part that cannot be read back."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | int | float):
@@ -89,7 +89,7 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, object], ...]:
 
 
 def decode(wanted: type[T], found: object) -> T:
-    """The value that `encode` made this of. Raises: ValueError."""
+    """Return the value that `encode` made this of. Raises: ValueError."""
     match found:  # the one mapping that is a list of pairs
         case {"driver": {"trees": [*pairs], **files}, **rest}:
             try:
