@@ -1,6 +1,6 @@
-"""The policy file in msgspec's types: sections, arrays of tables, every setting; and all that is wrong with a raw one.
+"""The policy file in msgspec's types: sections, arrays of tables, every setting; and every fault of a raw file.
 
-msgspec itself stops at the first fault; here all of them are found at once, in plain words.
+msgspec itself stops at the first fault; here they are all found at once, in plain words.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 
 
 def setting(path: str) -> Setting:
-    """The setting of a dotted key path, `plugin.socket`."""
+    """Return the setting of a dotted key path, `plugin.socket`."""
     section, _, key = path.partition(".")
     return settings_of(SECTIONS[section])[key]
 
 
 @cache
 def file_type() -> type[Struct]:
-    """The whole file as one type. Made when a file is read: a daemon without one starts sooner."""
+    """Return the whole file as one type. It is made when a file is read: a daemon without one starts sooner."""
     version = Meta(
         description="Version of this file's format.", extra={"rule": ", the only version that this nri-gpu reads"}
     )
@@ -58,7 +58,7 @@ def _array(name: str) -> object:
 
 
 def section_help(section: str) -> str:
-    """What a section is about: its class says it."""
+    """Return the docstring of a section's class, which says what the section is about."""
     return ((LISTS.get(section) or SECTIONS[section]).__doc__ or "").strip()
 
 
@@ -66,7 +66,7 @@ _ARRAYS: Final = (types.VarTupleType, types.FrozenSetType)
 
 
 def faults(kind: types.Type, raw: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Key path and sentence of each fault. kind: what msgspec tells of the type."""
+    """Yield key path and sentence of each fault. kind: what msgspec tells of the type."""
     extra: dict[str, str] = {}
     while isinstance(kind, types.Metadata):
         extra |= kind.extra or {}
@@ -111,7 +111,7 @@ def _of_table(kind: types.StructType, raw: object, path: str) -> Iterator[tuple[
 
 
 def _elsewhere(key: str, path: str) -> str:
-    """Where a key stands under the wrong heading."""
+    """Return the heading under which a misplaced key belongs, as a clause, or empty."""
     home = next((section for section, cls in SECTIONS.items() if key in settings_of(cls)), "")
     return f"; it belongs under [{home}]" if home and "[" not in path else ""
 
@@ -183,7 +183,7 @@ def _of_scalar(kind: types.Type, raw: object, extra: Mapping[str, str]) -> Itera
 
 
 def _of_number(kind: types.IntType, raw: object, also: str = "") -> Iterator[str]:
-    """also: what else it may be."""
+    """Yield the fault of a number. also: what else it may be."""
     if isinstance(raw, bool) or not isinstance(raw, int):
         yield f"must be a whole number{also}, not {quoted(raw) if also and isinstance(raw, str) else toml_type(raw)}"
     elif not (kind.ge or 0) <= raw <= (kind.le or 0):
@@ -200,18 +200,18 @@ def _of_text(kind: types.StrType, raw: object, extra: Mapping[str, str]) -> Iter
 
 
 def known_words(word: str, known: Iterable[str]) -> str:
-    """` (did you mean "socket"?)` where a known word is close, else `, known: ...`."""
+    """Return ` (did you mean "socket"?)` if a known word is close, else `, known: ...`."""
     words = list(known)
     return did_you_mean(word, words) or f", known: {', '.join(words)}"
 
 
 def shown_key(key: str) -> str:
-    """A key as it is where it is plain, else quoted as TOML would have it."""
+    """Return a plain key as it is, and any other key quoted as TOML would have it."""
     return key if key.isascii() and key.replace("-", "_").isidentifier() and len(key) <= QUOTE_MAX else quoted(key)
 
 
 def toml_type(raw: object) -> str:
-    """A value's type in the words of TOML's manual."""
+    """Return a value's type in the words of TOML's manual."""
     match raw:
         case bool():
             return "a boolean"

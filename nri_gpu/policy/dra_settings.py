@@ -52,7 +52,7 @@ class DraSettings(Struct, frozen=True, kw_only=True):
 
 
 def dra_faults(settings: DraSettings, kubelet: KubeletSettings) -> Iterator[tuple[str, str]]:
-    """Faults between keys: key path and sentence of each."""
+    """Yield the faults between keys: key path and sentence of each."""
     if settings.enabled and kubelet.enabled and not (settings.pool and kubelet.pool and settings.pool != kubelet.pool):
         yield (
             "dra.pool",

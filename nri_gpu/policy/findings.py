@@ -24,7 +24,7 @@ _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 
 
 def advise(policy: Policy) -> tuple[Finding, ...]:
-    """One finding for each setting that an operator should check again, the widest first."""
+    """Return a finding for each setting that an operator should check again, the widest first."""
     return (*policy.ignored, *(finding for part in _PARTS for finding in part(policy)))
 
 

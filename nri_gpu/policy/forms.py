@@ -1,4 +1,4 @@
-"""How settings are declared: types and bounds as msgspec has them, and the form in the file where it is another.
+"""The declaration of settings: types and bounds as msgspec has them, and the form in the file if it differs.
 
 Modules that declare settings do not postpone their annotations: they are read at every start.
 """
@@ -48,12 +48,12 @@ class Globs(Struct, frozen=True):
         return self._wild is not None and self._wild.match(name) is not None
 
     def first(self, name: str) -> int | None:
-        """Index of the first pattern that matches, None where none does."""
+        """Return the index of the first pattern that matches, or None."""
         return next((index for index, each in enumerate(self.patterns) if Globs((each,)).match(name)), None)
 
 
 def is_literal(pattern: str) -> bool:
-    """Whether a pattern can only match itself."""
+    """Return whether a pattern can only match itself."""
     return _WILD.isdisjoint(pattern)
 
 
@@ -66,43 +66,36 @@ def _builtin(value: object) -> object:
 
 
 class Form(Struct, frozen=True):
-    """The form of a setting in the file where it is not the value itself; stands in the setting's annotation.
+    """The form of a setting in the file if it differs from the value; it stands in the setting's annotation."""
 
-    type: what msgspec checks. read: from that to the value. write: the inverse, for defaults.
-    """
-
-    type: object
-    read: Callable[..., object] = lambda value: value
-    write: Callable[..., object] = _builtin
+    type: object  # what msgspec checks
+    read: Callable[..., object] = lambda value: value  # from that to the value
+    write: Callable[..., object] = _builtin  # the inverse of `read`, for defaults
 
 
 class Setting(Struct, frozen=True):
-    """One key of a table of the file, as its class declares it.
-
-    type: msgspec's, with everything the declaration says. default: NODEFAULT where the key must be there, None where it
-    may be left out. flag: the command line option that overrides it, or empty.
-    """
+    """A key of a table of the file, as its class declares it."""
 
     key: str
-    type: object
+    type: object  # msgspec's, with everything the declaration says
     form: Form
-    default: object
+    default: object  # NODEFAULT if the key must be there, None if it may be left out
     help: str
-    flag: str
+    flag: str  # the command line option that overrides it, or empty
 
     @property
     def written_default(self) -> object:
-        """The default as the file has it."""
+        """Return the default as the file has it."""
         return self.form.write(self.default)
 
     def read(self, raw: object) -> object:
-        """The value of a raw one that is valid."""
+        """Return the value of a valid raw value."""
         return self.form.read(convert(raw, self.type))
 
 
 @cache
 def settings_of(cls: type) -> Mapping[str, Setting]:
-    """The keys that a class declares, in its order."""
+    """Return the keys that a class declares, in its order."""
     hints = get_type_hints(cls, include_extras=True)
     return {each.name: _setting(each.name, hints[each.name], each.default) for each in fields(cls)}
 
@@ -115,14 +108,17 @@ def _setting(key: str, hint: object, default: object) -> Setting:
 
 
 def _plain_form(hint: object) -> Form:
-    """hint: a type, or that and None where the key may be left out."""
+    """Return the form of a plain setting. hint: a type, or that and None if the key may be left out."""
     types = [each for each in get_args(hint) if each is not NoneType] if NoneType in get_args(hint) else [hint]
     return Form(reduce(or_, types))
 
 
 @cache
 def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
-    """The class as a strict table of the file; what is left out is UNSET. defaults: the JSON Schema tells them."""
+    """Return the class as a strict table of the file, whose left-out keys are UNSET.
+
+    defaults: the JSON Schema tells them.
+    """
     keys: list[tuple[str, object] | tuple[str, object, object]] = []
     for field in settings_of(cls).values():
         default = Meta(extra_json_schema={"default": field.written_default} if defaults else {})
@@ -132,13 +128,13 @@ def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
 
 
 def given(cls: type, table: Struct) -> dict[str, object]:
-    """The keys that a table has, with their values in our types."""
+    """Return the keys that a table has, with their values in our types."""
     each = ((key, field, getattr(table, key)) for key, field in settings_of(cls).items())
     return {key: field.form.read(value) for key, field, value in each if value is not UNSET}
 
 
 def about(help_text: str, flag: str = "") -> Meta:
-    """What a setting is; the last word of its declaration."""
+    """Describe a setting: the last word of its declaration."""
     return Meta(description=help_text, extra={"flag": flag})
 
 
@@ -146,26 +142,26 @@ _EMPTY: Final = {"empty": ": leave the key out to match everything"}
 
 
 def text(pattern: str, rule: str, max_length: int) -> Meta:
-    """A string that a pattern matches as a whole. rule: the pattern in words."""
+    """Describe a string that a pattern matches as a whole. rule: the pattern in words."""
     # Not msgspec's own pattern: in a union with an array it makes msgspec 0.22 crash. `policy.schema` checks it.
     rules = {"pattern": pattern, "rule": rule}
     return Meta(max_length=max_length, extra=rules, extra_json_schema={"pattern": f"^(?:{pattern})$"})
 
 
 def unique(maximum: int, minimum: int | None = None) -> Meta:
-    """A list of different items, and how many."""
+    """Describe a list of different items, and how many."""
     return Meta(min_length=minimum, max_length=maximum, extra_json_schema={"uniqueItems": True})
 
 
 def patterns(item: Meta) -> Form:
-    """A list, maybe empty, of shell-style patterns."""
+    """Declare a list, maybe empty, of shell-style patterns."""
     return Form(
         Annotated[tuple[Annotated[str, item], ...], unique(_PATTERNS_MAX)], Globs, lambda globs: list(globs.patterns)
     )
 
 
 def pattern_or_more(item: Meta) -> Form:
-    """One shell-style pattern, or a list of at least one."""
+    """Declare one shell-style pattern, or a list of at least one."""
     return Form(
         Annotated[str, item]
         | Annotated[tuple[Annotated[str, item], ...], unique(_PATTERNS_MAX, 1), Meta(extra=_EMPTY)],
@@ -174,7 +170,7 @@ def pattern_or_more(item: Meta) -> Form:
 
 
 def word_or_more(words: type[StrEnum]) -> Form:
-    """One word of a closed set, or a list of at least one."""
+    """Declare a word of a closed set, or a list of at least one."""
     return Form(
         words | Annotated[frozenset[words], Meta(min_length=1)],  # type: ignore[valid-type]
         lambda raw: raw if isinstance(raw, frozenset) else frozenset({raw}),
@@ -182,7 +178,7 @@ def word_or_more(words: type[StrEnum]) -> Form:
 
 
 def labels(key: Meta, value: Meta) -> Form:
-    """A table of label keys, each with a pattern for its value."""
+    """Declare a table of label keys, each with a pattern for its value."""
     return Form(
         Annotated[dict[Annotated[str, key], Annotated[str, value]], Meta(min_length=1, max_length=16, extra=_EMPTY)],
         lambda table: tuple((name, Globs((pattern,))) for name, pattern in table.items()),
@@ -190,12 +186,12 @@ def labels(key: Meta, value: Meta) -> Form:
 
 
 def changes(cls: type) -> Form:
-    """A table that changes some keys of another: kept as pairs of key and value."""
+    """Declare a table that changes some keys of another table: kept as pairs of key and value."""
     return Form(table_of(cls, "changes"), lambda table: tuple(given(cls, table).items()))
 
 
 def limit(minimum: int = 0) -> Form:
-    """A whole number from a minimum up, or the word `unlimited`."""
+    """Declare a whole number from a minimum up, or the word `unlimited`."""
     return Form(
         Annotated[int, Meta(ge=minimum, le=100_000)] | Literal["unlimited"],
         lambda raw: UNLIMITED if raw == "unlimited" else raw,
@@ -204,7 +200,7 @@ def limit(minimum: int = 0) -> Form:
 
 
 class Otherwise(StrEnum):
-    """What happens to a container that asks and may not."""
+    """The fate of a container that asks and may not."""
 
     REFUSE = "refuse"
     IGNORE = "ignore"
@@ -229,7 +225,7 @@ FILE_OR_NONE: Final = text(rf"|{_PATH}", f"empty or an absolute path {_RULE}", 1
 
 
 def _folder(path: str) -> str:
-    """Paths of folders may end in a slash, as shells complete them, and are kept without."""
+    """Strip the slash in which paths of folders may end, as shells complete them."""
     return path.rstrip("/") or path[:1]
 
 

@@ -1,4 +1,4 @@
-"""Settings of health: which GPUs are not granted any more, and when they are again."""
+"""Settings of health: the errors after which GPUs are not granted any more, and when they are again."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -11,7 +11,7 @@ from nri_gpu.domain.health import Sign
 from nri_gpu.policy.forms import about
 
 _Xid = Annotated[int, Meta(ge=1, le=65535)]
-# What the policy file wrote out before each XID's action was known.
+# Lists that the policy file wrote out before each XID's action was known.
 SHIPPED_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109, 154})
 SHIPPED_FATAL: Final = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
 
@@ -25,7 +25,7 @@ class Events(StrEnum):
 
 
 class OtherXids(StrEnum):
-    """What an XID does that neither the lists nor NVIDIA's catalogue have; but for suspect, that no list has."""
+    """The effect of an XID that neither the lists nor NVIDIA's catalogue have; but for suspect, that no list has."""
 
     IGNORE = "ignore"
     SUSPECT = "suspect"
@@ -33,28 +33,28 @@ class OtherXids(StrEnum):
 
 
 class ResetBy(StrEnum):
-    """What ends the withholding of a GPU after an XID whose action is a reset."""
+    """The end of the withholding of a GPU after an XID whose action is a reset."""
 
     PROOF = "proof"
     QUIET = "quiet"
 
 
 class OnBad(StrEnum):
-    """What happens to the containers on a GPU that turns bad."""
+    """The fate of the containers on a GPU that turns bad."""
 
     REPORT = "report"
     STOP = "stop"
 
 
 class UnreadyFabric(StrEnum):
-    """What becomes of GPUs whose NVLink fabric is not ready."""
+    """The fate of GPUs whose NVLink fabric is not ready."""
 
     WITHHOLD = "withhold"
     SIGNS = "signs"
 
 
 class HealthSettings(Struct, frozen=True, kw_only=True):
-    """Which errors of a GPU keep it from being granted, for how long, and what becomes of the containers on it."""
+    """Errors of a GPU that keep it from being granted, for how long, and what becomes of the containers on it."""
 
     events: Annotated[
         Events,
@@ -125,17 +125,17 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def ignored(self) -> frozenset[int]:
-        """The operator's own list: the one that earlier versions' files wrote out counts as not given."""
+        """Return the operator's own list: a list that earlier versions' files wrote out counts as not given."""
         return frozenset() if self.ignored_xids == SHIPPED_IGNORED else self.ignored_xids
 
     @property
     def fatal(self) -> frozenset[int]:
-        """The operator's own list, likewise."""
+        """Return the operator's own list, likewise."""
         return frozenset() if self.fatal_xids == SHIPPED_FATAL else self.fatal_xids
 
 
 def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
-    """Faults between keys: key path and sentence of each."""
+    """Yield the faults between keys: key path and sentence of each."""
     for key, one, other in (
         ("fatal_xids", health.fatal, health.ignored),
         ("suspect_signs", health.suspect_signs, health.fatal_signs),
@@ -146,7 +146,7 @@ def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
 
 
 def shipped_lists(health: HealthSettings) -> Iterator[Finding]:
-    """Advice about lists that an earlier version's file wrote out, a finding for each."""
+    """Yield a finding for each list that an earlier version's file wrote out."""
     for key, found, shipped in (
         ("ignored_xids", health.ignored_xids, SHIPPED_IGNORED),
         ("fatal_xids", health.fatal_xids, SHIPPED_FATAL),

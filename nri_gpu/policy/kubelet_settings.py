@@ -20,7 +20,7 @@ _RESOURCES: Final = patterns(text(r"[!-~]+/[!-~]+", "a resource such as nvidia.c
 
 
 class MigStrategy(StrEnum):
-    """How MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
+    """The way MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
 
     NONE = "none"
     SINGLE = "single"
@@ -28,14 +28,14 @@ class MigStrategy(StrEnum):
 
 
 class Registration(StrEnum):
-    """How the kubelet learns of the device plugin."""
+    """The way the kubelet learns of the device plugin."""
 
     REGISTER = "register"
     WATCHER = "watcher"
 
 
 class FailClosed(StrEnum):
-    """What stops a container that the kubelet allocated GPUs to and that got no injection."""
+    """The stop for a container that the kubelet allocated GPUs to and that got no injection."""
 
     AUTO = "auto"
     GUARD = "guard"
@@ -116,9 +116,9 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def injects_external(self) -> bool:
-        """Whether policy has us inject GPUs that other device plugins or schedulers allocate."""
+        """Return whether policy has us inject GPUs that other device plugins or schedulers allocate."""
         return bool(self.inject_for.patterns or self.reservations.patterns)
 
     def injected(self, devices: Iterable[AllocatedDevice]) -> tuple[AllocatedDevice, ...]:
-        """Devices of other plugins' resources that policy has us inject."""
+        """Return the devices of other plugins' resources that policy has us inject."""
         return tuple(each for each in devices if self.inject_for.match(each.resource))

@@ -1,4 +1,4 @@
-"""On which line of a TOML file each key stands: a small scanner, because the standard parser does not tell.
+"""The line of each key in a TOML file: a small scanner, because the standard parser does not tell.
 
 It looks only for headings and keys and trusts nothing: what it cannot follow has no line, and never an error.
 """
@@ -15,12 +15,12 @@ _KEY: Final = rf"{_NAME}(?:[ \t]*\.[ \t]*{_NAME})*"
 _NAMES: Final = re.compile(_NAME)
 _HEADING: Final = re.compile(rf"[ \t]*(\[\[?)[ \t]*({_KEY})[ \t]*\]")
 _ASSIGNMENT: Final = re.compile(rf"[ \t]*({_KEY})[ \t]*=")
-# What a line is made of, as far as it matters where values end.
+# The parts of a line that matter for where values end.
 _TOKEN: Final = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*|[\[\]{}]|.')
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Key path -> 1-based line: `plugin`, `plugin.socket`, and `rule[0].name` below the first `[[rule]]`.
+    """Map key path to 1-based line: `plugin`, `plugin.socket`, and `rule[0].name` below the first `[[rule]]`.
 
     A list below a list counts for itself: `gpu[1].mig[0]` is the first below the second.
     """
@@ -44,7 +44,7 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def line_of(lines: Mapping[str, int], path: str) -> int | None:
-    """A key's own line, or that of the nearest thing around it."""
+    """Return a key's own line, or that of the nearest thing around it, or None."""
     while path:
         if path in lines:
             return lines[path]
@@ -53,7 +53,10 @@ def line_of(lines: Mapping[str, int], path: str) -> int | None:
 
 
 def _heading(path: str, tables: dict[str, int], *, many: bool) -> str:
-    """With the number of each list of tables that it is in; `many`: of one more in the last."""
+    """Return a heading with the number of each list of tables that it is in.
+
+    many: it begins a table of the last list.
+    """
     found = ""
     *above, last = path.split(".")
     for name in above:
@@ -68,12 +71,12 @@ def _heading(path: str, tables: dict[str, int], *, many: bool) -> str:
 
 
 def _path(key: str) -> str:
-    """A dotted key without blanks and quotes."""
+    """Return a dotted key without blanks and quotes."""
     return ".".join(name.strip("\"'") for name in _NAMES.findall(key))
 
 
 def _after(line: str, depth: int, quotes: str) -> tuple[int, str]:
-    """How many brackets are open at the end of a line, and which multi-line string."""
+    """Return how many brackets are open at the end of a line, and which multi-line string."""
     at = 0
     while at < len(line):
         if quotes:
@@ -97,7 +100,7 @@ def _after(line: str, depth: int, quotes: str) -> tuple[int, str]:
 
 
 def _closing(line: str, quotes: str, at: int) -> int:
-    """Where a multi-line string ends on this line, past its quotes; -1 where it does not."""
+    """Return where a multi-line string ends on this line, past its quotes, or -1."""
     while (end := line.find(quotes, at)) >= 0:
         backslashes = len(line[at:end]) - len(line[at:end].rstrip("\\"))
         if quotes == "'''" or backslashes % 2 == 0:

@@ -41,7 +41,7 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
 
 
 def address_of(listen: str) -> tuple[str, int] | None:
-    """The address and port; None for the path of a socket. Raises: ValueError: it is no address."""
+    """Return the address and port, or None for the path of a socket. Raises: ValueError: it is no address."""
     if not listen or listen.startswith("/"):
         return None
     from ipaddress import ip_address  # only where an address is given: it takes some milliseconds
@@ -53,7 +53,7 @@ def address_of(listen: str) -> tuple[str, int] | None:
 
 
 def metrics_faults(settings: MetricsSettings) -> Iterator[tuple[str, str]]:
-    """Faults between keys: key path and sentence of each."""
+    """Yield the faults between keys: key path and sentence of each."""
     try:
         address = address_of(settings.listen)
     except ValueError as error:

@@ -45,21 +45,21 @@ _Brand = Annotated[str, text(r"[a-z]+", "a brand in NVML's words, such as tesla,
 
 
 class VisibleDevices(StrEnum):
-    """What a granted container finds in NVIDIA_VISIBLE_DEVICES."""
+    """The value of NVIDIA_VISIBLE_DEVICES that a granted container finds."""
 
     UUIDS = "uuids"
     VOID = "void"
 
 
 class Disarm(StrEnum):
-    """Whose NVIDIA_VISIBLE_DEVICES is overridden with `void` although nothing was granted."""
+    """The containers whose NVIDIA_VISIBLE_DEVICES is overridden with `void` although nothing was granted."""
 
     NONE = "none"
     ALL = "all"
 
 
 class PrivilegedAction(StrEnum):
-    """What happens to the request of a privileged container, which can use every device of the host anyway."""
+    """The fate of the request of a privileged container, which can use every device of the host anyway."""
 
     ALLOW = "allow"
     AUDIT = "audit"
@@ -67,14 +67,14 @@ class PrivilegedAction(StrEnum):
 
 
 class Stale(StrEnum):
-    """What happens to requests while the inventory is older than it should be."""
+    """The fate of requests while the inventory is older than it should be."""
 
     SERVE = "serve"
     REFUSE = "refuse"
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True):
-    """Where the host's NVIDIA driver is, where its files are staged, and how containers find them."""
+    """Places of the host's NVIDIA driver and of its staged files, and how containers find them."""
 
     root: Annotated[
         str,
@@ -112,7 +112,7 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
 
 class ClaimDefaults(Struct, frozen=True, kw_only=True):
-    """What a request means where it does not say."""
+    """Defaults of a request, where it does not say."""
 
     mode: Annotated[Mode, about("How GPUs are held: exclusive is exclusive to the pod.")] = Mode.EXCLUSIVE
     capabilities: Annotated[Capabilities, Meta(min_length=1), about("Which parts of the driver a container gets.")] = (
@@ -126,7 +126,7 @@ class ClaimDefaults(Struct, frozen=True, kw_only=True):
 
 
 class CapabilityRules(Struct, frozen=True, kw_only=True):
-    """Which parts of the driver may be asked for at all."""
+    """Parts of the driver that may be asked for at all."""
 
     allowed: Annotated[
         Capabilities,
@@ -139,7 +139,7 @@ class CapabilityRules(Struct, frozen=True, kw_only=True):
 
 
 class ExtraRules(Struct, frozen=True, kw_only=True):
-    """Which extras may be asked for; docs/extras.md says what each opens beyond the GPUs that were granted."""
+    """Extras that may be asked for; docs/extras.md says what each opens beyond the GPUs that were granted."""
 
     allowed: Annotated[
         frozenset[Extra],
@@ -148,7 +148,7 @@ class ExtraRules(Struct, frozen=True, kw_only=True):
 
 
 class ModeRules(Struct, frozen=True, kw_only=True):
-    """How GPUs may be asked for at all."""
+    """Modes that GPUs may be asked for in at all."""
 
     allowed: Annotated[frozenset[Mode], Meta(min_length=1), about("A request for any other mode is refused.")] = (
         frozenset(Mode)
@@ -156,7 +156,7 @@ class ModeRules(Struct, frozen=True, kw_only=True):
 
 
 class NamespaceRules(Struct, frozen=True, kw_only=True):
-    """Who may ask where no rule decides, by the pod's namespace: whole names, shell-style patterns; deny wins."""
+    """Namespaces of the pods that may ask where no rule decides: whole names, shell-style patterns; deny wins."""
 
     allow: Annotated[Globs, NAMESPACES, about("Namespaces whose pods may ask for GPUs.")] = EVERYTHING
     deny: Annotated[Globs, NAMESPACES, about("Namespaces whose pods may not, whatever allow says.")] = NOTHING
@@ -167,7 +167,7 @@ class NamespaceRules(Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentSettings(Struct, frozen=True, kw_only=True):
-    """What is written to the environment of containers, and where it counts as a request: nowhere by default."""
+    """The environment of containers: what is written to it, and where it counts as a request: nowhere by default."""
 
     visible_devices: Annotated[
         VisibleDevices,
@@ -209,7 +209,7 @@ class PrivilegedSettings(Struct, frozen=True, kw_only=True):
 
 
 class RequirementSettings(Struct, frozen=True, kw_only=True):
-    """What images require of driver and GPU by NVIDIA_REQUIRE_* and CUDA_VERSION."""
+    """Requirements of images on driver and GPU, by NVIDIA_REQUIRE_* and CUDA_VERSION."""
 
     check: Annotated[bool, about("Refuse a container whose image requires what this node does not have.")] = True
     may_disable: Annotated[
@@ -244,7 +244,7 @@ class CompatSettings(Struct, frozen=True, kw_only=True):
 
 
 class Complete(StrEnum):
-    """Which containers with another component's GPUs get what they lack to use them."""
+    """The containers with another component's GPUs that get what they lack to use them."""
 
     NONE = "none"
     ASKED = "asked"
@@ -274,7 +274,7 @@ class ForeignSettings(Struct, frozen=True, kw_only=True):
 
 
 class PlacementSettings(Struct, frozen=True, kw_only=True):
-    """Which of several GPUs are taken, and what else of the node comes with them."""
+    """The choice between several GPUs, and what else of the node comes with them."""
 
     strategy: Annotated[
         Strategy,
@@ -293,7 +293,7 @@ class PlacementSettings(Struct, frozen=True, kw_only=True):
 
 
 class InventorySettings(Struct, frozen=True, kw_only=True):
-    """How often NVML is asked for the GPUs, and what happens while it does not answer."""
+    """Queries of NVML for the GPUs: how often, and what happens while it does not answer."""
 
     refresh_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two queries.")] = 60
     stale_after_s: Annotated[
@@ -306,7 +306,7 @@ class InventorySettings(Struct, frozen=True, kw_only=True):
 
 
 class LedgerSettings(Struct, frozen=True, kw_only=True):
-    """How grants are kept."""
+    """Grants, and how they are kept."""
 
     created_grace_s: Annotated[
         int,
@@ -316,14 +316,14 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
 
 
 class Unknown(StrEnum):
-    """What happens to a released GPU whose processes NVML cannot list."""
+    """The fate of a released GPU whose processes NVML cannot list."""
 
     WAIT = "wait"
     OFFER = "offer"
 
 
 class HandoverSettings(Struct, frozen=True, kw_only=True):
-    """When a GPU that a pod held exclusively is offered to other pods."""
+    """The time when a GPU that a pod held exclusively is offered to other pods."""
 
     wait: Annotated[
         bool,
@@ -337,11 +337,7 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 
 
 class Policy(Value, frozen=True, kw_only=True):
-    """All settings. source: the file that they come from, for messages; it does not count in comparisons.
-
-    ignored: a finding for each thing in it that an earlier version knew (`policy/dropped.py`), likewise.
-    fault: what is wrong with the policy file; `decide` then refuses every request. Empty for a usable policy.
-    """
+    """The policy: every setting."""
 
     aside: ClassVar = ("source", "ignored")
 
@@ -374,16 +370,18 @@ class Policy(Value, frozen=True, kw_only=True):
     dra: DraSettings = DraSettings()
     rule: RuleList = RuleList()
     pool: PoolList = PoolList()
-    source: str = BUILT_IN
+    source: str = BUILT_IN  # the file that the settings come from, for messages; it does not count in comparisons
+    # A finding for each thing in the file that an earlier version knew (`policy/dropped.py`); likewise.
     ignored: tuple[Finding, ...] = ()
+    # What is wrong with the policy file, or empty; `decide` refuses every request of a policy with a fault.
     fault: str = ""
 
     @classmethod
     def default(cls) -> Self:
-        """Every default: the policy of a node without a policy file."""
+        """Return every default: the policy of a node without a policy file."""
         return cls()
 
     @classmethod
     def broken(cls, fault: str) -> Self:
-        """The policy where the file is faulty and no earlier one was kept: every request is refused with the fault."""
+        """Return the policy for a faulty file if no earlier one was kept: it refuses every request with the fault."""
         return cls(source="-", fault=fault)

@@ -60,7 +60,7 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
     ] = 60
 
     def seat(self, asked: MpsLimits, uid: int | None) -> Seat:
-        """What a request comes to, the settings that it leaves out filled in."""
+        """Fill in the settings that a request leaves out."""
         memory = asked.memory_mib or self.default_memory_mib
         if self.most_memory_mib:
             memory = min(memory or self.most_memory_mib, self.most_memory_mib)
@@ -68,7 +68,7 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         return Seat(memory, threads, uid)
 
     def denied(self, asked: MpsLimits, source: str) -> Reason | None:
-        """Why a container may not have this mode, or so much; None when it may. source: the policy's file."""
+        """Return why a container may not have this mode, or so much, or None. source: the policy's file."""
         if not self.enabled:
             return Reason(
                 Code.NOT_ALLOWED,

@@ -18,7 +18,7 @@ REQUEST_BYTES: Final = 448 << 10
 
 
 class PluginSettings(Struct, frozen=True, kw_only=True):
-    """How nri-gpu registers with the container runtime."""
+    """The name, place and connection by which nri-gpu registers with the container runtime, and its limits."""
 
     name: Annotated[str, _NAME, about("Name the runtime and its log know the plugin by.")] = "nri-gpu"
     index: Annotated[
@@ -62,7 +62,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
 
 
 class ControlSettings(Struct, frozen=True, kw_only=True):
-    """Who may query the daemon."""
+    """Users that may query the daemon."""
 
     group: Annotated[
         str,

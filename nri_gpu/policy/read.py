@@ -1,7 +1,7 @@
-"""Reading a policy file: every fault of every key, then the faults between keys, rules and pools.
+"""The reading of a policy file: every fault of every key, then the faults between keys, rules and pools.
 
-The second are checked only where each key is valid. A key without effect where it stands is a fault and not advice,
-since its author expects an effect.
+The second are checked only if each key is valid. A key without effect where it stands is a fault and not advice, since
+its author expects an effect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
 def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] | None = None) -> Policy:
-    """The policy a file describes; keys it does not have keep their defaults.
+    """Return the policy a file describes; keys it does not have keep their defaults.
 
     lines: key path -> 1-based line, as far as known.
 
@@ -85,7 +85,7 @@ def _file_info() -> Type:
 
 
 def _read(table: Struct, file: str) -> Policy:
-    """The policy of a file whose keys are valid one by one."""
+    """Return the policy of a file whose keys are valid one by one."""
     tables = {name: each for name in (*SECTIONS, *LISTS) if (each := getattr(table, name)) is not UNSET}
     sections = {name: _value(cls, tables[name]) for name, cls in SECTIONS.items() if name in tables}
     rules = RuleList(tuple(_value(Rule, each) for each in tables.get("rule", ())))
@@ -98,7 +98,7 @@ def _value(cls: type[S], table: Struct) -> S:
 
 
 def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
-    """The policy with settings from the command line put over it.
+    """Put settings from the command line over the policy.
 
     overrides: key path -> raw value; None stands for an option that was not given.
 
@@ -120,7 +120,7 @@ def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
 
 
 def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Faults between keys, rules and pools: key path and sentence of each."""
+    """Yield the faults between keys, rules and pools: key path and sentence of each."""
     rules, pools = policy.rule.rules, policy.pool.pools
     yield from _same_names("pool", [pool.name for pool in pools])
     yield from _same_names("rule", [rule.name for rule in rules])
@@ -139,7 +139,7 @@ def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
-    """Of other components' resources, where nri-gpu offers some itself."""
+    """Yield the faults of other components' resources if nri-gpu offers some itself."""
     if not settings.enabled:
         return
     sample = f"{settings.resource.partition('/')[0]}/mig-1g.10gb" if settings.mig_strategy is MigStrategy.MIXED else ""

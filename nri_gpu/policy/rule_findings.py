@@ -1,4 +1,4 @@
-"""Advice on rules and pools; also on rules that never decide because an earlier one matches all they match.
+"""Advice on rules and pools; also on rules that never decide because an earlier rule matches all they match.
 
 Rules are compared by their patterns alone: what is said is certain, and what cannot be told that way is left out.
 """
@@ -23,7 +23,7 @@ _NAMES: Final = ("namespace", "pod", "container", "runtime_handler")
 
 
 def shadowed(rules: tuple[Rule, ...]) -> Iterator[tuple[int, int]]:
-    """Index of each rule that can never decide, and of the earlier one because of which."""
+    """Yield the index of each rule that can never decide, and of the earlier rule because of which."""
     broad: list[int] = []
     of_namespace: dict[str, list[int]] = {}
     for index, rule in enumerate(rules):
@@ -34,7 +34,7 @@ def shadowed(rules: tuple[Rule, ...]) -> Iterator[tuple[int, int]]:
         before = next((each for each in earlier if covers(rules[each], rule)), None)
         if before is not None:
             yield index, before
-            continue  # whatever it covers, the earlier one does
+            continue  # the earlier rule covers all that it covers
         for name in own:
             of_namespace.setdefault(name, []).append(index)
         if not own:
@@ -42,7 +42,7 @@ def shadowed(rules: tuple[Rule, ...]) -> Iterator[tuple[int, int]]:
 
 
 def covers(broad: Rule, narrow: Rule) -> bool:
-    """Whether everything that one rule matches is matched by another."""
+    """Return whether everything that the narrow rule matches is matched by the broad one."""
     return (
         all(_globs_cover(getattr(broad, name), getattr(narrow, name)) for name in _NAMES)
         and (broad.qos is None or (narrow.qos is not None and narrow.qos <= broad.qos))
@@ -64,12 +64,12 @@ def _globs_cover(broad: Globs | None, narrow: Globs | None) -> bool:
 
 
 def pattern_covers(broad: str, narrow: str) -> bool:
-    """Whether a pattern matches whatever another does."""
+    """Return whether a pattern matches whatever another pattern does."""
     if broad in (narrow, "*"):
         return True
     if is_literal(narrow):
         return fnmatchcase(narrow, broad)
-    # Read as a name, the narrow one stands for all it matches, if only `*` of the broad one can take its wild parts.
+    # Read as a name, the narrow pattern stands for all it matches, if only `*` of the broad can take its wild parts.
     return "?" not in broad and "[" not in broad and "[" not in narrow and fnmatchcase(narrow, broad)
 
 
@@ -78,7 +78,7 @@ _WHOM: Final = ("namespace", "pod", "container", "runtime_handler", "labels", "q
 
 
 def unreachable_rules(policy: Policy) -> Iterator[Finding]:
-    """Rules that an earlier one leaves nothing to decide."""
+    """Yield the rules that an earlier rule leaves nothing to decide."""
     rules = policy.rule
     found = [
         in_policy(
@@ -93,7 +93,7 @@ def unreachable_rules(policy: Policy) -> Iterator[Finding]:
 
 
 def namespaces_behind_rules(policy: Policy) -> Iterator[Finding]:
-    """Lists of namespaces that no container ever comes to."""
+    """Yield the lists of namespaces that no container ever comes to."""
     index = catch_all(policy)
     if index is not None:
         yield in_policy(
@@ -103,13 +103,13 @@ def namespaces_behind_rules(policy: Policy) -> Iterator[Finding]:
 
 
 def catch_all(policy: Policy) -> int | None:
-    """Index of the first rule that matches every container, None where none does."""
+    """Return the index of the first rule that matches every container, or None."""
     each = enumerate(policy.rule.rules)
     return next((index for index, rule in each if all(getattr(rule, key) is None for key in _WHOM)), None)
 
 
 def rule_terms(policy: Policy) -> Iterator[Finding]:
-    """What rules allow, against what requests get that do not say."""
+    """Compare what rules allow with what requests get that do not say."""
     found = [finding for index in range(len(policy.rule.rules)) for finding in _terms_of(policy, index)]
     yield from found[:SHOWN_MAX]
     yield from _lonely(policy.capabilities.allowed, "capabilities.allowed")
@@ -160,7 +160,7 @@ def _lonely(allowed: Capabilities, path: str) -> Iterator[Finding]:
 
 
 def pools_among_themselves(policy: Policy) -> Iterator[Finding]:
-    """Pools whose GPUs no container may have, or those of more namespaces than they are kept for."""
+    """Yield pools whose GPUs no container may have, or containers of more namespaces than the pools are kept for."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
         given = {"kubelet": policy.kubelet.enabled} if pool.name == policy.kubelet.pool else {}
@@ -194,7 +194,7 @@ def _is_for_some(pool: Pool) -> bool:
 
 
 def other_settings(policy: Policy) -> Iterator[Finding]:
-    """Requests by environment, privileged containers, stale inventories."""
+    """Advise on requests by environment, privileged containers, stale inventories."""
     environment, inventory = policy.environment, policy.inventory
     if environment.may_ask.patterns:
         yield in_policy(
@@ -226,7 +226,7 @@ def other_settings(policy: Policy) -> Iterator[Finding]:
 
 
 def advise_for(policy: Policy, inventory: Inventory) -> tuple[Finding, ...]:
-    """Advice for a node with these GPUs: pools that have none of them, limits above their number."""
+    """Advise on a node with these GPUs: pools that have none of them, limits above their number."""
     members = policy.pool.members(inventory)
     used = {pool.name for pool in members.values()}
     units = len([unit for gpu in inventory.gpus for unit in (gpu.parts if gpu.mig_enabled else (gpu,))])

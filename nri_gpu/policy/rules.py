@@ -1,7 +1,7 @@
-"""`[[rule]]`, `[[pool]]` and `[limits]`: which containers may have which GPUs, and how many.
+"""`[[rule]]`, `[[pool]]` and `[limits]`: the GPUs that a container may have, and how many.
 
-The first rule that matches a container decides about it. A GPU belongs to the first pool whose selectors all fit it,
-or to none. Limits count distinct GPUs, and a MIG device as one: a pod whose two containers share a GPU holds one.
+The first rule that matches a container decides about it. A GPU belongs to the first pool whose selectors all fit it, or
+to none. Limits count distinct GPUs, and a MIG device as one: a pod whose two containers share a GPU holds one.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ _Profile = Annotated[str, text(PROFILE.pattern, "a MIG profile such as 1g.10gb",
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How many GPUs may be granted; a MIG device counts as one. Checked when a container is created, never later."""
+    """Numbers of GPUs that may be granted (a MIG device is one); checked when a container is created, never later."""
 
     gpus_per_container: Annotated[int, _LIMIT, about("GPUs of one container.")] = UNLIMITED
     gpus_per_pod: Annotated[int, _LIMIT, about("Different GPUs of all containers of a pod together.")] = UNLIMITED
@@ -87,7 +87,7 @@ LIMIT_KEYS: Final = Limits.__struct_fields__
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """Which containers are meant (every key given must match), and what they may have."""
+    """The containers that are meant (every key given must match), and what they may have."""
 
     allow: Annotated[bool, about("Whether they may have GPUs: true or false.")]
     name: Annotated[str, _NAME, about("What sentences and the log call this rule.")] = ""
@@ -149,12 +149,12 @@ class Rule(Struct, frozen=True, kw_only=True):
 
 
 class RuleList(Struct, frozen=True):
-    """All rules, in the operator's order."""
+    """The rules, in the operator's order."""
 
     rules: tuple[Rule, ...] = ()
 
     def called(self, index: int) -> str:
-        """`rule[2] "batch"`."""
+        """Return `rule[2] "batch"`."""
         name = self.rules[index].name
         return f'rule[{index}] "{name}"' if name else f"rule[{index}]"
 
@@ -184,7 +184,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     ] = None
 
     def has(self, unit: Unit) -> bool:
-        """Whether a GPU or a MIG device fits."""
+        """Return whether a GPU or a MIG device fits."""
         return (
             (self.device is None or not _called(unit).isdisjoint(self.device))
             and (self.model is None or _matches_model(self.model, unit.model))
@@ -195,31 +195,31 @@ class Pool(Struct, frozen=True, kw_only=True):
 
 
 class PoolList(Struct, frozen=True):
-    """All pools, in the operator's order."""
+    """The pools, in the operator's order."""
 
     pools: tuple[Pool, ...] = ()
 
     def members(self, inventory: Inventory) -> Mapping[GpuUuid, Pool]:
-        """Which pool each GPU and MIG device is in; those in none are absent."""
+        """Return which pool each GPU and MIG device is in; a unit in no pool is absent."""
         found = ((unit.uuid, self.of(unit)) for unit in inventory.units)
         return {uuid: pool for uuid, pool in found if pool is not None}
 
     def of(self, unit: Unit) -> Pool | None:
-        """The pool that it is in: the first that has it."""
+        """Return the pool that a unit is in: the first that has it."""
         return next((pool for pool in self.pools if pool.has(unit)), None)
 
     def offers(self, unit: Unit, name: str) -> bool:
-        """Whether it is in the pool of that name; any is where the name is empty."""
+        """Return whether a unit is in the pool of that name; any unit is if the name is empty."""
         return not name or ((pool := self.of(unit)) is not None and pool.name == name)
 
 
 def _matches_model(model: Globs, name: str) -> bool:
-    """Whether a model's name matches, in any case."""
+    """Return whether a model's name matches, in any case."""
     return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in model.patterns)
 
 
 def _called(unit: Unit) -> frozenset[str]:
-    """Everything by which a `device` list can mean it; a MIG device also by what its GPU is called."""
+    """Return everything by which a `device` list can mean a unit; a MIG device also by what its GPU is called."""
     gpu = whole(unit)
     # Also with nvidia-smi's domain of eight digits.
     of_gpu = frozenset({str(gpu.index), gpu.uuid, gpu.pci_bus_id, gpu.pci_bus_id.zfill(16)})

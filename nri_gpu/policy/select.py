@@ -1,4 +1,4 @@
-"""What policy allows one container: by its rule where that has a setting, else by the whole policy's."""
+"""The terms of one container: by its rule if the rule has a setting, else by the whole policy's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SOURCE_SHOWN_MAX: Final = 160  # characters of the file's path
 
 
 class Holdings(Struct, frozen=True, kw_only=True):
-    """What is held before a container gets its own: distinct GPUs of its pod, its namespace, and all."""
+    """The GPUs held before a container gets its own: distinct GPUs of its pod, its namespace, and all."""
 
     pod: Set[GpuUuid] = frozenset()
     namespace: Set[GpuUuid] = frozenset()
@@ -33,55 +33,58 @@ class Holdings(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What one container may have. rule: what allowed it, None for a list of namespaces. path: that rule's key path."""
+    """The terms on which one container may have GPUs."""
 
     policy: Policy
-    rule: Rule | None = None
-    path: str = ""
+    rule: Rule | None = None  # what allowed it, or None for a list of namespaces
+    path: str = ""  # that rule's key path
 
     @property
     def mode(self) -> Mode:
-        """How GPUs are held where the request does not say."""
+        """Return how GPUs are held if the request does not say."""
         return (self.rule and self.rule.default_mode) or self.policy.defaults.mode
 
     @property
     def capabilities(self) -> Capabilities:
-        """Parts of the driver that come where the request does not say."""
+        """Return the parts of the driver that come if the request does not say."""
         return (self.rule and self.rule.default_capabilities) or self.policy.defaults.capabilities
 
     @property
     def extras(self) -> Extras:
-        """Extras that come where the request names none."""
+        """Return the extras that come if the request names none."""
         own = self.rule.default_extras if self.rule else None
         asked = self.policy.defaults.extras if own is None else own
         return Extras(asked) if asked else NO_EXTRAS
 
     @property
     def limits(self) -> Limits:
-        """The whole policy's, with those of the rule in their place."""
+        """Return the whole policy's limits, with those of the rule in their place."""
         changed = self.rule.limits if self.rule else None
         return replace(self.policy.limits, **dict(changed)) if changed else self.policy.limits
 
     def limit_path(self, key: str) -> str:
-        """Where the limit that applies is set."""
+        """Return where the limit that applies is set."""
         changed = dict(self.rule.limits) if self.rule and self.rule.limits else {}
         return f"{self.path}.limits.{key}" if key in changed else f"limits.{key}"
 
     @property
     def limits_sharing(self) -> bool:
-        """Whether any GPU has a limit of containers at all."""
+        """Return whether any GPU has a limit of containers at all."""
         pools = self.policy.pool.pools
         return self.limits.containers_per_gpu != UNLIMITED or any(pool.containers_per_gpu for pool in pools)
 
     def containers_per_gpu(self, pool: Pool | None) -> tuple[int, str]:
-        """How many containers may share a GPU of that pool, or of none; and where that is set."""
+        """Return how many containers may share a GPU of that pool, or of no pool, and where that is set."""
         if pool is not None and pool.containers_per_gpu is not None:
             index = self.policy.pool.pools.index(pool)
             return pool.containers_per_gpu, f"pool[{index}].containers_per_gpu"
         return self.limits.containers_per_gpu, self.limit_path("containers_per_gpu")
 
     def closed_pools(self, inventory: Inventory, namespace: str) -> Mapping[GpuUuid, Pool | None]:
-        """GPUs that this container is not offered, each with its pool; None: in no pool, and the rule wants one."""
+        """Return the GPUs that this container is not offered, each with its pool.
+
+        None instead of a pool: the GPU is in no pool, and the rule wants one.
+        """
         if not self.policy.pool.pools:
             return {}
         members = self.policy.pool.members(inventory)
@@ -92,7 +95,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         return {uuid: pool for uuid, pool in each if pool is None or pool.name not in wanted.patterns}
 
     def denied_mode(self, mode: Mode) -> Reason | None:
-        """Why a container may not have this mode; None when it may."""
+        """Return why a container may not have this mode, or None."""
         allowed, path = self._allowed("modes")
         if mode in allowed:
             return None
@@ -105,7 +108,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         )
 
     def denied_capabilities(self, capabilities: Capabilities) -> Reason | None:
-        """Why a container may not have these parts of the driver; None when it may. capabilities: closed."""
+        """Return why a container may not have these parts of the driver, or None. capabilities: closed."""
         allowed, path = self._allowed("capabilities")
         if capabilities <= allowed:
             return None
@@ -120,7 +123,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         )
 
     def denied_extras(self, asked: frozenset[Extra]) -> Reason | None:
-        """Why a container may not have these extras; None when it may."""
+        """Return why a container may not have these extras, or None."""
         allowed, path = self._allowed("extras")
         if asked <= allowed:
             return None
@@ -135,7 +138,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     def denied_number(
         self, chosen: Set[GpuUuid], held: Holdings, pod: Pod, *, exclusive: bool, claim: bool = False
     ) -> Reason | None:
-        """Why a container may not have so many GPUs, by the narrowest limit; None when it may.
+        """Return why a container may not have so many GPUs, by the narrowest limit, or None.
 
         claim: why a ResourceClaim may not; its containers may have some of them each.
         """
@@ -164,22 +167,22 @@ class Terms(Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str:
-        """The policy's file, fit for a sentence."""
+        """Return the policy's file, fit for a sentence."""
         return shown_source(self.policy)
 
     def _allowed(self, key: str) -> tuple[frozenset[str], str]:
-        """What the rule lists under a key, else the policy; and where."""
+        """Return what the rule lists under a key, else what the policy does, and where."""
         own = getattr(self.rule, key, None)
         return (getattr(self.policy, key).allowed, f"{key}.allowed") if own is None else (own, f"{self.path}.{key}")
 
 
 def shown_source(policy: Policy) -> str:
-    """The policy's file, fit for a sentence."""
+    """Return the policy's file, fit for a sentence."""
     return quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
 
 
 def stale_fault(policy: Policy, age_s: float) -> str:
-    """Why nothing can be granted by an inventory of this age (seconds); empty when it can."""
+    """Return why nothing can be granted by an inventory of this age (seconds), or empty."""
     settings = policy.inventory
     if settings.stale is Stale.SERVE or age_s <= settings.stale_after_s:
         return ""
@@ -190,7 +193,7 @@ def stale_fault(policy: Policy, age_s: float) -> str:
 
 
 class Allowed(Value, frozen=True):
-    """It may ask. rule: what allowed it, `namespaces.allow[0]`. terms: what it may have."""
+    """A permission to ask. rule: what allowed it, `namespaces.allow[0]`. terms: what the container may have."""
 
     aside: ClassVar = ("terms",)
 
@@ -199,13 +202,13 @@ class Allowed(Value, frozen=True):
 
 
 class Denied(Struct, frozen=True):
-    """It may not, and must not be created. sentence: why, and what to change."""
+    """A denial: the container must not be created. sentence: why, and what to change."""
 
     sentence: str
 
 
 class Ignored(Struct, frozen=True):
-    """It may not, and starts as if it had not asked. sentence: why."""
+    """A denial after which the container starts as if it had not asked. sentence: why."""
 
     sentence: str
 
@@ -214,7 +217,7 @@ Verdict = Allowed | Denied | Ignored
 
 
 def select(policy: Policy, container: Container) -> Verdict:
-    """What policy says of a container with a request."""
+    """Return what policy says of a container with a request."""
     for index, rule in enumerate(policy.rule.rules):
         if rule.matches(container):
             return _by_rule(policy, container, index)

@@ -20,8 +20,8 @@ _NARROWS: Final = ("pod", "container", "runtime_handler", "labels", "qos")
 def newly_allowed(before: Policy, after: Policy, present: Iterable[str]) -> tuple[str, ...]:
     """Return the namespaces from which some container may ask now and none might before; `EVERY` is the last.
 
-    Asked are those that either policy names (a pattern is asked as a namespace that it matches), those that are
-    present on the node, and one that neither policy names.
+    The namespaces that count are those that either policy names (a pattern stands for a namespace that it matches),
+    those that are present on the node, and a namespace that neither policy names.
     """
     if (before.rule, before.namespaces) == (after.rule, after.namespaces):
         return ()
