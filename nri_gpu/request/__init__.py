@@ -1,1 +1,1 @@
-"""What containers ask for: annotations in, claims out. Pure, and suspicious of every byte."""
+"""Requests of containers: annotations in, claims out. Pure, and suspicious of every byte."""

@@ -57,7 +57,7 @@ Part = Wanted | Mode | Capabilities | Selector | Extras | MpsLimits
 
 
 class Clause(Struct, frozen=True):
-    """One key of the grammar. ordered: it also compares with < <= > >=."""
+    """A key of the grammar. ordered: it also compares with < <= > >=."""
 
     read: Callable[[Piece, Operator], Part]
     example: str
@@ -86,7 +86,7 @@ _MODES: Final = frozenset(mode.value for mode in Mode)
 
 
 def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
-    """The claim of one annotation's value.
+    """Return the claim of one annotation's value.
 
     given: the kubelet chose the GPUs, so a value without a number or GPUs means all of those.
 
@@ -104,7 +104,10 @@ def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
 
 
 def check_text(whole: Piece) -> None:
-    """A whole value, before anything is read from it. Raises: RequestError: it is too long, or no line of ASCII."""
+    """Check a whole value before anything is read from it.
+
+    Raises: RequestError: it is too long, or no line of ASCII.
+    """
     value = whole.text
     if len(value) > VALUE_MAX:
         raise whole.cut(VALUE_MAX).error(f"the value has {len(value)} characters, over the limit of {VALUE_MAX}")
@@ -117,7 +120,7 @@ def check_text(whole: Piece) -> None:
 
 
 def _clauses(whole: Piece) -> Iterator[Piece]:
-    """Its clauses; one `;` may end the last of them, as in any list of declarations."""
+    """Yield the value's clauses; a `;` may end the last of them, as in any list of declarations."""
     value = whole.text.rstrip(BLANKS).removesuffix(";")
     for clause in Piece(whole.key, value, 0).split(";"):
         if not clause.text:
@@ -127,7 +130,7 @@ def _clauses(whole: Piece) -> Iterator[Piece]:
 
 
 def _read(clause: Piece) -> tuple[str, Part]:
-    """Name and meaning of one clause."""
+    """Return name and meaning of a clause."""
     start = next((at for at, char in enumerate(clause.text) if char in "=<>"), None)
     if start is None:
         return _read_word(clause)
@@ -150,7 +153,7 @@ def _read(clause: Piece) -> tuple[str, Part]:
 
 
 def _read_word(clause: Piece) -> tuple[str, Part]:
-    """`all`, `none` or a bare number."""
+    """Read `all`, `none` or a bare number."""
     text = clause.text
     if text in WORDS:
         return text, WORDS[text]
@@ -162,13 +165,13 @@ def _read_word(clause: Piece) -> tuple[str, Part]:
 
 
 def _names_gpus(text: str) -> bool:
-    """Whether a bare word is a list or an id that belongs after `device=`."""
+    """Return whether a bare word is a list or an id that belongs after `device=`."""
     uuid = text[:4].lower() in ("gpu-", "mig-")
     return "," in text or uuid or (":" in text and text[0] in "0123456789")
 
 
 def _unknown(name: str) -> str:
-    """Why a word is not valid, by what it probably means."""
+    """Say why a word is not valid, by what it probably means."""
     if name in WORDS:
         return f'"{name}" takes no value: write {name} by itself'
     if name in _MODES:
@@ -184,7 +187,7 @@ def _unknown(name: str) -> str:
 
 
 def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None) -> Claim:
-    """otherwise: what is wanted where no clause says it."""
+    """Put the parts of a claim together. otherwise: what is wanted if no clause says it."""
     mode: Mode | None = None
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
@@ -233,12 +236,12 @@ _KEYS_BY_WORD: Final = {"pod": POD_KEY, "container": CONTAINER_PREFIX + "<name>"
 def select_annotation(
     pod_annotations: Mapping[str, str], container_annotations: Mapping[str, str], container_name: str
 ) -> tuple[str, str] | None:
-    """Key and value of the annotation that applies to a container about to be created; None where none does.
+    """Return key and value of the annotation that applies to a container about to be created, or None.
 
     container_annotations: the container's own. An existing container carries our signed grant: give an empty mapping.
 
-    Raises: RequestError: an unknown key with our prefix (a mistyped request must not start without its GPU), or one of
-    our keys on the container itself.
+    Raises: RequestError: an unknown key with our prefix (a mistyped request must not start without its GPU), or a key
+    of ours on the container itself.
     """
     # One search over all keys at once, since most containers ask for nothing.
     if BASE_KEY in "\n".join(container_annotations):
@@ -254,12 +257,12 @@ def select_annotation(
 
 
 def kubelet_key(annotations: Iterable[str]) -> str:
-    """The first key that carries an allocation of the kubelet; empty where there is none."""
+    """Return the first key that carries an allocation of the kubelet, or empty."""
     return next((key for key in annotations if key == KUBELET_KEY or key.startswith(f"{KUBELET_KEY}.")), "")
 
 
 def our_keys(annotations: Iterable[str]) -> list[str]:
-    """The keys that are requests, or would be if they were spelt right."""
+    """Return the keys that are requests, or would be if they were spelt right."""
     return sorted(key for key in annotations if key == BASE_KEY or key.startswith(KEY_PREFIX))
 
 
@@ -284,7 +287,7 @@ def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) 
 
 
 def _guess_key(key: str) -> str:
-    """The known key whose word after the slash is close."""
+    """Return the known key whose word after the slash is close, as a question in brackets, or empty."""
     word = key[len(KEY_PREFIX) :].partition(".")[0]
     close = did_you_mean(word, _KEYS_BY_WORD)
     return next((f' (did you mean "{key}"?)' for name, key in _KEYS_BY_WORD.items() if f'"{name}"' in close), "")

@@ -23,7 +23,7 @@ _NOTHING: Final = frozenset({"void", "none"})
 
 
 def claim_of_environment(value: str) -> Claim | None:
-    """What the variable's value asks for; None where it asks for nothing.
+    """Return what the variable's value asks for, or None if it asks for nothing.
 
     Raises: RequestError: it is not valid.
     """
@@ -42,9 +42,9 @@ def claim_of_environment(value: str) -> Claim | None:
 
 
 def named_devices(value: str) -> tuple[str, ...]:
-    """The devices that a device plugin may have written there, by UUID or index, or the folder that names them.
+    """Return the devices that a device plugin may have written there, by UUID or index, or the folder that names them.
 
-    Empty where it names none: `all`, `none`, `void`, nothing. An unknown word counts as a name of no GPU.
+    Empty if it names none: `all`, `none`, `void`, nothing. An unknown word counts as a name of no GPU.
     """
     if value.rstrip("/") == MOUNTED_NAMES:
         return (MOUNTED_NAMES,)
@@ -56,7 +56,7 @@ def named_devices(value: str) -> tuple[str, ...]:
 
 
 def _id(item: Piece) -> str:
-    """One GPU or MIG device: an index, both indices, or a whole UUID."""
+    """Read the name of a GPU or MIG device: an index, both indices, or a whole UUID."""
     if item.text in ("all", *_NOTHING):
         raise item.error(f'"{item.text}" stands alone here')
     if item.text.count(":") > 1:

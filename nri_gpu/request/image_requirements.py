@@ -1,4 +1,4 @@
-"""What images require of driver and GPU by `NVIDIA_REQUIRE_*` and CUDA_VERSION: read, and checked against the node.
+"""The requirements of images on driver and GPU, in `NVIDIA_REQUIRE_*` and CUDA_VERSION: read, and checked.
 
 A value has alternatives of conditions. A refusal says which condition failed, what the node has, and what to do.
 """
@@ -48,7 +48,7 @@ _VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 
 
 class Property(StrEnum):
-    """What a condition is about; the last two differ from GPU to GPU."""
+    """The subject of a condition; the last two differ from GPU to GPU."""
 
     CUDA = "cuda"
     DRIVER = "driver"
@@ -61,9 +61,9 @@ View = Mapping[Property, Fact]
 
 
 class GpuFacts(Struct, frozen=True):
-    """One GPU that the container gets; for a MIG device, its parent.
+    """A GPU that the container gets; for a MIG device, its parent.
 
-    arch: compute capability, (0, 0) when unknown. brand: a word of BRANDS in any case, empty when it is not known;
+    arch: compute capability, (0, 0) when unknown. brand: a word of BRANDS in any case, or empty if it is not known;
     `unknown` is NVML's own word for some GPUs.
     """
 
@@ -83,23 +83,26 @@ class RequirementFacts(Struct, frozen=True):
 
 
 def brand_word(number: int) -> str:
-    """NVML's brand number as a word of BRANDS; numbers from a newer NVML are `unknown`, as in NVIDIA's checker."""
+    """Return NVML's brand number as a word of BRANDS.
+
+    Numbers from a newer NVML are `unknown`, as in NVIDIA's checker.
+    """
     return BRANDS[number] if 0 <= number < len(BRANDS) else "unknown"
 
 
 def brand_words(brand: str) -> frozenset[str]:
-    """The words that match a GPU of this brand."""
+    """Return the words that match a GPU of this brand."""
     word = brand.lower()
     return frozenset({word} if word in _CLASSIC else {word, "unknown"})
 
 
 def version_of(text: str) -> Version | None:
-    """A version of digits and dots, without its trailing zeros; None when it is not one."""
+    """Return a version of digits and dots, without its trailing zeros, or None if it is not one."""
     return trimmed(tuple(map(int, text.split(".")))) if _VERSION.fullmatch(text) else None
 
 
 def trimmed(parts: Version) -> Version:
-    """Without trailing zeros; what is left compares as versions do."""
+    """Cut trailing zeros off; what is left compares as versions do."""
     end = len(parts)
     while end and not parts[end - 1]:
         end -= 1
@@ -107,7 +110,7 @@ def trimmed(parts: Version) -> Version:
 
 
 def views(facts: RequirementFacts) -> dict[GpuFacts | None, View]:
-    """The facts for each kind of GPU; under None where there is no GPU."""
+    """Return the facts for each kind of GPU, or those of the node under None if there is no GPU."""
     node: View = {
         Property.CUDA: version_of(facts.cuda_version) or None,
         Property.DRIVER: version_of(facts.driver_version) or None,
@@ -152,7 +155,7 @@ class Condition(NamedTuple):
     operand: Version | str
 
     def holds(self, view: View) -> bool:
-        """Whether the condition holds. An unknown fact meets no condition, not even `!=`."""
+        """Return whether the condition holds. An unknown fact meets no condition, not even `!=`."""
         if self.property not in view:
             return True
         match view[self.property], self.operand:
@@ -178,7 +181,7 @@ class Malformed(NamedTuple):
 
 
 def parse_requirement(value: str, seen: dict[str, Condition] | None = None) -> tuple[Alternative, ...] | Malformed:
-    """A value's alternatives, none for a value that requires nothing; or the first condition that is not valid.
+    """Return a value's alternatives, none for a value that requires nothing, or the first condition that is not valid.
 
     seen: conditions of other values of the same image; real images repeat the same few for a dozen brands.
     """
@@ -198,7 +201,7 @@ def parse_requirement(value: str, seen: dict[str, Condition] | None = None) -> t
 
 
 def _pieces(value: str) -> Iterator[str]:
-    """Its conditions, each once, in order."""
+    """Return the value's conditions, each once, in order."""
     return filter(None, dict.fromkeys(value.replace(" ", ",").split(",")))
 
 
@@ -215,7 +218,7 @@ def _parse_condition(text: str) -> Condition | Malformed:
 
 
 def _why(text: str) -> str:
-    """What is wrong with a condition that is not valid."""
+    """Say what is wrong with a condition that is not valid."""
     if len(text) > CONDITION_MAX:
         return f"{quoted(text)} is {len(text)} characters long, over the limit of {CONDITION_MAX} for a condition"
     if not (text.isascii() and text.isprintable()):
@@ -250,31 +253,26 @@ _OTHER_GPU: Final = "ask for other GPUs (clause {} of the annotation), or run it
 
 
 class Unmet(Struct, frozen=True):
-    """A requirement that does not hold, or is not valid. All three are printable ASCII.
+    """A requirement that does not hold, or is not valid. All three texts are printable ASCII."""
 
-    variable: its name. condition: the one that failed, of several alternatives the first one's; empty when
-    there is too much text.
-    clause: at most 399 characters: the condition, what the node has, what to do.
-    """
-
-    variable: str
-    condition: str
-    clause: str
+    variable: str  # its name
+    condition: str  # the one that failed, of several alternatives the first one's; empty if there is too much text
+    clause: str  # the condition, what the node has, what to do; at most 399 characters
 
 
 def concerns(name: str) -> bool:
-    """Whether a variable of this name is read here."""
+    """Return whether a variable of this name is read here."""
     return name in (CUDA_VERSION, DISABLE) or (name.startswith(PREFIX) and not name.startswith(JETPACK))
 
 
 def unmet(
     env: Mapping[str, str], facts: RequirementFacts, *, may_disable: bool = False, chars: int = 0
 ) -> Unmet | None:
-    """The first requirement that does not hold, by the order of the variables' names; None when all hold.
+    """Return the first requirement that does not hold, by the order of the variables' names, or None.
 
-    env: the container's, as merged from image and pod; other variables are ignored.
-    may_disable: policy lets NVIDIA_DISABLE_REQUIRE turn the check off. chars: the length of all requirements, of which
-    env may have only the first.
+    env: the container's, as merged from image and pod; other variables are ignored. may_disable: policy lets
+    NVIDIA_DISABLE_REQUIRE turn the check off. chars: the length of all requirements, of which env may have only the
+    first.
     """
     disabled = env.get(DISABLE, "") in TRUE
     if disabled and may_disable:
@@ -293,7 +291,7 @@ def unmet(
 
 
 class _Node(NamedTuple):
-    """What each variable is checked against. ending: the end of a refusal. seen: conditions parsed so far."""
+    """The node that each variable is checked against. ending: the end of a refusal. seen: conditions parsed so far."""
 
     facts: RequirementFacts
     views: Mapping[GpuFacts | None, View]
@@ -305,13 +303,13 @@ class _Node(NamedTuple):
 
 
 def legacy_version(text: str) -> Version | None:
-    """Major and minor of an image's CUDA_VERSION; None where it is none."""
+    """Return major and minor of an image's CUDA_VERSION, or None if it is none."""
     match = _SEMVER.fullmatch(text)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def _legacy(env: Mapping[str, str], node: _Node) -> Unmet | None:
-    """Images older than NVIDIA_REQUIRE_CUDA say what they need by their CUDA_VERSION."""
+    """Check CUDA_VERSION, by which images older than NVIDIA_REQUIRE_CUDA say what they need."""
     version = env.get(CUDA_VERSION, "")
     if not version or env.get(REQUIRE_CUDA, ""):
         return None
@@ -325,7 +323,7 @@ def _legacy(env: Mapping[str, str], node: _Node) -> Unmet | None:
 
 
 def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:
-    """called: what the sentence calls the variable."""
+    """Check the requirement of a variable. called: what the sentence calls the variable."""
     alternatives = parse_requirement(value, node.seen)
     if isinstance(alternatives, Malformed):
         said = f"{called} cannot be understood: {alternatives.why}; correct it in the image or the pod"
@@ -338,7 +336,10 @@ def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:
 
 
 def _failed(alternatives: tuple[Alternative, ...], view: View) -> Condition | None:
-    """None when an alternative holds, or none is required; else what fails in the first, the image's preferred one."""
+    """Return the first failing condition of the image's preferred (first) alternative.
+
+    None if an alternative holds, or none is given.
+    """
     failing = {condition for condition in set(chain.from_iterable(alternatives)) if not condition.holds(view)}
     if not alternatives or any(failing.isdisjoint(each) for each in alternatives):
         return None
@@ -348,7 +349,10 @@ def _failed(alternatives: tuple[Alternative, ...], view: View) -> Condition | No
 def _unmet_sentence(
     called: str, failed: Condition, others: int, facts: RequirementFacts, gpu: GpuFacts | None, view: View
 ) -> str:
-    """The refusal for a condition that does not hold. called: the variable. others: alternatives after the first."""
+    """Return the refusal for a condition that does not hold. called: the variable.
+
+    others: alternatives after the first.
+    """
     also = f", and none of its {others} other alternatives holds" if others > 1 else ""
     also = ", and its other alternative does not hold" if others == 1 else also
     return (

@@ -43,17 +43,17 @@ class Piece(NamedTuple):
     at: int
 
     def error(self, message: str) -> RequestError:
-        """A fault at this very place."""
+        """Return a fault at this very place."""
         return RequestError(shown_key(self.key), message, self.at)
 
     def cut(self, start: int, end: int | None = None) -> Piece:
-        """The part from start to end, blanks around it left out."""
+        """Return the part from start to end, without the blanks around it."""
         raw = self.text[start:end]
         text = raw.lstrip(BLANKS)
         return Piece(self.key, text.rstrip(BLANKS), self.at + start + len(raw) - len(text))
 
     def split(self, separator: str) -> Iterator[Piece]:
-        """The parts between separators; an empty text has one empty part."""
+        """Yield the parts between separators; an empty text has one empty part."""
         start = 0
         while (end := self.text.find(separator, start)) >= 0:
             yield self.cut(start, end)
@@ -62,12 +62,12 @@ class Piece(NamedTuple):
 
 
 def shown_key(key: str) -> str:
-    """An annotation's key, fit for a sentence: the pod's creator chose it."""
+    """Return an annotation's key, fit for a sentence: the pod's creator chose it."""
     return shown(key, _KEY_SHOWN_MAX)
 
 
 def listed(words: Iterable[str]) -> str:
-    """`a, b, c`, as it follows "known:"."""
+    """Return `a, b, c`, as it follows "known:"."""
     return ", ".join(words)
 
 
@@ -84,7 +84,7 @@ _KNOWN: Final = "write an index (0), a UUID or its beginning (GPU-8f3a...) or a 
 
 
 def read_id(item: Piece) -> str:
-    """One name of a GPU or a MIG device in the inventory's spelling.
+    """Return the name of a GPU or a MIG device in the inventory's spelling.
 
     Raises: RequestError: it is none that we know.
     """
@@ -119,7 +119,7 @@ def _uuid(item: Piece, prefix: str) -> str:
 
 
 def _why(text: str) -> str:
-    """What is wrong with an unknown name, by what it probably means."""
+    """Say what is wrong with an unknown name, by what it probably means."""
     if not text:
         return f"a GPU is missing here: {_KNOWN}"
     if text in ("all", "none"):
@@ -150,7 +150,7 @@ _OTHER_NAMES: Final = {"mofed": Extra.RDMA, "infiniband": Extra.RDMA, "gdr": Ext
 
 
 def read_count(piece: Piece, _: Operator = Operator.EQUAL) -> Count:
-    """`2`."""
+    """Read `2`."""
     number = _decimal(piece.text)
     if number == 0:
         raise piece.error("0 GPUs are no request; to ask for no GPU on purpose write none")
@@ -164,7 +164,7 @@ def read_count(piece: Piece, _: Operator = Operator.EQUAL) -> Count:
 
 
 def read_devices(piece: Piece, _: Operator) -> Devices:
-    """`0,GPU-8f3a,0000:3b:00.0`."""
+    """Read `0,GPU-8f3a,0000:3b:00.0`."""
     ids: dict[str, Piece] = {}
     for item in piece.split(","):
         name = read_id(item)
@@ -177,7 +177,7 @@ def read_devices(piece: Piece, _: Operator) -> Devices:
 
 
 def read_mig(piece: Piece, __: Operator) -> MigProfiles:
-    """`1g.10gb:2,3g.40gb`."""
+    """Read `1g.10gb:2,3g.40gb`."""
     profiles: dict[str, int] = {}
     for item in piece.split(","):
         profile, colon, _ = item.text.partition(":")
@@ -193,14 +193,14 @@ def read_mig(piece: Piece, __: Operator) -> MigProfiles:
 
 
 def read_mode(piece: Piece, _: Operator) -> Mode:
-    """`shared`."""
+    """Read `shared`."""
     if piece.text not in _MODES:
         raise piece.error(_unknown(piece.text, "a mode", _MODES))
     return Mode(piece.text)
 
 
 def read_capabilities(piece: Piece, _: Operator) -> Capabilities:
-    """`compute,utility`."""
+    """Read `compute,utility`."""
     found: set[Capability] = set()
     for item in piece.split(","):
         if item.text not in _CAPABILITIES:
@@ -212,7 +212,7 @@ def read_capabilities(piece: Piece, _: Operator) -> Capabilities:
 
 
 def read_extras(piece: Piece, _: Operator) -> Extras:
-    """`rdma,gds,imex:0`: words, each once, and IMEX channels by number."""
+    """Read `rdma,gds,imex:0`: words, each once, and IMEX channels by number."""
     asked: set[Extra] = set()
     channels: set[int] = set()
     words = tuple(piece.split(","))
@@ -228,7 +228,7 @@ def read_extras(piece: Piece, _: Operator) -> Extras:
 
 
 def _extra(item: Piece) -> tuple[Extra, int | None]:
-    """The extra, and of IMEX which channel."""
+    """Return the extra, and of IMEX which channel."""
     word, colon, number = item.text.partition(":")
     name = word.rstrip(BLANKS)
     if name not in _EXTRAS:
@@ -245,7 +245,7 @@ def _extra(item: Piece) -> tuple[Extra, int | None]:
 
 
 def _unknown(name: str, what: str, words: Iterable[str], written: Iterable[str] = ()) -> str:
-    """Why a word is none of a list. what: `a mode`. written: how the words of the list are written."""
+    """Say why a word is not in a list. what: `a mode`. written: how the words of the list are written."""
     known = listed(written or words)
     if not name:
         return f"{what} is missing here, known: {known}"
@@ -256,7 +256,7 @@ def _unknown(name: str, what: str, words: Iterable[str], written: Iterable[str] 
 
 
 def read_sharing(piece: Piece, _: Operator) -> MpsLimits:
-    """`memory:10Gi,threads:50`."""
+    """Read `memory:10Gi,threads:50`."""
     found: dict[str, int] = {}
     for item in piece.split(","):
         start = item.text.find(":")
@@ -296,7 +296,7 @@ _SHARES: Final[Mapping[str, Callable[[Piece], int]]] = {"memory": _memory_share,
 
 
 def read_model(piece: Piece, _: Operator) -> ModelSelector:
-    """`*H100*`."""
+    """Read `*H100*`."""
     if "," in piece.text:
         raise piece.cut(piece.text.find(",")).error("one glob only: several models are not supported by this version")
     if len(piece.text) > GLOB_MAX:
@@ -305,7 +305,7 @@ def read_model(piece: Piece, _: Operator) -> ModelSelector:
 
 
 def read_memory(piece: Piece, operator: Operator) -> MemorySelector:
-    """`40Gi`, `80G`, or bytes."""
+    """Read `40Gi`, `80G`, or bytes."""
     digits = len(piece.text) - len(piece.text.lstrip("0123456789"))
     number, unit = _decimal(piece.text[:digits]), SIZE_UNITS.get(piece.text[digits:])
     if number is None or unit is None:
@@ -319,7 +319,7 @@ def read_memory(piece: Piece, operator: Operator) -> MemorySelector:
 
 
 def read_arch(piece: Piece, operator: Operator) -> ArchSelector:
-    """`9.0`."""
+    """Read `9.0`."""
     left, _, right = piece.text.partition(".")
     major, minor = _decimal(left), _decimal(right)
     if major is None or minor is None or max(major, minor) > ARCH_MAX:
@@ -330,6 +330,6 @@ def read_arch(piece: Piece, operator: Operator) -> ArchSelector:
 
 
 def _decimal(text: str) -> int | None:
-    """A number written the one way we take: ASCII digits, no sign, no leading zeros."""
+    """Read a number written the one way we take: ASCII digits, no sign, no leading zeros; else return None."""
     plain = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
     return int(text) if plain and (text == "0" or text[0] != "0") else None
