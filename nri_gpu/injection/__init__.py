@@ -1,1 +1,1 @@
-"""What a granted container receives, as one neutral set of edits."""
+"""The things that a granted container receives, as one neutral set of edits."""

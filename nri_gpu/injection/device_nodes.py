@@ -20,12 +20,12 @@ UVM, UVM_TOOLS = "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"
 # The capability of a MIG instance is an open file of that minor, which the driver lets everyone open for reading.
 # kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
 CAPABILITY_MODE: Final = 0o444
-# What runtimes and the kubelet mount below /dev; none of it covers a node.
+# Mounts of runtimes and the kubelet below /dev; none of them covers a node.
 USUAL_MOUNTS: Final = frozenset({"/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/termination-log"})
 
 
 def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason | None:
-    """Which kernel module is missing: without nvidia-uvm a container starts, and its program fails."""
+    """Name the missing kernel module, or return None: without nvidia-uvm a container starts, and its program fails."""
     if inventory.majors.nvidia is None:
         return _not_loaded("nvidia", "modprobe nvidia")
     if Capability.COMPUTE in capabilities and inventory.majors.nvidia_uvm is None:
@@ -36,7 +36,10 @@ def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason 
 
 
 def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | None:
-    """Why MIG devices among these cannot be granted: without its capability nodes one can be opened and then fails."""
+    """Return why MIG devices among these cannot be granted, or None.
+
+    Without its capability nodes a MIG device can be opened, and then fails.
+    """
     if majors.nvidia_caps is not None or not any(isinstance(unit, MigPart) for unit in gpus):
         return None
     return Reason(
@@ -47,7 +50,7 @@ def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | N
 
 
 def covered_node(nodes: Iterable[str], mounts: Iterable[str]) -> Reason | None:
-    """Why one of these nodes would be missing: a volume of the container is mounted at its path, or above it.
+    """Return why a node of these would be missing, or None: the container mounts a volume at its path, or above it.
 
     runc makes nodes after mounts. In a volume it leaves them on the host, in place of a mounted file it makes none, and
     in a mounted /dev none at all (opencontainers/runc: libcontainer/rootfs_linux.go, createDevices).
@@ -64,7 +67,7 @@ def covered_node(nodes: Iterable[str], mounts: Iterable[str]) -> Reason | None:
 
 
 def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Majors) -> tuple[DeviceNode, ...]:
-    """Nodes for these GPUs and MIG devices; nothing for none of them.
+    """Return the nodes for these GPUs and MIG devices; nothing if there are none.
 
     capabilities: closed. `missing_modules` has been checked before.
     """
@@ -79,7 +82,7 @@ def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Maj
 
 
 def shared_nodes(capabilities: Capabilities, majors: Majors) -> Iterator[DeviceNode]:
-    """The nodes that programs use all GPUs through; alone they give access to none. capabilities: closed."""
+    """Yield the nodes that programs use all GPUs through; alone they give access to none. capabilities: closed."""
     if majors.nvidia is None:
         return
     yield DeviceNode(NVIDIACTL, majors.nvidia, NVIDIACTL_MINOR)
@@ -91,7 +94,7 @@ def shared_nodes(capabilities: Capabilities, majors: Majors) -> Iterator[DeviceN
 
 
 def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[DeviceNode]:
-    """The nodes of the GPU instance and of the compute instance; never those to configure and monitor MIG."""
+    """Yield the nodes of the GPU instance and of the compute instance; never those to configure and monitor MIG."""
     devices = [unit.device for unit in gpus if isinstance(unit, MigPart)]
     pairs = ((device.gpu_instance_minor, device.compute_instance_minor) for device in devices)
     for minor in dict.fromkeys(minor for pair in pairs for minor in pair):
@@ -100,10 +103,10 @@ def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[Devic
 
 
 def draws(unit: Unit) -> bool:
-    """Whether the nodes of its GPU in /dev/dri come with it: of MIG devices only with those that can draw.
+    """Return whether the nodes of the unit's GPU in /dev/dri come with it: only MIG devices that can draw get them.
 
-    With any other they would open more than was granted. Source: the attribute `gfx` of a GPU instance's profile, which
-    NVIDIA/nvidia-container-toolkit internal/platform-support/dgpu/nvml.go asks for too.
+    With any other MIG device they would open more than was granted. Source: the attribute `gfx` of a GPU instance's
+    profile, which NVIDIA/nvidia-container-toolkit internal/platform-support/dgpu/nvml.go asks for too.
     """
     if isinstance(unit, Gpu):
         return True
@@ -112,10 +115,10 @@ def draws(unit: Unit) -> bool:
 
 
 def drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
-    """Each by its name and by the GPU's PCI path, where hosts have a link: NRI makes nodes and no links.
+    """Yield each node by its name and by the GPU's PCI path, where hosts have a link: NRI makes nodes and no links.
 
-    On the host they belong to the groups video and render, whose numbers an image does not share: here everyone may
-    use them.
+    On the host they belong to the groups video and render, whose numbers an image does not share: here everyone may use
+    them.
     """
     for node in gpu.drm:
         kind = "card" if node.name.startswith("card") else "render"
@@ -124,7 +127,7 @@ def drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
 
 
 def two_versions(files: str, kernel: str) -> str:
-    """The message for libraries and a loaded kernel module of different driver versions."""
+    """Return the message for libraries and a loaded kernel module of different driver versions."""
     return (
         f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the module "
         "or reboot the node"

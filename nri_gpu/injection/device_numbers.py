@@ -18,16 +18,12 @@ CHANNELS_LOOKED_AT: Final = 8  # of a node's IMEX channels, of which there can b
 
 
 class Owner(Struct, frozen=True):
-    """Whose a device number is.
+    """The owner of a device number."""
 
-    path: its usual node. what: whose it is, in words: `GPU 2, GPU-...`; empty where it gives access to no GPU alone.
-    units: GPUs and MIG devices, one of which has to be granted. shared: every container with a grant may have it.
-    """
-
-    path: str
-    what: str = ""
-    units: frozenset[GpuUuid] = frozenset()
-    shared: bool = False
+    path: str  # its usual node
+    what: str = ""  # whose it is, in words: `GPU 2, GPU-...`; empty if it gives access to no GPU alone
+    units: frozenset[GpuUuid] = frozenset()  # GPUs and MIG devices, one of which has to be granted
+    shared: bool = False  # every container with a grant may have it
 
 
 def unit_numbers(inventory: Inventory) -> Iterator[tuple[DeviceNumber, GpuUuid]]:
@@ -42,7 +38,7 @@ def unit_numbers(inventory: Inventory) -> Iterator[tuple[DeviceNumber, GpuUuid]]
 
 
 def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
-    """Every number to look at."""
+    """Return every number to look at, with its owner."""
     majors, found = inventory.majors, dict[DeviceNumber, Owner]()
     if majors.nvidia is not None:
         for minor in range(DRIVER_GPUS_MAX):  # even where no GPU has it
@@ -63,7 +59,7 @@ def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:
 
 
 def _of_gpu(gpu: Gpu, inventory: Inventory) -> Iterator[tuple[DeviceNumber, Owner]]:
-    """Its node, which its MIG devices share; those it draws by; and the capabilities of its MIG devices."""
+    """Yield the GPU's node, which its MIG devices share, the nodes it draws by, and its MIG devices' capabilities."""
     majors, name = inventory.majors, f"GPU {gpu.index}, {gpu.uuid}"
     if majors.nvidia is not None:
         units = frozenset({gpu.uuid, *(part.uuid for part in gpu.parts)})

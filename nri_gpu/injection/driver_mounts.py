@@ -1,4 +1,4 @@
-"""Where the driver's files, and those of a compatibility package, are mounted in a container.
+"""The places where the driver's files, and those of a compatibility package, are mounted in a container.
 
 A compatibility package is one folder, first in the loader's path. The driver's own libraries stay where they are, so
 what the package lacks is found there. A program that clears its environment finds only the driver's libcuda.
@@ -26,7 +26,7 @@ def compat_mount(package: CompatPackage) -> Mount:
 
 
 def compat_hindrance(container: Container) -> str:
-    """Why a package could not come before the driver's libraries in this container, a clause; empty if it can."""
+    """Return why a package could not come before the driver's libraries in this container, a clause, or empty."""
     if LIBRARY_PATH in container.env_twice:
         return f"image and pod both set {LIBRARY_PATH}, and NRI reaches only the one that is not used"
     if _touches(PLACE, map(_plain, container.mounts)):
@@ -35,9 +35,9 @@ def compat_hindrance(container: Container) -> str:
 
 
 def library_path(folders: Sequence[str], present: str) -> Mapping[str, str]:
-    """The loader's path with these folders before the container's own; nothing if they are first already.
+    """Return the loader's path with these folders before the container's own, or nothing if they are first already.
 
-    Never adds an empty element: to the loader that is the current directory.
+    An empty element is never added: to the loader that is the current directory.
     """
     if not folders or present.split(":")[: len(folders)] == list(folders):
         return {}
@@ -47,7 +47,7 @@ def library_path(folders: Sequence[str], present: str) -> Mapping[str, str]:
 # NVIDIA's images have the first on PATH and LD_LIBRARY_PATH. The others serve pods that mount a volume there.
 TREE_PLACES: Final = ("/usr/local/nvidia", "/opt/nri-gpu/nvidia", "/run/nri-gpu/nvidia")
 
-# What a loader searches without cache and environment, on Debian-like and RHEL-like systems.
+# Folders that a loader searches without cache and environment, on Debian-like and RHEL-like systems.
 MACHINE: Final = os.uname().machine
 DEFAULT_PLACES: Final = (f"/usr/lib/{MACHINE}-linux-gnu", "/usr/lib64")
 DEFAULT_PLACES_32: Final = ("/usr/lib/i386-linux-gnu", "/usr/lib")
@@ -65,26 +65,21 @@ ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
 
 
 class DriverPlaces(Struct, frozen=True):
-    """Where the driver's files are mounted in a container without touching its own mounts.
+    """The places of the driver's files in a container, which leave its own mounts untouched."""
 
-    tree: the whole tree; empty: nowhere. folders: the folder of libraries, at each of these. files: a mount for every
-    name of every library, in each of these; files_32 likewise. programs: those that go to /usr/bin, by name. variable:
-    LD_LIBRARY_PATH is set to the libraries. refused: places of single files that are taken; mostly empty.
-    """
-
-    tree: str = ""
-    folders: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    files_32: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
-    variable: bool = False
-    refused: tuple[str, ...] = ()
+    tree: str = ""  # of the whole tree; empty: nowhere
+    folders: tuple[str, ...] = ()  # the folder of libraries is mounted at each of these
+    files: tuple[str, ...] = ()  # each has a mount for every name of every library
+    files_32: tuple[str, ...] = ()  # the same for 32-bit libraries
+    programs: tuple[str, ...] = ()  # those that go to /usr/bin, by name
+    variable: bool = False  # LD_LIBRARY_PATH is set to the libraries
+    refused: tuple[str, ...] = ()  # places of single files that are taken; mostly empty
 
     def search(self, *, compatible: bool) -> tuple[str, ...]:
-        """Folders for LD_LIBRARY_PATH. compatible: 32-bit programs are to be served too.
+        """Return the folders for LD_LIBRARY_PATH. compatible: 32-bit programs are to be served too.
 
-        With no strategy does a loader search our folders for 32-bit libraries without the variable: glibc has no hwcaps
-        level for them. Each of the two loaders skips the other's libraries.
+        No strategy makes the 32-bit loader search our folders without the variable: glibc has no hwcaps level for
+        32-bit libraries. Each of the two loaders skips the other's libraries.
         """
         folder = f"{self.tree}/{LIBRARIES}" if self.tree else next(iter(self.folders), "")
         native = (folder,) if folder and self.variable else ()
@@ -92,7 +87,7 @@ class DriverPlaces(Struct, frozen=True):
 
 
 def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None, *, hwcaps: bool = True) -> DriverPlaces:
-    """The places of a strategy that these mounts of a container leave free; the whole tree's where there are none.
+    """Return the places of a strategy that these mounts of a container leave free, else a place of the whole tree.
 
     On a machine without hwcaps levels, or whose CPU has not reached that level (hwcaps), two of the strategies have
     none: a container always gets libraries that its loader finds.
@@ -115,7 +110,7 @@ def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None, *
 
 
 def tree_mounts(tree: DriverTree, places: DriverPlaces) -> tuple[Mount, ...]:
-    """All mounts of a driver's files: whole folders first, then single files."""
+    """Return all mounts of a driver's files: whole folders first, then single files."""
     mounts = [Mount(places.tree, tree.path)] if places.tree else []
     mounts += [Mount(place, f"{tree.path}/{LIBRARIES}") for place in places.folders]
     mounts += [
@@ -127,13 +122,13 @@ def tree_mounts(tree: DriverTree, places: DriverPlaces) -> tuple[Mount, ...]:
 
 
 def _programs(loader: Loader, others: Sequence[str], tree: DriverTree) -> tuple[str, ...]:
-    """The tree has its own folder for PATH, so with that strategy nothing goes to /usr/bin."""
+    """Return the programs for /usr/bin: none if the whole tree is the strategy, as it has its own folder for PATH."""
     wanted = {Loader.TREE: (), Loader.FILES: tree.binaries}.get(loader, (SMI,))
     return tuple(n for n in wanted if n in tree.binaries and not _touches(f"{PROGRAM_PLACE}/{n}", others))
 
 
 def _library_files(tree: DriverTree, files: Sequence[str], files_32: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(place, path in the tree): the same file under each of its names, which a loader takes for one."""
+    """Yield (place, path in the tree): the same file under each of its names, which a loader takes for one."""
     for folders, libraries in ((files, tree.libraries), (files_32, tree.libraries_32)):
         for folder in folders:
             yield from ((f"{folder}/{name}", path) for path, names in libraries for name in names)
@@ -147,12 +142,12 @@ def _refused(tree: DriverTree, files: Sequence[str], files_32: Sequence[str], ot
 
 
 def _uncovered(places: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Folders that no mount of the container covers, so that our files can go into them."""
+    """Return the folders that no mount of the container covers, so that our files can go into them."""
     return tuple(place for place in places if not any(_within(place, other) for other in others))
 
 
 def _touches(place: str, others: Iterable[str]) -> bool:
-    """Whether a mount of the container is at, below or above a place: ours would hide it, or not fit into it."""
+    """Return whether a mount of the container is at, below or above a place: ours would hide it, or not fit into it."""
     return any(_within(place, other) or _within(other, place) for other in others)
 
 
@@ -161,6 +156,6 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _plain(destination: str) -> str:
-    """The path as runc reads it: absolute, without `//`, `.` and `..`."""
+    """Return the path as runc reads it: absolute, without `//`, `.` and `..`."""
     odd = "/." in destination or "//" in destination or not destination.startswith("/") or destination.endswith("/")
     return normpath(f"/./{destination}") if odd else destination

@@ -1,4 +1,4 @@
-"""Extras: what a container asked for in addition to its GPUs, given completely or not at all.
+"""Extras: the things that a container asked for beside its GPUs, given completely or not at all.
 
 One function checks and makes the edits, so that a refused request gets none of them.
 """
@@ -29,13 +29,13 @@ from nri_gpu.domain.node import Node
 from nri_gpu.injection.device_nodes import draws, drm_nodes
 
 CHANNELS_FOLDER: Final = "/dev/nvidia-caps-imex-channels"
-# Who gets the node may open the channel; the driver's own nodes are open to everyone (nv-caps-imex.c).
+# A container with the node may open the channel; the driver's own nodes are open to everyone (nv-caps-imex.c).
 CHANNEL_MODE: Final = 0o666
 MEMLOCK: Final = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
 class ExtraRequest(Struct, frozen=True):
-    """One container's extras. gpus: those chosen for it."""
+    """A container's extras. gpus: those chosen for it."""
 
     extras: Extras
     gpus: tuple[Unit, ...]
@@ -44,7 +44,7 @@ class ExtraRequest(Struct, frozen=True):
 
 
 def extra_edits(wish: ExtraRequest) -> Edits | Reason:
-    """The edits of a request's extras, or why one of them cannot be given."""
+    """Return the edits of a request's extras, or why an extra cannot be given."""
     edits = NO_EDITS
     for extra in Extra:
         if extra in wish.extras.asked:
@@ -79,7 +79,7 @@ def _offer(extra: Extra, wish: ExtraRequest) -> NodeExtra | Reason:
 
 
 def _drm(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
-    """The GPUs' own DRM nodes, without the libraries that draw."""
+    """Return the GPUs' own DRM nodes, without the libraries that draw, or why they cannot be given."""
     for unit in wish.gpus:
         if isinstance(unit, MigPart) and not draws(unit):
             profile = unit.device.profile
@@ -91,7 +91,7 @@ def _drm(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
 
 
 def _rdma(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
-    """The adapters' nodes, and no limit on the memory that they can pin."""
+    """Return the adapters' nodes, and no limit on the memory that they can pin, or why they cannot be given."""
     offer = _offer(extra, wish)
     if isinstance(offer, Reason):
         return offer
@@ -120,7 +120,10 @@ def _lacking(extra: Extra, why: str) -> Reason:
 
 
 def _hidden_volume(extra: Extra, places: Iterable[str], taken: Iterable[str]) -> Reason | None:
-    """Why one of our mounts would hide a volume of the container. One above ours is fine: runtimes mount by depth."""
+    """Return why a mount of ours would hide a volume of the container, or None.
+
+    A volume above our mount is fine: runtimes mount by depth.
+    """
     others = [normpath(f"/{other.lstrip('/')}") for other in taken]
     for place in places:
         if any(other == place or other.startswith(f"{place}/") for other in others):

@@ -1,4 +1,4 @@
-"""All that is added to one container: each part makes its edits, and one merge puts them together."""
+"""The whole of what is added to one container: each part makes its edits, and one merge puts them together."""
 
 from __future__ import annotations
 
@@ -24,37 +24,30 @@ VOID: Final = "void"  # NVIDIA's value for no device: an old runtime or hook on 
 
 
 class Injection(Struct, frozen=True, kw_only=True):
-    """What one container is to receive.
-
-    gpus: GPUs and MIG devices, in NVML order. capabilities: closed. tree: the staged driver files for them. loader: how
-    a container's loader finds them. hwcaps: as in `Node`. void: policy keeps NVIDIA_VISIBLE_DEVICES for other
-    components. numa: what policy binds to the GPUs' NUMA nodes. extra: the edits of its extras. compat: a newer CUDA
-    than the driver's. completes: another component assigned the GPUs, so the container gets no node of a GPU. mps: its
-    share of an MPS daemon. The signed grant is added later, by whoever has the key.
-    """
+    """The input of a container's edits. The signed grant is added later, by whoever has the key."""
 
     container: Container
-    gpus: tuple[Unit, ...]
-    capabilities: Capabilities
+    gpus: tuple[Unit, ...]  # GPUs and MIG devices, in NVML order
+    capabilities: Capabilities  # closed
     inventory: Inventory
-    tree: DriverTree | None
-    loader: Loader
-    void: bool
-    hwcaps: bool = True
-    numa: NumaBinding = NumaBinding.NONE
-    extra: Edits = NO_EDITS
-    compat: CompatPackage | None = None
-    completes: bool = False
-    mps: Seat | None = None
+    tree: DriverTree | None  # the staged driver files for `capabilities`
+    loader: Loader  # how a container's loader finds the driver's files
+    void: bool  # policy keeps NVIDIA_VISIBLE_DEVICES for other components
+    hwcaps: bool = True  # as in `Node`
+    numa: NumaBinding = NumaBinding.NONE  # what policy binds to the GPUs' NUMA nodes
+    extra: Edits = NO_EDITS  # the edits of its extras
+    compat: CompatPackage | None = None  # a newer CUDA than the driver's
+    completes: bool = False  # another component assigned the GPUs, so the container gets no node of a GPU
+    mps: Seat | None = None  # its share of an MPS daemon
 
     @property
     def library_path(self) -> str:
-        """The container's own LD_LIBRARY_PATH; empty where it has none."""
+        """Return the container's own LD_LIBRARY_PATH, or empty."""
         return self.container.env.get(LIBRARY_PATH, "")
 
 
 def plan(of: Injection) -> Edits:
-    """All that is added to the container, each path and key once."""
+    """Return all that is added to the container, each path and key once."""
     driver = _driver(of)
     parts = [_devices(of), driver, _compat(of, driver), Edits.of(env=visible_devices(of.gpus, void=of.void)), of.extra]
     if of.mps:
@@ -82,7 +75,7 @@ def _driver(of: Injection) -> Edits:
 
 
 def _compat(of: Injection, driver: Edits) -> Edits:
-    """Stands before the driver's folders in the path: glibc takes the first library of a name."""
+    """Put the package before the driver's folders in the path: glibc takes the first library of a name."""
     if of.compat is None:
         return NO_EDITS
     mount, behind = compat_mount(of.compat), driver.env.get(LIBRARY_PATH, of.library_path)
@@ -90,10 +83,10 @@ def _compat(of: Injection, driver: Edits) -> Edits:
 
 
 def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding) -> Edits:
-    """The cpuset of a container that is granted these, unless another component has set it.
+    """Return the cpuset of a container that is granted these, unless another component has set it.
 
-    Unbound where the NUMA node of one GPU is not known: the others' nodes would keep the container away from that GPU.
-    A node without CPUs, or without memory, adds none, since the kernel refuses an empty list.
+    It stays unbound if the NUMA node of a GPU is not known: the others' nodes would keep the container away from that
+    GPU. A node without CPUs, or without memory, adds none, since the kernel refuses an empty list.
     """
     wanted = {whole(unit).numa_node for unit in units}
     near = [node for node in nodes if node.number in wanted]
@@ -105,11 +98,14 @@ def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: Numa
 
 
 def visible_devices(gpus: tuple[Unit, ...], *, void: bool) -> Mapping[str, str]:
-    """The granted UUIDs. void: under another name, because a runtime or hook on this node still reads the usual one."""
+    """Return the variables with the granted UUIDs.
+
+    void: under another name, because a runtime or hook on this node still reads the usual one.
+    """
     uuids = ",".join(gpu.uuid for gpu in gpus)
     return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}
 
 
 def disarmed(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Overrides an image's NVIDIA_VISIBLE_DEVICES, so that no other component acts on it."""
+    """Override an image's NVIDIA_VISIBLE_DEVICES, so that no other component acts on it."""
     return {VISIBLE_DEVICES: VOID} if env.get(VISIBLE_DEVICES, VOID) != VOID else {}

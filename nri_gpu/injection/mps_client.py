@@ -1,4 +1,4 @@
-"""What an MPS client gets in its container: the daemon's pipes, its shared memory, and the client's limits."""
+"""The daemon's pipes, its shared memory and the client's limits, as an MPS client gets them in its container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _OPTIONS: Final = ("rbind", "rprivate", "nosuid", "nodev", "noexec")
 
 
 def client_hindrance(container: Container) -> Reason | None:
-    """What in the container keeps its programs from the daemon; they would run without it and not report that."""
+    """Return what in the container keeps its programs from the daemon, or None.
+
+    They would run without the daemon and not report that.
+    """
     taken = {normpath(place) for place in container.mounts} & {PIPE_PLACE, SHM_PLACE}
     if taken:
         return Reason(
@@ -34,7 +37,7 @@ def client_hindrance(container: Container) -> Reason | None:
 
 
 def client_edits(seat: Seat) -> Edits:
-    """The daemon's folders, and the environment of one client.
+    """Return the daemon's folders, and the environment of one client.
 
     A client only connects to a socket among the pipes, which a read-only mount allows; what it shares with the server
     goes through that socket or the shared memory.
