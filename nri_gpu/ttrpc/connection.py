@@ -1,4 +1,4 @@
-"""One ttrpc connection, client or server: bytes in, events out; events in, bytes out. No socket, no clock, no log.
+"""A ttrpc connection, client or server: bytes in, events out; events in, bytes out. No socket, no clock, no log.
 
 The life of a stream is a table for each role. Two things do not fit it. A frame with an even id never has a stream: it
 is rejected before the table is looked at. And closed streams are not remembered one by one: ids only grow, so one
@@ -47,14 +47,14 @@ OPEN_MAX: Final = 1024  # requests without an answer
 
 
 class Role(Enum):
-    """Which end of a connection we are. The client is the side that opened it; inside a mux the id decides."""
+    """The end of a connection that we are. The client is the side that opened it; inside a mux the id decides."""
 
     CLIENT = "client"
     SERVER = "server"
 
 
 class StreamState(StrEnum):
-    """Where a stream is in its life."""
+    """The point in its life where a stream is."""
 
     IDLE = "idle"  # its id is still to come
     OPEN = "open"
@@ -96,7 +96,7 @@ class Streams:
 
     @property
     def next_id(self) -> StreamId:
-        """The lowest id that a new stream can have."""
+        """Return the lowest id that a new stream can have."""
         return StreamId(self._last_id + 2)
 
     def __len__(self) -> int:
@@ -108,11 +108,11 @@ class Streams:
         return StreamState.DONE if stream_id <= self._last_id else StreamState.IDLE
 
     def allows(self, stream_id: StreamId, event: type[StreamEvent]) -> bool:
-        """Whether the table has a place for this event now."""
+        """Return whether the table has a place for this event now."""
         return event in self._table[self.state(stream_id)]
 
     def move(self, stream_id: StreamId, event: type[StreamEvent]) -> None:
-        """Takes one step. Raises LocalProtocolError when the table has none."""
+        """Take one step. Raises LocalProtocolError when the table has none."""
         state = self.state(stream_id)
         after = self._table[state].get(event)
         if after is None:
@@ -126,11 +126,11 @@ class Streams:
 
 
 class Connection:
-    """One end of a connection.
+    """An end of a connection.
 
     Feed `receive_data`, drain `next_event` until NEED_DATA, write what `send` returns, in that order. After an error
-    the connection is dead: using it again is a LocalProtocolError. The exception is SendOversizeError, which leaves
-    all as it was.
+    the connection is dead: using it again is a LocalProtocolError. The exception is SendOversizeError, which leaves all
+    as it was.
 
     receive_limit: bytes of data in one frame; larger ones fail their stream. open_limit: requests served at a time.
     """
@@ -147,26 +147,29 @@ class Connection:
 
     @property
     def open_streams(self) -> frozenset[StreamId]:
-        """Calls still to be answered: by us as a server, by the peer as a client."""
+        """Return the calls still to be answered: by us as a server, by the peer as a client."""
         return self._streams.open
 
     @property
     def next_stream_id(self) -> StreamId:
-        """What the next RequestSent carries. Taken when that is sent, so nothing may be sent in between."""
+        """Return the id that the next RequestSent carries.
+
+        It is taken when that is sent, so send nothing in between.
+        """
         return self._streams.next_id
 
     def receive_data(self, data: BytesLike) -> None:
-        """Takes the next bytes of the peer's stream, however they are cut."""
+        """Take the next bytes of the peer's stream, however they are cut."""
         self._check_usable()
         self._frames.receive_data(data)
 
     def receive_eof(self) -> None:
-        """Notes that the peer will send no more."""
+        """Note that the peer will send no more."""
         self._check_usable()
         self._eof = True
 
     def next_event(self) -> Incoming | NeedData:
-        """The next thing that happened. Raises RemoteProtocolError when the bytes can no longer be understood."""
+        """Return the next thing that happened. Raises RemoteProtocolError if the bytes can no longer be understood."""
         self._check_usable()
         try:
             return self._next_event()
@@ -175,7 +178,9 @@ class Connection:
             raise
 
     def send(self, event: Outgoing) -> bytes:
-        """The bytes to write for this event. Write them before asking for others: stream ids must arrive in order.
+        """Return the bytes to write for this event.
+
+        Write them before asking for others: stream ids must arrive in order.
 
         Raises SendOversizeError before anything changed, LocalProtocolError for what the state does not allow.
         """
@@ -189,7 +194,7 @@ class Connection:
             raise
 
     def forget(self, stream_id: StreamId) -> None:
-        """Stops waiting for a call of ours. The peer does not learn of it: ttrpc has no message for that."""
+        """Stop waiting for a call of ours. The peer does not learn of it: ttrpc has no message for that."""
         self._streams.move(stream_id, CallForgotten)
 
     def _check_usable(self) -> None:
@@ -213,7 +218,10 @@ class Connection:
         return ConnectionClosed()
 
     def _read_as_server(self, frame: Frame) -> Incoming | None:
-        """A request, or why not. Responses, Data and unknown types are ignored, as every ttrpc server does."""
+        """Return a request, or why it is rejected.
+
+        Responses, Data and unknown types are ignored, as every ttrpc server does.
+        """
         if not frame.stream_id & 1:
             return _reject(
                 frame, StatusCode.INVALID_ARGUMENT, f"stream id {frame.stream_id} is even: clients choose odd ones"
@@ -245,7 +253,7 @@ class Connection:
             return _reject(frame, StatusCode.INVALID_ARGUMENT, str(error))
 
     def _read_as_client(self, frame: Frame) -> Incoming | None:
-        """An answer to a call of ours. Frames of streams we do not know are dropped: late answers are among them."""
+        """Return an answer to a call of ours. Drop frames of streams we do not know: late answers are among them."""
         if not self._streams.allows(frame.stream_id, ResponseReceived):
             return None
         event = _read_response(frame)
@@ -253,7 +261,7 @@ class Connection:
         return event
 
     def _write(self, event: Outgoing) -> bytes:
-        """Encodes first and moves then, so that what cannot be sent changes nothing."""
+        """Encode first and move then, so that what cannot be sent changes nothing."""
         if isinstance(event, RequestSent):
             wire = encode_frame(event.stream_id, FrameType.REQUEST, encode_request(event))
             self._streams.move(event.stream_id, RequestSent)
@@ -273,7 +281,7 @@ def _reject(frame: Frame, code: StatusCode, message: str) -> RequestRejected:
 
 
 def _read_response(frame: Frame) -> ResponseReceived:
-    """The server's answer, or the status of its failure to give one."""
+    """Return the server's answer, or the status of its failure to give one."""
     if frame.oversize_bytes:
         status = Status(StatusCode.RESOURCE_EXHAUSTED, f"answer of {frame.oversize_bytes} bytes is over the limit")
     elif frame.type != FrameType.RESPONSE:

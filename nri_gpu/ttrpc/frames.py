@@ -1,4 +1,4 @@
-"""What happens on a ttrpc connection: as values, and as the bytes that carry them.
+"""The events on a ttrpc connection: as values, and as the bytes that carry them.
 
 Received events come out of `next_event`, sent ones go into `send`. An event cannot be wrong: each checks itself when it
 is built, and raises LocalProtocolError.
@@ -9,6 +9,7 @@ The bytes are frames: ten bytes of header, big-endian, then the data, which is a
  0        4           8      9       10
  | length | stream id | type | flags | data ...
 ```
+
 Source: containerd/ttrpc PROTOCOL.md, channel.go, request.proto.
 """
 
@@ -70,7 +71,7 @@ class Status(Struct, frozen=True):
 
     @classmethod
     def from_wire(cls, number: int, message: str) -> Self:
-        """A peer's status. A number that gRPC does not know is UNKNOWN: it is an error all the same."""
+        """Return a peer's status. A number that gRPC does not know is UNKNOWN: it is an error all the same."""
         try:
             return cls(StatusCode(number), message)
         except ValueError:
@@ -110,11 +111,11 @@ class _Request(_StreamEvent, frozen=True):
 
 
 class RequestReceived(_Request, frozen=True):
-    """A client calls us. Answer with one ResponseSent of the same stream."""
+    """A call of ours by a client. Answer with one ResponseSent of the same stream."""
 
 
 class RequestSent(_Request, frozen=True):
-    """We call a server. Its end is one ResponseReceived of the same stream, or the connection's."""
+    """A call of a server by us. Its end is one ResponseReceived of the same stream, or the connection's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +126,7 @@ class RequestSent(_Request, frozen=True):
 
 
 class ResponseReceived(_StreamEvent, frozen=True):
-    """A call of ours ended.
+    """The end of a call of ours.
 
     status: the server's; or RESOURCE_EXHAUSTED or INTERNAL from here, when its answer was too large or made no sense.
     """
@@ -135,7 +136,7 @@ class ResponseReceived(_StreamEvent, frozen=True):
 
 
 class ResponseSent(_StreamEvent, frozen=True):
-    """We answer a call: with a payload, or with an error status and none."""
+    """Our answer to a call: a payload, or an error status without one."""
 
     payload: bytes = b""
     status: Status = OK
@@ -148,9 +149,10 @@ class ResponseSent(_StreamEvent, frozen=True):
 
 
 class RequestRejected(Struct, frozen=True):
-    """A client broke a rule in a way that concerns one stream only.
+    """A client's breach of a rule that concerns one stream only.
 
     Hand it to `send` as it is: that is the answer. The stream id may be one which no stream can have.
+
     oversize_bytes: the length of a request over the receive limit; 0 for other breaches.
     """
 
@@ -164,13 +166,13 @@ class RequestRejected(Struct, frozen=True):
 
 
 class CallForgotten(Struct, frozen=True):
-    """We stopped waiting for a call: timed out or cancelled. Nothing is sent; a late answer will be dropped."""
+    """The end of our wait for a call: timed out or cancelled. Nothing is sent; a late answer will be dropped."""
 
     stream_id: StreamId
 
 
 class ConnectionClosed(Struct, frozen=True):
-    """The peer ended the connection between two frames. Open calls will not be answered."""
+    """The end of the connection by the peer, between two frames. Open calls will not be answered."""
 
 
 Incoming: TypeAlias = RequestReceived | RequestRejected | ResponseReceived | ConnectionClosed
@@ -186,7 +188,7 @@ HEADER_BYTES: Final = HEADER.size
 SEND_MAX: Final = 4 * 1024 * 1024  # bytes of data
 
 # More than the protocol asks: NRI up to 0.6 sends a node's whole Synchronize as one message, which its mux takes up to
-# 16 MiB behind a first frame of 4 KiB. Of a larger one the rest never comes (containerd/nri v0.6.1: mux.go).
+# 16 MiB behind a first frame of 4 KiB. The rest of a larger one never comes (containerd/nri v0.6.1: mux.go).
 RECEIVE_MAX: Final = 16 * 1024 * 1024 + 4096 - HEADER_BYTES  # bytes of data
 
 # Data over the receive limit is read and thrown away, and its stream alone fails. Past this it is not a message that
@@ -218,7 +220,7 @@ class FrameType(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame. type: a FrameType, or a number nobody knows.
+    """A frame. type: a FrameType, or a number nobody knows.
 
     oversize_bytes: the length of data over the receive limit, which is thrown away as it comes; else 0.
     """
@@ -231,7 +233,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(stream_id: StreamId, frame_type: FrameType, data: bytes) -> bytes:
-    """Header and data. Raises SendOversizeError past SEND_MAX."""
+    """Return header and data. Raises SendOversizeError past SEND_MAX."""
     length = len(data)
     if length > SEND_MAX:
         raise SendOversizeError(length, SEND_MAX)
@@ -250,11 +252,11 @@ class FrameDecoder:
 
     @property
     def between_frames(self) -> bool:
-        """Whether the stream could end here without loss."""
+        """Return whether the stream could end here without loss."""
         return not (self._buffer or self._skip)
 
     def receive_data(self, data: BytesLike) -> None:
-        """Takes the next bytes, however they are cut."""
+        """Take the next bytes, however they are cut."""
         if self._skip:
             skipped = min(self._skip, len(data))
             self._skip -= skipped
@@ -262,7 +264,7 @@ class FrameDecoder:
         self._buffer += data
 
     def next_frame(self) -> Frame | NeedData:
-        """The next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""
+        """Return the next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""
         buffer = self._buffer
         if len(buffer) < HEADER_BYTES:
             return NEED_DATA
@@ -287,7 +289,7 @@ class FrameDecoder:
 
 
 def encode_request(request: RequestSent) -> bytes:
-    """A Request. Raises LocalProtocolError for text that is not Unicode and values of a wrong type."""
+    """Encode a Request. Raises LocalProtocolError for text that is not Unicode and values of a wrong type."""
     try:
         return ttrpc_pb2.Request(
             service=request.service,
@@ -301,7 +303,7 @@ def encode_request(request: RequestSent) -> bytes:
 
 
 def encode_response(status: Status, payload: bytes) -> bytes:
-    """A Response, empty for an empty success. Raises LocalProtocolError for a payload that is not bytes."""
+    """Encode a Response, empty for an empty success. Raises LocalProtocolError for a payload that is not bytes."""
     try:
         if status.ok:
             return ttrpc_pb2.Response(payload=payload).SerializeToString()
@@ -314,7 +316,7 @@ def encode_response(status: Status, payload: bytes) -> bytes:
 
 
 def decode_request(stream_id: StreamId, data: bytes) -> RequestReceived:
-    """A Request. Raises RemoteProtocolError for bytes that are not one, and for more pairs than METADATA_MAX."""
+    """Decode a Request. Raises RemoteProtocolError for bytes that are not one, and for more pairs than METADATA_MAX."""
     try:
         request = ttrpc_pb2.Request.FromString(data)
     except DecodeError as error:
@@ -327,7 +329,7 @@ def decode_request(stream_id: StreamId, data: bytes) -> RequestReceived:
 
 
 def decode_response(stream_id: StreamId, data: bytes) -> ResponseReceived:
-    """A Response; zero bytes are an empty success. Raises RemoteProtocolError for bytes that are not one."""
+    """Decode a Response; zero bytes are an empty success. Raises RemoteProtocolError for bytes that are not one."""
     try:
         response = ttrpc_pb2.Response.FromString(data)
     except DecodeError as error:

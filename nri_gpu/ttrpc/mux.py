@@ -39,7 +39,7 @@ Piece: TypeAlias = tuple[ConnId, bytearray]
 
 
 def encode_message(conn_id: ConnId, message: bytes) -> bytes:
-    """One ttrpc frame as the runtime can read it: in one mux frame, or in two.
+    """Return one ttrpc frame as the runtime can read it: in one mux frame, or in two.
 
     Raises LocalProtocolError when the second would be over FRAME_SEND_MAX; no frame of ttrpc/frames.py is.
     """
@@ -65,15 +65,15 @@ class MuxDecoder:
 
     @property
     def between_frames(self) -> bool:
-        """Whether the mux could end here without loss."""
+        """Return whether the mux could end here without loss."""
         return not (self._buffer or self._remaining)
 
     def receive_data(self, data: BytesLike) -> None:
-        """Takes the next bytes, however they are cut."""
+        """Take the next bytes, however they are cut."""
         self._buffer += data
 
     def next_piece(self) -> Piece | NeedData:
-        """What there is of the current frame. Raises OversizeError, now and for ever, past FRAME_RECEIVE_MAX."""
+        """Return what there is of the current frame. Raises OversizeError, now and for ever, past FRAME_RECEIVE_MAX."""
         while not self._remaining:  # more than once over an empty frame: legal, and nothing to hand on
             if len(self._buffer) < HEADER_BYTES:
                 return NEED_DATA
@@ -102,7 +102,7 @@ MuxEvent: TypeAlias = tuple[ConnId, Incoming]
 class Mux:
     """Connections by id over one byte stream. Payload for an id that is not here is dropped, as the runtime does.
 
-    An error of one connection is the mux's: there is no way to end one alone that the peer would see.
+    A protocol error on one connection ends the mux: the protocol cannot close a single connection.
     """
 
     __slots__ = ("_cause", "_closing", "_connections", "_current", "_decoder")
@@ -116,30 +116,36 @@ class Mux:
 
     @classmethod
     def for_plugin(cls) -> Self:
-        """The plugin's end of an NRI connection."""
+        """Return the plugin's end of an NRI connection."""
         return cls({PLUGIN_SERVICE: Connection(Role.SERVER), RUNTIME_SERVICE: Connection(Role.CLIENT)})
 
     @classmethod
     def for_runtime(cls) -> Self:
-        """The runtime's end of an NRI connection."""
+        """Return the runtime's end of an NRI connection."""
         return cls({PLUGIN_SERVICE: Connection(Role.CLIENT), RUNTIME_SERVICE: Connection(Role.SERVER)})
 
     def __getitem__(self, conn_id: ConnId) -> Connection:
-        """The connection, for its open streams, its next stream id and `forget`. Its bytes go through the mux."""
+        """Return the connection, for its open streams, its next stream id and `forget`.
+
+        Its bytes go through the mux.
+        """
         return self._connections[conn_id]
 
     def receive_data(self, data: BytesLike) -> None:
-        """Takes the next bytes of the socket, however they are cut."""
+        """Take the next bytes of the socket, however they are cut."""
         self._check_usable()
         self._decoder.receive_data(data)
 
     def receive_eof(self) -> None:
-        """Notes the end of the socket's input: each connection will give a ConnectionClosed."""
+        """Note the end of the socket's input: each connection will give a ConnectionClosed."""
         self._check_usable()
         self._closing = list(self._connections)
 
     def next_event(self) -> MuxEvent | NeedData:
-        """The next event and whose it is, in wire order. Raises RemoteProtocolError when the bytes make no sense."""
+        """Return the next event and its connection's id, in wire order.
+
+        Raises RemoteProtocolError if the bytes make no sense.
+        """
         self._check_usable()
         try:
             while self._current is not None or self._advance():
@@ -154,18 +160,18 @@ class Mux:
         return NEED_DATA
 
     def feed(self, data: BytesLike) -> Iterator[MuxEvent]:
-        """Takes all the bytes now, gives their events as they are asked for. An error comes after what preceded it."""
+        """Take all the bytes now, give their events as they are asked for. An error comes after what preceded it."""
         self._check_usable()
         self._decoder.receive_data(data)
         return self.events()
 
     def events(self) -> Iterator[MuxEvent]:
-        """All events there are. What is left in it stays for the next call."""
+        """Yield all events there are. What is left in it stays for the next call."""
         while (event := self.next_event()) is not NEED_DATA:
             yield event
 
     def send(self, conn_id: ConnId, event: Outgoing) -> bytes:
-        """The bytes to write for this event, at once and in one piece. Raises as Connection.send."""
+        """Return the bytes to write for this event, at once and in one piece. Raises as Connection.send."""
         self._check_usable()
         return encode_message(conn_id, self._connections[conn_id].send(event))
 
@@ -174,7 +180,7 @@ class Mux:
             raise LocalProtocolError(f"mux used after it broke: {self._cause}")
 
     def _advance(self) -> bool:
-        """Gives a connection its next bytes, or the end of input. False when there is nothing to give."""
+        """Give a connection its next bytes, or the end of input. Return False if there is nothing to give."""
         piece = self._decoder.next_piece()
         if piece is NEED_DATA:
             return self._close_next()
