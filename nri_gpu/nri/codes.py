@@ -9,8 +9,8 @@ from nri_gpu.ttrpc.frames import Status, StatusCode
 
 Reply: TypeAlias = bytes | Status  # how a request is answered: with a message, or with why not
 
-# What the runtime does with each: it fails that container and shows the sentence to its client. RESOURCE_EXHAUSTED
-# is never answered: in Synchronize the runtime reads it as "message too big" and tries again in smaller parts.
+# At each of these the runtime fails that container and shows the sentence to its client. RESOURCE_EXHAUSTED is never
+# answered: in Synchronize the runtime reads it as "message too big" and tries again in smaller parts.
 INTERNAL: Final = Status(StatusCode.INTERNAL, "nri-gpu [internal]: a bug in nri-gpu; its log has the traceback.")
 LATE: Final = Status(
     StatusCode.DEADLINE_EXCEEDED,
@@ -22,16 +22,16 @@ MALFORMED: Final = Status(
 
 
 def unknown_method(service: str, method: str, ours: str) -> Status:
-    """The runtime falls back to StateChange when it reads this code for an event's own RPC."""
+    """Return UNIMPLEMENTED: at this code for an event's own RPC, the runtime falls back to StateChange."""
     return Status(StatusCode.UNIMPLEMENTED, f"method {method}" if service == ours else f"service {service}")
 
 
 def out_of_order(what: str) -> Status:
-    """A request that cannot come at this point of a session."""
+    """Return the status of a request that cannot come at this point of a session."""
     return Status(StatusCode.FAILED_PRECONDITION, f"nri-gpu [out-of-order]: {what}.")
 
 
 def status_of(reason: Reason) -> Status:
-    """A refusal as the client will see it, behind the runtime's own prefix."""
+    """Return a refusal as the client will see it, behind the runtime's own prefix."""
     code = StatusCode.PERMISSION_DENIED if reason.code in PERMISSION_CODES else StatusCode.FAILED_PRECONDITION
     return Status(code, str(reason))

@@ -28,7 +28,7 @@ _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DI
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 MARKER_NEEDLE: Final = MARKER_PREFIX.encode()
 _MARKER_CHARS: Final = 512  # of a name, and of a value: several times what they need
-# Read of a container that exists: what may be a request, and its seat at an MPS daemon.
+# Variables read of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = (*(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)), MARKER_PREFIX)
 _NOTHING: Final = frozenset[str]()
 _NO_RULES: Final = (False, False, frozenset[DeviceNumber]())
@@ -37,12 +37,12 @@ EMPTY: Final = b""  # the encoding of every message without content
 # Entries of one kind in one container or pod that is being created. Each takes a microsecond to read and two bytes to
 # write; a container with the variables of 2,000 services has 14,000.
 ENTRIES_MAX: Final = 16_384
-# How a rule begins that allows a character device. Most containers have neither rules nor nodes of their own.
-# Of nodes. A block device may have a GPU's numbers and is none: both are counted apart (OCI runtime-spec:
-# config-linux.md, Devices).
+# Types of nodes of character devices. A block device may have a GPU's numbers and is no GPU: both are counted apart
+# (OCI runtime-spec: config-linux.md, Devices).
 CHARACTER: Final = ("c", "u")
+# The beginning of a rule that allows a character device. Most containers have neither rules nor nodes of their own.
 _OPENS: Final = pb.LinuxDeviceCgroup(allow=True, type="c").SerializeToString()
-# How one begins that may allow everything: next come the access, a type, a major or a minor.
+# Beginnings of rules that may allow everything: next come the access, a type, a major or a minor.
 _ALLOWS: Final = tuple(
     pb.LinuxDeviceCgroup(allow=True).SerializeToString() + following
     for following in (b"*", b"\x12\x01a", b"\x1a", b'"')
@@ -50,11 +50,11 @@ _ALLOWS: Final = tuple(
 
 
 def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, stage_dir: str = "") -> bool:
-    """Whether CreateContainer may need more than a pass, and so has to be decoded. A false alarm costs one decoding.
+    """Return whether CreateContainer may need more than a pass, and so has to be decoded.
 
-    It has one of our annotations, a marker of a ResourceClaim, a device node of NVIDIA's by name or, where that is
-    known, by number; a rule that opens devices; a mount of driver files that we staged. environment: or the variable
-    that policy has us read.
+    It may if it has one of our annotations, a marker of a ResourceClaim, a device node of NVIDIA's by name or, if that
+    is known, by number, a rule that opens devices, or a mount of driver files that we staged. environment: or the
+    variable that policy has us read. A false alarm costs one decoding.
     """
     if PREFIX.encode() in payload or MARKER_NEEDLE in payload or b"/dev/nvidia" in payload or _OPENS in payload:
         return True
@@ -66,9 +66,9 @@ def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, 
 
 
 def may_ask(payload: bytes, by_environment: Callable[[], bool]) -> bool:
-    """Whether a request may ask for GPUs: by annotation, by claim, or by environment, as every CUDA image does.
+    """Return whether a request may ask for GPUs: by annotation, by claim, or by environment, as every CUDA image does.
 
-    by_environment: whether policy lets anybody ask by environment; asked only where it matters.
+    by_environment: whether policy lets anybody ask by environment; called only if it matters.
     """
     if PREFIX.encode() in payload or MARKER_NEEDLE in payload:
         return True
@@ -86,7 +86,10 @@ class Configured(Struct, frozen=True):
 
     @property
     def from_nri_0_7(self) -> bool:
-        """Whether it has NRI 0.7 or newer, which splits Synchronize and removes mounts: older ones lack both fields."""
+        """Return whether it has NRI 0.7 or newer, which splits Synchronize and removes mounts.
+
+        Older ones lack both fields.
+        """
         return bool(self.request_timeout_ms or self.nri_version)
 
 
@@ -110,12 +113,12 @@ def configured_to_pb(event_mask: int) -> bytes:
 
 
 def synchronize_to_pb(*, more: bool) -> bytes:
-    """SynchronizeResponse without updates."""
+    """Encode a SynchronizeResponse without updates."""
     return pb.SynchronizeResponse(more=more).SerializeToString()
 
 
 def request_from_pb(payload: bytes, stage_dir: str = "") -> Container:
-    """CreateContainerRequest. stage_dir: as of `container_from_pb`. Raises: TooManyEntriesError."""
+    """Decode a CreateContainerRequest. stage_dir: as of `container_from_pb`. Raises: TooManyEntriesError."""
     message = pb.CreateContainerRequest.FromString(payload)
     _check_entries(message)
     mounting = stage_dir if stage_dir.encode() in payload else ""
@@ -123,7 +126,7 @@ def request_from_pb(payload: bytes, stage_dir: str = "") -> Container:
 
 
 def pod_from_pb(pod: pb.PodSandbox) -> Pod:
-    """A pod; without a uid (a hand-made one) its sandbox id serves."""
+    """Convert a pod; if it has no uid (a hand-made one) its sandbox id serves."""
     labels = pod.labels
     return Pod(
         id=PodId(pod.id),
@@ -138,7 +141,7 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
 
 
 def is_privileged(payload: bytes) -> bool:
-    """Whether the container of a CreateContainer may use every device. It is decoded only where it may be so."""
+    """Return whether the container of a CreateContainer may use every device. It is decoded only if it may be so."""
     if not any(each in payload for each in _ALLOWS):
         return False
     return _rules(pb.CreateContainerRequest.FromString(payload).container.linux.resources.devices)[0]
@@ -147,11 +150,11 @@ def is_privileged(payload: bytes) -> bool:
 def container_from_pb(
     container: pb.Container, pod: Pod, *, exists: bool = False, armed: bool = True, stage_dir: str = ""
 ) -> Container:
-    """A container, with as much of it as a decision reads.
+    """Convert a container, with as much of it as a decision reads.
 
-    exists: without mounts, and of env with what may be a request alone; the rest is read only of one that is to be
-    created: it is half of the work, and Synchronize has thousands. armed: such variables may be among them.
-    stage_dir: where driver files are staged, without symlinks; empty where nothing of it can be mounted.
+    exists: without mounts, and of env with what may be a request alone; the rest is read only of a container that is to
+    be created: it is half of the work, and Synchronize has thousands. armed: such variables may be among them.
+    stage_dir: where driver files are staged, without symlinks, or empty if nothing of it can be mounted.
     """
     given: Sequence[str] = container.env
     if exists:
@@ -185,9 +188,9 @@ def container_from_pb(
 
 
 def reply_to_pb(edits: Edits, present: Iterable[str] = ()) -> bytes:
-    """CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them.
+    """Encode a CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them.
 
-    present: variables that the container has, perhaps of another plugin. Of two plugins that set one, the runtime
+    present: variables that the container has, perhaps of another plugin. If two plugins set the same one, the runtime
     refuses the container, unless the second removes it first (containerd/nri: pkg/adaptation/result.go, adjustEnv).
     """
     reply = pb.CreateContainerResponse()
@@ -214,13 +217,19 @@ def reply_to_pb(edits: Edits, present: Iterable[str] = ()) -> bytes:
 
 
 def without_mount_to_pb(destination: str) -> bytes:
-    """CreateContainerResponse that removes a mount (from NRI 0.7), to be appended to another one's bytes."""
+    """Encode a CreateContainerResponse that removes a mount (from NRI 0.7).
+
+    It is appended to another response's bytes.
+    """
     mount = pb.Mount(destination=f"-{destination}")
     return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(mounts=[mount])).SerializeToString()
 
 
 def annotation_to_pb(key: str, value: str) -> bytes:
-    """CreateContainerResponse with one annotation, to be appended to another one's bytes: protobuf merges them."""
+    """Encode a CreateContainerResponse with one annotation.
+
+    It is appended to another response's bytes: protobuf merges them.
+    """
     return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(annotations={key: value})).SerializeToString()
 
 
@@ -252,7 +261,7 @@ def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
-    """The variables we read, the names that come twice, and the characters of all requirements.
+    """Return the variables we read, the names that come twice, and the characters of all requirements.
 
     The last of a name wins, as in the program. Requirements past what is checked are counted and not read.
     """
@@ -275,9 +284,10 @@ def read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
 
 
 def read_markers(env: Iterable[str]) -> dict[str, str]:
-    """The variables that name devices of ResourceClaims; the last of a name wins. What is too long is cut, and invalid.
+    """Return the variables that name devices of ResourceClaims; the last of a name wins.
 
-    One more than may be shows that there are too many.
+    A name or value that is too long is cut, and so invalid. One variable more than may be shows that there are too
+    many.
     """
     found: dict[str, str] = {}
     for entry in env:
@@ -290,7 +300,7 @@ def read_markers(env: Iterable[str]) -> dict[str, str]:
 
 
 def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
-    """Names of NVIDIA's programs that are run, by path or as the first argument."""
+    """Yield the names of NVIDIA's programs that are run, by path or as the first argument."""
     for stage in hooks.DESCRIPTOR.fields:
         for hook in getattr(hooks, stage.name):
             names = {path.rpartition("/")[2] for path in (hook.path, *hook.args[:1])}
@@ -306,10 +316,10 @@ def _pinned(resources: pb.LinuxResources) -> bool:
 
 
 def _rules(rules: Iterable[pb.LinuxDeviceCgroup]) -> tuple[bool, bool, frozenset[DeviceNumber]]:
-    """What a device cgroup allows: everything, character devices by a wildcard, and those by exact number.
+    """Return what a device cgroup allows: everything, character devices by a wildcard, and those by exact number.
 
     Everything is the one rule that containerd writes for a privileged container
-    (internal/cri/server/container_create.go). What only lets nodes be made opens nothing.
+    (internal/cri/server/container_create.go). A rule that only lets nodes be made opens nothing.
     """
     privileged = wildcard = False
     opened: set[DeviceNumber] = set()
@@ -339,7 +349,7 @@ def _destinations(mounts: Iterable[pb.Mount], pod: Pod) -> frozenset[str]:
 
 
 def _usual(mount: pb.Mount, pod: Pod) -> bool:
-    """Whether it is what the runtime itself mounts at a place that we may use, too; of /dev also the host's own."""
+    """Return whether the runtime itself mounts this at a place that we may use, too; at /dev also the host's own."""
     if mount.type == "tmpfs" or mount.source == mount.destination:
         return True
     # The pod's own (containerd: internal/cri).
@@ -347,7 +357,7 @@ def _usual(mount: pb.Mount, pod: Pod) -> bool:
 
 
 def _uid(container: pb.Container) -> int | None:
-    """The user id, where it means the same on the host; else None."""
+    """Return the user id if it means the same on the host, else None."""
     if any(each.type == "user" for each in container.linux.namespaces):
         return None
     return int(container.user.uid)

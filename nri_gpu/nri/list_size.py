@@ -25,7 +25,7 @@ _UNKNOWN: Final = "?"  # name of what the runtime has not listed
 
 
 class Field(NamedTuple):
-    """One field of a message. value: a varint's; 0 for others. start, end: where its bytes are."""
+    """A field of a message. value: a varint's; 0 for others. start, end: where its bytes are."""
 
     number: int
     value: int
@@ -57,14 +57,14 @@ class ContainerSize(Struct, frozen=True):
 
 
 class RequestSize(Struct, frozen=True):
-    """What a request is about. container: None where it is about a pod alone."""
+    """The pod and container that a request is about. container: None if it is about a pod alone."""
 
     pod: PodSize
     container: ContainerSize | None
 
 
 def fields(data: bytes) -> Iterator[Field]:
-    """The fields of a message in the order of its bytes. Raises: DecodeError."""
+    """Yield the fields of a message in the order of its bytes. Raises: DecodeError."""
     position, end = 0, len(data)
     while position < end:
         tag, position = _varint(data, position)
@@ -83,7 +83,10 @@ def fields(data: bytes) -> Iterator[Field]:
 
 
 def size_of(payload: bytes) -> RequestSize:
-    """Of a request with a pod and a container: CreateContainer, StateChange and the others. Raises: DecodeError."""
+    """Measure a request with a pod and a container: CreateContainer, StateChange and the others.
+
+    Raises: DecodeError.
+    """
     before = 1 if event_of(payload) else 0  # StateChange numbers its fields differently: the event comes first
     pod, container = _pod_size(b""), None
     for field in fields(payload):
@@ -95,7 +98,7 @@ def size_of(payload: bytes) -> RequestSize:
 
 
 def event_of(payload: bytes) -> int:
-    """NRI's number of the event in a StateChangeEvent; 0 in every other request. Raises: DecodeError."""
+    """Return NRI's number of the event in a StateChangeEvent; 0 in every other request. Raises: DecodeError."""
     return next((field.value for field in fields(payload) if field.number == 1), 0)
 
 
@@ -110,7 +113,10 @@ def _container_size(data: bytes) -> ContainerSize:
 
 
 def _texts(data: bytes, last: int) -> dict[int, str]:
-    """The texts of the fields up to `last`. Go writes fields by their numbers, so the many behind it are not read."""
+    """Return the texts of the fields up to `last`.
+
+    Go writes fields by their numbers, so the many behind it are not read.
+    """
     found: dict[int, str] = {}
     for field in fields(data):
         if field.number > last:
@@ -120,7 +126,7 @@ def _texts(data: bytes, last: int) -> dict[int, str]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number and the position behind it."""
+    """Return a number and the position behind it."""
     value = shift = 0
     for at in range(position, min(len(data), position + _VARINT_MAX)):
         byte = data[at]
@@ -134,20 +140,20 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 ENVELOPE_BYTES: Final = 256  # ttrpc's own around the list: service, method, timeout, metadata
 # NRI up to 0.6 sends one message, which its mux takes up to 16 MiB behind a first frame of 4 KiB.
 WHOLE_MAX: Final = (16 << 20) + 4096 - ENVELOPE_BYTES
-# Newer ones send parts of at most one ttrpc message.
+# Newer NRI sends parts of at most one ttrpc message.
 PART_MAX: Final = (4 << 20) - ENVELOPE_BYTES
 # A runtime that has to split again takes fewer objects, by this factor at least, and never fewer than 8 of both kinds
 # together: where 8 are too large, it gives up or panics. So any 9 must fit into one part.
 _SHRINK: Final = 0.9
 _ALWAYS_FIT: Final = 9
-# Both kinds are rounded down separately, each time it splits and for each part: how far one may fall behind the other.
+# Both kinds are rounded down separately, each time it splits and for each part: so far may a kind fall behind.
 _ROUNDINGS: Final = 3
 # A container grows before it is listed: by its state, pid, times, and what other plugins add.
 GROWTH_BYTES: Final = 2048
 
 
 class ListedObject(NamedTuple):
-    """One object of the list, or a pod with all its containers.
+    """An object of the list, or a pod with all its containers.
 
     name: for sentences: `namespace/pod` or `namespace/pod/container`.
     """
@@ -172,7 +178,7 @@ def share_bytes(max_pods: int, *, splits: bool) -> int:
 
 
 class ListedContainer(Struct, frozen=True):
-    """A live container of the runtime. pod, namespace: of its pod, `?` where the runtime has not listed that."""
+    """A live container of the runtime. pod, namespace: of its pod, or `?` if the runtime has not listed that."""
 
     pod_id: PodId
     namespace: str
@@ -216,7 +222,7 @@ class ListSize:
         return self._of_pods[pod_id] + sum(map(self._growth, more))
 
     def fault(self, *, splits: bool, more: Sequence[PodSize | ContainerSize] = ()) -> str:
-        """Why the runtime could not send the list with these besides; empty when it can. splits: NRI 0.7 or newer."""
+        """Return why the runtime could not send the list with these besides, or empty. splits: NRI 0.7 or newer."""
         if self.total_bytes + sum(map(self._growth, more)) <= message_max(splits=splits):
             return ""
         pods = self._pods | {size.id: size for size in more if isinstance(size, PodSize)}
@@ -235,11 +241,11 @@ class ListSize:
         return list(map(self._whole, pods))
 
     def largest_pods(self, count: int) -> list[ListedObject]:
-        """Return the pods that take most of it with their containers, the largest first."""
+        """Return the pods that take most of the list with their containers, the largest first."""
         return [self._whole(pod) for pod, _ in self._of_pods.most_common(count)]
 
     def containers(self) -> Mapping[ContainerId, ListedContainer]:
-        """All live containers by id."""
+        """Return all live containers by id."""
         found: dict[ContainerId, ListedContainer] = {}
         for each in self._containers.values():
             pod = self._pods.get(each.pod_id) or _pod_size(b"")
@@ -247,11 +253,11 @@ class ListSize:
         return found
 
     def namespaces(self) -> frozenset[str]:
-        """Those of the pods."""
+        """Return the namespaces of the pods."""
         return frozenset(pod.namespace for pod in self._pods.values())
 
     def largest(self) -> list[ListedObject]:
-        """The objects that take most of it, the largest first."""
+        """Return the objects that take most of the list, the largest first."""
         found = [ListedObject(self._name(pod.id), pod.size_bytes) for pod in self._pods.values()]
         for container in self._containers.values():
             found.append(ListedObject(f"{self._name(container.pod_id)}/{container.name}", container.size_bytes))
@@ -286,10 +292,10 @@ def _fault(pods: Collection[PodSize], containers: Collection[ContainerSize], *, 
 
 
 def unsendable(pods: Sequence[int], containers: Sequence[int], *, splits: bool) -> str:
-    """Why a runtime cannot send pods and containers of these sizes (bytes), in whatever order; empty when it can.
+    """Return why a runtime cannot send pods and containers of these sizes (bytes), in whatever order, or empty.
 
-    splits: it sends parts (NRI 0.7 and newer); older ones send one message. Errs towards a reason: the order, on which
-    the parts depend, is the runtime's, and another one each time.
+    splits: it sends parts (NRI 0.7 and newer); older ones send one message. The answer errs towards a reason: the
+    order, on which the parts depend, is the runtime's, and changes each time.
     """
     total = sum(pods) + sum(containers) + FRAME_BYTES * (len(pods) + len(containers))
     if not splits:
@@ -315,11 +321,11 @@ def unsendable(pods: Sequence[int], containers: Sequence[int], *, splits: bool) 
 
 
 def _rounds_to_none(few: Sequence[int], most_few: int, many: Sequence[int], most_many: int, lag: int) -> bool:
-    """Whether the runtime may come to a part with none of a kind while some of it are left: it then never ends.
+    """Return whether the runtime may come to a part without a kind that has objects left: it then never ends.
 
     few, many: the bytes of the 0, 1, 2 ... largest of the kind in question, and of the other. most_few, most_many: how
-    many of each a part has at first. Fewer come in later parts; for any number of the one kind, at most so many of the
-    other come along as stand in the first part to so many, and some for rounding.
+    many of each a part has at first. Later parts have fewer. The runtime shrinks both counts by one factor, so their
+    ratio stays that of the first part, plus `lag` for rounding.
     """
     if len(few) == 1:  # there are none of that kind
         return False
@@ -334,10 +340,10 @@ def _rounds_to_none(few: Sequence[int], most_few: int, many: Sequence[int], most
 
 
 def _factor(size_bytes: int) -> float:
-    """By what the runtime multiplies both counts after a part of that size."""
+    """Return by what the runtime multiplies both counts after a part of that size."""
     return min(PART_MAX / size_bytes, _SHRINK)
 
 
 def _sums(sizes: Sequence[int]) -> list[int]:
-    """The bytes of the 0, 1, 2 ... largest together, with what frames them."""
+    """Return the bytes of the 0, 1, 2 ... largest together, with what frames them."""
     return [0, *accumulate(size + FRAME_BYTES for size in sorted(sizes, reverse=True))]

@@ -1,4 +1,4 @@
-"""One NRI session as a table, and its Synchronize. Pure: knows no socket and no clock.
+"""An NRI session as a table, and its Synchronize. Pure: knows no socket and no clock.
 
     REGISTERING -> CONFIGURED -> (SYNCHRONIZING ->) READY
 
@@ -49,7 +49,7 @@ _PODS, _CONTAINERS, _MORE = 1, 2, 3  # fields of SynchronizeRequest
 
 
 class Listed(Struct, frozen=True):
-    """A container in Synchronize. created: not started yet; otherwise it runs. pid: on the host; 0 where unknown."""
+    """A container in Synchronize. created: not started yet; otherwise it runs. pid: on the host, or 0 if unknown."""
 
     container: Container
     created: bool
@@ -70,7 +70,7 @@ class Parts:
         self._containers: list[tuple[int, Listed]] = []  # with their times of creation, in ns
 
     def add(self, payload: bytes) -> bool:
-        """Take a SynchronizeRequest. Returns whether more follow. Keeps nothing of it when it raises DecodeError."""
+        """Take a SynchronizeRequest. Return whether more follow. Keep nothing of it when it raises DecodeError."""
         pods: dict[PodId, Pod] = {}
         containers: list[tuple[int, Listed]] = []
         sizes: list[PodSize | ContainerSize] = []
@@ -100,9 +100,9 @@ class Parts:
         return more
 
     def listed(self) -> tuple[Listed, ...]:
-        """All containers, each with its pod, the newest first where the runtime tells (NRI 0.10). Forgets them.
+        """Return all containers, each with its pod, the newest first if the runtime tells (NRI 0.10). Forget them.
 
-        The ledger is rebuilt in this order: of two created ones with the same GPUs the older has lapsed.
+        The ledger is rebuilt in this order: of two created containers with the same GPUs, the older has lapsed.
         """
         self._containers.sort(key=lambda each: -each[0])
         listed = tuple([self._with_pod(each) for _, each in self._containers])
@@ -110,7 +110,7 @@ class Parts:
         return listed
 
     def _with_pod(self, listed: Listed) -> Listed:
-        """The same container with its pod, where that came in a later part."""
+        """Add its pod to a container, if the pod came in a later part."""
         container = listed.container
         if container.pod.name != _UNKNOWN or (pod := self._pods.get(container.pod.id)) is None:
             return listed
@@ -118,7 +118,7 @@ class Parts:
 
 
 def _listed_from_pb(container: pb.Container, pod: Pod, data: bytes, stage_dir: str) -> Listed:
-    """data: its bytes; searching these is faster than searching each variable and each mount."""
+    """Convert a listed container. data: its bytes; searching these is faster than searching each variable and mount."""
     staged = stage_dir if stage_dir.encode() in data else ""
     armed = VISIBLE_NEEDLE in data or MARKER_NEEDLE in data
     read = container_from_pb(container, pod, exists=True, armed=armed, stage_dir=staged)
@@ -146,12 +146,12 @@ class Session:
 
     @property
     def listing(self) -> ListSize:
-        """The sizes of the objects in the parts of Synchronize so far."""
+        """Return the sizes of the objects in the parts of Synchronize so far."""
         return self._parts.listing
 
     @property
     def cut_short(self) -> bool:
-        """Whether, ended now, it ends between Configure and the end of Synchronize."""
+        """Return whether the session is between Configure and the end of Synchronize."""
         return self.phase in (Phase.CONFIGURED, Phase.SYNCHRONIZING)
 
     def step(self, step: Step) -> None:
@@ -159,9 +159,10 @@ class Session:
         self.phase = self._check(step)
 
     def synchronize(self, payload: bytes) -> tuple[Listed, ...] | None:
-        """Take one part. Returns all containers after the last, None while more is to come.
+        """Take one part. Return all containers after the last part, None while more is to come.
 
         An empty part is no end: some runtimes send thousands of them (containerd/nri pkg/adaptation/plugin.go).
+
         Raises: RemoteProtocolError when the runtime may not do that now; nothing of the part is kept then.
         """
         self._check(Step.LAST)  # more or not: both may come in the same phases

@@ -49,10 +49,11 @@ _PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+~-]|$)")
 
 
 def event_mask(events: Collection[Event], nri_version: str) -> int:
-    """The mask to answer Configure with.
+    """Return the mask to answer Configure with.
 
-    nri_version: from the runtime. Only NRI 0.12 and later send one; any other text counts as old. Raises: ValueError
-    for no events at all: to the runtime, 0 means all of them.
+    nri_version: from the runtime. Only NRI 0.12 and later send one; any other text counts as old.
+
+    Raises: ValueError for no events at all: to the runtime, 0 means all of them.
     """
     wanted = sum(1 << (event - 1) for event in set(events))
     mask = wanted & (NEWER_MASK if _parse(nri_version) >= _NEWER_SINCE else OLDEST_MASK)
@@ -73,7 +74,7 @@ class Subscription:
         self.last = 0  # the mask given last
 
     def mask(self, events: Collection[Event], runtime: str, version: str, nri_version: str) -> int:
-        """The mask for a runtime that introduced itself with these."""
+        """Return the mask for a runtime that introduced itself with these."""
         known = nri_version or _nri_of(runtime, version)
         mask = event_mask(events, "" if self._cautious else known)
         self._daring = mask != event_mask(events, "")
@@ -82,17 +83,17 @@ class Subscription:
 
     @property
     def validates(self) -> bool:
-        """Whether the runtime asks us to validate each container before it is created."""
+        """Return whether the runtime asks us to validate each container before it is created."""
         return bool(self.last & 1 << (Event.VALIDATE_CONTAINER_ADJUSTMENT - 1))
 
     def ended(self, *, after_configure: bool) -> None:
-        """A connection ended. after_configure: right after it, before anything else came."""
+        """Note that a connection ended. after_configure: right after it, before anything else came."""
         self._cautious = after_configure and self._daring
         self._daring = False
 
 
 def _nri_of(runtime: str, version: str) -> str:
-    """The NRI version that a runtime is known to have at least; empty where it is not known."""
+    """Return the NRI version that a runtime is known to have at least, or empty."""
     since = _NEWER_RUNTIMES.get(runtime)
     if since is None or _parse(version) < since or (_parse(version) == since and _CANDIDATE.search(version)):
         return ""
@@ -111,9 +112,10 @@ class Lifecycle:
     """
 
     def __init__(self, payload: bytes, event: int = 0) -> None:
-        """event: NRI's number, where the event came by its own RPC: StopContainer always, all of them from NRI 0.12.
+        """Read an event. Raises: DecodeError.
 
-        Without, it came by StateChange, whose fields are numbered differently. Raises: DecodeError.
+        event: NRI's number, if the event came by its own RPC: StopContainer always, all of them from NRI 0.12. Without
+        it, the event came by StateChange, whose fields are numbered differently.
         """
         read = pb.StopContainerRequest.FromString if event else pb.StateChangeEvent.FromString
         self._message: pb.StopContainerRequest | pb.StateChangeEvent = read(payload)
@@ -123,7 +125,7 @@ class Lifecycle:
 
     @property
     def container(self) -> Container | None:
-        """The container; None for a pod's event."""
+        """Return the container, or None for a pod's event."""
         return container_from_pb(self._message.container, self.pod) if self.container_id else None
 
     @property
@@ -132,12 +134,12 @@ class Lifecycle:
 
     @property
     def pid(self) -> int:
-        """The pid of the container's process on the host; 0 where the runtime does not tell."""
+        """Return the pid of the container's process on the host, or 0 if the runtime does not tell."""
         return self._message.container.pid
 
     @property
     def asks(self) -> bool:
-        """Whether an annotation of ours is on the pod or on the container, or it may have a ResourceClaim's devices."""
+        """Return whether the pod or the container has an annotation of ours, or may have a ResourceClaim's devices."""
         return bool(
             self._marked
             or our_annotations(self._message.pod.annotations)

@@ -1,4 +1,4 @@
-"""ValidateContainerAdjustment (NRI 0.10): what plugins made of a container, in our types, and the verdict back."""
+"""ValidateContainerAdjustment (NRI 0.10): a container as plugins made it, in our types, and the verdict back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nri_gpu.domain.container import Added, AddedNode, Adjusted
 from nri_gpu.domain.decision import Reason
 from nri_gpu.nri.convert import CHARACTER, EMPTY, PREFIX, container_from_pb, pod_from_pb
 
-# One of these is in every request that needs more than a pass: one of our annotations, a node of NVIDIA's by name
-# or number, a device rule for that number, a CDI device of NVIDIA's. A false alarm costs one decoding.
+# Every request that needs more than a pass has one of these: our annotations, a node of NVIDIA's by name or number,
+# a device rule for that number, a CDI device of NVIDIA's. A false alarm costs one decoding.
 _NEEDLES: Final = (
     PREFIX.encode(),
     b"/dev/nvidia",
@@ -23,12 +23,12 @@ _NEEDLES: Final = (
 
 
 def concerns_us(payload: bytes) -> bool:
-    """Whether a ValidateContainerAdjustmentRequest has to be decoded at all."""
+    """Return whether a ValidateContainerAdjustmentRequest has to be decoded at all."""
     return any(needle in payload for needle in _NEEDLES)
 
 
 def adjusted_from_pb(payload: bytes, grant_key: str) -> Adjusted:
-    """ValidateContainerAdjustmentRequest. grant_key: the annotation that a grant is written in."""
+    """Decode a ValidateContainerAdjustmentRequest. grant_key: the annotation that a grant is written in."""
     message = pb.ValidateContainerAdjustmentRequest.FromString(payload)
     owners = (
         message.owners.owners[message.container.id].compound if message.container.id in message.owners.owners else {}
@@ -61,7 +61,7 @@ def _owner(owners: Mapping[int, pb.CompoundFieldOwners], field: int, name: str) 
 
 
 def _opened(resources: pb.LinuxResources) -> Iterator[int]:
-    """The majors that rules allow. A rule for every major is left out: it makes the container privileged."""
+    """Yield the majors that rules allow. A rule for every major is left out: it makes the container privileged."""
     for rule in resources.devices:
         if rule.allow and rule.type in ("", "a", "c") and rule.HasField("major"):
             yield rule.major.value
