@@ -1,4 +1,4 @@
-"""Keeps an MPS daemon for each GPU that is held in mode=mps, and tells which containers must not start yet.
+"""The controllers of MPS daemons: each GPU held in mode=mps has a daemon, without which containers must not start.
 
 A GPU's daemon is up while containers use it, and ended when they are gone or others hold the GPU.
 """
@@ -37,7 +37,7 @@ _FAULT_SHOWN_MAX: Final = 300  # characters
 
 
 class Demand(StrEnum):
-    """What the ledger demands of a GPU's daemon."""
+    """The ledger's demand for a GPU's daemon."""
 
     UP = "up"  # containers use it
     IDLE = "idle"  # nobody holds the GPU
@@ -45,7 +45,7 @@ class Demand(StrEnum):
 
 
 class GpuMpsController:
-    """Controls one GPU's daemon.
+    """A controller of one GPU's daemon.
 
     served: a container has started with it. renewed: see `MpsDaemon`.
     """
@@ -65,27 +65,30 @@ class GpuMpsController:
 
     @property
     def up(self) -> bool:
-        """Whether the daemon serves: its process is checked now."""
+        """Return whether the daemon serves: its process is checked now."""
         return self._daemon.alive
 
     @property
     def fault(self) -> str:
-        """Why it is not up; empty if nothing is wrong."""
+        """Return why it is not up, or empty."""
         return self._faults.fault
 
     @property
     def folder(self) -> str:
-        """The daemon's folder, or the next one's while none is up."""
+        """Return the daemon's folder, or the next daemon's while none is up."""
         return str(self._daemon.folder.folder)
 
     def wanted(self, demand: Demand) -> None:
-        """Containers came or went. From DOWN to IDLE nothing changes: who was refused meanwhile will come again."""
+        """Note that containers came or went.
+
+        DOWN to IDLE is ignored: the kubelet makes a refused container anew, which raises a new demand.
+        """
         if demand is not self.demand and (self.demand, demand) != (Demand.DOWN, Demand.IDLE):
             self.demand = demand
             self._woken.set()
 
     async def run(self) -> None:
-        """Until the daemon is gone for good. When nri-gpu ends, the daemon goes on."""
+        """Run until the daemon is gone for good. When nri-gpu ends, the daemon goes on."""
         adopted = False
         while True:
             if self.demand is not Demand.IDLE:
@@ -119,7 +122,7 @@ class GpuMpsController:
         return self._node_state.settings.mps
 
     def _tools(self) -> MpsTools:
-        """Raises: MpsError: the driver is not staged."""
+        """Return the driver's tools. Raises: MpsError: the driver is not staged."""
         return MpsTools.of(self._node_state.node.driver)
 
     def _over(self) -> bool:
@@ -144,7 +147,7 @@ class GpuMpsController:
             self._started("MPS daemon started")
 
     async def _replace(self) -> None:
-        """All its clients are gone: the next ones get a new daemon, with nothing of theirs."""
+        """Give the next clients a new daemon with nothing of the earlier clients, which are all gone."""
         self._up_since = 0.0
         await self._daemon.quit(self._tools())
         self.served = False
@@ -157,7 +160,7 @@ class GpuMpsController:
         self._log.info(phrase)
 
     def _lost(self) -> None:
-        """It ended by itself, and took its clients' work on the GPU with it."""
+        """Note that the daemon ended by itself, and took its clients' work on the GPU with it."""
         self._daemon.lost()
         self.served = False
         steady = time.monotonic() - self._up_since >= STEADY_S
@@ -176,7 +179,7 @@ class GpuMpsController:
         self._retry_at = time.monotonic() + self._pauses.next_s()
 
     def _wait_s(self) -> float | None:
-        """Until there may be something to do."""
+        """Return the seconds until there may be something to do, or None for no limit."""
         now = time.monotonic()
         if self.demand is Demand.UP:
             return None if self._daemon.alive else max(self._retry_at - now, 0.0)
@@ -187,7 +190,7 @@ class GpuMpsController:
 
 
 class MpsController:
-    """Controls the daemons of all GPUs.
+    """A controller of the daemons of all GPUs.
 
     Before the runtime has listed its containers, no daemon is touched. The node state is told the folders for
     containers that are created from now on, and `prepare` makes them at once: a runtime refuses what it cannot mount in
@@ -195,7 +198,7 @@ class MpsController:
     """
 
     def __init__(self, state: Path, node_state: NodeState) -> None:
-        """state: the state folder."""
+        """Read the noted daemons. state: the state folder."""
         self._state = state
         self._node_state = node_state
         self._controllers: dict[GpuUuid, GpuMpsController] = {}
@@ -228,12 +231,15 @@ class MpsController:
             self._put(replace(self._folders, unmade=unmade))
 
     def follow_ledger(self) -> None:
-        """The ledger changed, as it does several times for each container with a GPU: most nodes have no MPS."""
+        """Wake up at a change of the ledger if MPS is in use.
+
+        The ledger changes several times for each container with a GPU, and most nodes have no MPS.
+        """
         if self._node_state.settings.mps.enabled or not self._tidied or uses_mps(self._node_state.ledger):
             self.woken.set()
 
     def start_hindrance(self, grant: Grant) -> str:
-        """Why a container with this grant must not start yet; empty when it may. Costs at most a poll(2) a GPU."""
+        """Return why a container with this grant must not start yet, or empty. Costs at most a poll(2) a GPU."""
         for uuid in grant.held:
             controller = self._controllers.get(uuid)
             if holds_by_mps(grant):
@@ -247,7 +253,7 @@ class MpsController:
                     )
                 controller.served = True
             elif controller is not None:
-                controller.wanted(Demand.DOWN)  # whoever is refused may be gone before the ledger is looked at
+                controller.wanted(Demand.DOWN)  # a refused container may be gone before the ledger is looked at
                 return (
                     f"the MPS daemon that earlier containers used on {uuid} is being ended, and until then no other "
                     "program can use that GPU: try again in a moment."
@@ -255,7 +261,7 @@ class MpsController:
         return ""
 
     async def run(self) -> None:
-        """Until cancelled. The daemons go on."""
+        """Run until cancelled. The daemons go on."""
         try:
             while True:
                 enabled = self._node_state.settings.mps.enabled
@@ -303,13 +309,16 @@ class MpsController:
         task.add_done_callback(self._done)
 
     def _renewed(self, uuid: GpuUuid) -> DaemonFolder:
-        """A GPU's daemon has ended: from now on containers are created for its next one."""
+        """Note that a GPU's daemon has ended, and return the folder of its next one.
+
+        From now on containers are created for that.
+        """
         self._put(replace(self._folders, later={**self._folders.later, uuid: _generation()}))
         self.woken.set()  # the old one's folder may have to go
         return DaemonFolder(self._state, uuid, self._folders.generation(uuid))
 
     async def _tidy(self, ledger: Ledger) -> bool:
-        """Remove the folders of ended daemons that no container has any more. Returns whether none is left."""
+        """Remove the folders of ended daemons that no container has any more. Return whether none is left."""
         seats = (entry.grant.seat for entry in ledger.entries.values())
         kept = {seat.folder for seat in seats if seat}
         kept |= {controller.folder for controller in self._controllers.values()}

@@ -1,4 +1,4 @@
-"""Starts, adopts and ends the MPS daemon of a GPU, with the staged driver's programs and libraries."""
+"""The MPS daemon of a GPU: its start, adoption and end, with the staged driver's programs and libraries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN_MAX: Final = 200  # characters of a program's output
 
 
 class MpsError(NriGpuError):
-    """A daemon cannot be started, asked or ended. Its text is a clause."""
+    """A failure to start, ask or end a daemon. Its text is a clause."""
 
 
 class MpsTools(Struct, frozen=True):
@@ -43,7 +43,7 @@ class MpsTools(Struct, frozen=True):
 
     @classmethod
     def of(cls, driver: DriverFiles | None) -> MpsTools:
-        """The tree with compute and utility. Raises: MpsError: this driver has none."""
+        """Return the tools of the tree with compute and utility. Raises: MpsError: this driver has none."""
         tree = driver.trees.get(DEFAULT_CAPABILITIES) if driver else None
         if driver is None or tree is None:
             raise MpsError("the driver's files are not staged yet")
@@ -55,16 +55,19 @@ class MpsTools(Struct, frozen=True):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Their environment, which has nothing of ours."""
+        """Return the programs' environment, which has nothing of ours."""
         return {"PATH": f"{self.bin}:{SYSTEM_PATH}", "LD_LIBRARY_PATH": str(self.libraries), "LC_ALL": "C"}
 
     async def control(self, pipe: Path, command: str) -> str:
-        """Send a command to the daemon of that pipe directory. Returns its answer. Raises: MpsError."""
+        """Send a command to the daemon of that pipe directory. Return its answer. Raises: MpsError."""
         environment = {**self.environment, PIPE_VARIABLE: str(pipe)}
         return await _output([str(self.bin / CONTROL)], environment, f"{command}\n", COMMAND_S)
 
     async def set_compute_mode(self, uuid: GpuUuid, mode: str) -> None:
-        """`EXCLUSIVE_PROCESS` admits one process, the MPS server, to the GPU; `DEFAULT` any. Raises: MpsError."""
+        """Set the GPU's compute mode. Raises: MpsError.
+
+        `EXCLUSIVE_PROCESS` admits one process, the MPS server, to the GPU; `DEFAULT` any.
+        """
         await _output([str(self.bin / SMI), "-i", uuid, "-c", mode], self.environment, "", SMI_S)
 
 
@@ -102,7 +105,7 @@ exec "$@"
 class MpsDaemon:
     """The daemon of one GPU, running or not. Its methods are called by one task.
 
-    folder: of the daemon that runs, or else of the next one, which `renewed` returns as soon as one has ended.
+    folder: of the daemon that runs, or else of the next daemon, which `renewed` returns as soon as the last has ended.
     """
 
     def __init__(self, folder: DaemonFolder, renewed: Callable[[], DaemonFolder]) -> None:
@@ -112,11 +115,11 @@ class MpsDaemon:
 
     @property
     def alive(self) -> bool:
-        """Whether it serves, and its process lives."""
+        """Return whether the daemon serves, and its process lives."""
         return self._watch is not None and self._watch.alive
 
     async def ended(self) -> None:
-        """Return when it has ended; never if there is none."""
+        """Return when the daemon has ended; never if there is none."""
         await (self._watch.ended if self._watch else asyncio.Event()).wait()
 
     def prepare(self) -> None:
@@ -151,7 +154,7 @@ class MpsDaemon:
         self._watch = watch
 
     async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
-        """Take over the noted daemon if it lives and serves; end it if it only lives. Returns whether it serves."""
+        """Take over the noted daemon if it lives and serves; end it if it only lives. Return whether it serves."""
         if not self.folder.file.exists():
             return False
         process = self.folder.noted()
@@ -172,7 +175,7 @@ class MpsDaemon:
         return False
 
     def lost(self) -> None:
-        """The daemon has ended by itself."""
+        """Note that the daemon has ended by itself."""
         if self._watch:
             self._release(self._watch)
             self._watch = None
@@ -192,7 +195,7 @@ class MpsDaemon:
         self.folder.forget()
 
     def _spawn(self, tools: MpsTools) -> int:
-        """Returns its PID: each program on the way replaces itself by the next."""
+        """Start the daemon and return its PID: each program on the way replaces itself by the next."""
         folder, state = self.folder, self.folder.state
         within = [f"{folder.shm}", f"{folder.folder}", f"{state}", f"{tools.libraries}", f"{tools.bin / CONTROL}", "-f"]
         environment = {
@@ -238,7 +241,10 @@ class MpsDaemon:
             await tools.control(self.folder.pipe, f"set_default_device_pinned_mem_limit 0 {memory}M")
 
     async def _end(self, watch: ProcessWatch, *signals: signal.Signals | None) -> None:
-        """Wait for its end, and send one signal after the other when that takes too long. None: it was told to quit."""
+        """Wait for the daemon's end, and send one signal after the other when that takes too long.
+
+        None: it was told to quit.
+        """
         for number in signals:
             if number:
                 watch.send(number)

@@ -41,22 +41,25 @@ class DaemonFolder(Struct, frozen=True):
 
     @property
     def pipe(self) -> Path:
-        """Its sockets. Clients cannot write there."""
+        """Return the folder of its sockets. Clients cannot write there."""
         return self.folder / PIPE_FOLDER
 
     @property
     def log(self) -> Path:
-        """For `output`, what the daemon and its servers print: in the foreground they write no log of their own."""
+        """Return the folder of `output`, what the daemon and its servers print.
+
+        In the foreground they write no log of their own.
+        """
         return self.folder / "log"
 
     @property
     def shm(self) -> Path:
-        """The /dev/shm of the daemon and its clients."""
+        """Return the /dev/shm of the daemon and its clients."""
         return self.folder / SHM_FOLDER
 
     @property
     def file(self) -> Path:
-        """The note of the daemon's process."""
+        """Return the note of the daemon's process."""
         return self.state / "mps" / self.uuid / NOTE
 
     def make(self, label: str | None = None) -> None:
@@ -74,7 +77,7 @@ class DaemonFolder(Struct, frozen=True):
         write_whole(self.file, f"{process.pid} {process.started} {self.generation}\n".encode())
 
     def noted(self) -> Process | None:
-        """The noted process, if it still lives."""
+        """Return the noted process, if it still lives."""
         try:
             pid, started = map(int, self.file.read_text().split()[:2])
         except (OSError, ValueError):
@@ -89,12 +92,12 @@ class DaemonFolder(Struct, frozen=True):
 
 
 def clients(state: Path) -> Path:
-    """The file system for everything that daemons share with their clients."""
+    """Return the file system for everything that daemons share with their clients."""
     return state / "mps" / "clients"
 
 
 def mount_fault(base: Path) -> str:
-    """Why no daemon may be started: clients could fill a file system of the host. Empty if they could not."""
+    """Return why no daemon may be started, or empty: clients could fill a file system of the host."""
     try:
         mounted, size = base.stat().st_dev != base.parent.stat().st_dev, os.statvfs(base)
     except OSError:
@@ -109,7 +112,7 @@ def mount_fault(base: Path) -> str:
 
 
 def mps_advice(state: Path, *, enabled: bool) -> Iterator[Finding]:
-    """Say why mode=mps is refused although policy allows it. None but root can look into the state folder."""
+    """Say why mode=mps is refused although policy allows it. Only root can look into the state folder."""
     if enabled and os.access(state, os.X_OK) and (fault := mount_fault(clients(state))):
         yield warning(
             "policy advice",
@@ -119,7 +122,7 @@ def mps_advice(state: Path, *, enabled: bool) -> Iterator[Finding]:
 
 
 def noted_folders(state: Path) -> tuple[DaemonFolder, ...]:
-    """Folders whose daemon was noted, alive or not."""
+    """Return the folders whose daemon was noted, alive or not."""
     return tuple(_noted_folder(state, note) for note in sorted((state / "mps").glob(f"*/{NOTE}")))
 
 
@@ -131,7 +134,7 @@ def _noted_folder(state: Path, note: Path) -> DaemonFolder:
 
 
 def leftovers(state: Path, kept: frozenset[str]) -> tuple[Path, ...]:
-    """Everything that is neither a kept folder nor in one; versions before had a GPU's files beside its note."""
+    """Return everything that is neither a kept folder nor in one; versions before had a GPU's files beside its note."""
     return tuple(path for path in _all(state) if str(path) not in kept and str(path.parent) not in kept)
 
 
@@ -168,7 +171,7 @@ def remove(path: Path) -> None:
 
 
 def _emptied(here: int, top: int) -> list[str]:
-    """Returns the names in `top` that its directories have now."""
+    """Empty a directory and return the names that its directories have in `top` now."""
     with os.scandir(here) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:
