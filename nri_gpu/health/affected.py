@@ -1,6 +1,6 @@
-"""Reports or stops the containers on GPUs that are withheld, as policy says.
+"""The containers on GPUs that are withheld: they are reported or stopped, as policy says.
 
-It goes by what holds now and not by what just happened: a GPU may have turned bad before it was known who holds it,
+This goes by what holds now and not by what just happened: a GPU may have turned bad before it was known who holds it,
 policy may have changed since, and a runtime may not have stopped a container.
 """
 
@@ -32,12 +32,12 @@ class AffectedContainer(Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """What is wrong with the first of them."""
+        """Return what is wrong with the first bad GPU or MIG device."""
         return next(iter(self.bad.values()))
 
 
 class _Stop(Struct):
-    """What was done about one container. due_s: when to try again, on the loop's clock."""
+    """A container's stop so far. due_s: when to try again, on the loop's clock."""
 
     backoff: Backoff
     reported: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class _Stop(Struct):
 
 
 class Stops:
-    """Stops containers, or reports them.
+    """The stops, or reports, of containers.
 
     again: called when `update` has to be called again to retry a stop. stop: stops containers, and returns which.
     """
@@ -110,7 +110,7 @@ class Stops:
 
 
 def holders_of(withheld: Mapping[str, Health], ledger: Ledger) -> Mapping[str, AffectedContainer]:
-    """The containers that hold one of these, by container id."""
+    """Return the containers that hold a withheld GPU or MIG device, by container id."""
     if not withheld:
         return {}
     found: dict[str, AffectedContainer] = {}
@@ -122,7 +122,7 @@ def holders_of(withheld: Mapping[str, Health], ledger: Ledger) -> Mapping[str, A
 
 
 def _by_reason(holders: Mapping[str, AffectedContainer], due: Iterable[str]) -> Mapping[str, dict[str, str]]:
-    """Reason -> containers and names."""
+    """Group containers and names by reason."""
     found: dict[str, dict[str, str]] = {}
     for container in due:
         found.setdefault(holders[container].why, {})[container] = holders[container].name

@@ -17,7 +17,9 @@ KEPT: Final = 32  # of a GPU
 
 
 class Failed(Struct, frozen=True):
-    """An application failed. namespaces: of all containers that held the GPU, since NVML does not tell whose it was.
+    """A failure of an application.
+
+    namespaces: of all containers that held the GPU, since NVML does not tell whose it was.
 
     at_s: for the last time, on the clock.
     """
@@ -27,18 +29,18 @@ class Failed(Struct, frozen=True):
 
 
 class Failures(Struct, frozen=True):
-    """Of each GPU the newest, the oldest first; one for each set of namespaces."""
+    """The newest failures of each GPU, the oldest first; one for each set of namespaces."""
 
     by_gpu: Mapping[GpuUuid, tuple[Failed, ...]] = {}
 
     def having(self, uuid: GpuUuid, namespaces: frozenset[str], now_s: float) -> Failures:
-        """With one that happens now."""
+        """Add a failure that happens now."""
         latest = Failed(tuple(sorted(namespaces)), now_s)
         others = [each for each in self._recent(uuid, now_s) if each.namespaces != latest.namespaces]
         return Failures({**self.by_gpu, uuid: (*others[1 - KEPT :], latest)})
 
     def namespaces(self, uuid: GpuUuid, now_s: float) -> tuple[str, ...]:
-        """Those under whose containers it failed within a day; empty while fewer could have caused it all."""
+        """Return the namespaces under whose containers it failed within a day, or empty while fewer may be to blame."""
         seen = set[str]()
         apart = 0
         for each in sorted(self._recent(uuid, now_s), key=lambda each: len(each.namespaces)):
@@ -51,7 +53,7 @@ class Failures(Struct, frozen=True):
 
 
 def is_of_application(event: GpuEvent) -> bool:
-    """Whether a program may have caused it, or ended because of it."""
+    """Return whether a program may have caused the event, or ended because of it."""
     if event.kind != EventType.XID:
         return False
     return event.xid in APPLICATIONS or class_of(event.xid) is ActionClass.RESTART

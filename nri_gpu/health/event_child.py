@@ -1,4 +1,4 @@
-"""Listens for NVML's events: runs the event process, checks what it sends, and passes the events on."""
+"""The listener for NVML's events: it runs the event process, checks what it sends, and passes the events on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Instance = Annotated[int, Meta(ge=0, le=2**32 - 2)] | None  # nvmlEventData_t.gp
 
 
 class NextCall(Struct, tag="call"):
-    """The process makes this call next."""
+    """The call that the process makes next."""
 
     call: Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")]
 
@@ -92,7 +92,7 @@ class MalformedLineError(ValueError):
 
 
 def parse_line(line: bytes) -> EventLine:
-    """Reads a line. A driver's library could have overwritten the process's memory, so every part is checked.
+    """Read a line. A driver's library could have overwritten the process's memory, so every part is checked.
 
     Raises: MalformedLineError.
     """
@@ -106,12 +106,15 @@ def parse_line(line: bytes) -> EventLine:
 
 
 def _printable(text: str) -> str:
-    """One line that a terminal shows as it is."""
+    """Return one line that a terminal shows as it is."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:TEXT_MAX])
 
 
 class EventSink(Struct, frozen=True):
-    """Where events go. event: called with each. doubt: called when events may be missing, or one has no GPU."""
+    """The takers of events. event: called with each.
+
+    doubt: called when events may be missing, or an event has no GPU.
+    """
 
     event: Callable[[GpuEvent], None]
     doubt: Callable[[], None]
@@ -120,7 +123,7 @@ class EventSink(Struct, frozen=True):
 class EventListener(Protocol):
     @property
     def starts(self) -> int:
-        """Processes started."""
+        """Return how many processes were started."""
 
     def listen(self, bus_ids: frozenset[str]) -> None:
         """Listen to these GPUs from now on."""
@@ -179,7 +182,7 @@ class EventChild:
                 await self._sleep(self._backoff.next_s())
 
     async def _serve(self) -> str:
-        """Runs one process. Returns why it ended; empty where there is no GPU to listen to any more."""
+        """Run one process. Return why it ended, or empty if there is no GPU to listen to any more."""
         try:
             process = await self._process.start()
         except InventoryError as error:
@@ -200,14 +203,14 @@ class EventChild:
         return fault
 
     async def _send_requests(self, process: LineProcess) -> None:
-        """Tells the process which GPUs to watch, as that changes. Returns once there is none."""
+        """Tell the process which GPUs to watch, as that changes. Return once there is none."""
         while self._wanted:
             self._changed.clear()
             await process.send(json.dumps({"watch": sorted(self._wanted)}).encode() + b"\n")
             await self._changed.wait()
 
     async def _receive(self, process: LineProcess, requests: asyncio.Task[None]) -> str:
-        """Takes lines until the process fails, or `requests` is done. Returns why; empty for the latter."""
+        """Take lines until the process fails, or `requests` is done. Return why it failed, or empty."""
         while True:
             line = asyncio.ensure_future(process.receive())
             limit_s = self._silence_s if self._listening else None

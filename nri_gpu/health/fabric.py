@@ -16,9 +16,9 @@ NOT_READY: Final = "NVLink is not ready: see the fabric manager; on NVL72 also I
 
 
 def waiting(inventory: Inventory, rules: HealthSettings) -> frozenset[GpuUuid]:
-    """The GPUs that are withheld as long as they show it.
+    """Return the GPUs that are withheld as long as they show the sign.
 
-    One GPU alone, without a switch, may work without a fabric: of that, `fatal_signs` and `suspect_signs` decide.
+    A single GPU without a switch may work without a fabric: there `fatal_signs` and `suspect_signs` decide.
     """
     in_fabric = [gpu for gpu in inventory.gpus if gpu.fabric or Sign.FABRIC_NOT_READY in gpu.signs]
     if rules.fabric is UnreadyFabric.SIGNS or (len(in_fabric) == 1 and not inventory.nvswitches):
@@ -27,10 +27,10 @@ def waiting(inventory: Inventory, rules: HealthSettings) -> frozenset[GpuUuid]:
 
 
 def judged_signs(gpu: Gpu, waiting: frozenset[GpuUuid]) -> tuple[Sign, ...]:
-    """The signs that decide on its state of health."""
+    """Return the signs that decide on a GPU's state of health."""
     return tuple(sign for sign in gpu.signs if not (sign is Sign.FABRIC_NOT_READY and gpu.uuid in waiting))
 
 
 def withheld(gpu: Gpu, waiting: frozenset[GpuUuid]) -> Gpu:
-    """The GPU with the reason why nobody gets it; its MIG devices share it."""
+    """Return the GPU with the reason why nobody gets it; its MIG devices share it."""
     return replace(gpu, unavailable=gpu.unavailable or NOT_READY) if gpu.uuid in waiting else gpu

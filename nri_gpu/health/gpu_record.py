@@ -1,4 +1,4 @@
-"""What is remembered of one GPU, and how a signal changes it."""
+"""The record of one GPU, and how a signal changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ CONTAINED_MAX: Final = 3  # contained errors beside a pending remap, and the res
 
 
 class Moment(Struct, frozen=True):
-    """Now, on two clocks. clock_s: one that never jumps, for durations. wall_s: seconds since the epoch, for people."""
+    """The present, on two clocks. clock_s: a clock that never jumps, for durations.
+
+    wall_s: since the epoch, for people.
+    """
 
     clock_s: float
     wall_s: float
@@ -35,14 +38,14 @@ class MigPlace(Struct, frozen=True):
 
 
 class Witness(StrEnum):
-    """Whose word it is that an event means trouble."""
+    """The source for the claim that an event means trouble."""
 
     CATALOGUE = "catalogue"  # taken back by a recovery action of the driver
     DOUBLE_BIT = "double-bit"  # taken back by a contained ECC error
 
 
 class Word(Struct, frozen=True):
-    """Trouble on the word of an event alone. at_s: of the last such event, on the clock."""
+    """A claim of trouble by an event alone. at_s: of the last such event, on the clock."""
 
     signal: Signal
     why: str
@@ -57,54 +60,50 @@ class Course(Struct, frozen=True, omit_defaults=True):
 
 
 class DueReset(Struct, frozen=True, omit_defaults=True):
-    """A reset that an XID asks for. at_s: of the XID, on the clock.
-
-    module: which load of the driver's kernel module it happened to. pending: a check has shown a pending remap since.
-    """
+    """A reset that an XID asks for."""
 
     xid: int
-    at_s: float
-    module: str = ""
-    pending: bool = False
+    at_s: float  # of the XID, on the clock
+    module: str = ""  # which load of the driver's kernel module the XID happened to
+    pending: bool = False  # a check has shown a pending remap since
 
 
 class GpuRecord(Struct, frozen=True, omit_defaults=True):
-    """What is remembered of one GPU, or of a MIG device with an event of its own.
+    """The memory of one GPU, or of a MIG device with an event of its own.
 
-    An earlier version reads the first six fields alone. trouble_s: when there last was trouble, on the clock. doubt_s:
-    since when it cannot be read, on the clock; None: it can. place, bus_id, parts: its index, address and MIG devices
-    when it could last be described. incident_s: of the last incident, on the clock. words: what may be taken back;
-    without: its course without these. reset: None where none is due. contained_s: of the last contained ECC error, on
-    the clock; contained: how many there were since a remap is pending (remap) on a driver without recovery actions.
+    An earlier version reads the first six fields alone.
     """
 
     health: Health = WELL
-    trouble_s: float = LONG_AGO
-    doubt_s: float | None = None
-    place: str = ""
-    bus_id: str = ""
-    parts: tuple[MigPlace, ...] = ()
-    incident_s: float = LONG_AGO
-    words: Mapping[Witness, Word] = {}
-    without: Course | None = None
-    reset: DueReset | None = None
-    contained_s: float = LONG_AGO
-    contained: int = 0
-    remap: bool = False
+    trouble_s: float = LONG_AGO  # when there last was trouble, on the clock
+    doubt_s: float | None = None  # since when it cannot be read, on the clock, or None if it can
+    place: str = ""  # its index when it could last be described
+    bus_id: str = ""  # its address then
+    parts: tuple[MigPlace, ...] = ()  # its MIG devices then
+    incident_s: float = LONG_AGO  # of the last incident, on the clock
+    words: Mapping[Witness, Word] = {}  # what may be taken back
+    without: Course | None = None  # its course without `words`
+    reset: DueReset | None = None  # None if no reset is due
+    contained_s: float = LONG_AGO  # of the last contained ECC error, on the clock
+    contained: int = 0  # contained ECC errors since a remap is pending
+    remap: bool = False  # a remap is pending on a driver without recovery actions
 
     @property
     def units(self) -> frozenset[str]:
-        """UUIDs of its MIG devices."""
+        """Return the UUIDs of its MIG devices."""
         return frozenset(part.uuid for part in self.parts)
 
     @property
     def reset_soon(self) -> bool:
-        """Whether it is offered to nobody once its holder has gone, until its remap is done."""
+        """Return whether it is offered to nobody once its holder has gone, until its remap is done."""
         return self.remap and self.contained >= CONTAINED_MAX
 
 
 class HealthChange(Struct, frozen=True):
-    """A GPU or MIG device changed its state. place: `0`, or `0:1` of a MIG device; empty where it was never known."""
+    """A change of state of a GPU or MIG device.
+
+    place: `0`, or `0:1` of a MIG device, or empty if it was never known.
+    """
 
     uuid: GpuUuid
     before: HealthState
@@ -113,7 +112,7 @@ class HealthChange(Struct, frozen=True):
 
 
 def after_signal(record: GpuRecord, signal: Signal, why: str, now: Moment) -> GpuRecord:
-    """The record after what was seen. Being healthy ends all that was due or may be taken back."""
+    """Return the record after what was seen. Being healthy ends all that was due or may be taken back."""
     course = _moved(Course(record.health, record.trouble_s), signal, why, now)
     record = replace(record, health=course.health, trouble_s=course.trouble_s)
     if course.health.state is HealthState.HEALTHY:
@@ -122,7 +121,7 @@ def after_signal(record: GpuRecord, signal: Signal, why: str, now: Moment) -> Gp
 
 
 def after_word(record: GpuRecord, source: Witness, word: Word, now: Moment) -> GpuRecord:
-    """The record after trouble on the word of an event alone: the gravest of its source counts, and the latest."""
+    """Return the record after trouble on the word of an event alone: of a source, the gravest and the latest count."""
     without = record.without or Course(record.health, record.trouble_s)
     before = record.words.get(source)
     kept = replace(before, at_s=word.at_s) if before and before.signal is Signal.FATAL else word
@@ -132,7 +131,7 @@ def after_word(record: GpuRecord, source: Witness, word: Word, now: Moment) -> G
 
 
 def taken_back(record: GpuRecord, source: Witness, why: str, now: Moment) -> GpuRecord:
-    """The record as if it had been without the word of that source."""
+    """Return the record as if it had been without the word of that source."""
     if record.without is None or (word := record.words.get(source)) is None:
         return record
     words = {each: kept for each, kept in record.words.items() if each is not source}
@@ -151,7 +150,7 @@ def taken_back(record: GpuRecord, source: Witness, why: str, now: Moment) -> Gpu
 
 
 def confirmed(record: GpuRecord) -> GpuRecord:
-    """The record where nothing takes the catalogue's word back any more."""
+    """Return the record if nothing takes the catalogue's word back any more."""
     if record.without is None or (word := record.words.get(Witness.CATALOGUE)) is None:
         return record
     words = {each: kept for each, kept in record.words.items() if each is not Witness.CATALOGUE}
@@ -160,13 +159,13 @@ def confirmed(record: GpuRecord) -> GpuRecord:
 
 
 def reset_text(record: GpuRecord) -> str:
-    """Why a reset is due, a clause; empty where none is."""
+    """Return why a reset is due, a clause, or empty."""
     return f"a reset is due since {xid_name(record.reset.xid)}" if record.reset else ""
 
 
 def _moved(course: Course, signal: Signal, why: str, now: Moment) -> Course:
     health, state = course.health, next_state(course.health.state, signal)
-    # An odd sign is trouble as long as it shows, but not for a GPU that waits to be granted again.
+    # A suspect sign counts as trouble while it shows, except on a recovering GPU.
     troubled = signal in TROUBLE or state is HealthState.SUSPECT is not health.state
     troubled = troubled or (signal in ODDITIES and health.state is HealthState.SUSPECT)
     trouble_s = now.clock_s if troubled else course.trouble_s

@@ -1,4 +1,4 @@
-"""Keeps the health of the node's GPUs: takes events and inventories, publishes health, and acts on what turns bad."""
+"""The controller of the GPUs' health: takes events and inventories, publishes health, and acts on what turns bad."""
 
 from __future__ import annotations
 
@@ -33,14 +33,21 @@ _LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthS
 
 
 class HealthController:
-    """One for the life of the daemon.
+    """A controller for the life of the daemon.
 
-    driver: where the driver is. file: what outlives a restart. publish: takes a changed inventory. refresh: asks for a
-    refresh soon. simulated: events come from the topology file. moment: now, on a clock that goes on from one start to
-    the next until a reboot. listener: made once with where events go. stops: made once with what calls for a retry.
-    refreshes_apart_s: of refreshes because of events, which can come by the thousand. module_load: which load of the
-    driver's kernel module it is. changed: set when policy, ledger or the GPUs' health are other ones. transitions: how
-    often a GPU came into each state. xids: what XIDs came.
+    driver: where the driver is.
+    file: what outlives a restart.
+    publish: takes a changed inventory.
+    refresh: asks for a refresh soon.
+    simulated: events come from the topology file.
+    moment: now, on a clock that goes on from one start to the next until a reboot.
+    listener: factory, given the event sink.
+    stops: factory, given the retry callback.
+    refreshes_apart_s: least time between refreshes because of events, which can come by the thousand.
+    module_load: which load of the driver's kernel module it is.
+    changed: set when the policy, the ledger or a GPU's health changed.
+    transitions: how often a GPU came into each state.
+    xids: the XIDs that came.
     """
 
     def __init__(
@@ -85,7 +92,7 @@ class HealthController:
 
     @property
     def listeners(self) -> int:
-        """Event processes started."""
+        """Return how many event processes were started."""
         return self._listener.starts if self._listener else 0
 
     async def run(self) -> None:
@@ -99,7 +106,7 @@ class HealthController:
             self._stops.close()
 
     def with_health(self, inventory: Inventory, began_s: float | None = None) -> Inventory:
-        """Takes what a refresh showed. Returns it with what is known of the GPUs' health.
+        """Take what a refresh showed. Return it with what is known of the GPUs' health.
 
         began_s: when the refresh began, on the moment's clock; None: now.
         """
@@ -118,7 +125,7 @@ class HealthController:
         return self._applied(inventory)
 
     def take_event(self, event: GpuEvent) -> None:
-        """Takes an event. It counts for the next container at once, without a refresh."""
+        """Take an event. It counts for the next container at once, without a refresh."""
         now, before = self._moment(), self._health.records.get(GpuUuid(event.uuid))
         module = self._module_load() if meaning_of(event, self._settings).reset else ""
         health, changes = self._health.after_event(event, self._settings, now, module)
@@ -136,12 +143,14 @@ class HealthController:
             self._ask_for_recovery_action()
 
     def follow_ledger(self) -> None:
-        """A GPU that waits for its reset is offered to nobody once its holder has gone."""
+        """Publish again if a GPU that waits for its reset has lost its holder: it is then offered to nobody."""
         if self._health.resets_soon and self._health.offered_to_nobody(self._held()) != self._soon:
             self._publish_again()
 
     def repaired(self, word: str) -> tuple[str, str]:
-        """Take somebody's word that a GPU was reset. Returns its UUID and what was due; empty where there is none.
+        """Take somebody's word that a GPU was reset.
+
+        Return its UUID and what was due, or empty if there is no such GPU.
 
         word: its UUID, index or bus id.
         """
@@ -159,7 +168,7 @@ class HealthController:
         return "", ""
 
     def notes(self) -> Mapping[str, HealthNotes]:
-        """What is known of each GPU beside its health."""
+        """Return what is known of each GPU beside its health."""
         now, proof = self._moment(), self._settings.reset is ResetBy.PROOF
         return {
             uuid: HealthNotes(
@@ -197,7 +206,7 @@ class HealthController:
             save_health(self._file, self._health, self.xids.failures)
 
     def _ask_for_recovery_action(self) -> None:
-        """An application can cause XIDs by the thousand, and a refresh costs the driver something."""
+        """Refresh soon, but seldom: XIDs can come by the thousand, and a refresh costs the driver something."""
         if not any(gpu.recovery_action for gpu in (self._seen.gpus if self._seen else ())):
             return
         now, apart_s = asyncio.get_running_loop().time(), self._settings.reprobe_s
@@ -226,20 +235,20 @@ class HealthController:
                 self._ask_for_refresh()
 
     async def _follow(self) -> None:
-        """After each change: listen to the GPUs that matter now, and report or stop who is on a withheld one."""
+        """Listen after each change to the GPUs that matter, and report or stop the containers on a withheld GPU."""
         while True:
             self.changed.clear()
             ledger = self._node_state.synchronized_ledger or Ledger()
             if self._listener:
                 self._listener.listen(frozenset(gpu.pci_bus_id for gpu in self._listened(ledger)))
             self._stops.update(holders_of(self._health.withheld, ledger), self._node_state.settings)
-            # A container holds what the last refresh neither showed nor knew to be held: the next one does.
+            # A container holds what the last refresh neither showed nor knew to be held: the next does.
             if self._seen and (self._held() or NO_UNITS) - self._shown - (self._held_at_refresh or NO_UNITS):
                 self._refresh_soon()
             await self.changed.wait()
 
     def _held(self) -> frozenset[str] | None:
-        """GPUs and MIG devices that containers hold, external allocations too; None where that is not known yet."""
+        """Return the GPUs and MIG devices that containers hold, external allocations too, or None if not known yet."""
         ledger = self._node_state.synchronized_ledger
         return None if ledger is None else frozenset(uuid for uuid, use in ledger.usage().items() if use.load)
 
@@ -251,7 +260,7 @@ class HealthController:
                 yield gpu
 
     def _schedule(self, script: tuple[ScriptedEvent, ...]) -> None:
-        """Schedules a simulated node's events, each once, also those that an edit of the file added."""
+        """Schedule a simulated node's events, each once, also those that an edit of the file added."""
         if not self._simulated:
             return
         loop = asyncio.get_running_loop()
@@ -283,7 +292,7 @@ def _log(change: HealthChange) -> None:
 
 
 def _log_replaced(forgotten: Mapping[str, str], inventory: Inventory) -> None:
-    """forgotten: UUID -> bus id."""
+    """Log the forgotten GPUs whose address has another GPU now. forgotten: UUID -> bus id."""
     now = {gpu.pci_bus_id: gpu.uuid for gpu in inventory.gpus}
     for uuid, bus_id in forgotten.items():
         if other := now.get(PciBusId(bus_id)):

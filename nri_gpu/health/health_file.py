@@ -21,7 +21,7 @@ class _HealthFile(Struct, frozen=True, omit_defaults=True):
 
 
 def load_health(file: Path) -> tuple[NodeHealth, Failures]:
-    """What was saved; nothing where that cannot be read, since refreshes and events show it again."""
+    """Return what was saved, or nothing if it cannot be read, since refreshes and events show it again."""
     found = _HealthFile()
     try:
         found = json.decode(file.read_bytes(), type=_HealthFile)
@@ -33,7 +33,7 @@ def load_health(file: Path) -> tuple[NodeHealth, Failures]:
 
 
 def save_health(file: Path, health: NodeHealth, failures: Failures) -> None:
-    """Some hundred bytes, on each change of a state."""
+    """Write some hundred bytes, on each change of a state."""
     try:
         write_whole(file, json.encode(_HealthFile(health.records, failures.by_gpu)))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What people are told about a GPU beside its state: sentences for `status`, steps for `doctor`."""
+"""The notes that people get about a GPU beside its state: sentences for `status`, steps for `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPAIRED: Final = "nri-gpu repaired"  # the operator's word
 
 
 def sentences(place: str, uuid: str, notes: HealthNotes, xid_at: str) -> Iterator[str]:
-    """Lines of `status` about a GPU. place: its index. xid_at: when its last XID came."""
+    """Yield the lines of `status` about a GPU. place: its index. xid_at: when its last XID came."""
     if notes.reset:
         yield (
             f"GPU {place} is withheld until it was reset: {notes.reset}. If the driver has no recovery action (before "
@@ -26,7 +26,7 @@ def sentences(place: str, uuid: str, notes: HealthNotes, xid_at: str) -> Iterato
 
 
 def failing(notes: HealthNotes) -> str:
-    """Why the GPU may be the cause of what fails on it."""
+    """Say why the GPU may be the cause of what fails on it."""
     return (
         f"applications failed on it within a day under containers of {len(notes.namespaces)} namespaces "
         f"({', '.join(notes.namespaces)}), so the GPU may be the cause"
@@ -41,7 +41,7 @@ def reset_steps(uuid: str) -> tuple[str, ...]:
 
 
 def withhold_steps(uuid: str) -> tuple[str, ...]:
-    """How to withhold a GPU by hand: a pool that is for nobody."""
+    """Say how to withhold a GPU by hand: a pool that is for nobody."""
     return (
         "# in /etc/nri-gpu/policy.toml, above all other pools:",
         "[[pool]]",

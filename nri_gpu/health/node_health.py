@@ -42,14 +42,17 @@ Verdict = tuple[Signal | None, str]  # the class of what was seen, and why
 
 
 class NodeHealth(Struct, frozen=True):
-    """All GPUs that were seen, those that are missing, and the MIG devices with events of their own."""
+    """The GPUs that were seen, those that are missing, and the MIG devices with events of their own."""
 
     records: Mapping[GpuUuid, GpuRecord] = field(default_factory=dict)
 
     def after_event(
         self, event: GpuEvent, rules: HealthSettings, now: Moment, module: str = ""
     ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
-        """After an event. One of a GPU that no inventory has shown changes nothing. module: of `after_inventory`."""
+        """Return the health after an event. An event of a GPU that no inventory has shown changes nothing.
+
+        module: of `after_inventory`.
+        """
         uuid, meaning = GpuUuid(event.uuid), meaning_of(event, rules)
         if (gpu := self.records.get(uuid)) is None:
             return self, ()
@@ -77,11 +80,11 @@ class NodeHealth(Struct, frozen=True):
         began_s: float | None = None,
         module: str = "",
     ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
-        """After a refresh. An inventory with a fault says nothing about any GPU.
+        """Return the health after a refresh. An inventory with a fault says nothing about any GPU.
 
         held: UUIDs of the GPUs and MIG devices that containers hold; None: not known yet. A held GPU that is no longer
-        there is lost; another one was only taken out. began_s: when the refresh began, on the clock; None: now.
-        module: which load of the driver's kernel module it is; empty where that is not known.
+        there is lost; any other GPU was only taken out. began_s: when the refresh began, on the clock; None: now.
+        module: which load of the driver's kernel module it is, or empty if that is not known.
         """
         if inventory.fault:
             return self, ()
@@ -106,13 +109,16 @@ class NodeHealth(Struct, frozen=True):
         return health, before._changes(health)
 
     def after_repair(self, uuid: GpuUuid) -> NodeHealth:
-        """After somebody said that a GPU was reset. It is granted again once it was quiet for the hold-down."""
+        """Return the health after somebody said that a GPU was reset.
+
+        The GPU is granted again once it was quiet for the hold-down.
+        """
         return NodeHealth({**self.records, uuid: replace(confirmed(self.records[uuid]), reset=None)})
 
     def applied_to(
         self, inventory: Inventory, rules: HealthSettings, held: frozenset[str] | None = NO_UNITS
     ) -> Inventory:
-        """The inventory with each GPU's health, why some cannot be granted because of it, and the missing GPUs.
+        """Return the inventory with each GPU's health, why some cannot be granted because of it, and the missing GPUs.
 
         held: as in `after_inventory`.
         """
@@ -128,24 +134,24 @@ class NodeHealth(Struct, frozen=True):
         return replace(inventory, gpus=gpus, faults=faults)
 
     def offered_to_nobody(self, held: frozenset[str] | None) -> frozenset[str]:
-        """GPUs that should be reset soon and that nobody holds; none while that is not known."""
+        """Return the GPUs that should be reset soon and that nobody holds, or nothing while that is not known."""
         soon = self.resets_soon.items()
         return frozenset(uuid for uuid, record in soon if held is not None and held.isdisjoint({uuid, *record.units}))
 
     @property
     def resets_soon(self) -> Mapping[GpuUuid, GpuRecord]:
-        """GPUs that should be reset as soon as nobody holds them."""
+        """Return the GPUs that should be reset as soon as nobody holds them."""
         return {uuid: record for uuid, record in self.records.items() if record.reset_soon}
 
     @property
     def has_unhealthy(self) -> bool:
-        """Whether some GPU should be looked at again soon."""
+        """Return whether some GPU should be looked at again soon."""
         records = self.records.values()
         return any(record.health.state is not HealthState.HEALTHY or record.reset_soon for record in records)
 
     @property
     def withheld(self) -> Mapping[str, Health]:
-        """GPUs and MIG devices that are not granted because of their health; a GPU's MIG devices share its fate."""
+        """Return the GPUs and MIG devices not granted because of their health; a GPU's MIG devices share its fate."""
         found: dict[str, Health] = {}
         for uuid, record in self.records.items():
             if not record.health.grantable:
@@ -154,7 +160,10 @@ class NodeHealth(Struct, frozen=True):
 
     @property
     def lasting(self) -> Mapping[GpuUuid, object]:
-        """What a restart must not forget of each GPU, beside its state: where it is, its MIG devices, a due reset."""
+        """Return what a restart must not forget of each GPU beside its state.
+
+        It is where the GPU is, its MIG devices, contained errors and a pending remap, and a due reset.
+        """
         return {
             uuid: (
                 *(each.place, each.bus_id, each.parts, each.contained, each.remap),
@@ -166,7 +175,7 @@ class NodeHealth(Struct, frozen=True):
     def _with_present(
         self, inventory: Inventory, held: frozenset[str] | None
     ) -> tuple[NodeHealth, dict[GpuUuid, Shown]]:
-        """Adds the GPUs that are there, and drops those that were taken out. Returns also the missing ones' signs."""
+        """Add the GPUs that are there, and drop those that were taken out. Return also the missing GPUs' signs."""
         records = {gpu.uuid: _described(self.records.get(gpu.uuid, GpuRecord()), gpu) for gpu in inventory.gpus}
         unseen = {GpuUuid(unit) for unit in held or NO_UNITS if unit.startswith(WHOLE)} - records.keys()
         absent = dict.fromkeys(unseen, GpuRecord()) | self._absent(inventory)
@@ -193,13 +202,13 @@ class NodeHealth(Struct, frozen=True):
         return NodeHealth(records), missing
 
     def _absent(self, inventory: Inventory) -> dict[GpuUuid, GpuRecord]:
-        """GPUs that were seen before and are not described now."""
+        """Return the GPUs that were seen before and are not described now."""
         present = {gpu.uuid for gpu in inventory.gpus}
         known = self.records.items()
         return {uuid: record for uuid, record in known if uuid.startswith(WHOLE) and uuid not in present}
 
     def _faults(self, inventory: Inventory, rules: HealthSettings) -> tuple[GpuFault, ...]:
-        """The inventory's faults with the UUIDs of the GPUs they are about, and one for each other missing GPU."""
+        """Return the inventory's faults with the UUIDs of their GPUs, and a fault for each other missing GPU."""
         absent = self._absent(inventory)
         uuids = {id(fault): uuid for uuid, fault in _faults_by_gpu(absent, inventory.faults).items()}
         found = []
@@ -213,7 +222,7 @@ class NodeHealth(Struct, frozen=True):
         return tuple(found)
 
     def _answered(self, inventory: Inventory, now: Moment, asked_s: float, module: str) -> NodeHealth:
-        """With what proves that a reset was done, or that none is needed."""
+        """Apply what proves that a reset was done, or that none is needed."""
         records = dict(self.records)
         for gpu in inventory.gpus:
             records[gpu.uuid] = after_answer(after_memory(records[gpu.uuid], gpu), gpu, now, asked_s, module)
@@ -223,7 +232,7 @@ class NodeHealth(Struct, frozen=True):
         return NodeHealth(records)
 
     def _changes(self, after: NodeHealth) -> tuple[HealthChange, ...]:
-        """The changes of state from this one to another. Who went without a change is forgotten."""
+        """Return the changes of state from this health to another. A GPU that went without a change is forgotten."""
         found = []
         for uuid, record in after.records.items():
             before = self.records[uuid].health.state if uuid in self.records else HealthState.HEALTHY
@@ -232,7 +241,7 @@ class NodeHealth(Struct, frozen=True):
         return tuple(found)
 
     def _place(self, uuid: GpuUuid) -> str:
-        """`0` of a GPU, `0:1` of a MIG device."""
+        """Return `0` of a GPU, `0:1` of a MIG device."""
         if uuid.startswith(WHOLE):
             return self.records[uuid].place if uuid in self.records else ""
         wholes = ((record, part) for record in self.records.values() for part in record.parts)
@@ -246,7 +255,7 @@ class NodeHealth(Struct, frozen=True):
 
 
 def _described(record: GpuRecord, gpu: Gpu) -> GpuRecord:
-    """Notes its place and MIG devices. A GPU that NVML fails to describe keeps the MIG devices that it had."""
+    """Note its place and MIG devices. A GPU that NVML fails to describe keeps the MIG devices that it had."""
     parts = tuple(MigPlace(each.uuid, each.index, each.gpu_instance_id, each.compute_instance_id) for each in gpu.mig)
     kept = record.parts if gpu.unavailable and not parts else parts
     return replace(record, place=str(gpu.index), bus_id=gpu.pci_bus_id, parts=kept)
@@ -258,7 +267,7 @@ def _part_of(gpu: GpuRecord, event: GpuEvent) -> MigPlace | None:
 
 
 def _faults_by_gpu(absent: Mapping[GpuUuid, GpuRecord], faults: Iterable[GpuFault]) -> Mapping[GpuUuid, GpuFault]:
-    """Which absent GPU each fault is about: by the fault's UUID or address, else by the GPU's last index."""
+    """Map absent GPUs to the faults about them: by the fault's UUID or address, else by the GPU's last index."""
     found: dict[GpuUuid, GpuFault] = {}
     unnamed = []
     for fault in faults:
@@ -285,7 +294,10 @@ def _with_doubt(record: GpuRecord, signs: tuple[Sign, ...], now: Moment) -> GpuR
 
 
 def _verdict(record: GpuRecord, signs: tuple[Sign, ...], message: str, rules: HealthSettings, now: Moment) -> Verdict:
-    """The class of one GPU's signs. One that just became unreadable is odd and not yet bad: it may only be busy."""
+    """Return the class of one GPU's signs.
+
+    A GPU that just became unreadable is odd and not yet bad: it may only be busy.
+    """
     signal, why = signal_of_signs(signs, rules, message)
     fresh = record.doubt_s is not None and now.clock_s - record.doubt_s < rules.reprobe_s
     if signal is Signal.FATAL and fresh and record.health.grantable and unreadable_only(signs, rules):
@@ -294,7 +306,7 @@ def _verdict(record: GpuRecord, signs: tuple[Sign, ...], message: str, rules: He
 
 
 def _with_quiet(verdict: Verdict, record: GpuRecord, rules: HealthSettings, now: Moment) -> Verdict:
-    """The verdict on a GPU that is not broken, by how long there was no trouble."""
+    """Adjust the verdict on a GPU that is not broken by how long there was no trouble."""
     signal, why = verdict
     if signal is Signal.FATAL or (record.reset and rules.reset is ResetBy.PROOF):
         return verdict
@@ -310,7 +322,7 @@ def _with_quiet(verdict: Verdict, record: GpuRecord, rules: HealthSettings, now:
 def _after_meaning(
     record: GpuRecord, event: GpuEvent, meaning: Meaning, rules: HealthSettings, now: Moment
 ) -> GpuRecord:
-    """The record after an event that means something."""
+    """Return the record after an event that means something."""
     if meaning.signal is None:
         return record
     word = Word(meaning.signal, meaning.why, now.clock_s)
@@ -325,7 +337,7 @@ def _after_meaning(
 
 
 def _after_incident(record: GpuRecord, why: str, rules: HealthSettings, now: Moment) -> GpuRecord:
-    """Incidents that come together are one, as those of a memory error and the row that is remapped for it do."""
+    """Count incidents that come together as one, as those of a memory error and the row that is remapped for it do."""
     since_s = now.clock_s - record.incident_s
     suspect = record.health.state is HealthState.SUSPECT
     if suspect and since_s < rules.reprobe_s:
@@ -337,7 +349,7 @@ def _after_incident(record: GpuRecord, why: str, rules: HealthSettings, now: Mom
 
 
 def _unavailable(record: GpuRecord, rules: HealthSettings) -> str:
-    """Why it is not granted, the same text until that changes; empty where it is granted."""
+    """Return why it is not granted, in the same text until that changes, or empty."""
     health = record.health
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(health.since))
     if health.state is HealthState.BAD:

@@ -31,7 +31,7 @@ WANTED: Final = int(sum(EventType))
 
 
 class EventSet:
-    """NVML's event set. Each GPU is registered by itself, so that one which fails does not affect the others."""
+    """NVML's event set. Each GPU is registered by itself, so that a GPU which fails does not affect the others."""
 
     def __init__(self, nvml: NvmlClient) -> None:
         self._nvml = nvml
@@ -40,7 +40,7 @@ class EventSet:
         self.watching: set[str] = set()
 
     def register(self, bus_ids: Iterable[str]) -> Mapping[str, str]:
-        """Adds GPUs. Returns those that cannot be watched, with the reason."""
+        """Add GPUs. Return those that cannot be watched, with the reason."""
         failed = {}
         for bus_id in bus_ids:
             try:
@@ -51,7 +51,10 @@ class EventSet:
         return failed
 
     def wait(self) -> Mapping[str, object] | None:
-        """The line that reports an event; None where none happened in time. Raises: NvmlCallError, if waiting fails."""
+        """Return the line that reports an event, or None if none happened in time.
+
+        Raises: NvmlCallError, if waiting fails.
+        """
         try:
             data = self._nvml.call("nvmlEventSetWait_v2", self._set, WAIT_MS)
         except NvmlCallError as error:
@@ -84,7 +87,10 @@ def _number(handle: object) -> int:
 
 
 class EventProgram:
-    """Watches the GPUs that it is told to, until stdin ends. requests: unbuffered, so that select sees all of it."""
+    """A program that watches the GPUs it is told to, until stdin ends.
+
+    requests: unbuffered, so that select sees all of it.
+    """
 
     def __init__(self, program: NvmlProgram, requests: io.FileIO) -> None:
         self._program = program
@@ -93,14 +99,14 @@ class EventProgram:
         self._ended = False
 
     def run(self) -> None:
-        """Raises: NvmlCallError, LibraryError."""
+        """Watch until stdin ends. Raises: NvmlCallError, LibraryError."""
         self._read_request(timeout_s=None)
         while not self._ended:
             with self._program.session(self._program.library.find()):
                 self._watch()
 
     def _watch(self) -> None:
-        """Watches until fewer GPUs are wanted: only the end of the NVML session closes a GPU's device node."""
+        """Watch until fewer GPUs are wanted: only the end of the NVML session closes a GPU's device node."""
         events = EventSet(self._program.nvml)
         registered: frozenset[str] = frozenset()
         while not self._ended and registered <= self._wanted:
@@ -124,7 +130,7 @@ class EventProgram:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Watches until stdin ends. Returns 1 where waiting failed."""
+    """Watch until stdin ends. Return 1 if waiting failed."""
     program, requests = start("nri_gpu.health.nvml_events", arguments)
     with (
         os.fdopen(requests, "rb", buffering=0) as lines,

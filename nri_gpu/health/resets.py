@@ -1,4 +1,4 @@
-"""What ends trouble before its time: the driver's recovery action, a reset that shows, an error that was contained."""
+"""The early ends of trouble: the driver's recovery action, a reset that shows, an error that was contained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IS_CONTAINED: Final = "the error is contained"
 
 
 def after_contained(record: GpuRecord, rules: HealthSettings, now: Moment) -> GpuRecord:
-    """After a contained ECC error. Those that come together are one."""
+    """Return the record after a contained ECC error. Errors that come together are one."""
     another = record.remap and now.clock_s - record.contained_s >= rules.reprobe_s
     record = replace(record, contained_s=now.clock_s, contained=record.contained + another)
     word = record.words.get(Witness.DOUBLE_BIT)
@@ -26,7 +26,7 @@ def after_contained(record: GpuRecord, rules: HealthSettings, now: Moment) -> Gp
 
 
 def after_memory(record: GpuRecord, gpu: Gpu) -> GpuRecord:
-    """The record after a refresh told whether a remap is pending."""
+    """Return the record after a refresh told whether a remap is pending."""
     pending = Sign.REMAP_PENDING in gpu.signs or gpu.remap_pending
     if pending is None:
         return record
@@ -40,7 +40,7 @@ def after_memory(record: GpuRecord, gpu: Gpu) -> GpuRecord:
 
 
 def after_answer(record: GpuRecord, gpu: Gpu, now: Moment, asked_s: float, module: str) -> GpuRecord:
-    """The record after a refresh told the driver's recovery action, and which load of its module it is."""
+    """Return the record after a refresh told the driver's recovery action, and which load of its module it is."""
     due, word = record.reset, record.words.get(Witness.CATALOGUE)
     if due and module and due.module and module != due.module:
         record, due = replace(confirmed(record), reset=None), None

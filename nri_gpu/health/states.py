@@ -1,4 +1,4 @@
-"""The states of a GPU's health, what leads from one to another, and what events and signs mean."""
+"""The states of a GPU's health, the signals that lead from one to another, and the meaning of events and signs."""
 
 from __future__ import annotations
 
@@ -86,17 +86,13 @@ NOT_LISTED: Final = "GPU is lost: NVML does not list it any more"
 
 
 class Meaning(Struct, frozen=True):
-    """What an event means. signal: None where it changes nothing. why: its name.
+    """The meaning of an event."""
 
-    word: trouble on the catalogue's word, which the driver's recovery action may take back. reset: a reset is due.
-    whole: it concerns the whole GPU, whatever MIG device it names.
-    """
-
-    signal: Signal | None
-    why: str
-    word: bool = False
-    reset: bool = False
-    whole: bool = True
+    signal: Signal | None  # None if it changes nothing
+    why: str  # its name
+    word: bool = False  # trouble on the catalogue's word, which the driver's recovery action may take back
+    reset: bool = False  # a reset is due
+    whole: bool = True  # it concerns the whole GPU, whatever MIG device it names
 
 
 def meaning_of(event: GpuEvent, rules: HealthSettings) -> Meaning:
@@ -121,9 +117,9 @@ def meaning_of(event: GpuEvent, rules: HealthSettings) -> Meaning:
 
 
 def signal_of_signs(signs: tuple[Sign, ...], rules: HealthSettings, message: str = "") -> tuple[Signal | None, str]:
-    """The class of a refresh's signs, None for those that the policy does not list, and why.
+    """Return the class of a refresh's signs, or None for signs that the policy does not list, and why.
 
-    message: NVML's, of a call that failed; empty where none did.
+    message: NVML's, of a call that failed, or empty.
     """
     for listed, signal in ((rules.fatal_signs, Signal.FATAL), (rules.suspect_signs, Signal.ODD)):
         if found := [sign for sign in signs if sign in listed]:
@@ -133,5 +129,5 @@ def signal_of_signs(signs: tuple[Sign, ...], rules: HealthSettings, message: str
 
 
 def unreadable_only(signs: tuple[Sign, ...], rules: HealthSettings) -> bool:
-    """Whether the only fatal sign is that the GPU could not be read."""
+    """Return whether the only fatal sign is that the GPU could not be read."""
     return rules.fatal_signs.intersection(signs) == {Sign.UNREADABLE}

@@ -20,7 +20,7 @@ SAME_S: Final = 60.0  # failures under the same containers are noted as often
 
 
 class XidLog:
-    """counts: by GPU and class of the catalogue's action. failures: of applications."""
+    """A count of XIDs by GPU and class of the catalogue's action, `counts`, and of applications' `failures`."""
 
     def __init__(self, failures: Failures) -> None:
         self.counts: Counter[tuple[str, ActionClass]] = Counter()
@@ -30,7 +30,7 @@ class XidLog:
         self._noted: dict[str, tuple[Ledger, float]] = {}
 
     def count(self, event: GpuEvent, units: frozenset[str], ledger: Ledger, now: Moment) -> bool:
-        """Count an event. Returns whether an application failed. units: UUIDs of the GPU and its MIG devices."""
+        """Count an event. Return whether an application failed. units: UUIDs of the GPU and its MIG devices."""
         if event.kind != EventType.XID:
             return False
         found = class_of(event.xid)
@@ -41,7 +41,7 @@ class XidLog:
         return is_of_application(event) and self._failed(event.uuid, units, ledger, now)
 
     def last(self, uuid: str) -> tuple[str, float | None]:
-        """A GPU's last XID with its meaning, and when it came, in seconds since the epoch; empty where none did."""
+        """Return a GPU's last XID with its meaning, or empty, and when it came, in seconds since the epoch."""
         xid, at_s = self._last.get(uuid, (None, None))
         return ("" if xid is None else xid_name(xid)), at_s
 
@@ -62,12 +62,12 @@ class XidLog:
 
 
 def by_action(counts: Mapping[tuple[str, ActionClass], int], uuid: str) -> Mapping[ActionClass, int]:
-    """A GPU's counts: of each class, so that the first increase of each counts."""
+    """Return a GPU's counts, of each class, so that the first increase of each counts."""
     return {each: counts.get((uuid, each), 0) for each in ActionClass}
 
 
 def _namespaces(units: frozenset[str], ledger: Ledger) -> frozenset[str]:
-    """Of the containers that hold one of these."""
+    """Return the namespaces of the containers that hold a unit of these."""
     grants = (entry.grant for entry in ledger.entries.values() if entry.holds)
     granted = {grant.namespace for grant in grants if not units.isdisjoint(grant.held)}
     others = (each for each in ledger.external.values() if not units.isdisjoint(each.held))

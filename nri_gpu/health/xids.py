@@ -36,7 +36,7 @@ class Action(StrEnum):
 
 
 class ActionClass(StrEnum):
-    """What an action comes to for a GPU."""
+    """The consequence of an action for a GPU."""
 
     NOTHING = "nothing"
     RESTART = "restart-application"
@@ -52,7 +52,7 @@ CLASSES: Final[Mapping[Action, ActionClass]] = {
     Action.RESTART_VM: ActionClass.RESET,
     Action.RESTART_BM: ActionClass.RESET,
     Action.CHECK_MECHANICALS: ActionClass.RESET,
-    # Of these two workflows the catalogue says, too, that a reset is needed to clear the error.
+    # The catalogue says of these two workflows, too, that a reset is needed to clear the error.
     Action.WORKFLOW_XID_48: ActionClass.RESET,
     Action.WORKFLOW_NVLINK_ERR: ActionClass.RESET,
     Action.WORKFLOW_XID_45: ActionClass.UNCLEAR,
@@ -64,7 +64,7 @@ CLASSES: Final[Mapping[Action, ActionClass]] = {
     Action.NO_ACTION: ActionClass.UNCLEAR,
 }
 # Errors of applications, as NVIDIA's device plugin calls them (NVIDIA/k8s-device-plugin: internal/rm/health.go). Any
-# program can cause them, so of these the driver's recovery action alone makes a GPU bad.
+# program can cause them, so only the driver's recovery action makes a GPU bad for them.
 APPLICATIONS: Final = frozenset({13, 31, 43, 45, 68, 109})
 CONTAINED: Final = 94  # an ECC error that ended the programs it met, and no others
 
@@ -202,13 +202,13 @@ XIDS: Final[Mapping[int, Xid]] = {number: Xid(action, meaning) for number, actio
 
 
 def class_of(xid: int) -> ActionClass:
-    """The class of a number's action."""
+    """Return the class of a number's action."""
     found = XIDS.get(xid)
     return CLASSES[found.action] if found else ActionClass.UNKNOWN
 
 
 def xid_name(xid: int) -> str:
-    """`XID 79, GPU has fallen off the bus`."""
+    """Return `XID 79, GPU has fallen off the bus`."""
     found = XIDS.get(xid)
     meaning = found.meaning if found else "not in NVIDIA's catalogue"
     return f"XID {xid}, {meaning}"
