@@ -19,7 +19,7 @@ _SHORT: Final = 60  # characters of a fact that a sentence can hold
 
 
 def changes(before: Inventory, after: Inventory) -> tuple[Transition, ...]:
-    """One transition for each thing that changed; none where only the time did."""
+    """Return one transition for each thing that changed, or none if only the time of the inventory did."""
     return (*_node(before, after), *_faults(before, after), *_unlisted(before, after), *_units(before, after))
 
 
@@ -123,7 +123,7 @@ def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
 
 
 def _available(old: Unit, new: Unit) -> Iterator[Transition]:
-    """What its health causes is left out: that is a transition of its own."""
+    """Yield a change of availability that health did not cause; health has its own transition."""
     was, now = _unavailable(old), _unavailable(new)
     if was == now or _by_health(new, now) or (not now and _by_health(old, was)):
         return

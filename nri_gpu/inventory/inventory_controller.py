@@ -1,4 +1,4 @@
-"""Keeps a node's inventory up to date: refreshes it, publishes what changed, and tells who depends on the change."""
+"""The refreshing of a node's inventory: changes are published, and whoever depends on a change is called."""
 
 from __future__ import annotations
 
@@ -27,22 +27,19 @@ LONGEST_RETRY_S: Final = 30.0
 class InventoryCache:
     """The last inventory of one source.
 
-    publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
-    the sentence of each failure. After a failure the last inventory stays `current`
-    and its age grows. Where there was none, an inventory with that fault is published. completed: adds to an answer
-    what the source does not know; it is also told when the source was asked, by `boot_clock`. poked: set by whoever
-    wants a refresh now. current: None before the first. fault: why the last refresh failed; empty when it did not.
-    confirmed: the source has answered; until then `current` was recalled from an earlier process.
+    After a failure the last inventory stays `current` and its age grows. If there is no inventory yet, one with that
+    fault is published.
     """
 
     def __init__(
         self,
         source: Source,
-        publish: Callable[[Inventory], None],
-        on_fault: Callable[[str], None],
+        publish: Callable[[Inventory], None],  # called with each inventory that differs in more than its age
+        on_fault: Callable[[str], None],  # called with the sentence of each failure
         *,
+        # Adds to an answer what the source does not know. Its second argument: when the source was asked, `boot_clock`.
         completed: Callable[[Inventory, float], Inventory] = lambda inventory, _: inventory,
-        poked: asyncio.Event | None = None,
+        poked: asyncio.Event | None = None,  # set by whoever wants a refresh now
         refresh_s: float = REFRESH_S,
         boot_clock: Callable[[], float] = since_boot_s,
         monotonic: Callable[[], float] = time.monotonic,
@@ -58,9 +55,9 @@ class InventoryCache:
         self._monotonic = monotonic
         self._answered: float | None = None  # by that clock
         self._sleep = sleep
-        self.current: Inventory | None = None
-        self.confirmed = False
-        self.fault = ""
+        self.current: Inventory | None = None  # None before the first
+        self.confirmed = False  # the source has answered; until then `current` is recalled from an earlier process
+        self.fault = ""  # why the last refresh failed, or empty
         self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         self._poked = poked or asyncio.Event()
         self._ready = asyncio.Event()
@@ -71,13 +68,13 @@ class InventoryCache:
         self._answered = inventory.taken_at
 
     def subscribe(self, looked: Callable[[Inventory, float], None]) -> None:
-        """Call it with each answer of the source, and with when it was asked for, in seconds of `monotonic`."""
+        """Call `looked` with each answer of the source, and with when it was asked for, in seconds of `monotonic`."""
         self._followers.append(looked)
 
     def age_s(self) -> float | None:
-        """Seconds since the source last answered, also those in which the machine was suspended; None: it never did.
+        """Return the seconds since the source last answered, suspended time included, or None if it never did.
 
-        Of a recalled inventory: since it was taken, which is longer.
+        The age of a recalled inventory counts from when it was taken, which is longer.
         """
         return None if self._answered is None else self._boot_clock() - self._answered
 
@@ -137,7 +134,7 @@ class InventoryCache:
 
 
 def _same(one: Inventory, other: Inventory) -> bool:
-    """But for when they were taken."""
+    """Return whether two inventories are equal apart from when they were taken."""
     return replace(one, taken_at=other.taken_at) == other
 
 
@@ -152,7 +149,7 @@ _LOGGED_ELSEWHERE: Final = frozenset({TransitionKind.HEALTH})  # by the health c
 
 
 class InventoryController:
-    """Publishes inventories as part of the node state, and remembers every transition since the daemon began."""
+    """The publisher of inventories as part of the node state; it keeps every transition since the daemon began."""
 
     def __init__(
         self,
@@ -169,7 +166,7 @@ class InventoryController:
         self.history = History(began_s=wall())
 
     def subscribe(self, look: Callable[[], None], kinds: frozenset[TransitionKind]) -> None:
-        """Call it after each inventory with a transition of these kinds, and after the first."""
+        """Call `look` after each inventory with a transition of these kinds, and after the first."""
         self._followers.append((look, kinds))
 
     def publish(self, inventory: Inventory) -> None:
@@ -192,7 +189,7 @@ class InventoryController:
         tell(look for look, relevant in self._followers if kinds & relevant)
 
     def not_refreshed(self, sentence: str) -> None:
-        """The source did not answer."""
+        """Log that the source did not answer, and note a transition if the sentence is a new one."""
         another = sentence != self._faults.fault
         self._faults.warning("inventory not refreshed", sentence)
         if another:
@@ -204,7 +201,7 @@ class InventoryController:
             self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])
 
     def module_changed(self, version: str) -> None:
-        """Another kernel module is loaded, or none; already logged."""
+        """Note that another kernel module is loaded, or that none is; the caller has logged it."""
         what = f"kernel module nvidia {version} is loaded" if version else "kernel module nvidia is no longer loaded"
         self._note([Transition(kind=TransitionKind.MODULE, what=what, worse=not version)])
 
@@ -213,7 +210,7 @@ class InventoryController:
 
 
 def _without_faults(inventory: Inventory) -> Inventory:
-    """The same node, healthy and available."""
+    """Return the inventory with each GPU healthy and available, and without faults."""
     gpus = tuple(
         replace(
             gpu, unavailable="", signs=(), health=WELL, mig=tuple(replace(each, unavailable="") for each in gpu.mig)

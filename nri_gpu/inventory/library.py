@@ -1,4 +1,4 @@
-"""NVML's library: finds it below a driver root, loads it once, and explains why NVML does not start."""
+"""NVML's library: the search for it below a driver root, its only load, and advice if NVML does not start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Library:
         self._fingerprint: Fingerprint | None = None
 
     def find(self) -> Path:
-        """The library's path now. Raises: LibraryError."""
+        """Return the library's current path. Raises: LibraryError."""
         try:
             search = DriverSearch.below(self._driver_root, machine_of(), self._library_dirs)
             path = search.nvml(module_version(self._sysfs))
@@ -55,11 +55,11 @@ class Library:
         return path
 
     def is_stale(self, path: Path) -> bool:
-        """Whether the file at `path` is not the one that was loaded."""
+        """Return whether the file at `path` is not the one that was loaded."""
         return self._fingerprint not in (None, _fingerprint(path))
 
     def load(self, path: Path) -> None:
-        """Loads the library by path, so that pynvml, which asks for it by name, gets this one.
+        """Load the library by path, so that pynvml, which asks for it by name, gets this one.
 
         Raises: LibraryError.
         """
@@ -81,26 +81,22 @@ def _fingerprint(path: Path) -> Fingerprint:
 
 
 class StartFailure(Struct, frozen=True):
-    """Why NVML did not start.
-
-    error: the call and its error. library: the file that was loaded, symlinks resolved.
-    module: the version of the loaded kernel module, empty when none is loaded.
-    """
+    """A failed start of NVML."""
 
     code: int
-    error: str
-    library: str
-    module: str
+    error: str  # the call and its error
+    library: str  # the file that was loaded, symlinks resolved
+    module: str  # the version of the loaded kernel module, or empty if none is loaded
 
 
 def library_version(library: str) -> str:
-    """The version in a library's file name, `580.95.05`; empty where it has none."""
+    """Return the version in a library's file name, `580.95.05`, or empty if it has none."""
     match = _VERSION.search(library)
     return match.group(1) if match else ""
 
 
 def advice(failure: StartFailure) -> str:
-    """One sentence: NVML's error, what it means on this node, and what to do."""
+    """Return one sentence: NVML's error, what it means on this node, and what to do."""
     error, library, module = failure.error, failure.library, failure.module
     if failure.code == DRIVER_NOT_LOADED and module:
         return (

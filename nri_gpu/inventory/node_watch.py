@@ -1,4 +1,4 @@
-"""Notices when a node's GPUs may have changed: the kernel's device events, inotify on /dev, and a look each second."""
+"""The watch for changes of a node's GPUs: the kernel's device events, inotify on /dev, and a check each second."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEV_FOLDERS: Final = tuple(Path("/dev", below) for below in ("", "nvidia-caps", 
 
 
 def parse_uevent(message: bytes) -> Mapping[str, str]:
-    r"""The variables of a kernel message, `ACTION@DEVPATH\0KEY=VALUE\0...`; empty for anything else."""
+    r"""Return the variables of a kernel message, `ACTION@DEVPATH\0KEY=VALUE\0...`, or an empty map for other input."""
     head, *rest = message.decode("utf-8", errors="replace").split("\0")
     if "@" not in head:
         return {}
@@ -35,7 +35,7 @@ def parse_uevent(message: bytes) -> Mapping[str, str]:
 
 
 def concerns_gpus(event: Mapping[str, str]) -> bool:
-    """Whether the event is about NVIDIA's modules, its PCI functions, or DRM nodes."""
+    """Return whether the event is about NVIDIA's modules, its PCI functions, or DRM nodes."""
     subsystem = event.get("SUBSYSTEM", "")
     if subsystem == "pci":
         return event.get("PCI_ID", "").startswith(NVIDIA_VENDOR) or event.get("DRIVER") == "nvidia"
@@ -45,12 +45,12 @@ def concerns_gpus(event: Mapping[str, str]) -> bool:
 
 
 def netlink() -> socket.socket:
-    """A socket that receives the kernel's device events. It needs no capability.
+    """Return a socket that receives the kernel's device events. It needs no capability.
 
     The kernel sends them to the network namespaces that the host's user namespace owns. In another user namespace the
     socket can be made and stays silent. Source: linux lib/kobject_uevent.c, man 7 netlink.
 
-    Raises: OSError: a sandbox forbids such sockets.
+    Raises: OSError, in a sandbox that forbids such sockets.
     """
     kinds = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     made = socket.socket(socket.AF_NETLINK, kinds, NETLINK_KOBJECT_UEVENT)
@@ -63,7 +63,7 @@ def netlink() -> socket.socket:
 
 
 class Uevents:
-    """Receives device events. changed: called once for each batch of messages with one that concerns GPUs."""
+    """A receiver of device events. changed: called once for each batch of messages with one that concerns GPUs."""
 
     def __init__(self, changed: Callable[[], None], connect: Callable[[], socket.socket] = netlink) -> None:
         self._changed = changed
@@ -97,31 +97,27 @@ class Uevents:
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """Seconds. look_s: between two looks. quiet_s: without news, before a change is reported. longest_s: of a burst."""
+    """The watch's intervals."""
 
-    look_s: float = 1.0
-    quiet_s: float = 0.1
-    longest_s: float = 1.0
+    look_s: float = 1.0  # between two looks, in seconds
+    quiet_s: float = 0.1  # without news before a change is reported, in seconds
+    longest_s: float = 1.0  # the longest burst, in seconds
 
 
 SIMULATED_PACE: Final = Pace(quiet_s=0.0)
 
 
 class NodeWatch:
-    """Calls `changed` once for each burst of changes. look: returns the kernel view; equal views mean no change.
-
-    blocking: whether a look may wait for the kernel or a disk; it is then made in a thread. folders: for inotify.
-    uevents: whether to receive the kernel's events. A simulated node has none of these.
-    """
+    """A watch that calls `changed` once for each burst of changes."""
 
     def __init__(
         self,
-        look: Callable[[], Hashable],
+        look: Callable[[], Hashable],  # returns the kernel view; equal views mean no change
         changed: Callable[[], None],
         *,
-        folders: tuple[Path, ...] = DEV_FOLDERS,
-        uevents: bool = True,
-        blocking: bool = True,
+        folders: tuple[Path, ...] = DEV_FOLDERS,  # for inotify; a simulated node has none
+        uevents: bool = True,  # receive the kernel's events; a simulated node has none
+        blocking: bool = True,  # a look may wait for the kernel or a disk, so it is made in a thread
         pace: Pace | None = None,
     ) -> None:
         self._view = look
@@ -135,7 +131,7 @@ class NodeWatch:
         self._certain = False
 
     def notify(self) -> None:
-        """Something certainly changed, whatever the next look shows."""
+        """Report a change, whatever the next look shows."""
         self._certain = True
         self._woken.set()
 
@@ -159,7 +155,7 @@ class NodeWatch:
         return await asyncio.to_thread(self._view) if self._blocking else self._view()
 
     def _open(self) -> None:
-        """Logs once what cannot be watched: the look each second finds the same changes, later."""
+        """Open the watches, and log once what cannot be watched: the look each second finds the same changes later."""
         try:
             if self._uevents:
                 self._uevents.open()
@@ -183,14 +179,14 @@ class NodeWatch:
                 each.close()
 
     async def _wait(self, limit_s: float) -> bool:
-        """Whether something woke us before the time was up."""
+        """Wait, and return whether something woke us before the time was up."""
         await first_done(self._woken.wait(), timeout_s=limit_s)
         woken = self._woken.is_set()
         self._woken.clear()
         return woken
 
     async def _settle(self) -> None:
-        """Installing a driver makes a hundred changes: wait for the last one, but not for ever."""
+        """Wait for the last of the changes, but not for ever: installing a driver makes a hundred."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._pace.longest_s
         while loop.time() < until and await self._wait(self._pace.quiet_s):
@@ -198,12 +194,12 @@ class NodeWatch:
 
 
 def explain(error: OSError) -> str:
-    """Why the socket for device events cannot be opened, a clause."""
+    """Return a clause that says why the socket for device events cannot be opened."""
     return f"cannot receive the kernel's device events ({os.strerror(error.errno or 0)})"
 
 
 def node_watch(look: Callable[[], Hashable], changed: Callable[[], None], *, simulated: bool) -> NodeWatch:
-    """The watch of this machine, or of a topology file, about which neither the kernel nor /dev tells anything."""
+    """Return the watch of this machine, or of a topology file, whose changes neither the kernel nor /dev reports."""
     if simulated:
         return NodeWatch(look, changed, folders=(), uevents=False, blocking=False, pace=SIMULATED_PACE)
     return NodeWatch(look, changed)

@@ -1,4 +1,4 @@
-"""The daemon's side of the NVML process: starts it, asks it within time limits, and replaces it when it fails."""
+"""The daemon's side of the NVML process: it is started, asked within time limits, and replaced when it fails."""
 
 from __future__ import annotations
 
@@ -29,24 +29,17 @@ _SLOW: Final = frozenset({"start", "dlopen", "nvmlInit", "nvmlDeviceGetHandleByI
 
 
 class Deadlines(Struct, frozen=True, kw_only=True):
-    """How long to wait, seconds.
+    """The time limits of the NVML process, in seconds."""
 
-    call_s: for one NVML call. slow_call_s: for one that may wake a GPU. refresh_s: for a whole refresh.
-    end_s: for the process to exit when asked. files_s: for reading the files of the kernel and the driver.
-    """
-
-    call_s: float = 5.0
-    slow_call_s: float = 30.0
-    refresh_s: float = 120.0
-    end_s: float = 0.5
-    files_s: float = 5.0
+    call_s: float = 5.0  # for one NVML call
+    slow_call_s: float = 30.0  # for one call that may wake a GPU
+    refresh_s: float = 120.0  # for a whole refresh
+    end_s: float = 0.5  # for the process to exit when asked
+    files_s: float = 5.0  # for reading the files of the kernel and the driver
 
 
 class NvmlChild:
-    """The NVML process. It is started when first needed, and again after it failed.
-
-    Belongs to one event loop. boot_clock: as `since_boot_s`. clock, sleep: for the pause before a new start.
-    """
+    """The NVML process, started when first needed and again after it failed. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -56,7 +49,7 @@ class NvmlChild:
         sysfs: str = "/sys",
         deadlines: Deadlines | None = None,
         boot_clock: Callable[[], float] = since_boot_s,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,  # as `sleep`, for the pause before a new start
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         command = child_command("nri_gpu.inventory.nvml_program", driver_root, library_dirs, sysfs)
@@ -79,7 +72,7 @@ class NvmlChild:
         return self._process.starts
 
     async def refresh(self) -> Inventory:
-        """NVML's description of the node, without majors.
+        """Return NVML's description of the node, without majors.
 
         Raises: InventoryError, with NVML's own reason, or with the call in which the process hung or died.
         """
@@ -104,17 +97,17 @@ class NvmlChild:
             return report.inventory
 
     async def close(self) -> None:
-        """Ends the process. A later refresh starts another."""
+        """End the process. A later refresh starts another process."""
         async with self._lock:
             await self._process.end(self._deadlines.end_s)
 
     async def _pause(self) -> None:
-        """A library that crashes at once must not be started in a tight loop."""
+        """Wait before a new start, so that a library that crashes at once is not started in a tight loop."""
         if self._backoff.failures:
             await self._sleep(max(0.0, self._not_before - self._clock()))
 
     async def _ask(self) -> Mapping[str, object]:
-        """The answer to one request. Raises: InventoryError."""
+        """Return the answer to one request. Raises: InventoryError."""
         answered = False
         try:
             async with asyncio.timeout(self._deadlines.refresh_s):
@@ -131,7 +124,7 @@ class NvmlChild:
         return answer
 
     async def _converse(self) -> Mapping[str, object]:
-        """Sends a request and reads past the announced calls to the answer. Raises: InventoryError."""
+        """Send a request and read past the announced calls to the answer. Raises: InventoryError."""
         process = await self._process.start()
         await process.send(REFRESH)
         while True:
@@ -142,7 +135,7 @@ class NvmlChild:
             self._process.call = announced(message)
 
     async def _receive(self, process: LineProcess) -> Mapping[str, object]:
-        """The next message. Raises: InventoryError."""
+        """Return the next message. Raises: InventoryError."""
         slow = self._process.call.partition(" ")[0] in _SLOW
         limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
         try:
@@ -161,31 +154,28 @@ class NvmlChild:
         return message
 
     async def _hung(self, limit_s: float, doing: str) -> InventoryError:
-        """Kills a process that does not answer."""
+        """Kill a process that does not answer, and return the error to raise."""
         await self._process.end(0)
         outcome = "cannot be killed" if self._process.hangs else "was killed"
         return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {outcome}")
 
     async def _malformed(self, line: bytes) -> InventoryError:
-        """Ends a process that sent something else than a message."""
+        """End a process that sent something else than a message, and return the error to raise."""
         await self._process.end(self._deadlines.end_s)
         shown, doing = ascii(line[:SHOWN_MAX].decode(errors="replace")), self._process.doing
         return InventoryError(f"the NVML process sent {shown} in {doing}, which is not a message; another is started")
 
 
 class NvmlProcess:
-    """At most one process of an NVML program. No other is started while an old one cannot be killed.
+    """At most one process of an NVML program. No other is started while an old one cannot be killed."""
 
-    name: in messages. call: the call that it announced last. starts: processes started.
-    """
-
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str]) -> None:  # name: in messages
         self._name = name
         self._command = command
         self._running: LineProcess | None = None
         self._ending: LineProcess | None = None  # told to exit, and not yet reaped
-        self.call = ""
-        self.starts = 0
+        self.call = ""  # the call that the process announced last
+        self.starts = 0  # processes started
 
     @property
     def pid(self) -> int | None:
@@ -193,16 +183,16 @@ class NvmlProcess:
 
     @property
     def doing(self) -> str:
-        """The announced call, for messages."""
+        """Return the announced call, for messages."""
         return self.call or "NVML"
 
     @property
     def hangs(self) -> bool:
-        """Whether a process was killed, and is not gone yet."""
+        """Return whether a process was killed and is not gone yet."""
         return self._ending is not None
 
     async def start(self) -> LineProcess:
-        """The process, started unless it runs. Raises: InventoryError."""
+        """Return the process, and start it if none runs. Raises: InventoryError."""
         if self._running is None:
             await self.end(0)
             if self._ending:
@@ -219,7 +209,7 @@ class NvmlProcess:
         return self._running
 
     async def end(self, grace_s: float) -> int | None:
-        """Ends the process, or tries again with one that did not exit. Returns its status, if it is gone."""
+        """End the process, or try again with one that did not exit. Return its status, or None if there is none."""
         if self._running:
             self._ending, self._running = self._running, None
         if self._ending is None:
@@ -230,13 +220,13 @@ class NvmlProcess:
         return status
 
     def kill(self) -> None:
-        """Kills the process without waiting; the next `start` or `end` reaps it."""
+        """Kill the process without waiting; the next `start` or `end` reaps it."""
         if self._running:
             self._running.kill()
             self._ending, self._running = self._running, None
 
     async def died(self, grace_s: float) -> str:
-        """Reaps a process that is gone. Returns how it ended, with its last line on stderr."""
+        """Reap a process that is gone. Return how it ended, with its last line on stderr."""
         process = self._running
         status = await self.end(grace_s)
         last = process.last_line() if process else ""
@@ -244,6 +234,6 @@ class NvmlProcess:
 
 
 def child_command(module: str, driver_root: str | Path, library_dirs: Sequence[str], sysfs: str) -> tuple[str, ...]:
-    """How to start one of our NVML programs. It runs in `/`, so its paths are made absolute."""
+    """Return the command of one of our NVML programs. It runs in `/`, so its paths are made absolute."""
     paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
     return (python(), "-I", "-m", module, *paths, *(f"--library-dir={folder}" for folder in library_dirs))

@@ -46,7 +46,7 @@ class NvmlCallError(Exception):
 
 
 class NvmlClient:
-    """Makes NVML calls. announce: told the name of each call, and the GPU's index, before the call is made."""
+    """The maker of NVML calls. announce: gets the name of each call, and the GPU's index, before the call is made."""
 
     def __init__(self, announce: Callable[[str, int | None], None]) -> None:
         self._announce = announce
@@ -56,11 +56,11 @@ class NvmlClient:
 
     @property
     def lacking(self) -> list[tuple[str, str]]:
-        """Functions that this driver's library lacks, each with the older one used instead, or empty."""
+        """Return the functions that this driver's library lacks, each with the older one used instead, or empty."""
         return sorted(self._lacking.items())
 
     def call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
-        """The result of one call. gpu: the index of the GPU that the call is about.
+        """Return the result of one call. gpu: the index of the GPU that the call is about.
 
         Raises: NvmlCallError.
         """
@@ -82,11 +82,11 @@ class NvmlClient:
             raise NvmlCallError(name, f"unreadable answer ({error})") from error
 
     def parsed(self, parse: Callable[[str], str], name: str, *arguments: object, gpu: int | None = None) -> str:
-        """The text that a call returns, checked by `parse`. Raises: NvmlCallError."""
+        """Return the text of a call, checked by `parse`. Raises: NvmlCallError."""
         return checked(parse, self.call(name, *arguments, gpu=gpu), name)
 
     def if_supported(self, name: str, *arguments: object, default: object = None, gpu: int) -> Any:  # noqa: ANN401
-        """The result, or `default` where this GPU or driver does not support the call. Raises: NvmlCallError."""
+        """Return the result, or `default` if this GPU or driver does not support the call. Raises: NvmlCallError."""
         try:
             return self.call(name, *arguments, gpu=gpu)
         except NvmlCallError as error:
@@ -95,7 +95,7 @@ class NvmlClient:
             return default
 
     def optional(self, name: str, *arguments: object, default: object = None, gpu: int | None = None) -> Any:  # noqa: ANN401
-        """The result, or `default` where the call fails. Raises: NvmlCallError, when the GPU is gone."""
+        """Return the result, or `default` if the call fails. Raises: NvmlCallError, when the GPU is gone."""
         try:
             return self.call(name, *arguments, gpu=gpu)
         except NvmlCallError as error:
@@ -104,14 +104,14 @@ class NvmlClient:
             return default
 
     def attempt(self, name: str, *arguments: object, gpu: int) -> Any:  # noqa: ANN401
-        """The result, or None where the call fails for whatever reason."""
+        """Return the result, or None if the call fails for whatever reason."""
         try:
             return self.call(name, *arguments, gpu=gpu)
         except NvmlCallError:
             return None
 
     def _find_older(self, name: str) -> Callable[..., Any] | None:
-        """The older function to call instead of nvidia-ml-py's; None where that one works, or nothing does."""
+        """Return the older function to call instead of nvidia-ml-py's, or None if that one works or nothing does."""
         self._library = self._library or ctypes.CDLL(NVML)
         chain = CHAINS.get(name, Chain(name, ()))
         if hasattr(self._library, chain.newest):
@@ -125,7 +125,7 @@ class NvmlClient:
 
 
 def checked(parse: Callable[[str], str], text: str, name: str) -> str:
-    """`parse(text)`, of a text that the call `name` returned. Raises: NvmlCallError."""
+    """Return `parse(text)`, of a text that the call `name` returned. Raises: NvmlCallError."""
     try:
         return parse(text)
     except ValueError as error:
@@ -133,7 +133,7 @@ def checked(parse: Callable[[str], str], text: str, name: str) -> str:
 
 
 def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfo of some version)
-    """Fills the struct that nvidia-ml-py wants from its caller. Drivers before R550 have an older struct and call."""
+    """Return the filled struct that nvidia-ml-py wants from its caller, or the older struct of drivers before R550."""
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     try:
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
@@ -153,12 +153,12 @@ def _binding(name: str) -> Callable[..., Any]:
 
 
 def _undeclared(*_: object) -> None:
-    """Stands in for a function that this release of nvidia-ml-py does not declare. Raises: NVMLError."""
+    """Stand in for a function that this release of nvidia-ml-py does not declare. Raises: NVMLError."""
     raise pynvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
 class _Device(ctypes.Structure):
-    """What nvmlDevice_t points to: opaque."""
+    """The opaque struct that nvmlDevice_t points to."""
 
 
 Device: Final = ctypes.POINTER(_Device)
@@ -208,13 +208,13 @@ Call = Callable[..., Any]  # (that function, arguments) -> what the binding woul
 
 
 def _check(code: int) -> None:
-    """Raises: NVMLError."""
+    """Raise NVMLError unless the code is success."""
     if code != SUCCESS:
         raise pynvml.NVMLError(code)
 
 
 def _filled(kind: type[F]) -> Callable[..., F]:
-    """A call whose last argument points to what it fills in. kind: makes that."""
+    """Return a call whose last argument points to the struct that it fills in. kind: makes the struct."""
 
     def call(function: Foreign, *arguments: object) -> F:
         found = kind()
@@ -253,7 +253,10 @@ def _processes(layout: type[ctypes.Structure]) -> Call:
 
 
 class Chain(Struct, frozen=True):
-    """newest: the symbol that nvidia-ml-py uses. older: the symbols to use instead, newest first."""
+    """The symbols of one NVML function. newest: the one nvidia-ml-py uses.
+
+    older: those to use instead, newest first.
+    """
 
     newest: str
     older: tuple[tuple[str, Call], ...]

@@ -1,4 +1,4 @@
-"""What is read of one GPU through NVML and sysfs: its setup, signs of its health, its MIG devices and processes."""
+"""The facts of one GPU from NVML and sysfs: its setup, signs of its health, its MIG devices and processes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MigAttributes(Protocol):
 def setup_facts(
     nvml: NvmlClient, handle: object, index: int, folder: Path, fabric: FabricInfo | None
 ) -> Iterator[Mapping[str, object]]:
-    """Plain data, one fact after the other. folder: the PCI device's, in sysfs. fabric: None for a GPU without one.
+    """Yield the setup as plain data, fact by fact. folder: the PCI device's, in sysfs. fabric: of a GPU that has one.
 
     Raises: NvmlCallError, when the GPU is gone.
     """
@@ -101,7 +101,7 @@ def setup_facts(
 
 
 def health_facts(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo | None) -> Mapping[str, object]:
-    """What NVML shows of a GPU's health. Raises: NvmlCallError, when the GPU is gone."""
+    """Return NVML's facts about a GPU's health. Raises: NvmlCallError, when the GPU is gone."""
     # From Ampere on, spare rows of memory replace those that fail.
     rows = nvml.optional("nvmlDeviceGetRemappedRows", handle, gpu=index)
     pending, failed = (None, None) if rows is None else (bool(rows[2]), bool(rows[3]))
@@ -117,7 +117,7 @@ def health_facts(nvml: NvmlClient, handle: object, index: int, fabric: FabricInf
 
 
 def sign_of(error: NvmlCallError) -> Sign | None:
-    """What the failure of a necessary call says of the GPU's health."""
+    """Return the sign of bad health that the failure of a necessary call shows, or None."""
     if error.code == GPU_IS_LOST:
         return Sign.LOST
     if error.code == RESET_REQUIRED:
@@ -139,7 +139,7 @@ def _fabric(info: FabricInfo | None) -> dict[str, object] | None:
 
 
 def _recovery_action(nvml: NvmlClient, handle: object, index: int) -> RecoveryAction | None:
-    """What the driver wants done; None where it does not tell, or names what we do not know."""
+    """Return the action that the driver wants, or None if it names none or one that we do not know."""
     fields = nvml.optional("nvmlDeviceGetFieldValues", handle, [FIELD_RECOVERY_ACTION], default=(), gpu=index)
     # Each field has a return code of its own.
     found = [field.value.uiVal for field in fields if field.nvmlReturn == 0]
@@ -160,7 +160,7 @@ def _clock_signs(nvml: NvmlClient, handle: object, index: int) -> Iterator[Sign]
 
 
 def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
-    """Reads them by the function's newer name, or by the one before R535."""
+    """Read the reasons by the function's newer name, or by the older one before R535."""
     try:
         return int(nvml.call("nvmlDeviceGetCurrentClocksEventReasons", handle, gpu=index))
     except NvmlCallError as error:
@@ -170,7 +170,7 @@ def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
 
 
 def process_facts(nvml: NvmlClient, device: object, index: int) -> Mapping[str, object]:
-    """The number of processes with a compute or graphics context; which they are and when they started.
+    """Return the number of processes with a compute or graphics context, their PIDs, and when they started.
 
     device: the handle of a GPU or a MIG device. index: the GPU's.
     """
@@ -189,18 +189,18 @@ def process_facts(nvml: NvmlClient, device: object, index: int) -> Mapping[str, 
 
 
 def _started(pids: Iterable[int]) -> Mapping[int, int]:
-    """The processes that can be seen, and when they started.
+    """Return when each process that can be seen started, by PID.
 
-    NVML names them by the PIDs of its own namespace, or the host's.
+    NVML names processes by the PIDs of its own namespace, or the host's.
     """
     texts = ((pid, text_of(PROC / str(pid) / "stat")) for pid in pids) if has_hosts_pids() else ()
     return dict(islice(((pid, parse_stat(text).started) for pid, text in texts if text), STARTED_MAX))
 
 
 def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, object]]:
-    """The MIG devices of a GPU, plain data. gpu: its handle. index: its NVML index.
+    """Return the MIG devices of a GPU as plain data. gpu: its handle. index: its NVML index.
 
-    Raises: NvmlCallError, where the list of them would not be complete.
+    Raises: NvmlCallError, if the list would not be complete.
     """
     memory = nvml.optional("nvmlDeviceGetMemoryInfo", gpu, gpu=index)
     total_bytes = int(memory.total) if memory else 0
@@ -219,7 +219,7 @@ def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, obj
 
 
 def profile_name(attributes: MigAttributes, total_bytes: int) -> str:
-    """`1g.10gb`, `1c.3g.40gb`, for a driver that does not name it, and without suffixes such as `+me`.
+    """Return `1g.10gb` or `1c.3g.40gb`, without suffixes such as `+me`, for a driver that does not name the profile.
 
     attributes: nvmlDeviceGetAttributes_v2 of the MIG device. total_bytes: memory of the whole GPU.
     """
@@ -242,7 +242,7 @@ def _engines(attributes: MigAttributes) -> dict[str, int]:
 
 
 def _mig_identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, object]:
-    """Raises: NvmlCallError."""
+    """Return the facts that name a MIG device. Raises: NvmlCallError."""
     return {
         "uuid": nvml.parsed(MIG_UUID.parse, "nvmlDeviceGetUUID", handle, gpu=gpu),
         "gpu_instance_id": int(nvml.call("nvmlDeviceGetGpuInstanceId", handle, gpu=gpu)),
@@ -251,7 +251,7 @@ def _mig_identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, objec
 
 
 def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, gpu: int, total_bytes: int) -> None:
-    """Reads the other facts. A MIG device that fails here keeps its name and is unavailable.
+    """Read the other facts. A MIG device that fails here keeps its name and is unavailable.
 
     Raises: NvmlCallError, when the GPU is gone.
     """

@@ -33,7 +33,7 @@ LOAD: Final = "dlopen"  # announced like a call
 
 
 class NvmlProgram:
-    """What both of our NVML processes work with. pipe: a copy of stdout that the library does not know."""
+    """The shared part of both NVML processes. pipe: a copy of stdout that the library does not know."""
 
     def __init__(self, pipe: BinaryIO, library: Library, sysfs: Path) -> None:
         self._pipe = pipe
@@ -42,13 +42,13 @@ class NvmlProgram:
         self.nvml = NvmlClient(self._announce)
 
     def send(self, **message: object) -> None:
-        """Writes one line and flushes it: an announcement must be out before the call is made."""
+        """Write one line and flush it: an announcement must be out before the call is made."""
         self._pipe.write(json.dumps(message).encode() + b"\n")
         self._pipe.flush()
 
     @contextlib.contextmanager
     def session(self, path: Path) -> Iterator[None]:
-        """NVML from the library at `path`, started. While it is, the kernel module cannot be unloaded.
+        """Hold NVML started from the library at `path`. Until it is shut down, the kernel module cannot be unloaded.
 
         Raises: LibraryError.
         """
@@ -66,7 +66,7 @@ class NvmlProgram:
                 self.nvml.call("nvmlShutdown")
 
     def refresh(self) -> Mapping[str, object]:
-        """The line that answers a request."""
+        """Return the line that answers a request."""
         try:
             path = self.library.find()
             if self.library.is_stale(path):
@@ -81,7 +81,7 @@ class NvmlProgram:
 
 
 def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]:
-    """Reads the command line, takes stdin and stdout, and confines this process.
+    """Read the command line, take stdin and stdout, and confine this process.
 
     name: of the program. Returns also the descriptor that requests come from.
     """
@@ -97,7 +97,7 @@ def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]
 
 
 def _private_pipes() -> tuple[int, BinaryIO]:
-    """Copies of stdin and stdout. The library, and what it starts, reads /dev/null and prints to stderr instead."""
+    """Return copies of stdin and stdout. The library, and what it starts, reads /dev/null and prints to stderr."""
     requests, replies = os.dup(0), os.dup(1)  # not inherited by programs
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -107,7 +107,7 @@ def _private_pipes() -> tuple[int, BinaryIO]:
 
 
 def confine() -> None:
-    """Drops the environment and all capabilities, and makes this process die with its parent.
+    """Drop the environment and all capabilities, and make this process die with its parent.
 
     NVML asks the setuid nvidia-modprobe to make missing device nodes. Describing GPUs must not change the host;
     NVIDIA's own container library drops the same (libnvidia-container: src/driver.c).

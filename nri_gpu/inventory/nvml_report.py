@@ -40,14 +40,14 @@ class _Report(Struct, kw_only=True):
 
 
 class NvmlReport(Struct, frozen=True):
-    """What NVML says of a node. lacking: functions that its library lacks, each with the one used instead, if any."""
+    """NVML's description of a node. lacking: functions that its library lacks, each with the one used instead."""
 
     inventory: Inventory
     lacking: tuple[str, ...]
 
 
 def read_report(report: object, taken_at: float) -> NvmlReport:
-    """Reads a report. It has no majors and no capability minors: those are the kernel's. Raises: InventoryError."""
+    """Read a report. It has no majors and no capability minors: those are the kernel's. Raises: InventoryError."""
     try:
         read = convert(report, _Report)
         read.taken_at = taken_at
@@ -74,9 +74,9 @@ def _check_origin(report: _Report) -> None:
 
 
 def _without_doubles(inventory: Inventory) -> Inventory:
-    """The inventory with GPUs that share a UUID, a minor or an address as faults: nobody tells them apart.
+    """Turn GPUs that share a UUID, a minor or an address into faults, since nobody can tell them apart.
 
-    A fault has no name that another one has, too.
+    A fault keeps a UUID or an address only if no other GPU or fault has it.
     """
     owners: dict[tuple[str, object], list[int]] = {}
     for gpu in inventory.gpus:
@@ -118,7 +118,7 @@ def _without_doubles(inventory: Inventory) -> Inventory:
 
 
 def _check_consistency(inventory: Inventory) -> None:
-    """Raises: ValueError: two things have the same name or place, or a link leads nowhere."""
+    """Refuse two things with the same name or place, and a link that leads nowhere. Raises: ValueError."""
     gpus, parts, faults = inventory.gpus, inventory.parts, inventory.faults
     indices = [gpu.index for gpu in gpus]
     for what, values in (

@@ -1,4 +1,4 @@
-"""Where an inventory comes from: the `Source` interface, and this machine as its main implementation."""
+"""The sources of an inventory: the `Source` interface, and this machine as its main implementation."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ T = TypeVar("T")
 
 class Source(Protocol):
     async def refresh(self) -> Inventory:
-        """The node as it is now. Raises: InventoryError."""
+        """Return the node as it is now. Raises: InventoryError."""
 
     async def close(self) -> None:
-        """Releases what the source holds."""
+        """Release what the source holds."""
 
 
 class FileReader:
-    """Reads files of the kernel and the driver in a thread, because such a read may hang for ever.
+    """A reader of the kernel's and the driver's files in a thread, because such a read may hang for ever.
 
-    At most one thread at a time. One that hangs is left behind, and no second one is started beside it. The threads
+    At most one thread runs at a time: one that hangs is left behind, and no second thread is started. The threads
     are not the event loop's, which waits for its own when it ends.
     """
 
@@ -56,9 +56,9 @@ class FileReader:
         self._running = ""
 
     async def run(self, what: str, read: Callable[[], T]) -> T:
-        """What `read` returns or raises. what: its name in an error.
+        """Return what `read` returns, or raise what it raises. what: its name in an error.
 
-        Raises: InventoryError, where it takes too long, or an earlier one still runs.
+        Raises: InventoryError, if it takes too long, or an earlier read still runs.
         """
         if self._running:
             raise InventoryError(f"{self._running} has not finished yet: see `dmesg` for tasks that hang")
@@ -109,7 +109,7 @@ class NvmlSource:
         self.answered: Hashable = None  # the kernel view from before the last answer
 
     async def refresh(self) -> Inventory:
-        """What NVML and the kernel say now. Raises: InventoryError."""
+        """Return what NVML and the kernel report now. Raises: InventoryError."""
         before = await self._files.run("a look at the kernel's files", self.kernel_view)
         try:
             inventory = await self._child.refresh()
@@ -124,11 +124,14 @@ class NvmlSource:
         return inventory
 
     def kernel_view(self) -> Hashable:
-        """What the kernel shows without the driver: another value means that the node may have changed."""
+        """Return what the kernel shows without the driver: a different value means that the node may have changed."""
         return kernel_view(self._folders)
 
     def module_load(self) -> str:
-        """Which load of the driver's kernel module it is: a reset of all GPUs; empty while it is not loaded."""
+        """Return a value that names this load of the driver's kernel module, or empty while it is not loaded.
+
+        A new load is a reset of all GPUs.
+        """
         return module_load(self._folders.sys)
 
     @property
@@ -139,7 +142,7 @@ class NvmlSource:
         await self._child.close()
 
     def _with_files(self, inventory: Inventory) -> Inventory:
-        """The inventory with what files say. Raises: InventoryError."""
+        """Return the inventory completed from files. Raises: InventoryError."""
         majors, gpus = host_majors(self._folders.proc), with_minors(inventory.gpus, self._folders.proc)
         extras = find_extras(self._folders, inventory.driver_version)
         if self._host_root:
@@ -156,7 +159,7 @@ class NvmlSource:
         )
 
     async def _without_nvml(self, fault: str) -> tuple[KernelGpu, ...]:
-        """The GPUs that the kernel shows."""
+        """Return the GPUs that the kernel shows, or none if its files cannot be read."""
         with contextlib.suppress(InventoryError):
             read = partial(unlisted_gpus, self._folders, (), fault=fault)
             return await self._files.run("reading what the kernel shows of GPUs", read)
@@ -169,7 +172,7 @@ class NvmlSource:
             self._unusual.clear()
 
     def _log_lacking(self, version: str) -> None:
-        """Once for each driver version."""
+        """Log the functions that NVML lacks, once for each driver version."""
         if fresh := [name for name in self._child.lacking if (version, name) not in self._lacking]:
             self._lacking |= {(version, name) for name in fresh}
             bound = logger.bind(driver_version=version, fault=", ".join(fresh))

@@ -1,6 +1,6 @@
-"""Describes a node's GPUs through NVML. A GPU that fails does not keep the others from being described.
+"""The description of a node's GPUs through NVML. A GPU that fails does not keep the others from being described.
 
-Runs in the NVML process. The result is plain data for one line of JSON, as `nvml_report.py` reads it.
+It runs in the NVML process. The result is plain data for one line of JSON, as `nvml_report.py` reads it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Device(Struct):
 
 
 def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
-    """The report, from an NVML that is started. Raises: NvmlCallError, where the GPUs cannot even be counted."""
+    """Return the report of an NVML that is started. Raises: NvmlCallError, if the GPUs cannot even be counted."""
     faults: list[dict[str, object]] = []
     devices: list[_Device] = []
     # A malformed version must not cost the node its GPUs.
@@ -91,7 +91,7 @@ def _cuda_version(nvml: NvmlClient) -> str:
 
 
 def _identify(nvml: NvmlClient, device: _Device) -> None:
-    """Reads the facts without which a GPU cannot be named. Those read before a failure stay. Raises: NvmlCallError."""
+    """Read the facts that name a GPU. A failure keeps those read before it. Raises: NvmlCallError."""
     index, facts = device.index, device.facts
     device.handle = handle = nvml.call("nvmlDeviceGetHandleByIndex", index, gpu=index)
     facts["index"] = index
@@ -102,7 +102,7 @@ def _identify(nvml: NvmlClient, device: _Device) -> None:
 
 
 def _fault(device: _Device, error: NvmlCallError) -> dict[str, object]:
-    """A GPU that cannot be named, with what was read of it."""
+    """Return the fault of a GPU that cannot be named, with the facts read so far."""
     return {
         "index": device.index,
         "reason": str(error),
@@ -114,7 +114,7 @@ def _fault(device: _Device, error: NvmlCallError) -> dict[str, object]:
 
 
 def _describe(nvml: NvmlClient, device: _Device, sysfs: Path) -> None:
-    """Reads the other facts. A GPU that fails here keeps its name and is unavailable."""
+    """Read the other facts. A GPU that fails here keeps its name and is unavailable."""
     device.facts["model"] = "unknown"
     try:
         for facts in _descriptions(nvml, device, sysfs):
@@ -152,9 +152,9 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
 
 
 def _numa_node(nvml: NvmlClient, device: _Device, folder: Path) -> int | None:
-    """The host's NUMA node nearest to the GPU: from NVML's mask of nodes, or from sysfs where NVML has none.
+    """Return the host's NUMA node nearest to the GPU: from NVML's mask of nodes, or from sysfs if NVML names none.
 
-    Not nvmlDeviceGetNumaNodeId: that is the node which a GPU's own memory makes up on coherent machines.
+    Do not use nvmlDeviceGetNumaNodeId: that is the node which a GPU's own memory makes up on coherent machines.
     """
     mask = nvml.optional("nvmlDeviceGetMemoryAffinity", device.handle, 1, AFFINITY_SCOPE_NODE, gpu=device.index)
     if mask and (nodes := int(mask[0])).bit_count() == 1:
@@ -167,7 +167,7 @@ def _numa_node(nvml: NvmlClient, device: _Device, folder: Path) -> int | None:
 
 
 def _drm_nodes(folder: Path) -> Iterator[dict[str, object]]:
-    """Name, major and minor of the GPU's card and render node, from sysfs."""
+    """Yield name, major and minor of the GPU's card and render node, from sysfs."""
     try:
         found = sorted((folder / "drm").iterdir())
     except OSError:
@@ -183,7 +183,7 @@ def _drm_nodes(folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _links(nvml: NvmlClient, devices: list[_Device]) -> Iterator[dict[str, object]]:
-    """Every pair with a known path. A GPU that is not asked has the links that the others report."""
+    """Yield every pair of GPUs with a known path. A GPU that is not asked has the links that the other GPUs report."""
     known = frozenset(device.bus_id for device in devices)
     ends = {device.index: [] if device.failed else list(_link_ends(nvml, device, known)) for device in devices}
     for at, first in enumerate(devices):
@@ -194,7 +194,7 @@ def _links(nvml: NvmlClient, devices: list[_Device]) -> Iterator[dict[str, objec
 
 
 def _pcie_path(nvml: NvmlClient, first: _Device, second: _Device) -> str:
-    """The path as `nvidia-smi topo -m` names it; empty where it is unknown."""
+    """Return the path as `nvidia-smi topo -m` names it, or empty if it is unknown."""
     if first.failed or second.failed:
         return ""
     level = nvml.attempt("nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle, gpu=first.index)
@@ -202,7 +202,7 @@ def _pcie_path(nvml: NvmlClient, first: _Device, second: _Device) -> str:
 
 
 def _link_ends(nvml: NvmlClient, device: _Device, known: frozenset[str]) -> Iterator[str]:
-    """For each active NVLink of a GPU the bus id of the GPU at its far end; empty for a switch."""
+    """Yield the bus id of the GPU at the far end of each active NVLink, or empty for a switch."""
     about = partial(nvml.attempt, gpu=device.index)
     # An older library answers "invalid argument" past its own number of links.
     for link in range(NVLINKS_MAX):
@@ -217,7 +217,7 @@ def _link_ends(nvml: NvmlClient, device: _Device, known: frozenset[str]) -> Iter
 
 
 def _nvlinks(nvml: NvmlClient, first: _Device, second: _Device, ends: Mapping[int, list[str]]) -> int:
-    """The number of direct links between two GPUs, or of links through the switches that both are connected to."""
+    """Return the number of direct links between two GPUs, or of links through the switches that connect them."""
     direct = max(ends[first.index].count(second.bus_id), ends[second.index].count(first.bus_id))
     switched = min(ends[first.index].count(""), ends[second.index].count(""))
     if direct or not switched:

@@ -20,15 +20,15 @@ T = TypeVar("T", bound=Table)
 
 
 def topology_text(inventory: Inventory, comment: str = "") -> str:
-    """The whole file: all of the inventory but when it was taken, and whether it was simulated."""
+    """Return the whole file: all of the inventory but when it was taken, and whether it was simulated."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + "".join(_lines("", to_builtins(_file(inventory))))
 
 
 def scrubbed(inventory: Inventory) -> Inventory:
-    """The same node with made-up UUIDs: nothing else identifies a single piece of hardware.
+    """Return the node with made-up UUIDs: nothing else identifies a single piece of hardware.
 
-    They differ in their first letters, as real ones do, since people write them as prefixes.
+    The made-up UUIDs differ in their first letters, as real ones do, since people write them as prefixes.
     """
     faults = (replace(each, uuid=_made_up("GPU", each.index, 0) if each.uuid else "") for each in inventory.faults)
     return replace(inventory, gpus=tuple(map(_scrubbed_gpu, inventory.gpus)), faults=tuple(faults))
@@ -44,7 +44,7 @@ def _made_up(kind: str, gpu: int, part: int) -> GpuUuid:
 
 
 def _table(kind: type[T], value: Struct, **others: object) -> T:
-    """The table with the value's fields, but for the others."""
+    """Return the table with the value's fields, except those in `others`."""
     same = {name: getattr(value, name) for name in kind.__struct_fields__ if name in value.__struct_fields__}
     return kind(**same | others)
 
@@ -112,7 +112,7 @@ def _mig(gpu: Gpu, place: int, device: MigDevice) -> topology_tables.MigTable:
 
 
 def _lines(path: str, table: Mapping[str, object]) -> Iterator[str]:
-    """The keys of a table, and then the tables below it."""
+    """Yield the keys of a table, and then the tables below it."""
     below = {key: value for key, value in table.items() if isinstance(value, dict) or _is_array_of_tables(value)}
     yield from (f"{key} = {_value(value)}\n" for key, value in table.items() if key not in below)
     for key, value in below.items():

@@ -1,4 +1,4 @@
-"""What happens to a simulated node over time: the changes and events that its topology file plays."""
+"""The life of a simulated node over time: the changes and events that its topology file plays."""
 
 from __future__ import annotations
 
@@ -17,27 +17,21 @@ LOST: Final = "GPU is lost (simulated by the topology file)"
 
 
 class ScenarioChange(Struct, frozen=True, kw_only=True):
-    """A change of one GPU, or of the node; None leaves a field as it is.
+    """A change of one GPU, or of the node; None leaves a field as it is."""
 
-    at_s: seconds after the file was first read. gpu: index; None for the node. present: whether it is in the machine.
-    lost: whether NVML reports it as lost. unavailable: empty makes the GPU available again. signs: all that it shows
-    from now on. recovery_action: what the driver wants done. fault: why the driver does not answer from now on; empty
-    when it answers again.
-    """
-
-    at_s: float
-    gpu: int | None = None
-    present: bool | None = None
-    lost: bool | None = None
-    unavailable: str | None = None
-    signs: tuple[Sign, ...] | None = None
-    recovery_action: RecoveryAction | None = None
+    at_s: float  # after the file was first read, in seconds
+    gpu: int | None = None  # index, or None for the node
+    present: bool | None = None  # in the machine
+    lost: bool | None = None  # reported as lost by NVML
+    unavailable: str | None = None  # why the GPU is unavailable; empty makes it available again
+    signs: tuple[Sign, ...] | None = None  # all that the GPU shows from now on
+    recovery_action: RecoveryAction | None = None  # what the driver wants done
     mig_enabled: bool | None = None
     mig: tuple[MigDevice, ...] | None = None
     driver: str | None = None
     cuda: str | None = None
     majors: Majors | None = None
-    fault: str | None = None
+    fault: str | None = None  # why the driver does not answer from now on; empty when it answers again
 
 
 class Scenario(Struct, frozen=True):
@@ -47,7 +41,7 @@ class Scenario(Struct, frozen=True):
     changes: tuple[ScenarioChange, ...] = ()
 
     def after(self, elapsed_s: float) -> Inventory:
-        """The node after so many seconds. Raises: InventoryError: by then the driver does not answer."""
+        """Return the node after so many seconds. Raises: InventoryError, if the driver does not answer by then."""
         due = [change for change in self.changes if change.at_s <= elapsed_s]
         if fault := _last(change.fault for change in due):
             raise InventoryError(fault)
@@ -62,7 +56,7 @@ def _last(faults: Iterable[str | None]) -> str:
 
 
 def _without_absent(inventory: Inventory, present: Mapping[int | None, bool]) -> Inventory:
-    """Removes the absent GPUs and their links; the others keep their index."""
+    """Remove the absent GPUs and their links; the other GPUs keep their index."""
     absent = {index for index, there in present.items() if not there}
     if not absent:
         return inventory
@@ -79,12 +73,12 @@ def _changed(inventory: Inventory, change: ScenarioChange) -> Inventory:
 
 
 def _set(**values: object) -> dict[str, object]:
-    """Those that a change sets."""
+    """Return the values that a change sets."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def with_recovery(signs: tuple[Sign, ...], action: RecoveryAction | None) -> tuple[Sign, ...]:
-    """The signs of a GPU with that recovery action, as NVML shows them."""
+    """Return the signs of a GPU with that recovery action, as NVML shows them."""
     if action is None or (action in RESETS) == (Sign.RESET_REQUIRED in signs):
         return signs
     others = tuple(sign for sign in signs if sign is not Sign.RESET_REQUIRED)

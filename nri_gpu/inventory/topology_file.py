@@ -25,7 +25,7 @@ _SYNTAX_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 
 
 class TopologyError(InventoryError):
-    """A topology file with faults: all of them at once."""
+    """A topology file's faults, all at once."""
 
     def __init__(self, *faults: Fault) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
@@ -33,12 +33,12 @@ class TopologyError(InventoryError):
 
 
 def load_topology(path: str | Path, *, boot_clock: Callable[[], float] = since_boot_s) -> Inventory:
-    """The node of a topology file at the beginning. Raises: TopologyError."""
+    """Return the node of a topology file at the beginning. Raises: TopologyError."""
     return load_scenario(path, boot_clock=boot_clock).after(0)
 
 
 def load_scenario(path: str | Path, *, boot_clock: Callable[[], float] = since_boot_s) -> Scenario:
-    """The node of a topology file, with its changes. Raises: TopologyError."""
+    """Return the node of a topology file, with its changes. Raises: TopologyError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -49,10 +49,10 @@ def load_scenario(path: str | Path, *, boot_clock: Callable[[], float] = since_b
 
 
 def parse_scenario(text: str, file: str, taken_at: float) -> Scenario:
-    """The node that `text` describes, with its changes.
+    """Return the node that `text` describes, with its changes.
 
-    Raises: TopologyError, with every value that is wrong, or, where there is none, with every GPU that is named and not
-    there, or every UUID that a change uses again.
+    Raises: TopologyError, with every wrong value, or, if there is none, with every GPU that is named and does not
+    exist, or every UUID that a change uses again.
     """
     try:
         data = tomllib.loads(text)
@@ -80,7 +80,7 @@ def _scenario(file: FileTable, taken_at: float) -> Scenario:
 
 
 def _references(file: FileTable) -> Iterator[tuple[str, str]]:
-    """Links, events and changes of GPUs that are not there, and links that come twice. Yields key path and sentence."""
+    """Yield key path and sentence of each link, event or change of a missing GPU, and of each repeated link."""
     known, pairs = {gpu.index for gpu in file.gpu}, dict[tuple[int, int], int]()
     named = [(f"link[{place}].{end}", getattr(link, end)) for place, link in enumerate(file.link) for end in "ab"]
     named += [(f"event[{place}].gpu", event.gpu) for place, event in enumerate(file.event)]
@@ -92,7 +92,7 @@ def _references(file: FileTable) -> Iterator[tuple[str, str]]:
 
 
 def _uuids_after_changes(file: FileTable, scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """MIG devices that a change gives the UUID of another; `TableReader` finds those of the beginning."""
+    """Yield each MIG device that a change gives another's UUID; `TableReader` finds those at the beginning."""
     changes = tuple(replace(change, fault=None) for change in scenario.changes)
     places = sorted(range(len(changes)), key=lambda place: file.change[place].at_s)
     told = set[str]()

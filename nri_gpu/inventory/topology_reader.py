@@ -1,4 +1,4 @@
-"""Reads the tables of a TOML file into Structs, strictly: every fault is noted, with its key path."""
+"""The strict reading of a TOML file's tables into Structs: every fault is noted with its key path."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
@@ -21,7 +21,7 @@ class Table(Struct, frozen=True, kw_only=True, omit_defaults=True):
     apart: ClassVar[bool] = False
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Key and sentence for values that are each right and do not go together."""
+        """Yield key and sentence for values that are each right and do not go together."""
         return iter(())
 
 
@@ -29,17 +29,17 @@ T = TypeVar("T", bound=Table)
 
 
 def unique(among: str) -> Meta:
-    """For a field whose value only one table may have. among: the tables that share these values."""
+    """Return the mark of a field whose value only one table may have. among: the tables that share these values."""
     return Meta(extra={"among": among})
 
 
 def parsed(parse: Callable[[str], object]) -> Meta:
-    """For a field whose texts stand for another value, which is then checked. parse raises ValueError."""
+    """Return the mark of a field whose texts stand for another value, to be checked next. parse raises ValueError."""
     return Meta(extra={"parse": parse})
 
 
 class TableReader:
-    """Reads the tables of one file. faults: those found so far."""
+    """The reader of one file's tables. faults: those found so far."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -47,11 +47,11 @@ class TableReader:
         self.faults: list[Fault] = []
 
     def fault(self, path: str, message: str) -> None:
-        """Notes one fault at a key path."""
+        """Note one fault at a key path."""
         self.faults.append(Fault(self._file, path, message))
 
     def read(self, kind: type[T], data: object, path: str = "") -> T | None:
-        """The table at `path`; None where it has a fault, which is noted."""
+        """Return the table at `path`, or None if it has a fault, which is noted."""
         if not isinstance(data, dict):
             self.fault(path, "must be a table")
             return None
@@ -74,7 +74,7 @@ class TableReader:
         return table
 
     def _value(self, field: FieldInfo, meaning: inspect.Type, raw: object, path: str) -> object:
-        """A value that is wrong reads as None."""
+        """Return the value of a field, or None if it is wrong, which is noted."""
         extra: dict[str, object] = {}
         choices = meaning.types if isinstance(meaning, inspect.UnionType) else (meaning,)
         for choice in choices:
@@ -103,12 +103,12 @@ class TableReader:
 
 @cache
 def _declared(kind: type[Table]) -> Mapping[str, tuple[FieldInfo, inspect.Type]]:
-    """Each field by its key, with what its type means."""
+    """Return each field by its key, with what its type means."""
     return {field.encode_name: (field, inspect.type_info(field.type)) for field in fields(kind)}
 
 
 def _table_of(array: inspect.Type) -> type[Table] | None:
-    """The kind of table that an array holds; None where it holds other values."""
+    """Return the kind of table that an array holds, or None if it holds other values."""
     item = array.item_type if isinstance(array, inspect.VarTupleType) else None
     return cast("type[Table]", item.cls) if isinstance(item, inspect.StructType) else None
 

@@ -14,7 +14,7 @@ from nri_gpu.system.storage import signature
 
 
 class TopologySource:
-    """A simulated node. Its file is read anew each time, so that an edit is noticed.
+    """A simulated node. Its file is read again each time, so that an edit is noticed.
 
     clock: for the file's changes, whose times count from now.
     """
@@ -29,7 +29,7 @@ class TopologySource:
         self.answered: Hashable = None  # a simulated node has no kernel view to compare with
 
     async def refresh(self) -> Inventory:
-        """The file's node as it is now. Raises: TopologyError; InventoryError: its driver does not answer."""
+        """Return the file's node as it is now. Raises: TopologyError; InventoryError, if its driver does not answer."""
         from nri_gpu.inventory.topology_file import load_scenario  # a real node does without these modules
 
         scenario = load_scenario(self._path)
@@ -39,28 +39,28 @@ class TopologySource:
         return inventory
 
     def kernel_view(self) -> Hashable:
-        """Another value each time that the file, or the node that it describes, changed."""
+        """Return a different value each time that the file, or the node that it describes, changed."""
         elapsed_s = self._clock() - self._began
         due = sum(at_s <= elapsed_s for at_s in self._times)
         return due, signature(self._path)
 
     def module_load(self) -> str:
-        """The majors stand for it: a module that is loaded anew may have others."""
+        """Return the majors in place of a load: a module that is loaded again may have others."""
         return self._majors
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""
 
 
 def source_of(
     topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = (), *, host_root: str = ""
 ) -> TopologySource | NvmlSource:
-    """The topology file's node if there is one, else this machine. host_root: as in the policy's [driver]."""
+    """Return the topology file's node if there is one, else this machine. host_root: as in the policy's [driver]."""
     return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs, host_root=host_root)
 
 
 def ask_once(source: TopologySource | NvmlSource) -> Inventory:
-    """Its node now, for a command that ends then. Raises: InventoryError."""
+    """Return the source's node now, for a command that ends then. Raises: InventoryError."""
 
     async def ask() -> Inventory:
         try:

@@ -78,7 +78,7 @@ HostPath = Annotated[str, parsed(_absolute)]
 
 
 class DrmTable(DrmNode, Table, frozen=True, kw_only=True):
-    """One of `gpu.drm`."""
+    """A table of `gpu.drm`."""
 
     name: Annotated[str, bounds.DRM_NAME.meta(), unique("drm")]
 
@@ -94,21 +94,19 @@ class EnginesTable(MigEngines, Table, frozen=True):
 class MigTable(
     MigDescription, Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi", "compute_instance_id": "ci"}
 ):
-    """`[[gpu.mig]]`. Its index is its place in the file unless it gives another: NVML's list has holes.
+    """`[[gpu.mig]]`, a MIG device."""
 
-    gi_minor, ci_minor: those that drivers use unless it gives others; -1 where they are unknown.
-    """
-
+    # The device's place in the file unless the file gives it: NVML's list has holes.
     index: Annotated[int, Meta(ge=0, le=GPU_INSTANCES_MAX * COMPUTE_INSTANCES_MAX - 1)] | None = None
     gpu_instance_id: Annotated[int, Meta(ge=0, le=GPU_INSTANCES_MAX - 1)]
     compute_instance_id: Annotated[int, Meta(ge=0, le=COMPUTE_INSTANCES_MAX - 1)]
     uuid: Annotated[GpuUuid, bounds.MIG_UUID.meta(), unique("gpu")]
-    gi_minor: CapabilityMinor | None = None
-    ci_minor: CapabilityMinor | None = None
+    gi_minor: CapabilityMinor | None = None  # the one that drivers use, unless given; -1 if it is unknown
+    ci_minor: CapabilityMinor | None = None  # likewise
     engines: EnginesTable = EnginesTable()
 
     def device(self, place: int, gpu_minor: int) -> MigDevice:
-        """place: in the file. gpu_minor: of its GPU's device node."""
+        """Return the MIG device. place: in the file. gpu_minor: of its GPU's device node."""
         usual = usual_minors(gpu_minor, self.gpu_instance_id, self.compute_instance_id) or (None, None)
         said = (self.gi_minor, self.ci_minor)
         minors = [use if say is None else say for say, use in zip(said, usual, strict=True)]
@@ -130,13 +128,13 @@ def _tables(partition: Partition | None) -> tuple[MigTable, ...]:
 
 
 def _devices(partition: Partition, gpu_minor: int) -> tuple[MigDevice, ...]:
-    """In the order of their indices."""
+    """Return the MIG devices in the order of their indices."""
     found = (table.device(place, gpu_minor) for place, table in enumerate(_tables(partition)))
     return tuple(sorted(found, key=attrgetter("index")))
 
 
 def _twice(partition: Partition | None) -> Iterator[tuple[str, str]]:
-    """MIG devices with the index of another, or with its instances."""
+    """Yield each MIG device that has an earlier one's index or instances."""
     met: dict[object, int] = {}
     for place, table in enumerate(_tables(partition)):
         index = place if table.index is None else table.index
@@ -152,7 +150,7 @@ class GpuTable(
     kw_only=True,
     rename={"minor_number": "minor", "pci_bus_id": "bus_id", "numa_node": "numa", "partition": "mig"},
 ):
-    """`[[gpu]]`. ecc_pending: the same as ecc where it is left out."""
+    """`[[gpu]]`. ecc_pending: equal to ecc if it is left out."""
 
     index: Annotated[bounds.GpuIndex, unique("gpu")]
     minor_number: Annotated[bounds.GpuIndex, unique("gpu")]
@@ -169,7 +167,7 @@ class GpuTable(
     drm: tuple[DrmTable, ...] = ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Of `ecc_pending`, and of MIG devices with each other."""
+        """Yield the conflicts of `ecc_pending`, and of MIG devices with each other."""
         if self.ecc is None and self.ecc_pending is not None:
             yield "ecc_pending", "needs `ecc`, which is missing"
         yield from _twice(self.partition)
@@ -213,7 +211,7 @@ class NumaTable(NumaNode, Table, frozen=True, kw_only=True, rename={"number": "n
 
 
 class DeviceTable(Table, frozen=True):
-    """One of an extra's `nodes`."""
+    """A table of an extra's `nodes`."""
 
     path: Annotated[str, parsed(_below_dev)]
     major: bounds.DeviceMajor
@@ -222,14 +220,14 @@ class DeviceTable(Table, frozen=True):
 
 
 class MountTable(Table, frozen=True):
-    """One of an extra's `mounts`."""
+    """A table of an extra's `mounts`."""
 
     destination: HostPath
     source: HostPath
 
 
 class ExtraTable(Table, frozen=True):
-    """`[[node.extra]]`. major, channels: of IMEX alone."""
+    """`[[node.extra]]`. Only IMEX has major and channels."""
 
     name: Annotated[str, bounds.one_of(EXTRAS), unique("extra")]
     major: bounds.DeviceMajor | None = None
@@ -239,7 +237,7 @@ class ExtraTable(Table, frozen=True):
     mounts: tuple[MountTable, ...] = ()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Of its name with what it has."""
+        """Yield the conflicts of an extra's name with its keys."""
         if self.name != Extra.IMEX:
             for key in ("major", "channels"):
                 if getattr(self, key) is not None:
@@ -300,7 +298,7 @@ class EventTable(Table, frozen=True):
 
 
 class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
-    """`[[change]]` of one GPU, or of the node where it names none."""
+    """`[[change]]` of one GPU, or of the node if it names none."""
 
     apart: ClassVar[bool] = True
 
@@ -323,7 +321,7 @@ class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
         return frozenset(key for key, value in values.items() if value is not None)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Of what it changes with whose it is, and with each other."""
+        """Yield keys that do not apply to this target (GPU or node), and keys that contradict each other."""
         own, others = (NODE_KEYS, GPU_KEYS) if self.gpu is None else (GPU_KEYS, NODE_KEYS)
         for key in others:
             if key in self.keys:
@@ -337,7 +335,7 @@ class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
         yield from _twice(self.partition)
 
     def change(self, gpu_minor: int) -> ScenarioChange:
-        """gpu_minor: of the GPU that it changes."""
+        """Return the change. gpu_minor: of the GPU that it changes."""
         plain = ("at_s", "gpu", "present", "lost", "unavailable", "recovery_action", "driver", "cuda", "fault")
         change = convert({name: getattr(self, name) for name in plain}, ScenarioChange)
         return replace(
