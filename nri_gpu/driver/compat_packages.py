@@ -50,7 +50,7 @@ _UNVERSIONED: Final = {each.name for each in table.LIBRARIES if each.suffixes ==
 
 
 class FoundCompat(Struct, frozen=True):
-    """One package that containers may have. files: name -> the host's file, or the target of a symlink."""
+    """A package that containers may have. files: name -> the host's file, or the target of a symlink."""
 
     cuda: CudaVersion
     version: str
@@ -59,7 +59,7 @@ class FoundCompat(Struct, frozen=True):
 
     @property
     def generation(self) -> str:
-        """Safe as a file name; changes whenever a file does."""
+        """Return a name that is safe as a file name and changes whenever a file does."""
         facts = [
             (name, each if isinstance(each, str) else each.content_facts) for name, each in sorted(self.files.items())
         ]
@@ -67,7 +67,7 @@ class FoundCompat(Struct, frozen=True):
         return "compat{}.{}-{}-{}".format(*self.cuda, self.version, digest)
 
     def at(self, folder: Path) -> CompatPackage:
-        """What containers get of it, staged at `folder`."""
+        """Return what containers get of the package, staged at `folder`."""
         return CompatPackage(
             cuda=self.cuda,
             version=self.version,
@@ -78,16 +78,16 @@ class FoundCompat(Struct, frozen=True):
 
 
 class FoundPackages(Struct, frozen=True):
-    """What a folder of packages holds: the usable ones, the lowest CUDA version first, and what is left out."""
+    """The content of a folder of packages: the usable ones, the lowest CUDA version first, and what is left out."""
 
     packages: tuple[FoundCompat, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
 def scan_compat(folder: Path) -> FoundPackages:
-    """The packages in `folder`.
+    """Return the packages in `folder`.
 
-    Raises: DriverError: it is not a directory, cannot be read, or others than root can change it.
+    Raises: DriverError, if the folder cannot be read, is no directory, or can be changed by users other than root.
     """
     machine = table.MACHINES.get(platform.machine())
     if machine is None:
@@ -103,7 +103,7 @@ def scan_compat(folder: Path) -> FoundPackages:
 
 
 def folder_signature(folder: Path) -> tuple[tuple[object, ...], ...]:
-    """Changes when anything in a folder of packages does. Stats each file, and reads none."""
+    """Return a value that changes when anything in a folder of packages does. Stat each file, and read none."""
     found: list[tuple[object, ...]] = []
     with contextlib.suppress(OSError):
         for path in (folder, *sorted(folder.iterdir()), *sorted(folder.glob("*/*"))):
@@ -115,7 +115,7 @@ def folder_signature(folder: Path) -> tuple[tuple[object, ...], ...]:
 
 
 def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> FoundCompat | None:
-    """The package in a folder; None where it is not usable. Adds to `left_out` what containers do not get."""
+    """Return the package in a folder, or None if it is unusable. Add to `left_out` what containers do not get."""
     named = FOLDER_NAME.fullmatch(folder.name)
     if named is None:
         left_out.append(LeftOut(folder.name, "not named for a CUDA version such as 13.0"))
@@ -135,7 +135,7 @@ def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> F
 
 
 def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dict[str, tuple[HostFile, Elf]]:
-    """The libraries in a folder, by the files' own names. Raises: DriverError, OSError."""
+    """Return the libraries in a folder, by the files' own names. Raises: DriverError, OSError."""
     root = Path(os.path.realpath(folder))
     if why := why_untrusted(root.stat()):
         raise DriverError(why)
@@ -155,7 +155,7 @@ def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dic
 
 
 def _identity(folder: str, files: Mapping[str, tuple[HostFile, Elf]]) -> tuple[str, frozenset[int] | None]:
-    """Version and host drivers of the one libcuda among them. Raises: DriverError."""
+    """Return version and host drivers of the only libcuda among the files. Raises: DriverError."""
     matches = [match for name in files if (match := CUDA_FILE.fullmatch(name))]
     if len(matches) != 1:
         names = ", ".join(match[0] for match in matches)
@@ -167,7 +167,10 @@ def _identity(folder: str, files: Mapping[str, tuple[HostFile, Elf]]) -> tuple[s
 
 
 def _drivers(libcuda: Path, folder: str) -> frozenset[int] | None:
-    """The majors of host drivers in its note; None where there is no note or list. Raises: DriverError, OSError."""
+    """Return the majors of host drivers in the library's note, or None without a note or list.
+
+    Raises: DriverError, OSError.
+    """
     try:
         with libcuda.open("rb") as file:
             text = parse_note(file, NOTE_SECTION, NOTE_OWNER)
@@ -187,7 +190,7 @@ class _Note(Struct):
 
 
 def read_note(text: bytes) -> tuple[str, frozenset[int]]:
-    """The CUDA version and the majors of host drivers in a note's text; empty where it has none.
+    """Return the CUDA version and the majors of host drivers in a note's text, each empty if the note has none.
 
     Raises: MalformedError: not JSON, or another format than the one we know.
     """
@@ -199,7 +202,7 @@ def read_note(text: bytes) -> tuple[str, frozenset[int]]:
 
 
 def _why_left_out(name: str, version: str) -> str:
-    """Why a library is no part of the package of this version, a clause; empty when it is."""
+    """Return a clause that says why a library is no part of this version's package, or empty if it is a part."""
     library, _, own_version = name.partition(".so")
     if own_version == f".{version}":
         return "must be the driver's own" if library in _OF_THE_DRIVER else ""
@@ -207,7 +210,7 @@ def _why_left_out(name: str, version: str) -> str:
 
 
 def _links(files: Mapping[str, tuple[HostFile, Elf]]) -> Iterator[tuple[str, str]]:
-    """A link by each SONAME, as programs load it; for libcuda also by the name without a version."""
+    """Yield a link by each SONAME, as programs load it, and for libcuda also by the name without a version."""
     for name, (_, elf) in sorted(files.items()):
         if PLAIN_NAME.fullmatch(elf.soname) and elf.soname != name:
             yield elf.soname, name
@@ -219,7 +222,7 @@ SHOWN: Final = 20  # left-out files in a log line
 
 
 class CompatController:
-    """Stages the packages when asked to, or when something in their folder changed."""
+    """The stager of the packages: it works when asked to, or when something in their folder changed."""
 
     def __init__(self, folder: Path, owner: StageOwner, node_state: NodeState) -> None:
         self._folder = folder
@@ -245,7 +248,7 @@ class CompatController:
             self._log.clear()
 
     def _take(self) -> tuple[FoundPackages, tuple[CompatPackage, ...], list[str]]:
-        """What was found, the packages that are staged now, and why others are not."""
+        """Return what was found, the packages that are staged now, and why the rest is not staged."""
         try:
             found = scan_compat(self._folder)
         except DriverError as error:

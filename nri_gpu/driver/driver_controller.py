@@ -1,4 +1,4 @@
-"""Keeps the driver's staged files and its kernel module's version up to date, off the request path."""
+"""The upkeep of the driver's staged files and of its kernel module's version, off the request path."""
 
 from __future__ import annotations
 
@@ -28,31 +28,26 @@ RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
 
 
 class _Scan(Struct, frozen=True):
-    """The last scan. signatures: taken before it; None: there was none. found: None where it failed."""
+    """The last scan."""
 
-    signatures: Signatures | None = None
-    found: FoundDriver | None = None
+    signatures: Signatures | None = None  # taken before it, or None if there was none
+    found: FoundDriver | None = None  # None if it failed
     at: float = 0.0
 
 
 class DriverController:
-    """Looks every few seconds; scans and stages when asked to, or when the driver changed.
-
-    policy: of the start. state_dir: identifies the owner of the stage folder. simulated: there is no kernel module, and
-    no files are needed. held: the driver generations that containers have mounted, None before the first Synchronize.
-    module_changed: called when another kernel module is loaded. module: the version of the loaded one.
-    """
+    """The checks every few seconds; it scans and stages when asked to, or when the driver changed."""
 
     def __init__(
         self,
-        policy: Policy,
-        state_dir: Path,
+        policy: Policy,  # of the start
+        state_dir: Path,  # identifies the owner of the stage folder
         node_state: NodeState,
         *,
-        simulated: bool,
-        held: Callable[[], frozenset[str] | None],
-        module_changed: Callable[[], None],
-        module: Callable[[], str] = module_version,
+        simulated: bool,  # there is no kernel module, and no files are needed
+        held: Callable[[], frozenset[str] | None],  # generations that containers have mounted; None before Synchronize
+        module_changed: Callable[[], None],  # called when another kernel module is loaded
+        module: Callable[[], str] = module_version,  # the version of the loaded kernel module
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = Path(policy.driver.root)
@@ -85,7 +80,7 @@ class DriverController:
 
     @property
     def scanned(self) -> Signatures | None:
-        """The host's folders from before the scan whose files are published; None where there is no such scan."""
+        """Return the host's folders from before the scan whose files are published, or None without such a scan."""
         found, driver = self._last.found, self._node_state.node.driver
         return self._last.signatures if found and driver and found.version == driver.version else None
 
@@ -167,7 +162,7 @@ class DriverController:
             _log_driver(found, files)
 
     def _waits_for_module(self, version: str) -> bool:
-        """Whether these files cannot be used before their kernel module is loaded.
+        """Return whether these files cannot be used before their kernel module is loaded.
 
         Until then the old driver's staged files are complete, and match the loaded module.
         """
@@ -195,7 +190,7 @@ class DriverController:
         self._log.warning("driver files not found", sentence)
 
     async def _prune(self) -> None:
-        """Removes old staged files once no grant names them; not before the runtime has listed its containers."""
+        """Remove old staged files once no grant names them, but not before the runtime has listed its containers."""
         node, held = self._node_state.node, self._held()
         if held is None or node.driver is None:
             return

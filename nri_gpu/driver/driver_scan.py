@@ -1,4 +1,4 @@
-"""Finds the host driver's user space below a driver root: libraries, programs, and files mounted one by one."""
+"""The search for the driver's user space below a driver root: libraries, programs, and files mounted one by one."""
 
 from __future__ import annotations
 
@@ -46,41 +46,31 @@ Signatures = tuple[tuple[int, int, int] | None, ...]
 
 
 class DriverFile(Struct, frozen=True):
-    """One file to stage.
+    """A file to stage."""
 
-    name: its path in its part of a tree, mostly the file's own name. capabilities: a container with one of them gets
-    it. links: (path, target) of the symlinks to it, every target before the links to it. places: in the container, of
-    a file that is mounted by itself.
-    """
-
-    name: str
-    capabilities: Capabilities
+    name: str  # its path in its part of a tree, mostly the file's own name
+    capabilities: Capabilities  # a container with one of them gets it
     source: HostFile
-    links: tuple[tuple[str, str], ...] = ()
-    places: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()  # (path, target) of its symlinks, every target before the links to it
+    places: tuple[str, ...] = ()  # in the container, of a file that is mounted by itself
 
 
 class FoundDriver(Struct, frozen=True, kw_only=True):
-    """What a driver root holds for containers.
-
-    generation: safe as a file name; changes whenever a file does. libraries_32: for compat32. singles: configuration
-    and modules, mounted one by one. missing, lacks: as in `DriverFiles`. unknown: files of this driver's version that
-    our table does not name, so no container gets them. left_out: found, and not usable. others: drivers beside it.
-    host_binaries: the programs that run on the host, where one of them does not run in containers; else empty.
-    """
+    """A driver root's content for containers."""
 
     root: Path
     version: str
-    generation: str
+    generation: str  # safe as a file name; changes whenever a file does
     libraries: tuple[DriverFile, ...]
-    libraries_32: tuple[DriverFile, ...]
+    libraries_32: tuple[DriverFile, ...]  # for compat32
     binaries: tuple[DriverFile, ...]
-    singles: tuple[DriverFile, ...]
-    missing: Mapping[Capability, tuple[str, ...]]
-    lacks: Mapping[Capability, str]
-    unknown: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    others: tuple[OtherDriver, ...]
+    singles: tuple[DriverFile, ...]  # configuration and modules, mounted one by one
+    missing: Mapping[Capability, tuple[str, ...]]  # as in `DriverFiles`
+    lacks: Mapping[Capability, str]  # as in `DriverFiles`
+    unknown: tuple[str, ...]  # files of this driver's version that our table does not name, so no container gets them
+    left_out: tuple[LeftOut, ...]  # found, and not usable
+    others: tuple[OtherDriver, ...]  # drivers beside it
+    # The programs that run on the host, if one of them does not run in containers; else empty.
     host_binaries: tuple[DriverFile, ...] = ()
 
     @property
@@ -91,11 +81,11 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
 def scan(
     driver_root: Path, machine_name: str = "", library_dirs: Sequence[str] = (), *, module: str = ""
 ) -> FoundDriver:
-    """Searches `driver_root` (`/`, or a folder such as `/usr/local/nvidia`) for the driver.
+    """Search `driver_root` (`/`, or a folder such as `/usr/local/nvidia`) for the driver.
 
-    machine_name: as `uname -m`, this machine's when empty. library_dirs: below the root, searched before all others;
-    so are `bin`, `share` and `etc` beside them. module: the version of the loaded kernel module: of several drivers the
-    one of this version is taken. Reads directories and the heads of some 100 files, which takes a few tens of
+    machine_name: as `uname -m`; empty: this machine's. library_dirs: below the root, searched before all others;
+    so are `bin`, `share` and `etc` beside them. module: the version of the loaded kernel module: of several drivers
+    the one with this version is taken. Reads directories and the heads of some 100 files, which takes a few tens of
     milliseconds.
 
     Raises: DriverError: there is no driver, two versions of it, or none for this machine.
@@ -108,7 +98,7 @@ def scan(
 
 
 def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:
-    """Signatures of all that says where the driver is. Taken before a scan, they also show what changed during it."""
+    """Return signatures of all that says where the driver is. Taken before a scan, they also show changes during it."""
     name = platform.machine()
     machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
     searched = search_paths(driver_root, machines, library_dirs)
@@ -116,12 +106,12 @@ def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Si
 
 
 def signatures(paths: Iterable[Path | None]) -> Signatures:
-    """What differs once a folder has other entries, or a file other content."""
+    """Return a value that differs once a folder has other entries, or a file other content."""
     return tuple(found and found[:3] for found in (signature(path) if path else None for path in paths))
 
 
 def changed(driver_root: Path, library_dirs: Sequence[str], before: Signatures, found: FoundDriver | None) -> bool:
-    """Whether a folder has other entries than before, or a file that was found has other content."""
+    """Return whether a folder has other entries than before, or a file that was found has other content."""
     if folder_signatures(driver_root, library_dirs) != before:
         return True
     return found is not None and not all(file.source.unchanged() for file in found.files)
@@ -195,7 +185,10 @@ def _binaries(
 
 
 def _why_no_program(file: HostFile, machine: table.Machine) -> str:
-    """Why the host cannot run a trusted file, a clause; empty when it can. Raises: DriverError, OSError."""
+    """Return a clause that says why the host cannot run a trusted file, or empty if it can.
+
+    Raises: DriverError, OSError.
+    """
     if not file.mode & 0o111:
         return "not executable"
     if not claims_to_be_elf(file.path):
@@ -205,7 +198,7 @@ def _why_no_program(file: HostFile, machine: table.Machine) -> str:
 
 
 def _why_not_in_containers(file: HostFile, machine: table.Machine) -> str:
-    """The same for a container, whose image has the usual loader and nothing of the host."""
+    """Return why a container cannot run the file, or empty. Its image has the usual loader and nothing of the host."""
     if why := _why_no_program(file, machine):
         return why
     elf = read_elf(file.path)
@@ -216,7 +209,7 @@ def _why_not_in_containers(file: HostFile, machine: table.Machine) -> str:
 
 
 def _machine_of(elf: Elf, machine: table.Machine) -> table.Machine | None:
-    """The machine that a program is for, of those whose programs this one runs; None where it runs none such."""
+    """Return the machine that a program is for, among those whose programs this one runs, or None."""
     return next((each for each in (machine, table.COMPATIBLE.get(machine.name)) if each and each.runs(elf)), None)
 
 
@@ -229,7 +222,7 @@ def _singles(folders: LibraryFolders, left_out: list[LeftOut]) -> Iterator[Drive
 
 
 def _candidates(file: table.SingleFile, libraries: LibraryFolders) -> Iterator[Path]:
-    """Where the file may be, best first."""
+    """Return where the file may be, best first."""
     name, root, search = file.names[0], libraries.search.root, libraries.search
     if "/" in name:
         parents = (join(parent, kind) for parent in search.parents(libraries.version) for kind in ("share", "etc"))
@@ -245,7 +238,10 @@ def _candidates(file: table.SingleFile, libraries: LibraryFolders) -> Iterator[P
 
 
 def _why_unusable(path: Path, machine: table.Machine) -> str:
-    """Why a trusted file is of no use, a clause; empty when it is usable. Raises: DriverError, OSError."""
+    """Return a clause that says why a trusted file is of no use, or empty if it is usable.
+
+    Raises: DriverError, OSError.
+    """
     if ".so" in path.name:
         elf = read_elf(path)
         return "" if elf and machine.runs(elf) else machine.wrong_class
@@ -258,7 +254,7 @@ def _why_unusable(path: Path, machine: table.Machine) -> str:
 def _first(
     root: Path, paths: Iterable[Path], why_unusable: Callable[[HostFile], str], left_out: list[LeftOut]
 ) -> HostFile | None:
-    """The first usable file. Adds those before it to `left_out`."""
+    """Return the first usable file. Add those before it to `left_out`."""
     for path in paths:
         if not path.is_symlink() and not path.exists():
             continue
@@ -301,7 +297,7 @@ def _lacks(libraries: Iterable[DriverFile]) -> Mapping[Capability, str]:
 
 
 def _lacking(files: Iterable[DriverFile], machine: table.Machine, version: str) -> tuple[table.DriverLibrary, ...]:
-    """The libraries that a driver of this version has for a machine, and that are not among its files."""
+    """Return the libraries that a driver of this version has for a machine, and that are not among its files."""
     have = _names(files)
     return tuple(each for each in table.LIBRARIES if each.expected(machine.name, version) and each.name not in have)
 

@@ -1,4 +1,4 @@
-"""Reads an ELF file's class, machine, interpreter, SONAME and notes: a few KiB of it, never all.
+"""The reader of an ELF file's class, machine, interpreter, SONAME and notes: a few KiB of it, never all.
 
 It accepts all bytes: for a file that is no ELF file of a little-endian machine, or is cut short, the result is None
 and not an exception.
@@ -37,23 +37,20 @@ NOTE_BYTES_MAX: Final = 64 * 1024
 
 
 class MalformedError(Exception):
-    """Not an ELF file, one that points past its own end, or one whose note is not complete or another owner's."""
+    """A file that is not ELF, points past its own end, or has a note that is incomplete or another owner's."""
 
 
 class Elf(Struct, frozen=True):
-    """One ELF file's identity. bits: 32 or 64. machine: e_machine. soname: empty where there is none.
+    """The identity of an ELF file."""
 
-    interpreter: the loader that the kernel starts a program with; empty for a static one.
-    """
-
-    bits: int
-    machine: int
-    soname: str = ""
-    interpreter: str = ""
+    bits: int  # 32 or 64
+    machine: int  # e_machine
+    soname: str = ""  # empty if there is none
+    interpreter: str = ""  # the loader that the kernel starts a program with; empty for a static program
 
 
 class _Shape(Struct, frozen=True):
-    """Layouts of one class's structures. segment: which fields are offset, address and size in the file."""
+    """The layouts of one class's structures. segment: which fields are offset, address and size in the file."""
 
     bits: int
     header: str
@@ -77,7 +74,10 @@ class _Segment(Struct, frozen=True):
 
 
 def read_elf(path: Path) -> Elf | None:
-    """The identity of the file at `path`; None if it is not a complete ELF file. Raises: DriverError: unreadable."""
+    """Return the identity of the file at `path`, or None if it is not a complete ELF file.
+
+    Raises: DriverError, if the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return parse_elf(file)
@@ -92,7 +92,7 @@ def claims_to_be_elf(path: Path) -> bool:
 
 
 def parse_elf(file: BinaryIO) -> Elf | None:
-    """The identity of an open file, whatever its bytes; None if it is not a complete ELF file."""
+    """Return the identity of an open file, whatever its bytes, or None if it is not a complete ELF file."""
     try:
         elf = _ElfFile(file)
         segments = list(_segments(elf))
@@ -102,7 +102,7 @@ def parse_elf(file: BinaryIO) -> Elf | None:
 
 
 def parse_note(file: BinaryIO, section: str, owner: str) -> bytes | None:
-    """The text of the first note in a section, without the NULs around it; None where there is no such section.
+    """Return the text of the first note in a section, without the NULs around it, or None if there is no such section.
 
     Raises: MalformedError.
     """

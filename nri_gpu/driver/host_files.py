@@ -23,32 +23,29 @@ PLAIN_NAME: Final = re.compile(r"lib[\w+.-]+")
 
 
 class HostFile(Struct, frozen=True):
-    """A regular file of the host that containers may have, and what tells it from a later one at the same path.
+    """A regular file of the host that containers may have, and what tells it from a later one at the same path."""
 
-    path: without any symlink. relative: below the driver root, for messages. mode: permission bits.
-    """
-
-    path: Path
-    relative: str
+    path: Path  # without any symlink
+    relative: str  # below the driver root, for messages
     size_bytes: int
     mtime_ns: int
     device: int
     inode: int
-    mode: int
+    mode: int  # permission bits
 
     @classmethod
     def of(cls, path: Path, relative: str, found: os.stat_result) -> Self:
-        """From the lstat(2) of `path`."""
+        """Return the file at `path`, from its lstat(2)."""
         identity = (found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
         return cls(path, relative, *identity, stat.S_IMODE(found.st_mode))
 
     @property
     def content_facts(self) -> tuple[str, int, int, int]:
-        """What a generation's name depends on: another value means another file or content."""
+        """Return what a generation's name depends on: a different value means a different file or content."""
         return self.relative, self.size_bytes, self.mtime_ns, self.inode
 
     def unchanged(self) -> bool:
-        """Whether the same file, with the same content as far as the kernel shows, is still there."""
+        """Return whether this file, with the same content as far as the kernel shows, is still there."""
         try:
             return HostFile.of(self.path, self.relative, self.path.lstat()) == self
         except OSError:
@@ -66,7 +63,7 @@ class LeftOut(Struct, frozen=True):
 
 
 def examine(root: Path, path: Path) -> HostFile | LeftOut:
-    """The file that `path`, below `root`, leads to, if containers may have it. root: without symlinks."""
+    """Return the file that `path`, below `root`, leads to, if containers may have it. root: without symlinks."""
     relative = str(path.relative_to(root))
     real = resolve(root, path)
     if real is None:
@@ -85,7 +82,7 @@ def examine(root: Path, path: Path) -> HostFile | LeftOut:
 
 
 def driver_root(folder: Path) -> Path:
-    """`folder` without symlinks. Raises: DriverError: it is not a directory."""
+    """Return `folder` without symlinks. Raises: DriverError, if `folder` is not a directory."""
     root = Path(os.path.realpath(folder))  # Path.resolve raises on a circle of links
     if not root.is_dir():
         raise DriverError(f"driver root {folder} is not a directory")
@@ -93,13 +90,13 @@ def driver_root(folder: Path) -> Path:
 
 
 def check_folder(folder: Path, *, follow: bool = True) -> None:
-    """Raises: DriverError: others than root can put files there; OSError. follow: symlinks."""
+    """Refuse a folder that users other than root can put files into. follow: symlinks. Raises: DriverError; OSError."""
     if why := why_untrusted(folder.stat(follow_symlinks=follow)):
         raise DriverError(f"folder {folder} is not safe ({why}): chown root and chmod go-w it")
 
 
 def resolve(root: Path, path: Path) -> Path | None:
-    """Where `path` really leads below `root`; None when it leads nowhere.
+    """Return where `path` really leads below `root`, or None if it leads nowhere.
 
     An absolute link counts as it is while it stays below the root, else as inside a chroot: the root of a driver
     container links to /etc/alternatives and means its own.
@@ -131,9 +128,9 @@ def _resolve_inside(root: Path, path: Path) -> Path | None:
 
 
 def distinct_folders(root: Path, folders: Iterable[Path]) -> Iterator[Path]:
-    """The folders that exist, each once: `lib64` is often a link to `usr/lib64`.
+    """Yield the folders that exist, each once: `lib64` is often a link to `usr/lib64`.
 
-    By the name given, or by the name inside the root where the given one leads out of it.
+    Each has the name given, or its name inside the root if the given one leads out of it.
     """
     seen = set()
     for folder in folders:

@@ -1,4 +1,4 @@
-"""The driver's libraries: by name, whatever folder each is in."""
+"""The driver's libraries by name, whatever folder each is in."""
 
 from __future__ import annotations
 
@@ -32,21 +32,20 @@ class FoundLibrary(Struct, frozen=True):
 
 
 class LibraryFolders(Struct):
-    """The folders that may hold one driver's libraries. Each library is examined once.
-
-    listed: those that exist, in the order in which they win. entries: path below a library folder -> its paths, in that
-    order.
-    """
+    """The folders that may hold one driver's libraries. Each library is examined once."""
 
     search: DriverSearch
     version: str
-    listed: tuple[Path, ...]
-    entries: Mapping[str, tuple[Path, ...]]
+    listed: tuple[Path, ...]  # those that exist, in the order in which they win
+    entries: Mapping[str, tuple[Path, ...]]  # path below a library folder -> its paths, in that order
     _examined: dict[Path, FoundLibrary | LeftOut] = field(default_factory=dict)
 
     @classmethod
     def of(cls, search: DriverSearch, version: str) -> Self:
-        """Those of the driver of this version. Raises: DriverError: others than root can put files there; OSError."""
+        """Return the folders of the driver of this version.
+
+        Raises: DriverError: users other than root can put files there; OSError.
+        """
         entries: dict[str, list[Path]] = defaultdict(list)
         listed = search.folders(version)
         for folder in (search.root, *listed):
@@ -59,7 +58,7 @@ class LibraryFolders(Struct):
         return cls(search, version, listed, {name: tuple(paths) for name, paths in entries.items()})
 
     def first(self, names: tuple[str, ...]) -> FoundLibrary | None:
-        """The first usable library with one of these names."""
+        """Return the first usable library with one of these names."""
         for name in names:
             for path in self.entries.get(name, ()):
                 if found := self._usable(path):
@@ -67,7 +66,7 @@ class LibraryFolders(Struct):
         return None
 
     def aliases(self, library: table.DriverLibrary, source: HostFile) -> tuple[str, ...]:
-        """The names `<library>.so` and `<library>.so.*` that lead to the file on the host, with its own."""
+        """Return the names `<library>.so` and `<library>.so.*` that lead to the file on the host, with its own."""
         form = re.compile(rf"{re.escape(join(library.folder, library.name))}\.so(?:\.[\w.]+)?")
         names = sorted(name for name in self.entries if form.fullmatch(name))
         return tuple(
@@ -75,13 +74,13 @@ class LibraryFolders(Struct):
         )
 
     def unknown(self) -> tuple[str, ...]:
-        """Files of this driver that our table does not name."""
+        """Return the files of this driver that our table does not name."""
         known = {library.name for library in table.LIBRARIES} | table.OTHERS
         matches = (match for name in sorted(self.entries) if (match := LIBRARY_FILE.fullmatch(name)))
         return tuple(match[0] for match in matches if match["version"] == self.version and match["name"] not in known)
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Every library that was examined and refused; those of another machine only where the driver itself is."""
+        """Return each library that was examined and refused; another machine's only beside the driver itself."""
         refused = (*self.search.refused, *(each for each in self._examined.values() if isinstance(each, LeftOut)))
         own = {str(folder.relative_to(self.search.root)) for folder in self.search.own_folders(self.version)}
         wrong = self.search.machine.wrong_class

@@ -32,14 +32,11 @@ _DEBIAN: Final = re.compile(r"(?:usr/)?lib/[\w-]+-linux-gnu/(nvidia/[^/]+)")
 
 
 class Lead(Struct, frozen=True):
-    """A library that tells where a driver is. folder: of the search; the file may lie in another.
-
-    version: in the name of the file that a link leads to; empty where it has none.
-    """
+    """A library that tells where a driver is."""
 
     library: str
-    version: str
-    folder: Path
+    version: str  # in the name of the file that a link leads to, or empty
+    folder: Path  # of the search; the file may lie in another
     file: HostFile
 
 
@@ -54,34 +51,30 @@ class OtherDriver(Struct, frozen=True):
 
 
 class DriverSearch(Struct, frozen=True):
-    """Every lead below one root, in the order in which they win.
-
-    tried: every folder looked for, for messages. known: of these, the configured and the well-known ones. refused:
-    libraries that containers may not have.
-    """
+    """The leads below one root, in the order in which they win."""
 
     root: Path
     machine: table.Machine
-    tried: tuple[Path, ...]
-    known: tuple[Path, ...]
+    tried: tuple[Path, ...]  # every folder looked for, for messages
+    known: tuple[Path, ...]  # of these, the configured and the well-known ones
     leads: tuple[Lead, ...]
-    refused: tuple[LeftOut, ...]
+    refused: tuple[LeftOut, ...]  # libraries that containers may not have
 
     @property
     def places(self) -> str:
-        """The folders, for messages: they are the long part and come last, since a refusal that is too long is cut."""
+        """Return the folders, for messages. They are long and come last, since a refusal that is too long is cut."""
         return ", ".join(map(str, self.tried))
 
     @property
     def unusable(self) -> str:
-        """The refused libraries, for messages: a clause, or empty."""
+        """Return a clause with the refused libraries, for messages, or empty."""
         return f"found but not usable: {', '.join(map(str, self.refused))}; " if self.refused else ""
 
     @classmethod
     def below(cls, path: Path, machine: table.Machine, first: Sequence[str] = ()) -> Self:
         """Search the driver root at `path`. first: configured folders below it.
 
-        Raises: DriverError: it is not a directory, or a library cannot be read; OSError.
+        Raises: DriverError, if `path` is not a directory, or a library cannot be read; OSError.
         """
         root = driver_root(path)
         configured, known = _places(root, first), _places(root, machine.folders)
@@ -95,7 +88,7 @@ class DriverSearch(Struct, frozen=True):
         return cls(root, machine, tried, (*configured, *known), tuple(leads), tuple(dict.fromkeys(refused)))
 
     def chosen(self, module: str) -> str:
-        """The driver's version: the loaded module's where it is there, else the first; empty where there is none.
+        """Return the driver's version: the loaded module's if it is there, else the first, or empty if there is none.
 
         module: the version of the loaded kernel module, or empty.
         """
@@ -103,7 +96,10 @@ class DriverSearch(Struct, frozen=True):
         return module if module in versions else next(iter(versions), "")
 
     def version(self, module: str) -> str:
-        """The same. Raises: DriverError: there is no driver, or what there is does not say its version."""
+        """Return the `chosen` version.
+
+        Raises: DriverError: there is no driver, or what there is does not say its version.
+        """
         version = self.chosen(module)
         if not version:
             raise DriverError(self._disagreement() or self._no_driver())
@@ -117,41 +113,41 @@ class DriverSearch(Struct, frozen=True):
         return version
 
     def nvml(self, module: str) -> Path | None:
-        """NVML's library of the driver, or of any where there is no whole one; None where there is none."""
+        """Return NVML's library of the driver, or any if no driver is whole, or None if there is none."""
         leads = [lead for lead in self.leads if lead.library == NVML]
         ours = [lead for lead in leads if lead.version in ("", self.chosen(module))]
         return next((lead.file.path for lead in (*ours, *leads)), None)
 
     def own_folders(self, version: str) -> tuple[Path, ...]:
-        """The folders that hold the two libraries of a driver, and those that lead there."""
+        """Return the folders that hold the two libraries of a driver, and those that lead there."""
         own = [lead for lead in self.leads if lead.version == version]
         return tuple(dict.fromkeys((*(lead.file.path.parent for lead in own), *(lead.folder for lead in own))))
 
     def folders(self, version: str) -> tuple[Path, ...]:
-        """Where the driver's other libraries may be: beside the two, then in the known folders."""
+        """Return where the driver's other libraries may be: beside the two, then in the known folders."""
         return tuple(distinct_folders(self.root, (*self.own_folders(version), *self.known)))
 
     def beside(self, version: str) -> Iterator[str]:
-        """Folders below the root whose files belong to the driver alone, however the system's links are set."""
+        """Yield folders below the root whose files belong to the driver alone, however the system's links are set."""
         for folder in self.own_folders(version):
             if debian := _DEBIAN.fullmatch(str(folder.relative_to(self.root))):
                 yield f"usr/lib/{debian[1]}"
 
     def parents(self, version: str) -> Iterator[str]:
-        """Folders below the root whose `bin`, `share` and `etc` may be the driver's, besides the system's own."""
+        """Return folders below the root whose `bin`, `share` and `etc` may be the driver's, not just the system's."""
         system = {self.root / folder for folder in self.machine.folders}
         own = (folder for folder in self.own_folders(version) if folder not in system)
         configured = self.known[: -len(self.machine.folders)]
         return (dirname(str(folder.relative_to(self.root))) for folder in dict.fromkeys((*configured, *own)))
 
     def others(self, version: str) -> tuple[OtherDriver, ...]:
-        """What is there of other versions."""
+        """Return the drivers of other versions."""
         found = (lead for lead in self.leads if lead.version not in ("", version))
         named = (OtherDriver(lead.version, _relative(self.root, lead.file.path.parent)) for lead in found)
         return tuple(dict.fromkeys(named))
 
     def _whole(self) -> tuple[str, ...]:
-        """The versions of which both libraries are there; of one of them, where the other is in no folder."""
+        """Return the versions that have both libraries, or any version if no folder has the other library."""
         found: dict[str, set[str]] = {}
         for lead in self.leads:
             if lead.version:
@@ -170,7 +166,10 @@ class DriverSearch(Struct, frozen=True):
 
 
 def machine_of(name: str = "") -> table.Machine:
-    """The machine of this name, or this one. Raises: DriverError: there is no driver for it."""
+    """Return the machine of this name, or this machine if it is empty.
+
+    Raises: DriverError: there is no driver for it.
+    """
     name = name or platform.machine()
     if machine := table.MACHINES.get(name):
         return machine
@@ -178,7 +177,7 @@ def machine_of(name: str = "") -> table.Machine:
 
 
 def search_paths(folder: Path, machines: Iterable[table.Machine], first: Sequence[str] = ()) -> Iterator[Path | None]:
-    """Every path that a search depends on; None for a link that leads nowhere. Reads no library."""
+    """Yield every path that a search depends on, and None for a link that leads nowhere. Read no library."""
     root = Path(os.path.realpath(folder))
     configuration = tuple(_configuration(root, root / LOADER_CONFIGURATION, set()))
     yield from dict.fromkeys(file for file, _ in configuration)
@@ -192,7 +191,7 @@ def search_paths(folder: Path, machines: Iterable[table.Machine], first: Sequenc
 
 
 def loader_folders(root: Path) -> tuple[Path, ...]:
-    """The folders that ld.so.conf of a root names, in its order, as ldconfig reads them inside a chroot.
+    """Return the folders that ld.so.conf of a root names, in its order, as ldconfig reads them inside a chroot.
 
     Source: ldconfig(8); glibc elf/ldconfig.c (parse_conf).
     """
@@ -206,7 +205,10 @@ def _named(configuration: Iterable[tuple[Path, str]]) -> tuple[str, ...]:
 
 
 def _configuration(root: Path, file: Path, read: set[Path]) -> Iterator[tuple[Path, str]]:
-    """Each line that names a folder, with its file; every file also with an empty one. read: files, to be read once."""
+    """Yield each line that names a folder, with its file, and each file also with an empty line.
+
+    read: files, to be read once.
+    """
     found = resolve(root, file)
     if found is None or found in read or len(read) == CONF_FILES_MAX:
         return
@@ -222,7 +224,10 @@ def _configuration(root: Path, file: Path, read: set[Path]) -> Iterator[tuple[Pa
 
 
 def _matching(root: Path, beside: Path, pattern: str) -> list[Path]:
-    """The files below a root that a pattern in a file's folder means, by name. Only its last part can be a pattern."""
+    """Return the files below a root that a pattern in a file's folder means, by name.
+
+    Only its last part can be a pattern.
+    """
     parent, _, last = pattern.rpartition("/")
     folder = resolve(root, root / parent.strip("/") if pattern.startswith("/") else beside / parent)
     entries = sorted(folder.glob("*")) if folder else []
@@ -238,7 +243,7 @@ def _relative(root: Path, folder: Path) -> str:
 
 
 def _leads(root: Path, machine: table.Machine, folder: Path, library: str, refused: list[LeftOut]) -> Iterator[Lead]:
-    """Where a folder leads to: by the link that programs load, or by files with a version. Adds to `refused`."""
+    """Yield where a folder leads to: by the link that programs load, or by files with a version. Add to `refused`."""
     link = folder / SONAMES[library]
     paths = [resolve(root, link) or link] if link.is_symlink() or link.exists() else []
     by_link = [lead for path in paths if (lead := _lead(root, machine, path, library, folder, refused))]

@@ -1,4 +1,4 @@
-"""Stages a driver: a folder for each generation, in which no file changes once it is there.
+"""The staging of a driver: a folder for each generation, in which no file changes once it is there.
 
 A file of the host gets there by reflink, hard link or copy, whichever works first.
 """
@@ -46,7 +46,7 @@ CopyMethod = Callable[[Path, Path], None]
 
 
 def reflink(original: Path, target: Path) -> None:
-    """Makes a file that shares blocks with the original: on XFS, btrfs and bcachefs; EOPNOTSUPP elsewhere."""
+    """Make a file that shares blocks with the original: on XFS, btrfs and bcachefs; EOPNOTSUPP elsewhere."""
 
     def clone(source: int, new: int) -> None:
         fcntl.ioctl(new, FICLONE, source)
@@ -55,7 +55,7 @@ def reflink(original: Path, target: Path) -> None:
 
 
 def hard_link(original: Path, target: Path) -> None:
-    """Gives the original a second name: no space, no time, and no mode of its own.
+    """Give the original a second name: no space, no time, and no mode of its own.
 
     If something wrote into the original in place, the file would change under a running container. Package managers do
     not: dpkg, rpm and NVIDIA's installer put a new file at the name, and our link keeps the old one.
@@ -68,7 +68,7 @@ def hard_link(original: Path, target: Path) -> None:
 
 
 def copy(original: Path, target: Path) -> None:
-    """Copies the file, to disk before this returns."""
+    """Copy the file, to disk before this returns."""
 
     def transfer(source: int, new: int) -> None:
         while os.sendfile(new, source, None, CHUNK_BYTES):  # None: from where it is
@@ -84,7 +84,7 @@ WITHIN_GENERATION: Final[Sequence[CopyMethod]] = (hard_link, reflink, copy)
 
 
 def place(original: Path, target: Path, methods: Sequence[CopyMethod]) -> None:
-    """Puts `original` at `target` by the first method that works. Raises: OSError: of the last one."""
+    """Put `original` at `target` by the first method that works. Raises: OSError: of the last one."""
     *others, last = methods
     for method in others:
         try:
@@ -121,7 +121,7 @@ def stage(
     wait_s: float = LOCK_WAIT_S,
     label: str | None = None,
 ) -> DriverFiles:
-    """Makes the folder of a generation unless it exists. Safe to repeat and to run in parallel.
+    """Make the folder of a generation unless it exists. It is safe to repeat and to run in parallel.
 
     base: of all generations; made when missing. methods: how host files get there, best first. wait_s: for another
     process that stages there. label: of SELinux; None: what this host needs.
@@ -151,7 +151,10 @@ def stage_plan(
     *,
     label: str | None = None,
 ) -> Path:
-    """The folder that holds a plan's files, made unless it exists and is complete. Raises: DriverError, OSError."""
+    """Return the folder that holds a plan's files, made unless it exists and is complete.
+
+    Raises: DriverError, OSError.
+    """
     if label is None:
         label = label_if_enabled(READ_ONLY)
     if label:
@@ -170,17 +173,17 @@ def stage_plan(
 
 
 def _labelled(generation: str, label: str) -> str:
-    """A name of the same form for the same files with a label."""
+    """Return a name of the same form for the same files with a label."""
     version, _, digest = generation.rpartition("-")
     return f"{version}-{hashlib.sha256(f'{digest} {label}'.encode()).hexdigest()[:8]}"
 
 
 def prune(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
-    """Removes the generations for which `unwanted` returns true, under the lock. Returns what was removed.
+    """Remove the generations for which `unwanted` returns true, under the lock. Return what was removed.
 
-    A container with a removed one mounted would lose its files.
+    A container with a removed generation mounted would lose its files.
 
-    Raises: DriverError: one could not be removed.
+    Raises: DriverError, if a generation cannot be removed.
     """
     if not base.is_dir():
         return ()
@@ -199,13 +202,13 @@ def prune(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
 
 
 def staged_signatures(files: DriverFiles) -> Signatures:
-    """Signatures of the folders that containers get, some hundred. A folder that loses a file changes."""
+    """Return signatures of the folders that containers get, some hundred. A folder that loses a file changes."""
     trees = sorted({tree.path for tree in files.trees.values()})
     return signatures(Path(tree, part) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
 def staged_evidence(files: DriverFiles) -> Signatures:
-    """Signatures of the folders that containers get and of every file: a hard link changes when the host's file does.
+    """Return signatures of the containers' folders and of every file: a hard link changes when the host's file does.
 
     A file of several trees is the same file, or a copy of our own.
     """
@@ -218,7 +221,10 @@ def staged_evidence(files: DriverFiles) -> Signatures:
 
 
 def private_folder(base: Path) -> Path:
-    """`base` without symlinks, made when missing. Raises: DriverError: others could put files there."""
+    """Return `base` without symlinks, made when missing.
+
+    Raises: DriverError: users other than root could put files there.
+    """
     base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     folder = base.resolve()
     check_folder(folder)
@@ -226,7 +232,7 @@ def private_folder(base: Path) -> Path:
 
 
 def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
-    """The folder name to use for a generation, and whether it exists and is complete."""
+    """Return the folder name to use for a generation, and whether the folder exists and is complete."""
     names = (generation, *(f"{generation}.{number}" for number in range(1, ATTEMPTS)))
     for name in names:
         if not (base / name).exists():
@@ -289,7 +295,7 @@ def _fill(folder: Path, plan: Plan, methods: Sequence[CopyMethod]) -> None:
 
 
 def _folders(plan: Plan) -> set[str]:
-    """Every folder of a generation, itself as `.`; all trees have the two that are mounted or searched by name."""
+    """Return every folder of a generation, itself as `.`; each tree has the two mounted or searched by name."""
     parents = {str(parent) for path in plan for parent in PurePosixPath(path).parents}
     trees = {path.partition("/")[0] for path in plan if "/" in path}
     return parents | {f"{tree}/{part}" for tree in trees for part in (LIBRARIES, BINARIES)}
@@ -297,7 +303,7 @@ def _folders(plan: Plan) -> set[str]:
 
 @contextmanager
 def _locked(base: Path, wait_s: float) -> Iterator[None]:
-    """Holds the lock of `base`, which no process outlives. Raises: DriverError, OSError."""
+    """Hold the lock of `base`, which no process outlives. Raises: DriverError, OSError."""
     lock, deadline = open_lock(base / LOCK_FILE), time.monotonic() + wait_s
     try:
         while not try_lock(lock):

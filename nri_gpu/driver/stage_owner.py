@@ -21,15 +21,18 @@ OWNER_FILE: Final = ".owner"
 
 
 class StageTakenError(DriverError):
-    """Another daemon owns the folder."""
+    """The refusal of a folder that another daemon owns."""
 
 
 class NotReleasedError(StageTakenError):
-    """The daemon before this one, with the same state folder, has not ended yet."""
+    """The refusal of a folder whose owner, the previous daemon with the same state folder, has not ended yet."""
 
 
 class StageOwner:
-    """One daemon's ownership of a folder. base: where it stages. state_dir: a daemon and its successors share it."""
+    """The ownership of a folder by one daemon. base: where it stages.
+
+    state_dir: shared by a daemon and its successors.
+    """
 
     def __init__(self, base: Path, state_dir: Path) -> None:
         self.base = base
@@ -41,7 +44,7 @@ class StageOwner:
         return self._lock is not None
 
     def take(self) -> None:
-        """Own the folder until `close`. Raises: StageTakenError; DriverError: it cannot be used."""
+        """Own the folder until `close`. Raises: StageTakenError; DriverError, if the folder cannot be used."""
         try:
             self._take(private_folder(self.base) / OWNER_FILE)
         except OSError as error:
@@ -84,7 +87,7 @@ class StageOwner:
 
 
 def stage_advice(stage_dir: str, state_dir: Path) -> Iterator[Finding]:
-    """Say why a daemon with that state folder could not use a folder of staged drivers."""
+    """Yield why a daemon with that state folder could not use a folder of staged drivers."""
     owner = owner_of(Path(stage_dir))
     if owner not in ("", str(state_dir.resolve())):
         yield in_policy(
@@ -95,6 +98,6 @@ def stage_advice(stage_dir: str, state_dir: Path) -> Iterator[Finding]:
 
 
 def owner_of(base: Path) -> str:
-    """The state folder of the daemon that owned the folder since boot; empty: none, or it cannot be read."""
+    """Return the state folder of the daemon that owned the folder since boot, or empty if none can be read."""
     boot, _, rest = (text_of(base / OWNER_FILE, encoding="utf-8") or "").partition("\n")
     return rest.strip() if boot == boot_id() else ""

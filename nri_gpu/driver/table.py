@@ -1,4 +1,4 @@
-"""Which of the driver's files belong to which capability, and where distributions keep them."""
+"""The table of the driver's files: the capability each belongs to, and where distributions keep them."""
 
 from __future__ import annotations
 
@@ -16,57 +16,48 @@ V: Final = "{V}"  # in a suffix: the driver's version
 
 
 class DriverLibrary(Struct, frozen=True):
-    """One library of the driver.
-
-    capabilities: a container with one of them gets it. suffixes: what may follow `<name>.so.` in the file's own name,
-    best first. folder: below a library folder in our trees, and on most hosts; Debian's files lie beside the others.
-    expected_on: machines whose current driver (580) has it; since: the first major version that is known to have it.
-    Where it is missing of such a driver, we report that.
-    """
+    """A library of the driver."""
 
     name: str
-    capabilities: Capabilities
+    capabilities: Capabilities  # a container with one of them gets it
+    # Machines whose current driver (580) has it; a driver without it is reported.
     expected_on: frozenset[str] = frozenset()
-    suffixes: tuple[str, ...] = (V,)
-    folder: str = ""
-    since: int = 0
+    suffixes: tuple[str, ...] = (V,)  # what may follow `<name>.so.` in the file's own name, best first
+    folder: str = ""  # below a library folder in our trees, and on most hosts; Debian's files lie beside the others
+    since: int = 0  # the first major version that is known to have it
 
     def expected(self, machine: str, version: str) -> bool:
-        """Whether a driver of this version has it for that machine."""
+        """Return whether a driver of this version has the library for that machine."""
         return machine in self.expected_on and int(version.partition(".")[0]) >= self.since
 
     def file_names(self, version: str) -> tuple[str, ...]:
-        """Paths below a library folder that the file may have in a driver of this version."""
+        """Return paths below a library folder that the file may have in a driver of this version."""
         names = tuple(f"{self.name}.so.{suffix.replace(V, version)}" for suffix in self.suffixes)
         return tuple(dict.fromkeys((*(join(self.folder, name) for name in names), *names)))
 
 
 class Machine(Struct, frozen=True):
-    """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder.
+    """A processor architecture the driver is made for."""
 
-    folders: below a driver root, where distributions keep its libraries; in the order to search them. interpreter:
-    the loader of its programs, by the path that every glibc image has it at.
-    """
-
-    name: str
+    name: str  # as `uname -m`
     elf: int
-    triple: str
-    interpreter: str
-    folders: tuple[str, ...]
+    triple: str  # Debian's multiarch folder
+    interpreter: str  # the loader of its programs, by the path that every glibc image has it at
+    folders: tuple[str, ...]  # below a driver root, where distributions keep its libraries, in search order
     bits: int = 64
 
     @property
     def wrong_class(self) -> str:
-        """Why a library that this machine does not run is of no use."""
+        """Return why a library that this machine does not run is of no use."""
         return f"not a {self.bits}-bit {self.name} library"
 
     def runs(self, elf: Elf) -> bool:
-        """Whether a file is of this machine's class."""
+        """Return whether a file is of this machine's class."""
         return (elf.bits, elf.machine) == (self.bits, self.elf)
 
 
 def _folders(triple: str) -> tuple[str, ...]:
-    """The first is the root itself; `lib64` is where a flat root such as `/usr/local/nvidia` has them.
+    """Return the folders; the first is the root itself. A flat root such as `/usr/local/nvidia` uses `lib64`.
 
     Source: NVIDIA/nvidia-container-toolkit pkg/lookup/library.go. The last two are of Arch Linux.
     """
@@ -240,16 +231,15 @@ class SingleFile(Struct, frozen=True):
     """A file that programs look for in one place only: configuration, or a module for a program of the image.
 
     Loaders of Vulkan, EGL and OpenCL read folders that images fill too, so each file has a mount of its own.
-    names: on the host, best first. places: in the container, the same content at each.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # on the host, best first
     capabilities: Capabilities
-    places: tuple[str, ...]
+    places: tuple[str, ...]  # in the container, the same content at each
 
 
 def single_files(machine: Machine, version: str) -> Iterator[SingleFile]:
-    """Every such file that a driver of this version may have."""
+    """Yield each such file that a driver of this version may have."""
     for folder, names, capabilities in _CONFIGS:
         for name in (each.format(machine=machine.name) for each in names):
             yield SingleFile((name,), capabilities, (f"{folder}/{name}",))

@@ -1,4 +1,4 @@
-"""What containers get of a driver: a tree of files for each set of capabilities, mounted whole. Opens nothing."""
+"""The trees of a driver's files, one for each set of capabilities, mounted whole into containers. Opens nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Plan = Mapping[str, HostFile | str]
 
 
 def planned(found: FoundDriver, folder: Path) -> DriverFiles:
-    """What containers get of a generation staged at `folder`."""
+    """Return what containers get of a generation staged at `folder`."""
     names = _tree_names(found)
     # Some 70 trees share the rows, one for each file: its path in a tree, and its names.
     rows = {
@@ -53,7 +53,7 @@ def planned(found: FoundDriver, folder: Path) -> DriverFiles:
 
 
 def plan_of(found: FoundDriver) -> Plan:
-    """The files and links of a generation."""
+    """Return the files and links of a generation."""
     plan: dict[str, HostFile | str] = {}
     for capabilities, tree in _tree_names(found).items():
         if tree != tree_name(capabilities):
@@ -69,23 +69,23 @@ def plan_of(found: FoundDriver) -> Plan:
 
 
 def tree_name(capabilities: Capabilities) -> str:
-    """The folder of a set of capabilities: `compute+utility`."""
+    """Return the folder of a set of capabilities: `compute+utility`."""
     return "+".join(capability for capability in Capability if capability in capabilities)
 
 
 def copied_bytes(found: FoundDriver) -> int:
-    """What a generation takes where every file is copied; each is copied once."""
+    """Return the bytes that a generation takes if every file is copied; each is copied once."""
     return sum(source.size_bytes for source in {file.source for file in found.files})
 
 
 def _parts(found: FoundDriver) -> Iterator[tuple[str, DriverFile]]:
-    """Every file, and the part of a tree it belongs to."""
+    """Return every file, and the part of a tree it belongs to."""
     parts = (LIBRARIES, found.libraries), (LIBRARIES_32, found.libraries_32), (BINARIES, found.binaries)
     return ((part, file) for part, files in (*parts, (SINGLES, found.singles)) for file in files)
 
 
 def _content(found: FoundDriver, capabilities: Capabilities) -> Iterator[tuple[str, DriverFile]]:
-    """The files that a set of capabilities gets, each with its part of a tree."""
+    """Yield the files that a set of capabilities gets, each with its part of a tree."""
     compat = frozenset({Capability.COMPAT32})
     for part, file in _parts(found):
         if part == LIBRARIES_32:
@@ -97,7 +97,7 @@ def _content(found: FoundDriver, capabilities: Capabilities) -> Iterator[tuple[s
 
 
 def _tree_names(found: FoundDriver) -> Mapping[Capabilities, str]:
-    """The tree of every closed set of capabilities that this driver has files for.
+    """Return the tree of every closed set of capabilities that this driver has files for.
 
     Sets with the same files share the tree of the smallest, so a driver without 32-bit libraries or an X server has a
     quarter of the trees.
