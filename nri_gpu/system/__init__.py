@@ -1,1 +1,1 @@
-"""What several features need of the operating system: files, processes, notifications."""
+"""The parts of the operating system that several features need: files, processes, notifications."""

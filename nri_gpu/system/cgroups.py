@@ -1,4 +1,4 @@
-"""Cgroups: which one a process is in, and whether one has processes. Sources: cgroups(7), proc_pid_mountinfo(5)."""
+"""The cgroups of processes, and whether a cgroup has any. Sources: cgroups(7), proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks
 
 
 class Mounted(Struct, frozen=True):
-    """One mount, from mountinfo. device: the filesystem's number as text. root: the folder of it that is mounted."""
+    """A mount, from mountinfo."""
 
-    device: str
-    root: str
+    device: str  # the filesystem's number as text
+    root: str  # the folder of the filesystem that is mounted
     place: str
     kind: str
     options: frozenset[str]
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """One line. Raises: ValueError."""
+        """Return the mount of one line. Raises: ValueError."""
         head, _, tail = line.partition(" - ")
         _, _, device, root, place, *_ = head.split(" ")
         kind, *_, options = tail.split(" ")  # the source between them may be empty
@@ -46,12 +46,12 @@ class Mounted(Struct, frozen=True):
 
 
 def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
-    """All mounts that a process sees. Raises: UnseenError."""
+    """Return all mounts that a process sees. Raises: UnseenError."""
     return tuple(parsed(proc / str(pid) / "mountinfo", Mounted.parse))
 
 
 def hierarchies(mounts: Iterable[Mounted]) -> Mapping[str, Path]:
-    """Where the whole hierarchies that tell of devices are mounted, by controller."""
+    """Return where the whole hierarchies that can report devices are mounted, by controller."""
     found: dict[str, Path] = {}
     for each in mounts:
         if each.root == "/" and each.kind == "cgroup2":
@@ -62,15 +62,15 @@ def hierarchies(mounts: Iterable[Mounted]) -> Mapping[str, Path]:
 
 
 def cgroups_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
-    """The paths of the cgroups that a process is in, by controller. Raises: UnseenError."""
+    """Return the paths of the cgroups that a process is in, by controller. Raises: UnseenError."""
     return dict(chain.from_iterable(parsed(proc / str(pid) / "cgroup", _paths)))
 
 
 class ContainerCgroups:
     """The cgroups of containers, as far as they can be seen from here.
 
-    same_pids: whether the runtime knows processes by our PIDs. Where it does not, they are looked up in another /proc
-    that is mounted here, and a container's process counts as seen only where its cgroup is.
+    same_pids: whether the runtime knows processes by our PIDs. If not, processes are looked up in another /proc that is
+    mounted here, and a container's process counts as seen only where its cgroup is.
     """
 
     def __init__(self, mounts: Iterable[Mounted] = (), *, same_pids: bool = False) -> None:
@@ -81,7 +81,7 @@ class ContainerCgroups:
         self._other_proc = next((each for each in others if each != PROC), None)
 
     def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
-        """A container's first process, with the cgroup that is the container's own; None where it cannot be told."""
+        """Return a container's first process, with the container's own cgroup, or None if it cannot be found."""
         process = self._process(pid)
         if process is None:
             return None
@@ -95,11 +95,11 @@ class ContainerCgroups:
 
     @property
     def seen(self) -> bool:
-        """Whether cgroups can be seen at all."""
+        """Return whether cgroups can be seen at all."""
         return bool(self._visible())
 
     def named(self, container_ids: Iterable[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
-        """The containers that a cgroup is named after, whose processes nobody knows. Walk all cgroups of the host."""
+        """Walk all cgroups of the host for those named after these containers, whose processes nobody knows."""
         wanted, found = set(container_ids), dict[ContainerId, FirstProcess]()
         for controller in self._visible() if wanted else ():
             place = self._places[controller]
@@ -111,7 +111,7 @@ class ContainerCgroups:
         return found
 
     def lives(self, process: FirstProcess) -> bool:
-        """Whether a process of a container is left: in its cgroup; where that cannot be seen, its first."""
+        """Return whether a container has a process left: in its cgroup, or, if that cannot be seen, the first one."""
         folder = self._folder(process)
         try:
             if folder is not None:
@@ -121,17 +121,17 @@ class ContainerCgroups:
         return self._process(process.pid) == Process(process.pid, process.started)
 
     def tells(self, process: FirstProcess) -> bool:
-        """Whether a change of `events_file` tells that the last process is gone."""
+        """Return whether a change of `events_file` means that the last process is gone."""
         return process.cgroup is not None and process.cgroup.controller == UNIFIED and UNIFIED in self._places
 
     def events_file(self, process: FirstProcess) -> Path:
-        """The file of a container's cgroup that changes with its last process, where it `tells`."""
+        """Return the file of a container's cgroup that changes with its last process, for one that `tells`."""
         folder = self._folder(process)
         assert folder
         return folder / EVENTS
 
     def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
-        """PIDs of a container's processes, so far as they have one here."""
+        """Return PIDs of a container's processes, at most `most`, so far as they have one here."""
         folder = self._folder(process)
         return tuple(islice(filter(None, _pids(folder)), most)) if folder else (process.pid,)
 
@@ -144,7 +144,7 @@ class ContainerCgroups:
         return process_of(pid, self._proc) if pid and known else None
 
     def _visible(self) -> tuple[str, ...]:
-        """The hierarchies that tell, the devices' first. Those of v1 list processes, by the PIDs of who reads."""
+        """Return the usable hierarchies, the devices' first. Those of v1 list processes by the PIDs of the reader."""
         return tuple(each for each in CONTROLLERS if each in self._places and (self.same_pids or each == UNIFIED))
 
     def _folder(self, process: FirstProcess) -> Path | None:
@@ -155,7 +155,7 @@ class ContainerCgroups:
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
-    """The lines of a file of the kernel's. Names in it may hold any character but a line break. Raises: UnseenError."""
+    """Parse a kernel file's lines. A name in them may hold any character but a line break. Raises: UnseenError."""
     try:
         return [parse(line) for line in path.read_text(errors="surrogateescape").split("\n") if line]
     except ValueError as error:
@@ -165,15 +165,15 @@ def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
 
 
 def _paths(line: str) -> list[tuple[str, str]]:
-    """Controllers and path of a line of /proc/PID/cgroup; no controller's name is cgroup v2's. Raises: ValueError."""
+    """Return controllers with the path of a line of /proc/PID/cgroup; cgroup v2's is unnamed. Raises: ValueError."""
     _, controllers, path = line.split(":", 2)
     return [(controller, path) for controller in controllers.split(",")]
 
 
 def _own_cgroup(controller: str, path: str, container_id: ContainerId) -> Cgroup | None:
-    """The cgroup at the part of a path that is named after the container; None: no part is, or it is not below here.
+    """Return the cgroup at the part of a path named after the container, or None if no part is, or none below here.
 
-    `ID` by the driver cgroupfs, `cri-containerd-ID.scope` by the driver systemd, with the runtime's own word.
+    The name is `ID` by the driver cgroupfs, and `cri-containerd-ID.scope` by systemd, with the runtime's own word.
     """
     parts = path.split("/")
     names = (part.removesuffix(".scope") for part in parts)
@@ -183,12 +183,12 @@ def _own_cgroup(controller: str, path: str, container_id: ContainerId) -> Cgroup
 
 
 def _ends_with(name: str, container_id: ContainerId) -> bool:
-    """Whether a cgroup's name is some word and the container's id; but `crio-conmon-ID` has CRI-O's monitor of it."""
+    """Return whether a cgroup's name is some word and the container's id, but not CRI-O's monitor, `crio-conmon-ID`."""
     return name.endswith(f"-{container_id}") and not name.endswith(f"-conmon-{container_id}")
 
 
 def _pids(folder: Path) -> Iterator[int]:
-    """PIDs of a cgroup and all below it; 0 for one that has none here."""
+    """Yield PIDs of a cgroup and all below it, and 0 for a process without a PID here."""
     for below, _, _ in os.walk(folder):
         yield from map(int, (text_of(Path(below, "cgroup.procs")) or "").split())
 

@@ -28,12 +28,12 @@ _STDERR_END_S: Final = 0.2
 
 
 def python() -> str:
-    """Path of the interpreter we run in. `sys.executable` is empty in a process that was started without PATH."""
+    """Return the path of our interpreter. `sys.executable` is empty in a process that was started without PATH."""
     return sys.executable or str(Path("/proc/self/exe").resolve())
 
 
 def announced(message: Mapping[str, object]) -> str:
-    """The call that a child announces, `nvmlDeviceGetName of GPU 2`, safe to print in a sentence and a log."""
+    """Return the call that a child announces, `nvmlDeviceGetName of GPU 2`, safe to print in a sentence and a log."""
     call, gpu = message.get("call"), message.get("gpu")
     name = "".join(filter(_IN_NAMES.__contains__, str(call)[:CALL_MAX])) if isinstance(call, str) else ""
     return (name or "a call without a name") + (
@@ -42,7 +42,7 @@ def announced(message: Mapping[str, object]) -> str:
 
 
 def ending(status: int | None) -> str:
-    """How a process ended, in words: status as subprocess has it, negative for a signal."""
+    """Return how a process ended, in words. status: as subprocess has it, negative for a signal."""
     if status is None:
         return "cannot be killed"
     if status >= 0:
@@ -58,7 +58,7 @@ def _last_line(printed: bytes) -> str:
 
 
 class _StderrTail(asyncio.Protocol):
-    """Keeps the end of what was printed: a noisy library must neither fill our memory nor block on a full pipe."""
+    """The end of what was printed: a noisy library must neither fill our memory nor block on a full pipe."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -75,7 +75,7 @@ class _StderrTail(asyncio.Protocol):
 
 
 class LineProcess:
-    """One running child. Lines go both ways over one socket, its stderr goes to `last_line`.
+    """A running child. Lines go both ways over one socket, its stderr goes to `last_line`.
 
     Plain Popen and not asyncio's own: only one party then ever reaps, so that a pid is never signalled after that.
     """
@@ -94,10 +94,7 @@ class LineProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        """Runs `command` with an empty environment, in `/`, in a session of its own.
-
-        Raises: OSError.
-        """
+        """Run `command` with an empty environment, in `/`, in a session of its own. Raises: OSError."""
         with contextlib.ExitStack() as undo:
             lines, its_lines = _pair(undo)
             stderr, its_stderr = _pair(undo)
@@ -118,30 +115,30 @@ class LineProcess:
         return self._popen.pid
 
     async def send(self, line: bytes) -> None:
-        """Writes one line. Whether the child is gone is for `receive` to tell."""
+        """Write one line. Only `receive` reports that the child is gone."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(line)
             await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """The next line; empty once the child is gone, or where a line is longer than LINE_MAX."""
+        """Return the next line, or empty once the child is gone or a line is longer than LINE_MAX."""
         try:
             return await self._reader.readline()
         except (ConnectionError, ValueError):
             return b""
 
     def last_line(self) -> str:
-        """The last line it printed on stderr; complete once `end` has returned."""
+        """Return the last line that the child printed on stderr; it is complete once `end` has returned."""
         return self._stderr.last_line()
 
     def kill(self) -> None:
-        """Sends SIGKILL and returns at once; `end` reaps."""
+        """Send SIGKILL and return at once; `end` reaps."""
         self._popen.kill()
 
     async def end(self, grace_s: float) -> int | None:
-        """Closes its stdin, kills it after `grace_s` seconds, and returns its status.
+        """Close the child's stdin, kill the child after `grace_s` seconds, and return its status.
 
-        None: it hangs inside the kernel, where no signal reaches it. Call again later, or it stays a zombie.
+        The status is None if the child hangs in the kernel, out of reach of signals: call again, or it stays a zombie.
         """
         self._writer.close()
         status = await self._reaped(grace_s)
@@ -177,7 +174,7 @@ class Ended(NamedTuple):
 
     @property
     def complaint(self) -> str:
-        """The last line on its stderr."""
+        """Return the last line of the command's stderr."""
         return _last_line(self.errors)
 
 
@@ -186,8 +183,8 @@ async def run(
 ) -> Ended:
     """Run a command to its end in `/`, in a session of its own. text: for its stdin. environment: empty without one.
 
-    It is killed when it takes longer than `limit_s`, and when we are cancelled. Raises: OSError: it cannot be started.
-    TimeoutError.
+    The command is killed if it takes longer than `limit_s`, and if we are cancelled. Raises: OSError, if it cannot be
+    started; TimeoutError.
     """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -211,7 +208,7 @@ def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
 
 
 def _spawn(command: Sequence[str], lines: socket.socket, stderr: socket.socket) -> subprocess.Popen[bytes]:
-    """Raises: OSError."""
+    """Start the process. Raises: OSError."""
     return subprocess.Popen(
         command,
         stdin=lines.fileno(),

@@ -1,4 +1,4 @@
-"""Stops containers through CRI, in a child process, because gRPC takes six threads and some 20 MiB.
+"""The stopping of containers through CRI, in a child process, because gRPC takes six threads and some 20 MiB.
 
 NRI has an eviction message, but no runtime obeys it (containerd/nri: pkg/adaptation/plugin.go), hence CRI. The child is
 
@@ -26,7 +26,7 @@ DONE: Final = "ok"
 async def stop_containers(
     names: Mapping[str, str], settings: GuardSettings, why: str, *, limit_s: float = STOP_LIMIT_S
 ) -> frozenset[str]:
-    """Stop containers; returns the ids of those that are stopped, and logs why others are not.
+    """Stop containers, return the ids of the stopped ones, and log why the rest is not stopped.
 
     names: container id -> the pod, for the log. why: for the log, too. limit_s: for the child, beyond the grace.
     """
@@ -51,7 +51,7 @@ async def stop_containers(
 
 
 def outcomes(output: str) -> Iterator[tuple[str, str]]:
-    """Container id and what came of it, of each line that the child printed."""
+    """Yield container id and outcome of each line that the child printed."""
     for line in output.split("\n"):
         container, _, outcome = line.partition(" ")
         if container:
@@ -59,7 +59,7 @@ def outcomes(output: str) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str], ids: Iterable[str]) -> int:
-    """What the child does. Returns 0 when every container is stopped, or was gone already.
+    """Stop the containers, as the child. Return 0 when every container is stopped, or was gone already.
 
     patience_s goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
     """

@@ -1,4 +1,4 @@
-"""What the CPU can do, as far as loaders of containers go by it."""
+"""The CPU's features that loaders of containers depend on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ V2_FLAGS: Final = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")
 
 
 def why_no_hwcaps(cpuinfo: Path = CPUINFO, machine: str = "") -> str:
-    """Return why loaders look into no `glibc-hwcaps/x86-64-v2` on this machine, a clause; empty where they do.
+    """Return a clause that says why loaders look into no `glibc-hwcaps/x86-64-v2` on this machine, or empty if they do.
 
-    A CPU of which the kernel tells no flags counts as one that has them. machine: as `uname -m`, this one when empty.
+    A CPU for which the kernel lists no flags counts as one that has them. machine: as `uname -m`; empty: this one.
     """
     machine = machine or platform.machine()
     if machine != "x86_64":
@@ -30,6 +30,6 @@ def why_no_hwcaps(cpuinfo: Path = CPUINFO, machine: str = "") -> str:
 
 
 def loader_fault(loader: Loader, cpuinfo: Path = CPUINFO) -> str:
-    """Return why `driver.loader` cannot be served as it is meant, a clause; empty where it can."""
+    """Return a clause that says why `driver.loader` cannot be served as it is meant, or empty if it can."""
     why = why_no_hwcaps(cpuinfo) if loader is Loader.HWCAPS else ""
     return f'driver.loader = "hwcaps" has no effect on this machine: {why}' if why else ""

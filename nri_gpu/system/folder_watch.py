@@ -28,9 +28,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderWatch:
-    """Calls `changed` when an entry of some folders appears, goes or gets other rights, until closed.
+    """A watch that calls `changed` when an entry of some folders appears, goes or gets other rights, until closed.
 
-    events: others than these, of whatever is watched.
+    events: the events of inotify to watch for instead.
     """
 
     def __init__(self, changed: Callable[[], None], events: int = ENTRIES) -> None:
@@ -39,13 +39,13 @@ class FolderWatch:
         self._fd = -1
 
     def open(self, folders: Iterable[Path]) -> None:
-        """Begin, with those of the folders that exist. Raises: OSError: the node has no inotify instance left."""
+        """Begin, with those of the folders that exist. Raises: OSError, if the node has no inotify instance left."""
         self._fd = _inotify_init()
         asyncio.get_running_loop().add_reader(self._fd, self._read)
         self.add(folders)
 
     def add(self, folders: Iterable[Path]) -> None:
-        """Watch these too; a missing folder is passed over."""
+        """Watch these folders too; a missing folder is passed over."""
         if self._fd < 0:
             return
         for folder in folders:
@@ -66,7 +66,7 @@ class FolderWatch:
 
 
 async def folder_changed(folder: Path, limit_s: float) -> None:
-    """Return when an entry of a folder changes, or after limit_s. For a missing folder the nearest one above counts."""
+    """Return when an entry of a folder, or of the nearest one above if it is missing, changes, or after limit_s."""
     changed = asyncio.Event()
     watch = FolderWatch(changed.set)
     try:
@@ -81,7 +81,7 @@ async def folder_changed(folder: Path, limit_s: float) -> None:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the closest one above it that exists."""
+    """Return the folder, or the closest one above it that exists."""
     return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
 

@@ -2,8 +2,8 @@
 
     alive: seconds of CLOCK_BOOTTIME, as in /proc/uptime, and `ready` or `waits`; always as many bytes
 
-The loop that answers others writes it, and nothing else, so that its age says how long the loop has answered nobody.
-The bytes are written over those before, by a descriptor that stays open: neither a full disk nor a process without
+Only the loop that answers requests writes the file, so that its age says how long the loop has answered nobody.
+The bytes are written over the previous ones, by a descriptor that stays open: neither a full disk nor a process without
 descriptors makes the file old. The probe is in the chart (`nri-gpu.alive` in _helpers.tpl).
 """
 
@@ -24,7 +24,7 @@ WRITE_EVERY_S: Final = 2.0
 
 
 class LivenessFile:
-    """The file of one process, in a folder of its own. folder: None: there is no file. One of a process before goes."""
+    """The file of one process, in a folder of its own; an earlier one is removed. folder: None for no file."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / ALIVE if folder else None
@@ -34,7 +34,7 @@ class LivenessFile:
             self._guarded(self._remove)
 
     def keep(self, ready: Callable[[], bool]) -> None:
-        """Write it from the running event loop from now on. ready: whether the process does its work."""
+        """Write the file from the running event loop from now on. ready: whether the process does its work."""
         if self._path:
             asyncio.get_running_loop().call_later(WRITE_EVERY_S, self.keep, ready)
             self.write(ready())
@@ -68,6 +68,6 @@ class LivenessFile:
 
 
 def alive_age_s(folder: Path) -> float | None:
-    """Return the seconds since a process wrote its liveness file; None where there is none."""
+    """Return the seconds since a process wrote its liveness file, or None if there is none."""
     written, *_ = (text_of(folder / ALIVE, 64) or "").split() or [""]
     return since_boot_s() - int(written) if written.isdecimal() else None

@@ -1,4 +1,4 @@
-"""What /proc says of a process: for our children, too, which bring no event loop."""
+"""The facts of a process in /proc: for our children, too, which bring no event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INITIAL_PIDS: Final = 0xEFFFFFFC  # inode of the host's own PID namespace (Linu
 
 
 class Stat(Struct, frozen=True):
-    """Some of a process's stat. started: clock ticks since boot, by which it is told from a later one of its PID."""
+    """A part of a process's stat. started: clock ticks since boot, which tell it from a later process with its PID."""
 
     state: str
     parent: int
@@ -21,11 +21,11 @@ class Stat(Struct, frozen=True):
 
 
 def parse_stat(text: str) -> Stat:
-    """Source: proc(5), stat. A program names itself in any bytes: prctl(2), PR_SET_NAME."""
+    """Parse a stat file, in which a program names itself in any bytes. Source: proc(5), stat; prctl(2), PR_SET_NAME."""
     fields = text.rpartition(")")[2].split()  # the name may hold blanks and parentheses
     return Stat(fields[0], int(fields[1]), int(fields[19]))
 
 
 def has_hosts_pids() -> bool:
-    """Whether this process's PID namespace is the host's own."""
+    """Return whether this process's PID namespace is the host's own."""
     return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PIDS  # noqa: PTH116 - costs a third of pathlib's

@@ -29,14 +29,14 @@ class Process(Struct, frozen=True):
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
-    """The process with that PID; None where there is none, or a zombie."""
+    """Return the process with that PID, or None if there is none, or only a zombie."""
     text = text_of(proc / str(pid) / "stat")
     stat = parse_stat(text) if text else None
     return Process(pid, stat.started) if stat and stat.state not in ("Z", "X") else None
 
 
 def user_of(pid: int, proc: Path = PROC) -> int | None:
-    """The effective user ID of a process on the host; None where /proc does not have it."""
+    """Return the effective user ID of a process on the host, or None if /proc does not have it."""
     if pid <= 0:
         return None
     # Not splitlines(): the first line has the program's name, in which the kernel escapes nothing but line feeds.
@@ -46,10 +46,10 @@ def user_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 def has_our_pids(connection: socket.socket | TransportSocket) -> bool:
-    """Whether the peer of a UNIX socket knows processes by the same PIDs as this process.
+    """Return whether the peer of a UNIX socket knows processes by the same PIDs as this process.
 
-    Its own PID is 0 here where it is outside our namespace (unix(7), SO_PEERCRED); inside one below ours it has more
-    than one. By its pidfd, since /proc may hide it (proc(5), /proc/pid/fdinfo, NSpid).
+    The peer's PID is 0 here if the peer is outside our namespace (unix(7), SO_PEERCRED); inside one below ours it has
+    more than one. They are read by its pidfd, since /proc may hide it (proc(5), /proc/pid/fdinfo, NSpid).
     """
     pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if pid <= 0:
@@ -64,13 +64,13 @@ def has_our_pids(connection: socket.socket | TransportSocket) -> bool:
 
 
 class ProcessWatch:
-    """Watches one process through a descriptor that is readable once it ended. Source: pidfd_open(2).
+    """A watch on one process through a descriptor that is readable once it ended. Source: pidfd_open(2).
 
     ended: set then, by the event loop that the watch was made in.
     """
 
     def __init__(self, process: Process) -> None:
-        """Raises: OSError: the process is gone."""
+        """Begin the watch. Raises: OSError, if the process is gone."""
         self.process = process
         self.fd = os.pidfd_open(process.pid)
         if process_of(process.pid) != process:  # it ended meanwhile, and another process may have its PID
@@ -82,13 +82,13 @@ class ProcessWatch:
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended. One system call."""
+        """Return whether the process has not ended, by one system call."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return not poll.poll(0)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to exactly this process; nothing if it has ended."""
+        """Send a signal to exactly this process, or nothing if it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fd, number)
 

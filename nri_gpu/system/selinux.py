@@ -1,4 +1,4 @@
-"""Labels of SELinux on what confined containers are to read or share: without one they inherit that of /var or /run.
+"""SELinux labels on what confined containers are to read or share: an unlabelled file inherits that of /var or /run.
 
 Source: container-selinux, container.te: `container_t` reads `container_ro_file_t` and writes `container_file_t`.
 """
@@ -20,12 +20,12 @@ _FILESYSTEMS: Final = Path("/proc/filesystems")
 
 
 def label_if_enabled(label: str, filesystems: Path = _FILESYSTEMS) -> str:
-    """The label where the kernel has SELinux, else an empty one. A pod sees no /sys/fs/selinux, but this it sees."""
+    """Return the label if the kernel has SELinux, else empty. A pod sees this file, but not /sys/fs/selinux."""
     return label if "selinuxfs" in (text_of(filesystems) or "") else ""
 
 
 def set_label(path: Path, label: str) -> None:
-    """Label a file, folder or symlink of our own; never a hard link to another's file, which would be labelled, too.
+    """Label a file, folder or symlink of our own, never a hard link to a foreign file, which would be labelled, too.
 
     A file system or policy that does not know the label is no fault: then no container is confined by it.
     """
@@ -35,7 +35,7 @@ def set_label(path: Path, label: str) -> None:
 
 
 def label_of(path: Path) -> str:
-    """A file's label; empty where it has none."""
+    """Return a file's label, or empty if it has none."""
     try:
         return os.getxattr(path, _NAME, follow_symlinks=False).rstrip(b"\0").decode(errors="replace")
     except OSError:

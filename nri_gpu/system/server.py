@@ -1,7 +1,7 @@
 """A server of local clients: a connection asks one question, has one answer, and ends.
 
-No client can hold the daemon up or shut others out. Where all places are taken, the connection that has asked nothing
-for the longest time gives way, never one that waits for our answer; and who has many connections gives way alone.
+No client can hold the daemon up or shut other clients out. If all places are taken, the connection that has asked
+nothing for the longest time gives way, never one that awaits our answer. A client with too many loses one of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):
-    """How much of the daemon the clients of one socket may take. Root and our own user count as root."""
+    """The share of the daemon that the clients of one socket may take. Root and our own user count as root."""
 
     places: int  # connections in all
     each: int  # connections of one uid or address, but of root
@@ -58,7 +58,7 @@ class Service(Struct, frozen=True, kw_only=True):
 
 
 class PeerGoneError(Exception):
-    """The client went without its answer."""
+    """The end of a client that went without its answer."""
 
 
 class Peer:
@@ -69,7 +69,7 @@ class Peer:
         self.who = who
 
     async def while_there(self, answer: Awaitable[T]) -> T:
-        """Return its result. Raises: PeerGoneError: the client went before, and `answer` was cancelled."""
+        """Return the answer's result. Raises: PeerGoneError, if the client went before; `answer` is then cancelled."""
         answering, going = asyncio.ensure_future(answer), asyncio.create_task(self._reader.read(1))
         try:
             await asyncio.wait({answering, going}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +115,7 @@ class _Place:
         self.asked = False
 
     def silent(self) -> bool:
-        """Return whether nothing was asked, also nothing that the loop has yet to read."""
+        """Return whether nothing was asked, not even a question that the loop has yet to read."""
         if self.asked:
             return False
         try:
@@ -125,7 +125,7 @@ class _Place:
 
 
 class _Server:
-    """The places of a socket and who has them, from when it is made to `close`."""
+    """The places of a socket and the connections that hold them, from its making to `close`."""
 
     def __init__(self, listener: socket.socket, service: Service) -> None:
         self._listener = listener
@@ -203,7 +203,7 @@ class _Server:
         return bool(silent)
 
     def _rivals(self, who: int | str) -> list[asyncio.Task[None]] | None:
-        """Return those of whose places one has to become free, the oldest first; None where one is free."""
+        """Return the connections one of which has to free its place, the oldest first, or None if a place is free."""
         limits, places = self._limits, self._places.items()
         if who not in self._root:
             theirs = [task for task, place in places if place.who == who]
@@ -229,7 +229,7 @@ class _Server:
         task.add_done_callback(lambda _: place.connection.close())  # also where it ended before it began
 
     async def _serve(self, place: _Place) -> None:
-        """Answer the question of a connection; one that asks none, or does not take the answer, is closed."""
+        """Answer the question of a connection, and close the connection if it asks none or does not take the answer."""
         patience_s = self._limits.patience_s
         reader, writer = await asyncio.open_connection(sock=place.connection, limit=self._limits.question_bytes)
         try:
@@ -247,14 +247,14 @@ class _Server:
             writer.transport.abort()
 
     async def _question(self, reader: asyncio.StreamReader) -> bytes | None:
-        """Return the question; None where it is too long. Raises: OSError; EOFError: the client went."""
+        """Return the question, or None if it is too long. Raises: OSError; EOFError, if the client went."""
         try:
             return await reader.readuntil(self._service.end)
         except asyncio.LimitOverrunError:
             return None
 
     async def _answer(self, question: bytes | None, peer: Peer) -> Iterable[bytes]:
-        """Raises: PeerGoneError."""
+        """Return the parts of an answer. Raises: PeerGoneError."""
         if question is None:
             return [self._service.too_long]
         try:
@@ -280,7 +280,7 @@ async def _write(writer: asyncio.StreamWriter, parts: Iterable[bytes]) -> None:
 
 
 def _who(connection: socket.socket, address: Any) -> int | str:  # noqa: ANN401 - of a socket of any family
-    """Return the uid of a Unix socket's client, or the address of another's."""
+    """Return the uid of a Unix socket's client, or the address of any other client."""
     if connection.family != socket.AF_UNIX:
         return str(address[0])
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)

@@ -26,14 +26,14 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
-        """One line for `systemctl status`."""
+        """Send one line for `systemctl status`."""
         self._send(f"STATUS={_one_line(status)}")
 
     def alive(self) -> None:
         self._send("WATCHDOG=1")
 
     def feed_watchdog(self) -> None:
-        """Feed it from the event loop from now on, so that the manager restarts us when the loop hangs."""
+        """Feed the watchdog from the event loop from now on, so that the manager restarts us when the loop hangs."""
         if self.watchdog_s:
             self.alive()
             asyncio.get_running_loop().call_later(self.watchdog_s / 2, self.feed_watchdog)
@@ -56,5 +56,5 @@ class Notifier:
 
 
 def _one_line(status: str) -> str:
-    """On one line: the manager reads each line as an assignment, and the runtime's text may be part of it."""
+    """Join the lines of a status, perhaps the runtime's text: the manager reads each line as an assignment."""
     return " ".join(status.split())

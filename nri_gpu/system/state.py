@@ -1,4 +1,4 @@
-"""The state of the daemon: node, policy and ledger now, and who is called when one of them changes."""
+"""The current state of the daemon, node, policy and ledger, and the followers called when one of them changes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ Follower = tuple[Callable[[], None], frozenset[Changed]]
 
 
 class NodeState:
-    """The newest of each, swapped in whole. Every change of a part of the node gives it the next number.
-
-    node: the newest snapshot. policy: the one in force. ledger: who holds what. synchronized: whether the ledger is
-    built from the runtime's own list of containers, and not from an earlier daemon's file.
-    """
+    """The newest node, policy and ledger, swapped in whole. Each change of a part of the node gives it a new number."""
 
     def __init__(
         self,
@@ -40,14 +36,14 @@ class NodeState:
         hwcaps: bool = True,
         later: Callable[[Callable[[], None]], object] = later,
     ) -> None:
-        """fallback: the settings that hold while the policy is broken; by default the built-in ones.
+        """Begin with node 1. fallback: what holds while the policy is broken; by default the built-in settings.
 
         hwcaps: as in `Node`. later: run something once the reply is on its way.
         """
-        self.node = Node(number=1, inventory=inventory, driver_fault=driver_fault, hwcaps=hwcaps)
-        self.policy: Policy = policy or Policy.default()
-        self.ledger = Ledger()
-        self.synchronized = False
+        self.node = Node(number=1, inventory=inventory, driver_fault=driver_fault, hwcaps=hwcaps)  # newest snapshot
+        self.policy: Policy = policy or Policy.default()  # the one in force
+        self.ledger = Ledger()  # who holds what
+        self.synchronized = False  # the ledger is built from the runtime's list, not from an earlier daemon's file
         self._fallback = fallback or Policy.default()
         self._later = later
         self._first: list[Follower] = []
@@ -56,22 +52,22 @@ class NodeState:
 
     @property
     def settings(self) -> Policy:
-        """The policy in force, or what holds while it is broken."""
+        """Return the policy in force, or the settings that hold while it is broken."""
         return self._fallback if self.policy.fault else self.policy
 
     @property
     def synchronized_ledger(self) -> Ledger | None:
-        """The ledger; None before the runtime has listed its containers."""
+        """Return the ledger, or None before the runtime has listed its containers."""
         return self.ledger if self.synchronized else None
 
     def first(self, follower: Callable[[], None], *changes: Changed) -> None:
-        """Call it within each change of these, for what the next decision, or the order of a record, depends on."""
+        """Call `follower` within each of these changes, if the next decision or the order of a record depends on it."""
         self._first.append((follower, frozenset(changes)))
 
     def then(self, follower: Callable[[], None], *changes: Changed) -> None:
-        """Call it once the reply is on its way, once for all changes of these until then.
+        """Call `follower` once the reply is on its way, once for all of these changes until then.
 
-        Followers are called in the order in which they were added. What one raises ends nothing: see `tell`.
+        Followers are called in the order in which they were added. An exception of a follower ends nothing: see `tell`.
         """
         self._then.append((follower, frozenset(changes)))
 
@@ -81,7 +77,7 @@ class NodeState:
         self._tell(Changed.POLICY)
 
     def commit(self, ledger: Ledger) -> None:
-        """Put a ledger in place; followers are called only when it is another one."""
+        """Put a ledger in place; followers are called only if it differs from the current object."""
         if ledger is not self.ledger:
             self.ledger = ledger
             self._tell(Changed.LEDGER)
@@ -90,18 +86,18 @@ class NodeState:
         self._publish(replace(self.node, inventory=inventory))
 
     def put_module(self, version: str) -> None:
-        """Another kernel module is loaded; empty: none is."""
+        """Put in place the version of the loaded kernel module, or empty if none is loaded."""
         self._publish(replace(self.node, module_version=version))
 
     def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
-        """The driver's files changed. fault: why there are none."""
+        """Put in place the driver's files. fault: why there are none."""
         self._publish(replace(self.node, driver=driver, driver_fault=fault))
 
     def put_compat(self, packages: tuple[CompatPackage, ...]) -> None:
         self._publish(replace(self.node, compat=packages))
 
     def put_mps(self, folders: MpsFolders) -> None:
-        """A GPU's next MPS daemon has another folder, or there can be none."""
+        """Put in place the folders of each GPU's next MPS daemon; a GPU may have none."""
         self._publish(replace(self.node, mps=folders))
 
     def _publish(self, node: Node) -> None:

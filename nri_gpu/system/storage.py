@@ -16,7 +16,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotPrivateError(PermissionError):
-    """A file that others could have written, or may read. `strerror` says why, as a clause."""
+    """A file that users other than root could have written, or may read. `strerror` says why, as a clause."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
@@ -27,9 +27,9 @@ class KeyLengthError(OSError):
 
 
 def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
-    """What is in a file, odd bytes replaced; None where it cannot be read. most: bytes of it; -1: all.
+    """Return the text of a file, odd bytes replaced, or None if it cannot be read. most: bytes of it; -1: all.
 
-    A pipe in its place is empty, and hangs nobody.
+    A pipe in the file's place is empty, and hangs nobody.
     """
     try:
         with open(path, "rb", opener=_at_once) as file:
@@ -43,12 +43,12 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = False) -> None:
-    """Replace a file, whole or not at all. Whoever has the old one open or mounted keeps it.
+    """Replace a file, whole or not at all. A process that has the old file open or mounted keeps it.
 
     mode: of the new file, whatever the umask. sync: on the disk before it replaces the old one. The draft's name begins
     with a dot, so those who read all files of a folder (CDI, Node Feature Discovery) pass over it.
 
-    Raises: OSError: also where the folder is missing.
+    Raises: OSError, also if the folder is missing.
     """
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -63,9 +63,9 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = F
 
 
 def stat_of(path: Path) -> os.stat_result | None:
-    """Return what stat(2) says of a path, or None where nothing is there.
+    """Return what stat(2) reports of a path, or None if nothing is there.
 
-    Raises: OSError: it cannot be looked for. `Path.exists` and its like take that for nothing from Python 3.14 on.
+    Raises: OSError, if the path cannot be looked up. `Path.exists` takes that for nothing from Python 3.14 on.
     """
     try:
         return path.stat()
@@ -74,7 +74,7 @@ def stat_of(path: Path) -> os.stat_result | None:
 
 
 def signature(path: Path, *, follow: bool = True) -> Signature | None:
-    """What differs once a file's content does; None where there is no file. follow: the file that a link leads to."""
+    """Return a value that differs once a file's content does, or None without one. follow: a link to its file."""
     try:
         found = path.stat(follow_symlinks=follow)
     except OSError:
@@ -83,7 +83,7 @@ def signature(path: Path, *, follow: bool = True) -> Signature | None:
 
 
 def why_untrusted(found: os.stat_result) -> str:
-    """Why a file or folder is not safe to hand to containers, a clause; empty when only root and we can change it.
+    """Return a clause: why a file or folder is not safe to hand to containers; empty if only root and we can change it.
 
     We are root where it matters. Elsewhere (tests, a dry run) we could change our own files anyway.
     """
@@ -93,14 +93,14 @@ def why_untrusted(found: os.stat_result) -> str:
 
 
 def boot_id(path: Path = _BOOT_ID) -> str:
-    """The boot id of the running kernel; empty where it cannot be read."""
+    """Return the boot id of the running kernel, or empty if it cannot be read."""
     return (text_of(path) or "").strip()
 
 
 def read_private(path: Path, most: int) -> bytes:
-    """The first bytes of a file that is ours alone: a key that others could read or write proves nothing.
+    """Return the first bytes of a file that is ours alone: a key that others could read or write proves nothing.
 
-    Raises: NotPrivateError; OSError: it cannot be opened, and what is no regular file neither hangs us nor leads on.
+    Raises: NotPrivateError; OSError, if it cannot be opened. A file that is not regular neither hangs us nor leads on.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -123,16 +123,16 @@ def read_key(file: Path) -> bytes:
 def make_key(file: Path, key: bytes | None = None) -> bytes:
     """Write a key, a new one unless one is handed in, and return what the file holds then. Raises: OSError.
 
-    Another daemon may have replaced it meanwhile.
+    Another daemon may have replaced the key meanwhile.
     """
     write_whole(file, key or os.urandom(KEY_BYTES), sync=True)
     return read_key(file)
 
 
 def open_lock(path: Path) -> int:
-    """The descriptor of a lock file, made when missing. Whoever can open it can hold it, so it is closed to others.
+    """Return the descriptor of a lock file, made when missing. Only root can open it, since whoever can, can hold it.
 
-    Raises: NotPrivateError; OSError: it cannot be opened or made.
+    Raises: NotPrivateError; OSError, if it cannot be opened or made.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
@@ -145,7 +145,7 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock it among all processes, until the descriptor is closed; False where another process has it locked."""
+    """Lock the file among all processes until the descriptor is closed; return False if another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -154,7 +154,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_holder(descriptor: int) -> str:
-    """` (pid 12)` of the process that has it locked; empty where unknown, as for a process in another pod."""
+    """Return ` (pid 12)` of the process that has the file locked, or empty if it is unknown, as in another pod."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"  # proc_locks(5)
     lines = (line.split() for line in (text_of(_LOCKS) or "").splitlines())
@@ -162,7 +162,7 @@ def lock_holder(descriptor: int) -> str:
 
 
 def _ours(path: Path, descriptor: int) -> os.stat_result:
-    """Raises: NotPrivateError: it is no regular file, or somebody else's."""
+    """Return the file's stat. Raises: NotPrivateError, if the file is not regular, or not our own."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise NotPrivateError(path, "it is not a regular file")

@@ -20,7 +20,7 @@ TAKES_OVER_S: Final = 10.0  # Register and what the kubelet dials for it; a unit
 
 
 class Succession:
-    """One daemon's side of it, as successor or as predecessor."""
+    """A daemon's side of a succession, as successor or as predecessor."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "successor"
@@ -28,11 +28,11 @@ class Succession:
 
     @property
     def succeeds(self) -> bool:
-        """Whether this daemon is a successor that has not taken over everything yet."""
+        """Return whether this daemon is a successor that has not taken over everything yet."""
         return self._lock is not None
 
     def announce(self) -> bool:
-        """Become the successor; False where another one is. Raises: OSError."""
+        """Become the successor, or return False if another daemon is. Raises: OSError."""
         lock = open_lock(self._file)
         if not try_lock(lock):
             os.close(lock)
@@ -46,7 +46,7 @@ class Succession:
             self._lock = None
 
     def awaited(self) -> bool:
-        """Whether this daemon has a successor that has not taken over yet."""
+        """Return whether this daemon has a successor that has not taken over yet."""
         try:
             lock = open_lock(self._file)
         except OSError:

@@ -1,4 +1,4 @@
-"""Work that goes on beside the requests: tried until it succeeds, its faults logged once, waited for, ended."""
+"""Work that goes on next to the requests: tried until it succeeds, its faults logged once, waited for, ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 class Backoff:
-    """The pauses of one thing that is tried until it works. jitter: the random share of each pause, from 0 to 1."""
+    """The pauses of an action that is tried until it works. jitter: the random share of each pause, from 0 to 1."""
 
     def __init__(self, first_s: float, longest_s: float, *, jitter: float = 0.0) -> None:
         self._first_s = first_s
@@ -29,21 +29,20 @@ class Backoff:
         self.failures = 0  # since the last `reset`
 
     def next_s(self) -> float:
-        """Count a failure. Returns the seconds to wait before the next attempt."""
+        """Count a failure. Return the seconds to wait before the next attempt."""
         pause_s = min(self._first_s * 2.0 ** min(self.failures, 32), self._longest_s)
         self.failures += 1
         return pause_s * random.uniform(1 - self._jitter, 1)
 
     def reset(self) -> None:
-        """It worked: the next pause is the first again."""
+        """Make the next pause the first again, after a success."""
         self.failures = 0
 
 
 class LogOnce:
-    """Logs a fault unless it is the one that was reported last, and once as an error when there are faults for minutes.
+    """A logger of faults: each once until it changes, and once as an error after `stuck_s` seconds without `clear`.
 
-    fault: the one that was reported last; empty where all is well. stuck_s: after so many seconds without `clear` the
-    next warning is that error, which says what to do.
+    That error says what to do. fault: the one that was reported last, or empty if all is well.
     """
 
     def __init__(self, *, stuck_s: float = STUCK_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +53,7 @@ class LogOnce:
         self._told = False
 
     def warning(self, phrase: str, fault: str, **fields: object) -> None:
-        """Report a fault, each time that it is met: one line with these fields where it is another one."""
+        """Report a fault each time that it is met: it is logged with these fields if it differs from the last one."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         lasting_s = now - self._since
@@ -66,19 +65,19 @@ class LogOnce:
         bound.error(phrase)
 
     def note(self, phrase: str, fault: str, **fields: object) -> None:
-        """The same for what is no error however long it lasts."""
+        """Report as `warning` does, but never as an error, however long the fault lasts."""
         if fault != self.fault:
             logger.bind(**fields, fault=fault).warning(phrase)
         self.fault = fault
 
     def clear(self) -> None:
-        """All is well again: the next fault is logged, whichever it is."""
+        """Note that all is well: the next fault is logged, whichever it is."""
         self.fault, self._since, self._told = "", None, False
 
 
 @contextmanager
 def raised_alone(kind: type[Exception]) -> Iterator[None]:
-    """Raise an exception of this kind that ended a task group, and nothing beside it did, without the group.
+    """Raise an exception of this kind without its group, if nothing else ended the task group.
 
     Python 3.11.2, which Debian 12 has, makes a group again of what is raised in a block of `except*`.
     """
@@ -110,7 +109,7 @@ def later(action: Callable[[], object]) -> None:
 
 
 def tell(followers: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call each of them, in order. What one raises is a bug of its own: it is logged by its name, and ends nothing."""
+    """Call each follower, in order. An exception is its bug: it is logged by the follower's name, and ends nothing."""
     for follower in followers:
         try:
             follower(*args, **kwargs)
@@ -120,7 +119,7 @@ def tell(followers: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kw
 
 
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
-    """Return when one of these is done, or after that time; the others are cancelled, and have ended then."""
+    """Return when one of the awaitables is done, or after that time. Cancel the rest, and wait until it has ended."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +128,7 @@ async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) 
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[object]]) -> None:
-    """Cancel them, and return once they have ended, however they did."""
+    """Cancel the tasks, and return once they have ended, however they did."""
     ending = list(tasks)
     for task in ending:
         task.cancel()
@@ -137,7 +136,7 @@ async def cancelled(tasks: Iterable[asyncio.Task[object]]) -> None:
 
 
 async def to_its_end(work: Awaitable[object]) -> None:
-    """Wait for what may not be left half done. A cancellation that came meanwhile is raised then.
+    """Wait for work that may not be left half done. A cancellation that came meanwhile is raised then.
 
     gRPC's `Server.stop` waits by `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes in the
     loop's turn in which the work ends: the task went on, and the process with it.
@@ -151,9 +150,9 @@ async def to_its_end(work: Awaitable[object]) -> None:
 
 
 def exit_code(parts: Iterable[asyncio.Task[None]]) -> Exit:
-    """The exit code of a process whose tasks these are, and a log line for each that ended by a bug.
+    """Return the exit code of a process with these tasks, and log a line for each that ended by a bug.
 
-    Call it before the others are cancelled. RestartNeededError ends the process on purpose, and is no bug.
+    Call it before the other tasks are cancelled. RestartNeededError ends the process on purpose, and is no bug.
     """
     died = [part for part in parts if part.done() and part.exception()]
     if needed := [part.exception() for part in died if isinstance(part.exception(), RestartNeededError)]:
