@@ -1,1 +1,1 @@
-"""Files that outlive the process."""
+"""The files that outlive the process."""

@@ -47,7 +47,7 @@ GRANTS_AT_ONCE: Final = 20  # in one record: more would hold the event loop too 
 
 
 class PolicyNote(Struct, frozen=True):
-    """A policy that was put in force. fault: why it cannot be used; empty when it can."""
+    """A policy that was put in force. fault: why the policy cannot be used, or empty."""
 
     source: str
     text: str
@@ -67,7 +67,7 @@ class _Synchronized(Struct, frozen=True):
 
 
 class RepairNote(Struct, frozen=True):
-    """Root said that a GPU was reset. due: what had asked for it. at: seconds since the epoch."""
+    """The note that root said a GPU was reset. due: what had asked for the reset. at: seconds since the epoch."""
 
     gpu_uuid: str
     due: str
@@ -78,9 +78,9 @@ _Note = _Decided | PolicyNote | Ledger | _Synchronized | RepairNote
 
 
 class AuditLog:
-    """Notes events, and writes them.
+    """The audit log of a daemon: it notes events, and writes them.
 
-    folder: for the file and the one before it. most_bytes: of each file. delay_s: from a note to its line.
+    folder: for the file and the previous one. most_bytes: of each file. delay_s: from a note to its line.
     """
 
     def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float], *, delay_s: float = DELAY_S) -> None:
@@ -102,22 +102,22 @@ class AuditLog:
         self._ledger = Ledger()
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
-        """A request was answered. now: seconds on the ledger's clock."""
+        """Note that a request was answered. now: seconds on the ledger's clock."""
         self._note(_Decided(container, decision, node, self._wall(), now))
 
     def policy_changed(self, policy: PolicyNote) -> None:
-        """Decisions are by this policy from now on."""
+        """Note that decisions are by this policy from now on."""
         self._note(policy)
 
     def repaired(self, gpu_uuid: str, due: str) -> None:
-        """Root said that a GPU was reset."""
+        """Note that root said a GPU was reset."""
         self._note(RepairNote(gpu_uuid, due, self._wall()))
 
     def follow(self, state: NodeState) -> None:
         state.first(lambda: self._note(state.ledger), Changed.LEDGER)
 
     def synchronized(self, ledger: Ledger) -> None:
-        """The ledger was rebuilt from the runtime's list."""
+        """Note that the ledger was rebuilt from the runtime's list."""
         self._note(_Synchronized(ledger))
 
     async def written(self) -> None:
@@ -146,7 +146,7 @@ class AuditLog:
         self._notes = deque(newest.values())
 
     async def run(self) -> None:
-        """Write until cancelled, and then the rest."""
+        """Write until cancelled, and then the notes that are left."""
         lines, taken = list[str](), self._taken()
         try:
             while True:
@@ -165,7 +165,7 @@ class AuditLog:
             self._append([*lines, *taken, *self._taken()])
 
     def _taken(self) -> Iterator[str]:
-        """The lines of the notes, which are removed one by one; a line break for one that meets a bug."""
+        """Take the notes one by one and yield their lines, or a line break for a note that meets a bug."""
         while self._notes:
             note = self._notes.popleft()
             try:
@@ -211,7 +211,7 @@ class AuditLog:
                 yield decision_record(container, decision, at, now)
 
     def _append(self, lines: list[str]) -> None:
-        """Write the lines; in a thread, but for the last time."""
+        """Write the lines; every time but the last, in a thread."""
         try:
             part = list[str]()
             for line in lines:
@@ -236,7 +236,7 @@ class AuditLog:
             self._lost = 0
 
     def _failed(self, error: Exception) -> None:
-        """Log a bug, once. Something may be missing: node, policy and ledger are written again."""
+        """Log a bug, once. Something may be missing, so node, policy and ledger are written again."""
         self._begun = False
         if self._bug != (bug := repr(error)):
             self._bug = bug
@@ -260,7 +260,7 @@ def _line(record: Mapping[str, object]) -> str:
 
 
 def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, object]]:
-    """The whole ledger, a few grants in each record: the first record replaces, the others add."""
+    """Yield the whole ledger, a few grants in each record: the first record replaces, the next ones add."""
     entries = iter(ledger.entries.items())
     first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})
     yield ledger_record(first)

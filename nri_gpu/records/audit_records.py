@@ -95,7 +95,7 @@ class _RepairRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.REPAIR
 
 
 def answer_json(decision: Decision) -> dict[str, object]:
-    """An answer as it is recorded and compared; the edits are a digest."""
+    """Return an answer as it is recorded and compared; a digest stands for the edits."""
     match decision:
         case Pass(edits, why):
             return {"decision": "pass", "reason": why, "edits_sha256": digest(edits)}
@@ -107,7 +107,7 @@ def answer_json(decision: Decision) -> dict[str, object]:
 
 
 def digest(edits: Edits) -> str:
-    """SHA-256 of the edits of a container, in hexadecimal."""
+    """Return the SHA-256 of the edits of a container, in hexadecimal."""
     return hashlib.sha256(canonical(edits).encode()).hexdigest()
 
 
@@ -116,7 +116,7 @@ def node_record(node: Node) -> dict[str, object]:
 
 
 def policy_record(name: str, text: str, fault: str) -> dict[str, object]:
-    """A policy as it was read. fault: why it could not be used; empty if it could."""
+    """Return a policy's record, as it was read. fault: why the policy could not be used, or empty."""
     return {"kind": RecordKind.POLICY.value, "source": name, "text": text, "fault": fault}
 
 
@@ -125,13 +125,13 @@ def ledger_record(ledger: Ledger) -> dict[str, object]:
 
 
 def changed_record(old: Ledger, new: Ledger) -> dict[str, object] | None:
-    """What has changed; None where nothing has."""
+    """Return the changes, or None if nothing has changed."""
     changes = _changes(old, new)
     return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
 
 
 def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, object]:
-    """A request and its answer. at: seconds since the epoch; now: on the clock that the ledger's times are of."""
+    """Return a request and its answer. at: seconds since the epoch; now: on the clock of the ledger's times."""
     return {
         "kind": RecordKind.DECISION.value,
         "at_s": at,
@@ -142,12 +142,12 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
 
 
 def repair_record(gpu_uuid: str, due: str, at: float) -> dict[str, object]:
-    """Root's word that a GPU was reset. due: what had asked for it. at: seconds since the epoch."""
+    """Return root's word that a GPU was reset. due: what had asked for the reset. at: seconds since the epoch."""
     return {"kind": RecordKind.REPAIRED.value, "at_s": at, "gpu_uuid": gpu_uuid, "due": due}
 
 
 def container_json(container: Container) -> Record:
-    """A container as it is recorded. A pending allocation of the kubelet is an invalid one that `waits`."""
+    """Return a container's record. A pending allocation of the kubelet is recorded as an invalid one that `waits`."""
     found = encode(container)
     if isinstance(container.kubelet, AllocationPending):
         return {**found, "kubelet": {**encode(container.kubelet), "waits": True}}
@@ -155,7 +155,7 @@ def container_json(container: Container) -> Record:
 
 
 def container_of(found: Record) -> Container:
-    """The container that was recorded. Raises: ValueError."""
+    """Return the container that was recorded. Raises: ValueError."""
     match found:
         case {"kubelet": {**kubelet}}:
             kind = "pending" if kubelet.pop("waits", False) else "invalid" if "fault" in kubelet else "allocated"
@@ -179,7 +179,7 @@ def _changed(old: Mapping[K, V], new: Mapping[K, V]) -> Mapping[K, object]:
 
 
 def _updated(old: Mapping[K, V], found: Mapping[K, V | None]) -> Mapping[K, V]:
-    """With what a record has as new, different or gone."""
+    """Return the map with what a record has as new, different or gone."""
     kept = {key: value for key, value in old.items() if key not in found}
     return kept | {key: value for key, value in found.items() if value is not None}
 
@@ -193,7 +193,7 @@ def _without(fields: Set[str], record: Record) -> Record:
 
 
 def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None:
-    """The reservation that an older log recorded as a grant; None where it had lapsed."""
+    """Return the reservation that an older log recorded as a grant, or None if the grant had lapsed."""
     grant = entry.grant
     if grant.mode is None or not entry.holds:
         return None
@@ -205,7 +205,7 @@ _AnyRecord = _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _Dec
 
 
 class Compared(Struct, frozen=True):
-    """One decision of the log, and the same decision now."""
+    """A decision of the log, and this version's decision on its request."""
 
     container: Container
     at: float
@@ -214,12 +214,12 @@ class Compared(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """Whether they are equal but for their sentences."""
+        """Return whether the two answers are equal but for their sentences."""
         return _without(_SENTENCES, self.recorded) == _without(_SENTENCES, self.now)
 
 
 class Replay:
-    """Goes through a log record by record.
+    """The replay of a log, record by record.
 
     read: parses a recorded policy. instead: a policy to use in place of all that were recorded.
     """
@@ -233,7 +233,7 @@ class Replay:
         self._decided: set[ContainerId] = set()
 
     def take(self, record: object) -> Compared | None:
-        """One record; for a decision, the comparison. Raises: ValueError: it is not a record of ours."""
+        """Take one record; return the comparison for a decision. Raises: ValueError, if the record is not ours."""
         try:
             found = convert(record, _AnyRecord)
         except ValidationError as error:
@@ -255,7 +255,7 @@ class Replay:
         return None
 
     def _take_ledger(self, record: _LedgerRecord) -> None:
-        """A Synchronize, or the beginning of a file: all that was recorded, but for what is decided differently now."""
+        """Apply a full ledger (at Synchronize or the start of a file), except entries that this replay decided."""
         kept = self._decided & record.entries.keys()
         ours = {id_: entry for id_, entry in self.ledger.entries.items() if id_ in kept}
         self.ledger = Ledger(MappingProxyType(ours))
@@ -279,7 +279,7 @@ class Replay:
     def _watched(
         self, found: Mapping[ContainerId, ExternalAllocation | None]
     ) -> Mapping[ContainerId, ExternalAllocation | None]:
-        """What containers of monitors by another policy open; what the kubelet allocated to them was not recorded."""
+        """Mark what the other policy's monitors open as watched; what the kubelet allocated was not recorded."""
         if self._instead is None:
             return found
         monitors = self._instead.foreign.monitors

@@ -46,13 +46,13 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to `compact`."""
+        """Return whether it is time to `compact`."""
         return self._bytes > self._compact_bytes
 
     def granted(
         self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId] = MappingProxyType({})
     ) -> None:
-        """Append a grant. signed: as it is written on the container. revoked: whom it takes GPUs from."""
+        """Append a grant. signed: as it is written on the container. revoked: containers that lose GPUs to it."""
         self._append(_grant_line(grant, signed, now, revoked))
 
     def settled(self, container_id: ContainerId) -> None:
@@ -60,15 +60,15 @@ class Journal:
         self._append(_encoded(_Line(settled=container_id)))
 
     def revoked(self) -> Mapping[ContainerId, PodId]:
-        """Containers that must not start, with their sandboxes."""
+        """Return the containers that must not start, with their sandboxes."""
         return revoked_in(self._path)
 
     def removed(self, container_ids: Collection[ContainerId]) -> None:
-        """Append that these were revoked, and are gone."""
+        """Append that these containers were revoked, and are gone."""
         self._append(_encoded(_Line(removed=tuple(container_ids))))
 
     def remembered(self, since: float) -> tuple[Remembered, ...]:
-        """Grants made at `since` or later and not settled, in order. A missing file is empty."""
+        """Return the grants made at `since` or later and not settled, in order. A missing file is empty."""
         found: dict[ContainerId, Remembered] = {}
         for line in _lines(self._path):
             if line.settled is not None:
@@ -78,7 +78,7 @@ class Journal:
         return tuple(found.values())
 
     def compact(self, since: float) -> None:
-        """Write it again, with what `remembered` returns, who is revoked, and nothing else."""
+        """Write the file again, with what `remembered` returns, the revoked containers, and nothing else."""
         lines = [_grant_line(each.grant, sign_grant(each.grant, self._key), each.at) for each in self.remembered(since)]
         if revoked := revoked_in(self._path):
             lines.append(_encoded(_Line(revoked=revoked)))
@@ -120,9 +120,9 @@ class Journal:
 
 
 def revoked_in(path: Path) -> Mapping[ContainerId, PodId]:
-    """Containers that must not start, since others were granted their GPUs, with their sandboxes.
+    """Return the containers that must not start, since others were granted their GPUs, with their sandboxes.
 
-    None where there is no journal. Raises: OSError: it is there and cannot be read.
+    There are none without a journal. Raises: OSError, if the journal is there and cannot be read.
     """
     found: dict[ContainerId, PodId] = {}
     for line in _lines(path):
@@ -145,7 +145,7 @@ def _lines(path: Path) -> Iterator[_Line]:
 class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A grant with its signature, as it is written on the container; or a container whose grant is settled.
 
-    revoked: containers that must not start from then on, with their sandboxes. removed: those of them that are gone.
+    revoked: containers that must not start from then on, with their sandboxes. removed: revoked ones that are gone.
     """
 
     revoked: Mapping[ContainerId, PodId] = {}

@@ -46,30 +46,23 @@ class HolderLine(Struct, frozen=True, kw_only=True):
 
 
 class GrantLine(HolderLine, frozen=True, kw_only=True):
-    """A holder in the file. since_s: seconds on the boot's monotonic clock, None in a file of an earlier version.
+    """A holder in the file."""
 
-    lost: its phase is, which an earlier version would not read. pod_id: of the sandbox. pod_gone: that is gone.
-    """
-
-    since_s: float | None = None
-    lost: bool = False
-    pod_id: PodId = PodId("")
-    pod_gone: bool = False
+    since_s: float | None = None  # on the boot's monotonic clock, in seconds; None in a file of an earlier version
+    lost: bool = False  # its phase is, which an earlier version would not read
+    pod_id: PodId = PodId("")  # of the sandbox
+    pod_gone: bool = False  # the sandbox is gone
 
 
 class ExternalLine(Struct, frozen=True, kw_only=True):
-    """An external allocation. container: its name, where its device numbers became those of other GPUs; else empty.
-
-    watched: those of its GPUs that it opens as a monitor, and does not hold. regained: those that it holds again since
-    it was one.
-    """
+    """An external allocation."""
 
     container_id: ContainerId
     pod: str
-    container: str
+    container: str  # its name, if its device numbers became those of other GPUs; else empty
     gpu_uuids: tuple[GpuUuid, ...]
-    watched: tuple[GpuUuid, ...] = ()
-    regained: tuple[GpuUuid, ...] = ()
+    watched: tuple[GpuUuid, ...] = ()  # of its GPUs, those that it opens as a monitor, and does not hold
+    regained: tuple[GpuUuid, ...] = ()  # those that it holds again since it was a monitor
 
 
 class ReleasingLine(Struct, frozen=True, kw_only=True):
@@ -84,21 +77,18 @@ class ReleasingLine(Struct, frozen=True, kw_only=True):
 
 
 class LedgerDocument(Struct, frozen=True, kw_only=True):
-    """The file; fields are only ever added. foreign: external allocations. leaving: GPUs that were just released.
-
-    processes: the first of each container that was started. opened: what such a container can open.
-    """
+    """The file; fields are only ever added."""
 
     schema: Literal["nri-gpu/ledger/v1"]
     grants: tuple[GrantLine, ...]
-    foreign: tuple[ExternalLine, ...] = ()
-    leaving: tuple[ReleasingLine, ...] = ()
-    processes: Mapping[ContainerId, FirstProcess] = {}
-    opened: tuple[Live, ...] = ()
+    foreign: tuple[ExternalLine, ...] = ()  # external allocations
+    leaving: tuple[ReleasingLine, ...] = ()  # GPUs that were just released
+    processes: Mapping[ContainerId, FirstProcess] = {}  # the first of each container that was started
+    opened: tuple[Live, ...] = ()  # what such a container can open
 
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
-    """Write it, with a line for each grant. Raises: OSError."""
+    """Write the file, with a line for each grant. Raises: OSError."""
     holders: list[Entry | Reservation] = [*ledger.entries.values(), *ledger.reservations.values()]
     grants = map(_grant_line, holders)
     foreign = (
@@ -130,9 +120,9 @@ def write_ledger(file: Path, ledger: Ledger) -> None:
 
 
 def read_ledger(file: Path, now: float) -> Ledger:
-    """The grants, reservations and releasing GPUs in the file; a missing file is an empty ledger.
+    """Return the grants, reservations and releasing GPUs in the file; a missing file is an empty ledger.
 
-    now: seconds on the boot's monotonic clock. Raises: ValueError: it is not a ledger; OSError: it cannot be read.
+    now: seconds on the boot's monotonic clock. Raises: ValueError, if it is no ledger; OSError, if it cannot be read.
     """
     try:
         with file.open("rb") as stream:
@@ -146,7 +136,7 @@ def read_ledger(file: Path, now: float) -> Ledger:
 
 
 def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
-    """Raises: ValueError: an unknown mode."""
+    """Return the document's ledger. Raises: ValueError: an unknown mode."""
     entries: dict[ContainerId, Entry] = {}
     reservations = {}
     for line in document.grants:
@@ -196,9 +186,9 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
 
 
 class LedgerFile:
-    """Writes the file a moment after the ledger changed: changes come in bursts, and the file is for people.
+    """The writer of the file, a moment after the ledger changed: changes come in bursts, and the file is for people.
 
-    delay_s: from a change to the file. soon_s: the same for what stands nowhere else.
+    delay_s: from a change to the file. soon_s: the same for what is written nowhere else.
     """
 
     def __init__(self, file: Path, state: NodeState, *, delay_s: float = DELAY_S, soon_s: float = SOON_S) -> None:
@@ -213,7 +203,7 @@ class LedgerFile:
         state.then(self._changed, Changed.LEDGER)
 
     def close(self) -> None:
-        """Write it now, and never again: the folder may be another daemon's from here on."""
+        """Write the file now, and never again: the folder may be another daemon's from here on."""
         self._closed = True
         if self._timer:
             self._timer.cancel()
@@ -242,7 +232,7 @@ class LedgerFile:
 
 
 def _only_here(ledger: Ledger) -> object:
-    """What the next daemon learns from nobody else: the runtime tells of none of it."""
+    """Return what only this file can restore for the next daemon: the runtime reports none of it."""
     return ledger.reservations, ledger.releasing, ledger.processes, ledger.lost
 
 
@@ -252,7 +242,7 @@ def _lines(each: Iterable[Struct]) -> str:
 
 
 def holder_line(holder: Entry | Reservation) -> HolderLine:
-    """A grant or a reservation as it is published."""
+    """Return a grant or a reservation as it is published."""
     if isinstance(holder, Reservation):
         return HolderLine(
             namespace=holder.namespace,

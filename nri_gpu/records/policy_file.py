@@ -1,4 +1,4 @@
-"""The policy file: found, read and parsed; what was in force, kept for the next start; and which policy it begins with.
+"""The policy file: its search and parsing, the last good policy kept for the next start, and the policy of this start.
 
 TOML text and command line options become raw mappings here; `nri_gpu.policy` knows what they mean. The environment is
 not read: `check` could not show a setting that a unit file or a shell profile changes.
@@ -38,7 +38,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 
 class PolicyText(Struct, frozen=True):
-    """A policy file as it was read. file: what faults call it."""
+    """A policy file as it was read. file: its name in faults."""
 
     file: str
     text: str
@@ -56,22 +56,22 @@ class Built(Struct, frozen=True):
 
 
 def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
-    """The policy of a file with command line options put over it.
+    """Return the policy of a file with command line options put over it.
 
     path: None for the default file, which may be missing: then every default holds. overrides: key path
     (`plugin.socket`) -> raw value, None where the option was not given.
 
-    Raises: PolicyError: with every fault of the file and of the options.
+    Raises: PolicyError, with every fault of the file and of the options.
     """
     return build_policy(read_policy(path), overrides)
 
 
 def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyText | None:
-    """The text of a policy file; None when the default file is not there.
+    """Return the text of a policy file, or None if the default file is missing.
 
     in_force: whether a policy was: a file that is missing, or has only blanks, is a fault from then on.
 
-    Raises: PolicyError: an explicitly named file is missing, or the file cannot be read.
+    Raises: PolicyError, if an explicitly named file is missing, or the file cannot be read.
     """
     chosen = Path(path or DEFAULT_PATH)
     try:
@@ -96,12 +96,12 @@ def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyTex
 
 
 def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
-    """The policy of a text already read. Raises: PolicyError: with every fault of the text and of the options."""
+    """Return the policy of a text already read. Raises: PolicyError, with all faults of text and options."""
     return build(source, overrides).policy
 
 
 def build(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Built:
-    """Return the same with what is odd in the text. Raises: PolicyError."""
+    """Return the policy of a text already read, with what is odd in the text. Raises: PolicyError."""
     given = overrides or {}
     try:
         built = Built(Policy.default()) if source is None else _parse(source)
@@ -120,14 +120,14 @@ def keep_last_good(state_dir: Path, text: str) -> None:
 
 
 def last_good_text(state_dir: Path) -> PolicyText | None:
-    """The policy kept by an earlier run; None when none was in force. Raises: PolicyError: it cannot be read."""
+    """Return the policy kept by an earlier run, or None if none was. Raises: PolicyError, if the file is unreadable."""
     path = state_dir / LAST_GOOD
     kept = read_policy(path) if stat_of(path) else None
     return None if kept is None or kept.blank else kept
 
 
 def was_kept(state_dir: Path) -> bool:
-    """Return whether a daemon kept a policy there; one that cannot be read counts."""
+    """Return whether a daemon kept a policy there; a policy that cannot be read counts."""
     try:
         return last_good_text(state_dir) is not None
     except (PolicyError, OSError):
@@ -135,13 +135,13 @@ def was_kept(state_dir: Path) -> bool:
 
 
 def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
-    """The same, parsed. Raises: PolicyError: it cannot be read, or this version does not accept it."""
+    """Return `last_good_text`, parsed. Raises: PolicyError, if this version cannot read or accept it."""
     text = last_good_text(state_dir)
     return build_policy(text, overrides) if text else None
 
 
 def file_advice(path: Path) -> Iterator[Finding]:
-    """Warn of a file that others may write: they decide who gets GPUs."""
+    """Warn of a file that users other than its owner may write: they decide who gets GPUs."""
     with suppress(OSError):
         mode = path.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -193,7 +193,7 @@ def _lost(path: Path | str, how: str) -> PolicyError:
 
 
 class PolicyFile:
-    """One policy file with the command line's options over it.
+    """A policy file with the command line's options over it.
 
     path: None for the default file. memory: that a policy was in force; by default nothing is remembered.
     """
@@ -205,7 +205,7 @@ class PolicyFile:
         state_dir: Path,
         memory: PolicyMemory = FORGETFUL,
     ) -> None:
-        """Raises: PolicyError: an option is wrong."""
+        """Begin without a policy. Raises: PolicyError, if an option is wrong."""
         self._path = path
         self.options = options
         self._state_dir = state_dir
@@ -220,20 +220,20 @@ class PolicyFile:
 
     @property
     def from_runtime(self) -> bool:
-        """Whether the policy that was in force last came from the runtime: then the file says only how we register."""
+        """Return whether the last policy in force came from the runtime: then the file says only how we register."""
         return self._memory.source == RUNTIME
 
     def load(self, *, again: bool = False) -> Policy:
-        """The file as it is now, kept as the last good one. again: not at a start. Raises: PolicyError."""
+        """Return the file's policy now, kept as the last good one. again: not at a start. Raises: PolicyError."""
         return self._tried(self._read, again=again)
 
     def load_text(self, text: str) -> Policy:
-        """The text that the runtime sends: it replaces the file from now on, good or not. Raises: PolicyError."""
+        """Put the runtime's text in the place of the file from now on, good or not. Raises: PolicyError."""
         self._text = given = PolicyText(RUNTIME, text)
         return self._tried(lambda: given)
 
     def load_without_text(self) -> Policy:
-        """The file, as the runtime sends no text. Raises: PolicyError: also if the policy in force was such a text."""
+        """Load the file, as the runtime sends no text. Raises: PolicyError, also if such a text was in force."""
         self._text, self._sends_none = None, True
         return self.load()
 
@@ -247,7 +247,7 @@ class PolicyFile:
         return read_policy(self._path)
 
     def _was_in_force(self) -> bool:
-        """Whether a policy was in force: daemons before this one kept the text, and did not remember it otherwise."""
+        """Return whether a policy was in force; earlier versions only kept the text, and remembered nothing else."""
         return self._memory.file is not None and bool(self._memory.source or was_kept(self._state_dir))
 
     def _tried(self, read: Callable[[], PolicyText | None], *, again: bool = False) -> Policy:
@@ -285,7 +285,7 @@ class PolicyFile:
             logger.bind(fault=str(error)).warning("policy not kept for the next start")
 
     def _kept_before(self, source: PolicyText | None) -> Policy | None:
-        """The policy of the daemon before this one, or None where there was none, or it had this very text."""
+        """Return the previous daemon's policy, or None if there was none, or it had this very text."""
         try:
             kept = last_good_text(self._state_dir)
             return build_policy(kept) if kept and not (source and source.text == kept.text) else None
@@ -293,7 +293,7 @@ class PolicyFile:
             return None
 
     def last_good(self) -> Policy | None:
-        """The policy kept by an earlier run; None where there is none that can be used."""
+        """Return the policy kept by an earlier run, or None if there is none that can be used."""
         try:
             self.taken = last_good_text(self._state_dir)
             return build_policy(self.taken, self.options) if self.taken else None
@@ -303,7 +303,7 @@ class PolicyFile:
 
 
 def first_policy(file: PolicyFile) -> Policy:
-    """The policy to start with: the file's, else the last good one that was kept, else a broken one."""
+    """Return the policy to start with: the file's, else the last good one that was kept, else a broken one."""
     try:
         return file.load()
     except PolicyError as error:

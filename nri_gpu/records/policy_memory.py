@@ -28,7 +28,7 @@ class PolicyMemory:
 
     @property
     def source(self) -> str:
-        """Where the policy came from that was in force last, or empty. A memory that cannot be read counts as one."""
+        """Return the origin of the last policy in force, or empty. A memory that cannot be read counts as a policy."""
         if self.file is None:
             return ""
         try:
@@ -39,7 +39,7 @@ class PolicyMemory:
         return (text_of(self.file, encoding="utf-8") or "").strip() or UNKNOWN
 
     def remember(self, source: str) -> None:
-        """Remember that a policy from there is in force. Raises: OSError."""
+        """Remember that a policy from `source` is in force. Raises: OSError."""
         if self.file and self.source != source:
             write_whole(self.file, f"{source}\n".encode(), sync=True)
 

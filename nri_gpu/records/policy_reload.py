@@ -1,4 +1,4 @@
-"""Which policy is in force while the daemon runs: the file read again, the runtime's text, a watch on the file."""
+"""The policy in force while the daemon runs: the file read again, the runtime's text, a watch on the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES_SHOWN: Final = 20
 
 
 class PolicyReload:
-    """Puts policies in force. registered: the file's, which says how we register.
+    """The reload of policies. registered: the file's settings of the plugin, which say how we register.
 
     changed: called with each good policy that took the place of another. namespaces: of the node's pods.
     """
@@ -51,14 +51,14 @@ class PolicyReload:
             state.use(file.last_good() or Policy.broken(f"{RUNTIME} has not come yet; try again in a moment"))
 
     async def run(self) -> None:
-        """Say whom the policy of this start lets ask, and remind of a fault of the file, until cancelled."""
+        """Warn of namespaces that this policy newly lets ask, and remind of a fault of the file, until cancelled."""
         await self._compare(self._state.policy)
         while True:
             self.remind()
             await asyncio.sleep(REMIND_S)
 
     def remind(self) -> None:
-        """Log a fault of the file that lasts for minutes as one error. When it was met, it was logged already."""
+        """Log a fault of the file that lasts for minutes as one error; its reader has logged the fault before."""
         if fault := self._file.fault:
             self._faults.fault = fault
             self._faults.warning("policy file still has a fault", fault)
@@ -83,7 +83,7 @@ class PolicyReload:
     def configured(self, text: str) -> None:
         """Use the drop-in file's text from Configure: for a plugin that the runtime starts, that is the policy.
 
-        Where one came before and none does now, what is in force stays.
+        If a text came before and none comes now, the policy in force stays.
         """
         if text.strip():
             self.take_text(text)
@@ -91,7 +91,7 @@ class PolicyReload:
             self._miss_text()
 
     def take_text(self, text: str) -> None:
-        """Put a text of the runtime's in force; one with faults refuses every request."""
+        """Put a text of the runtime's in force; a text with faults refuses every request."""
         try:
             policy = self._file.load_text(text)
         except PolicyError as error:
@@ -115,7 +115,7 @@ class PolicyReload:
         await asyncio.to_thread(self._say_wider, policy, tuple(self._namespaces()))
 
     def _say_wider(self, policy: Policy, present: tuple[str, ...]) -> None:
-        """Warn of namespaces that may ask by this policy and might not by the one before."""
+        """Warn of namespaces that may ask by this policy and might not by the previous one."""
         names = newly_allowed(self._file.before, policy, present) if self._file.before else ()
         if names:
             more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
@@ -129,7 +129,7 @@ def _log_kept(error: PolicyError) -> None:
 
 
 class PolicyWatch:
-    """Calls `changed` once for each content of the file that it finds."""
+    """The watch that calls `changed` once for each content of the file that it finds."""
 
     def __init__(
         self, file: Path, changed: Callable[[], None], *, look_s: float = LOOK_S, settle_s: float = SETTLE_S
@@ -150,7 +150,7 @@ class PolicyWatch:
                 self._changed()
 
     async def _settled(self) -> Signature | None:
-        """The file's signature once it stays the same."""
+        """Return the file's signature once it stays the same."""
         while True:
             before = signature(self._file)
             await asyncio.sleep(self._settle_s)

@@ -1,4 +1,4 @@
-"""What the plugin records in the state folder: the journal, and the audit log where policy wants one."""
+"""The plugin's records in the state folder: the journal, and the audit log if policy wants one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nri_gpu.system.tasks import LogOnce, tell
 
 
 class StateRecorder:
-    """Records in the state folder. Nothing that fails here raises; a full disk is logged once for each new reason.
+    """The recorder in the state folder. No failure here raises; a full disk is logged once for each new reason.
 
-    later: run something once the reply is on its way. audit: None where policy wants none.
+    later: run something once the reply is on its way. audit: None if policy wants none.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StateRecorder:
             tell([self._audit.decided], container, decision, node, now)
 
     def granted(self, grant: Grant, signed: str, now: float, revoked: Mapping[ContainerId, PodId]) -> bool:
-        """One append without sync, before the reply: after it, the process may be gone."""
+        """Append a grant without sync, before the reply: after it, the process may be gone."""
         written = self._try(lambda: self._journal.granted(grant, signed, now, revoked))
         self._unsettled[grant.container_id] = now
         if self._journal.full:  # of grants whose containers were never made, and so never settle
@@ -46,7 +46,7 @@ class StateRecorder:
         return written
 
     def revoked(self) -> Mapping[ContainerId, PodId]:
-        """The journal's; nobody where it cannot be read."""
+        """Return the journal's revoked containers, or none if it cannot be read."""
         found: dict[ContainerId, PodId] = {}
         self._try(lambda: found.update(self._journal.revoked()))
         return found
@@ -55,7 +55,7 @@ class StateRecorder:
         self._later(lambda: self._try(lambda: self._journal.removed(container_ids)))
 
     def settled(self, *container_ids: ContainerId) -> None:
-        """Appended after the reply, and only for grants that the journal may still have."""
+        """Append, after the reply, the settled grants that the journal may still have."""
         for each in container_ids:
             if self._unsettled.pop(each, None) is not None:
                 self._later(partial(self._try, partial(self._settle, each)))
@@ -65,7 +65,7 @@ class StateRecorder:
             tell([self._audit.synchronized], ledger)
 
     def remembered(self, since: float) -> Iterable[Remembered]:
-        """The journal's; nothing where it cannot be read, so that only the grants on the containers count."""
+        """Return the journal's grants, or none if it cannot be read; then only the grants on the containers count."""
         found: list[Remembered] = []
         self._try(lambda: found.extend(self._journal.remembered(since)))
         self._unsettled |= {each.grant.container_id: each.at for each in found}

@@ -20,7 +20,7 @@ from nri_gpu.system.storage import (
 
 
 class StateError(NriGpuError):
-    """The state folder cannot be used. Names it and says why. taken: another daemon has it."""
+    """An unusable state folder. The sentence names it and says why. taken: another daemon has it."""
 
     def __init__(self, sentence: str, *, taken: bool = False) -> None:
         super().__init__(sentence)
@@ -30,7 +30,7 @@ class StateError(NriGpuError):
 class StateFolder:
     """A folder of mode 0700, `/run/nri-gpu` by default. /run is empty after a boot, so the key is made once per boot.
 
-    key_fault: why a key that was there was replaced; empty where it was not.
+    key_fault: why a key that was there was replaced, or empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class StateFolder:
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Make and lock it. Raises: StateError when that fails, or another daemon holds it."""
+        """Make and lock the folder. Raises: StateError, if that fails, or another daemon holds it."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
@@ -63,13 +63,13 @@ class StateFolder:
             os.write(lock, str(os.getpid()).encode())
 
     def close(self) -> None:
-        """Release it for another daemon."""
+        """Release the folder for another daemon."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def key(self) -> bytes:
-        """Return the key, made when there is none that can be used. Raises: StateError."""
+        """Return the key, made if there is no usable one. Raises: StateError."""
         file = self.path / "key"
         try:
             return read_key(file)
