@@ -1,1 +1,1 @@
-"""What the host needs before containers can be given GPUs: kernel modules, device nodes, /dev/char links."""
+"""The host's needs before containers can be given GPUs: kernel modules, device nodes, /dev/char links."""

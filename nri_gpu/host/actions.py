@@ -1,4 +1,4 @@
-"""Plans the actions that prepare this host, from what the driver reports. Pure."""
+"""The plan of actions that prepare this host, from what the driver reports. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DevAction(Struct, frozen=True):
 
 
 class MakeNode(DevAction, frozen=True):
-    """Make a device node, and its directory. replaces: a node with another number, which is removed first."""
+    """A device node to make, with its directory. replaces: a node with another number, which is removed first."""
 
     UNDONE: ClassVar[str] = "not made"
     node: CharDevice
@@ -57,7 +57,7 @@ class MakeNode(DevAction, frozen=True):
 
 
 class FixNode(DevAction, frozen=True):
-    """Set mode and owner of a node that has the right number. was: the node as it is now."""
+    """A node whose mode and owner are to be set; its number is right. was: the node as it is now."""
 
     UNDONE: ClassVar[str] = "not changed"
     node: CharDevice
@@ -69,7 +69,7 @@ class FixNode(DevAction, frozen=True):
 
 
 class MakeLink(DevAction, frozen=True):
-    """Make a link in /dev/char. replaces: the target of an existing link, which is removed first."""
+    """A link to make in /dev/char. replaces: the target of an existing link, which is removed first."""
 
     UNDONE: ClassVar[str] = "not made"
     target: str
@@ -87,19 +87,19 @@ _ALWAYS: Final = (KernelModule.NVIDIA, KernelModule.UVM)
 
 
 class HostPlan(Struct, frozen=True):
-    """Actions in the order to perform them. findings: what only the administrator can fix."""
+    """The actions in the order to perform them. findings: what only the administrator can fix."""
 
     actions: tuple[Action, ...] = ()
     findings: tuple[HostFinding, ...] = ()
 
     @property
     def more_may_follow(self) -> bool:
-        """Whether more actions may follow: which devices a module serves is known once it is loaded."""
+        """Return whether more actions may follow: the devices of a module are known only once it is loaded."""
         return any(isinstance(action, LoadModule) for action in self.actions)
 
 
 def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
-    """Modules first, then nodes, each with its link. Nothing on a machine without an NVIDIA device.
+    """Plan modules first, then nodes, each with its link, and nothing on a machine without an NVIDIA device.
 
     graphics: also nvidia-modeset.
     """
@@ -117,7 +117,7 @@ def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
 
 
 def _for_node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | HostFinding]:
-    """A node and its link; no link to a node that is wrong and stays so."""
+    """Return the steps for a node and its link, but no link to a node that is wrong and stays so."""
     step = _node(wanted, entries)
     link = None if isinstance(step, HostFinding) else _link(wanted, entries)
     return [each for each in (step, link) if each is not None]
@@ -139,7 +139,7 @@ def _node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | H
 
 
 def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | HostFinding | None:
-    """/dev/char/MAJOR:MINOR, which udev makes only for devices in sysfs, and NVIDIA's are not there.
+    """Return the step for /dev/char/MAJOR:MINOR. udev makes such links only for devices in sysfs, unlike NVIDIA's.
 
     runc 1.1.3 to 1.1.6 and systemd before 240 need it (opencontainers/runc issues 3708 and 3567): without it a
     container loses its GPU at the next `systemctl daemon-reload`.
@@ -165,7 +165,7 @@ def _blocked(folder: DevPath, entries: Mapping[DevPath, DevEntry]) -> HostFindin
 
 
 def _missing(wanted: WantedNode, there: CharDevice | None) -> str:
-    """What the administrator has to do, with the command to type."""
+    """Return what the administrator has to do, with the command to type."""
     state = f"is {there}" if there else "is missing"
     node, path = wanted.node, f"/dev/{wanted.path}"
     command = f"mknod -m {node.mode:04o} {path} c {node.major} {node.minor}"

@@ -1,6 +1,6 @@
-"""Finds other components on this host that inject or allocate NVIDIA GPUs, and what `check` advises about them.
+"""The components on this host that inject or allocate NVIDIA GPUs besides us, and what `check` advises about them.
 
-Changes nothing. What cannot be read is passed over.
+Nothing is changed. A file that cannot be read is passed over.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _on_runtimes(policy: Policy, runtimes: Sequence[Component]) -> Iterator[Find
 
 
 def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: bool) -> Iterator[Finding]:
-    """Who injects what NVIDIA's device plugin allocates: NVIDIA's runtime, the container runtime by CDI, or we."""
+    """Yield who is to inject what NVIDIA's device plugin allocates: NVIDIA's runtime, the runtime by CDI, or we."""
     if not found:
         return
     kubelet, names = policy.kubelet, tuple(dict.fromkeys(each.resource for each in found))
@@ -134,7 +134,7 @@ def _paths(found: Sequence[Component]) -> str:
 
 
 class ComponentKind(StrEnum):
-    """What was found, which decides the advice."""
+    """The kind of a component, which decides the advice."""
 
     RUNTIME = "runtime"  # NVIDIA's runtime or its hook, which obeys NVIDIA_VISIBLE_DEVICES
     SPECIFICATION = "specification"  # a CDI specification of NVIDIA devices that has hooks
@@ -146,7 +146,7 @@ class ComponentKind(StrEnum):
 
 
 class Component(Struct, frozen=True):
-    """One component. path: on the host, as found. resource: of a device plugin."""
+    """A component found. path: on the host. resource: of a device plugin."""
 
     kind: ComponentKind
     path: str
@@ -186,7 +186,7 @@ _HOOKS: Final = re.compile(r"""\bhooks["']?\s*:\s*(?!\s*(?:\[\s*\]|null|~))""")
 def components(
     root: Path = Path("/"), device_plugins: str = "/var/lib/kubelet/device-plugins", kubelet: str = "/var/lib/kubelet"
 ) -> Iterator[Component]:
-    """Those below `root`. device_plugins: the kubelet's folder for their sockets. kubelet: its root folder."""
+    """Yield the components below `root`. device_plugins: the kubelet's socket folder. kubelet: its root folder."""
     for name in _FILES:
         if _is_file(root / name):
             yield Component(ComponentKind.RUNTIME, f"/{name}")

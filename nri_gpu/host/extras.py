@@ -1,4 +1,4 @@
-"""Extras: what a node has for containers besides GPUs, such as GPUDirect Storage, RDMA, IMEX channels and firmware."""
+"""The extras of a node, besides GPUs, for containers, such as GPUDirect Storage, RDMA, IMEX channels and firmware."""
 
 from __future__ import annotations
 
@@ -37,16 +37,13 @@ _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:[ \t]*([0-9]{1,7})[ \t]*$
 
 
 class _Nodes(Struct, frozen=True):
-    """The device nodes of an extra, by name below /dev/FOLDER. Each of `needed` must exist, `optional` may.
-
-    module: its name in /proc/devices. remedy: what to do where a node is missing.
-    """
+    """The device nodes of an extra, by name below /dev/FOLDER."""
 
     folder: str
-    needed: tuple[re.Pattern[str], ...]
-    module: str
-    remedy: str
-    optional: re.Pattern[str] | None = None
+    needed: tuple[re.Pattern[str], ...]  # each must exist
+    module: str  # its name in /proc/devices
+    remedy: str  # what to do if a node is missing
+    optional: re.Pattern[str] | None = None  # may exist
 
 
 # Source: NVIDIA/nvidia-container-toolkit internal/discover/{gds,gdrcopy,mofed,nvswitch}.go, for the names.
@@ -71,7 +68,7 @@ _NODES: Final[Mapping[Extra, _Nodes]] = {
 
 
 def find_extras(folders: HostFolders, driver_version: str) -> Mapping[Extra, NodeExtra]:
-    """Every extra but those made of the granted GPUs alone. Reads a few files and opens no device."""
+    """Return every extra but those made of the granted GPUs alone. Read a few files and open no device."""
     majors = majors_by_name(text_of(folders.proc / "devices") or "")
     found = {extra: _find_nodes(nodes, folders.dev, majors) for extra, nodes in _NODES.items()}
     if not found[Extra.GDS].lacking:
@@ -86,13 +83,13 @@ def find_extras(folders: HostFolders, driver_version: str) -> Mapping[Extra, Nod
 
 
 def on_the_host(extras: Mapping[Extra, NodeExtra], root: Path, host_root: Path) -> Mapping[Extra, NodeExtra]:
-    """The extras with the sources of their mounts as the host names them. Files of our own image are no extras."""
+    """Return the extras with their mounts' sources as the host names them. Files of our own image are no extras."""
     real = Path(os.path.realpath(root))  # sources are real paths too
     return {extra: _renamed(each, real, host_root) for extra, each in extras.items()}
 
 
 def socket_mount(destination: str, source: str) -> Mount:
-    """The mount that gives a container a socket."""
+    """Return the mount that gives a container a socket."""
     return Mount(destination, source, SOCKET_OPTIONS)
 
 
@@ -129,7 +126,7 @@ def _find_nodes(nodes: _Nodes, dev: Path, majors: Mapping[str, frozenset[int]]) 
 
 
 def _character_devices(folder: Path, shown: str) -> Iterator[tuple[str, DeviceNode]]:
-    """Name and node, in the order of their numbers. Symlinks are not followed."""
+    """Yield name and node, in the order of their numbers. Symlinks are not followed."""
     try:
         names = sorted((path.name for path in folder.iterdir()), key=lambda name: (len(name), name))
     except OSError:
@@ -146,7 +143,7 @@ def _character_devices(folder: Path, shown: str) -> Iterator[tuple[str, DeviceNo
 
 
 def _with_gds_files(host: Path, nodes: NodeExtra) -> NodeExtra:
-    """GPUDirect Storage's nodes, with udev's database and cuFile's settings where they exist."""
+    """Return GPUDirect Storage's nodes, with udev's database and cuFile's settings if they exist."""
     mounts: list[Mount] = []
     if (host / UDEV).is_dir():
         mounts.append(Mount(f"/{UDEV}", os.path.realpath(host / UDEV)))
@@ -158,7 +155,7 @@ def _with_gds_files(host: Path, nodes: NodeExtra) -> NodeExtra:
 
 
 def _imex_channels(proc: Path, majors: Mapping[str, frozenset[int]]) -> NodeExtra:
-    """Channels need no node on the host: the kernel knows them by number."""
+    """Return the channels, which need no node on the host: the kernel knows them by number."""
     known = majors.get(_CHANNELS)
     if not known:
         return NodeExtra(lacking=f"{_CHANNELS} is not in /proc/devices: load nvidia, of a driver from 550.54.14 on")
@@ -170,7 +167,7 @@ def _imex_channels(proc: Path, majors: Mapping[str, frozenset[int]]) -> NodeExtr
 
 
 def _service_socket(roots: Iterable[Path], service: str) -> NodeExtra:
-    """The socket of one of NVIDIA's services, below the driver's root or the host's."""
+    """Return the socket of a service of NVIDIA's, below the driver's root or the host's."""
     for root in dict.fromkeys(roots):
         for run in ("run", "var/run"):
             path = root / run / service / "socket"
@@ -187,7 +184,7 @@ def _is_socket(path: Path) -> bool:
 
 
 def _mig_capability(name: str, proc: Path, majors: Mapping[str, frozenset[int]]) -> NodeExtra:
-    """The node of a MIG capability, `config` or `monitor`, with the mode that the driver asks for."""
+    """Return the node of a MIG capability, `config` or `monitor`, with the mode that the driver asks for."""
     major = min(majors.get(_CAPS, ()), default=None)
     if major is None:
         return NodeExtra(lacking=f"{_CAPS} is not in /proc/devices: load kernel module nvidia")
@@ -204,7 +201,7 @@ def _mig_capability(name: str, proc: Path, majors: Mapping[str, frozenset[int]])
 
 
 def _firmware(root: Path, sys: Path, version: str) -> NodeExtra:
-    """The GSP firmware of this driver version, from the first folder that has any.
+    """Return the GSP firmware of this driver version, from the first folder that has any.
 
     Source: NVIDIA/nvidia-container-toolkit pkg/nvcdi/driver-nvml.go, for the folders and their order.
     """
@@ -230,7 +227,7 @@ def _firmware_folders(root: Path, sys: Path) -> Iterator[Path]:
 
 
 def _why_unfit(path: Path, within: Path = Path("/")) -> str:
-    """Why containers must not have a file, a clause; empty when they may. within: its links must not lead out of it."""
+    """Return a clause: why containers must not have a file, or empty. within: where its links must stay."""
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(os.path.realpath(within)):
         return f"it leads out of {within}"

@@ -1,4 +1,4 @@
-"""What is on the host: PCI devices, kernel modules, the driver's files in /proc, the entries of /dev."""
+"""The facts of the host: PCI devices, kernel modules, the driver's files in /proc, the entries of /dev."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CAPS: Final = DevPath("nvidia-caps")
 
 
 class HostError(NriGpuError):
-    """A file of the host cannot be understood, or a change failed. Says which and why."""
+    """A file of the host that cannot be understood, or a change that failed. The sentence says which and why."""
 
 
 class KernelModule(StrEnum):
-    """Kernel modules, each after those that it depends on."""
+    """The driver's kernel modules, each after those that it depends on."""
 
     NVIDIA = "nvidia"
     UVM = "nvidia-uvm"
@@ -92,24 +92,19 @@ class HostFinding(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """The host at one moment. Texts are files of the kernel's, unparsed; empty where there is no such file.
+    """The host at one moment. Texts are files of the kernel's, unparsed, or empty if there is no such file."""
 
-    devices: PCI addresses of NVIDIA's display devices. modules: those loaded. params: /proc/driver/nvidia/params.
-    gpus: PCI address -> its `information` file. capabilities: `gpu0/mig/gi1/access` -> that file, while the instance
-    exists. mig_minors: /proc/driver/nvidia-caps/mig-minors. away: minors of GPUs that are not this machine's. entries:
-    what is in /dev. unreadable: files that exist and could not be read.
-    """
-
-    devices: tuple[str, ...] = ()
-    modules: frozenset[KernelModule] = frozenset()
+    devices: tuple[str, ...] = ()  # PCI addresses of NVIDIA's display devices
+    modules: frozenset[KernelModule] = frozenset()  # those loaded
     majors: Majors = field(default_factory=Majors)
-    params: str = ""
-    gpus: Mapping[str, str] = field(default_factory=dict)
+    params: str = ""  # /proc/driver/nvidia/params
+    gpus: Mapping[str, str] = field(default_factory=dict)  # PCI address -> its `information` file
+    # `gpu0/mig/gi1/access` -> that file, while the instance exists.
     capabilities: Mapping[str, str] = field(default_factory=dict)
-    mig_minors: str = ""
-    away: frozenset[int] = frozenset()
-    entries: Mapping[DevPath, DevEntry] = field(default_factory=dict)
-    unreadable: tuple[HostFinding, ...] = ()
+    mig_minors: str = ""  # /proc/driver/nvidia-caps/mig-minors
+    away: frozenset[int] = frozenset()  # minors of GPUs that are not this machine's
+    entries: Mapping[DevPath, DevEntry] = field(default_factory=dict)  # what is in /dev
+    unreadable: tuple[HostFinding, ...] = ()  # files that exist and could not be read
 
 
 _NUMBER: Final = re.compile(r"[0-9]+:[0-9]+")
@@ -136,7 +131,7 @@ def look(places: HostFolders) -> HostFacts:
 
 
 class _Reader(Struct):
-    """Reads files and folders, missing ones as empty, and keeps the faults of those that cannot be read."""
+    """The reader of files and folders: a missing one is empty, and the faults of unreadable ones are kept."""
 
     places: HostFolders
     unreadable: list[HostFinding] = field(default_factory=list)
@@ -161,7 +156,7 @@ class _Reader(Struct):
             return []
 
     def devices(self) -> Iterator[str]:
-        """PCI addresses of NVIDIA's display devices, with or without a driver."""
+        """Yield PCI addresses of NVIDIA's display devices, with or without a driver."""
         folder = self.places.sys / "bus" / "pci" / "devices"
         for address in self.names(folder):
             vendor = self.text(folder / address / "vendor").strip()
@@ -180,7 +175,7 @@ class _Reader(Struct):
         return {name: text for name, text in texts.items() if text}
 
     def entries(self) -> Iterator[tuple[DevPath, DevEntry]]:
-        """The entries of /dev that matter: nvidia*, and the links by device number."""
+        """Yield the entries of /dev that matter: nvidia*, and the links by device number."""
         yield from self._entries("", lambda name: name.startswith("nvidia") or name == CHAR)
         for folder, matches in ((CAPS, lambda name: True), (CHAR, _NUMBER.fullmatch)):
             if isinstance(self._entry(self.places.dev / folder), Directory):
@@ -210,7 +205,7 @@ class _Reader(Struct):
         return OtherFile(next((kind for test, kind in _KINDS if test(status.st_mode)), "no device node"))
 
     def _cannot(self, path: Path, error: OSError) -> None:
-        """Keeps a fault, with the path as on the host, wherever the trees are."""
+        """Keep a fault, with the path as on the host, wherever the trees are."""
         trees = ((self.places.dev, "/dev"), (self.places.proc, "/proc"), (self.places.sys, "/sys"))
         shown = next(
             (f"{name}/{path.relative_to(tree)}" for tree, name in trees if path.is_relative_to(tree)), str(path)
@@ -219,13 +214,13 @@ class _Reader(Struct):
 
 
 def node_of(status: os.stat_result) -> CharDevice:
-    """The node that a character device's status describes."""
+    """Return the node that a character device's status describes."""
     number = status.st_rdev  # majors and minors have more than 8 bits each
     return CharDevice(os.major(number), os.minor(number), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
 def is_loaded(sys: Path, module: KernelModule) -> bool:
-    """Whether the module is loaded and initialized. The kernel has `_` where file names have `-`."""
+    """Return whether the module is loaded and initialized. The kernel has `_` where file names have `-`."""
     state = sys / "module" / module.replace("-", "_") / "initstate"
     try:
         return state.read_text(errors="replace") == "live\n"

@@ -1,6 +1,6 @@
-"""What the kernel shows of a node without NVML.
+"""The kernel's view of a node, without NVML.
 
-Majors, NUMA nodes, GPUs on the PCI bus, the minors of MIG devices' capability nodes, and whether any of these changed.
+It has majors, NUMA nodes, GPUs on the PCI bus, the minors of MIG devices' capability nodes, and whether any changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEMORY: Final = "MemTotal:"
 
 
 class HostFolders(Struct, frozen=True, kw_only=True):
-    """Where the host's files are; tests put them elsewhere. driver: the root of the driver's user space."""
+    """The folders of the host's files; tests put them elsewhere. driver: the root of the driver's user space."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -34,12 +34,12 @@ class HostFolders(Struct, frozen=True, kw_only=True):
     driver: Path = Path("/")
 
     def with_driver(self, root: Path, host_root: str) -> HostFolders:
-        """In a pod, `/` is the image's; the host's `/` is then the driver root, if that is all of it."""
+        """Set the driver root. In a pod it also serves as the host's `/`, if the whole host is mounted there."""
         return replace(self, driver=root, host=root if host_root == "/" else self.host)
 
 
 def host_majors(proc: Path) -> Majors:
-    """Majors of this machine's driver modules.
+    """Return the majors of this machine's driver modules.
 
     Nodes under /dev are not consulted: one left from before the driver was reloaded has the old major.
 
@@ -52,7 +52,7 @@ def host_majors(proc: Path) -> Majors:
 
 
 def numa_nodes(gpus: Iterable[Gpu], sysfs: Path) -> tuple[NumaNode, ...]:
-    """The NUMA nodes that GPUs are nearest to; one that cannot be read is left out."""
+    """Return the NUMA nodes that GPUs are nearest to, without those that cannot be read."""
     numbers = sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})
     return tuple(node for number in numbers if (node := _numa_node(number, sysfs)) is not None)
 
@@ -68,7 +68,7 @@ def _numa_node(number: int, sysfs: Path) -> NumaNode | None:
 
 
 def _has_memory(folder: Path) -> bool:
-    """Source: `Node 0 MemTotal:  131072 kB` in meminfo; a node of CPUs alone has 0."""
+    """Return whether a node has memory: `Node 0 MemTotal: 131072 kB` in meminfo; a node of CPUs alone has 0."""
     for line in (folder / "meminfo").read_text(encoding="ascii").splitlines():
         before, found, amount = line.partition(_MEMORY)
         if found and before:
@@ -77,7 +77,7 @@ def _has_memory(folder: Path) -> bool:
 
 
 def nvswitches(proc: Path) -> int:
-    """How many NVSwitches the driver counts."""
+    """Return the number of NVSwitches that the driver counts."""
     return len(_names(proc / "driver/nvidia-nvswitch/devices"))
 
 
@@ -86,7 +86,7 @@ CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
 
 
 def kernel_view(folders: HostFolders) -> Hashable:
-    """Modules, majors, GPUs, MIG instances and device nodes. Takes up to 1 ms with MIG on eight GPUs."""
+    """Return modules, majors, GPUs, MIG instances and device nodes. It takes up to 1 ms with MIG on eight GPUs."""
     try:
         majors = host_majors(folders.proc)
     except InventoryError:
@@ -99,7 +99,7 @@ def kernel_view(folders: HostFolders) -> Hashable:
 
 
 def module_load(sys: Path) -> str:
-    """Which load of the driver's kernel module, in which boot; empty while it is not loaded."""
+    """Return a value that names this load of the driver's kernel module and the boot, or empty without a module."""
     inode = _inode(sys / "module/nvidia")
     return f"{boot_id()}/{inode}" if inode else ""
 
@@ -112,7 +112,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _subfolders(folder: Path, depth: int) -> Iterator[str]:
-    """Inotify cannot watch MIG instances: entries of procfs appear and disappear without a write."""
+    """Yield the folders below. Inotify cannot watch MIG instances: entries of procfs come and go without a write."""
     try:
         with os.scandir(folder) as entries:
             below = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -125,7 +125,7 @@ def _subfolders(folder: Path, depth: int) -> Iterator[str]:
 
 
 def _device_nodes(dev: Path) -> Iterator[tuple[str, int]]:
-    """NVIDIA's nodes and DRM's, with their numbers, so that a node made again under another major shows."""
+    """Yield NVIDIA's nodes and DRM's, with their numbers, so that a node made again under another major shows."""
     for below in NODE_FOLDERS:
         folder = dev / below
         for name in _names(folder):
@@ -157,14 +157,14 @@ UNLISTED: Final = "bound to nvidia, but NVML does not list it: see `dmesg | grep
 
 
 class PciGpu(Struct, frozen=True):
-    """A GPU on the bus, and the driver it is bound to; empty for none."""
+    """A GPU on the bus, and the driver it is bound to, or empty."""
 
     bus_id: PciBusId
     driver: str
 
 
 def gpus_on_the_bus(sys: Path) -> Iterator[PciGpu]:
-    """Every NVIDIA GPU by its address, without virtual functions."""
+    """Yield every NVIDIA GPU by its address, without virtual functions."""
     folder = sys / "bus/pci/devices"
     for name in _names(folder):
         device = folder / name
@@ -181,7 +181,7 @@ def gpus_on_the_bus(sys: Path) -> Iterator[PciGpu]:
 def unlisted_gpus(
     folders: HostFolders, listed: Container[str], *, faults: int = 0, fault: str = ""
 ) -> tuple[KernelGpu, ...]:
-    """GPUs on the bus that are not among `listed`, the bus ids that NVML reported.
+    """Return the GPUs on the bus that are not among `listed`, the bus ids that NVML reported.
 
     faults: the number of GPUs that NVML counted and could not name. fault: why NVML lists no GPU at all.
     """
@@ -198,9 +198,9 @@ def unlisted_gpus(
 
 
 def not_given(folders: HostFolders) -> frozenset[int]:
-    """Return the minors of the host's GPUs that this machine was not given; none where it is no container.
+    """Return the minors of the host's GPUs that this machine was not given, or none if it is no container.
 
-    In a node of kind or LXD the driver's files tell of all GPUs of the host, and /dev has the nodes of some.
+    In a node of kind or LXD the driver's files list all GPUs of the host, and /dev has the nodes of some.
     """
     told = (folders.proc / "driver/nvidia/gpus").glob("*/information")
     minors = {minor for path in told if (minor := _gpu_minor(driver_fields(_text(path)))) is not None}
@@ -210,7 +210,7 @@ def not_given(folders: HostFolders) -> frozenset[int]:
 
 
 def _is_container(folders: HostFolders) -> bool:
-    """Return whether the machine itself is one (systemd: CONTAINER_INTERFACE)."""
+    """Return whether the machine itself is a container (systemd: CONTAINER_INTERFACE)."""
     if (folders.host / "run/systemd/container").exists():
         return True
     return any(each.startswith("container=") for each in _text(folders.proc / "1/environ").split("\0"))
@@ -262,7 +262,7 @@ _PER_INSTANCE: Final = 9
 
 
 def usual_minors(gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[int, int] | None:
-    """The minors of GPU and compute instance, as drivers number them; None where there is no such capability."""
+    """Return the minors of GPU and compute instance, as drivers number them, or None if there is no such capability."""
     limits = (DRIVER_GPUS_MAX, GPU_INSTANCES_MAX, COMPUTE_INSTANCES_MAX)
     if any(map(ge, (gpu_minor, gpu_instance_id, compute_instance_id), limits)):
         return None
@@ -271,7 +271,7 @@ def usual_minors(gpu_minor: int, gpu_instance_id: int, compute_instance_id: int)
 
 
 def with_minors(gpus: Sequence[Gpu], proc: Path) -> tuple[Gpu, ...]:
-    """The same GPUs, with the capability minors of their MIG devices, or with why these are unknown."""
+    """Return the GPUs with the capability minors of their MIG devices, or with why these are unknown."""
     if not any(gpu.mig for gpu in gpus):
         return tuple(gpus)
     table = read_mig_minors(text_of(proc / "driver/nvidia-caps/mig-minors") or "")
@@ -282,7 +282,7 @@ def with_minors(gpus: Sequence[Gpu], proc: Path) -> tuple[Gpu, ...]:
 
 
 def unusual_minors(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """A sentence for each MIG device whose minors differ from those of known drivers; they are used all the same."""
+    """Return a sentence for each MIG device with minors that known drivers do not use; they are used all the same."""
     return tuple(
         f"MIG device {part.uuid} has capability minors {minors[0]}, {minors[1]}; known drivers use {usual}"
         for gpu in gpus
@@ -305,11 +305,11 @@ def _with_minors(gpu: Gpu, device: MigDevice, proc: Path, table: Mapping[str, in
 
 
 class _UnknownMinorError(Exception):
-    """Why a capability's minor is unknown."""
+    """The reason why a capability's minor is unknown."""
 
 
 def _capability_minor(gpu: Gpu, name: str, proc: Path, table: Mapping[str, int]) -> int:
-    """Raises: _UnknownMinorError."""
+    """Return the minor of a capability. Raises: _UnknownMinorError."""
     path = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor_number}" / "mig" / name
     text, listed = text_of(path), table.get(f"gpu{gpu.minor_number}/{name}")
     if text is None:

@@ -1,4 +1,4 @@
-"""Prepares the host: look, plan, act, and look again, until nothing is left to do.
+"""The preparation of the host: look, plan, act, and look again, until nothing is left to do.
 
 Modules are loaded by the program that the kernel itself would call. Nodes and links are made in directories held open,
 so that nobody can replace them meanwhile.
@@ -43,7 +43,7 @@ Act = Callable[[Action], None]
 
 
 class PrepareReport(Struct, frozen=True):
-    """What was done, in order, and what is left for the administrator. facts: of the last look."""
+    """The actions that were done, in order, and what is left for the administrator. facts: of the last look."""
 
     facts: HostFacts
     done: tuple[Action, ...] = ()
@@ -51,7 +51,7 @@ class PrepareReport(Struct, frozen=True):
 
 
 def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) -> PrepareReport:
-    """Perform all actions. A failed one is not tried again, and becomes a finding.
+    """Perform all actions. A failed action is not tried again, and becomes a finding.
 
     act: performs one action, and raises HostError or OSError if that fails.
     """
@@ -75,7 +75,7 @@ def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) 
 
 
 def actor(places: HostFolders, driver_root: Path) -> Act:
-    """A function that performs one action on this host."""
+    """Return a function that performs one action on this host."""
 
     def act(action: Action) -> None:
         match action:
@@ -94,7 +94,7 @@ def actor(places: HostFolders, driver_root: Path) -> Act:
 
 
 def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
-    """Why the action failed; empty if it did not."""
+    """Perform an action and return why it failed, or empty."""
     if isinstance(action, LoadModule) and LoadModule(KernelModule.NVIDIA) in failed:
         return "not tried, as it depends on nvidia"
     try:
@@ -120,7 +120,7 @@ def load_module(
     driver_root: modules are looked for in its lib/modules. The program is the host's all the same, so that nothing from
     a driver container runs on the host as root.
 
-    Raises: HostError: not loaded; with the program's output.
+    Raises: HostError, with the program's output, if the module is not loaded.
     """
     program = modprobe_program(places.proc)
     elsewhere = [] if driver_root == Path("/") else ["-d", str(driver_root)]
@@ -130,7 +130,7 @@ def load_module(
 
 
 def modprobe_program(proc: Path) -> str:
-    """The program that the kernel calls to load modules. Raises: HostError: there is none that can be run."""
+    """Return the program that the kernel calls to load modules. Raises: HostError, if none can be run."""
     setting = proc / "sys" / "kernel" / "modprobe"
     try:
         program = setting.read_text().strip()
@@ -146,7 +146,7 @@ def modprobe_program(proc: Path) -> str:
 
 
 def _run(command: list[str], timeout_s: float) -> str:
-    """What went wrong, with the end of the program's output; empty on success. Raises: HostError."""
+    """Run the program, and return what went wrong with the end of its output, or empty. Raises: HostError."""
     # A file in memory, not a pipe, which a process that the program leaves behind could keep open for ever.
     with os.fdopen(os.memfd_create("modprobe"), "w+b") as output:
         try:
@@ -182,9 +182,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def parent_of(dev: Path, path: DevPath) -> Iterator[tuple[int, str]]:
-    """A descriptor of the directory that `path` is in, made if it is missing, and the name in it.
+    """Hold a descriptor of the directory that `path` is in, made if it is missing, and the name in it.
 
-    Raises: OSError: there is a link, or no directory, in its place.
+    Raises: OSError, if a link, or a file that is no directory, is in the directory's place.
     """
     *folders, name = PurePosixPath(path).parts
     opened = [os.open(dev, _FOLDER)]
@@ -198,7 +198,7 @@ def parent_of(dev: Path, path: DevPath) -> Iterator[tuple[int, str]]:
 
 
 def handle(descriptor: int) -> str:
-    """A path to the file of an O_PATH descriptor, for calls that take no such descriptor."""
+    """Return a path to the file of an O_PATH descriptor, for calls that take no such descriptor."""
     return f"/proc/self/fd/{descriptor}"
 
 
@@ -214,7 +214,7 @@ def _subfolder(parent: int, name: str) -> int:
 
 
 def make_link(dev: Path, action: MakeLink) -> None:
-    """Make a link, after removing the one that it replaces. A link that somebody else made meanwhile stays.
+    """Make a link, after removing the one that it replaces. A link that another process made meanwhile stays.
 
     Raises: HostError, OSError.
     """
@@ -230,7 +230,7 @@ def make_link(dev: Path, action: MakeLink) -> None:
 
 
 def _check_target(folder: int, name: str, target: str) -> None:
-    """Raises: HostError: the target is not that device, for example because its node could not be made."""
+    """Refuse a target that is not that device, for example because its node could not be made. Raises: HostError."""
     try:
         status = os.stat(target, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -246,7 +246,7 @@ _AT_FIRST: Final = 0o600
 def make_node(dev: Path, action: MakeNode) -> None:
     """Make a node, after removing the one that it replaces.
 
-    A node that somebody else made meanwhile stays, since nvidia-modprobe makes the same ones; the next look checks it.
+    A node that another process made meanwhile stays: nvidia-modprobe makes the same ones, and the next look checks it.
 
     Raises: HostError, OSError.
     """
@@ -278,7 +278,7 @@ def _remove(folder: int, name: str, was: CharDevice) -> None:
 
 @contextmanager
 def _held(folder: int, name: str, number: tuple[int, int]) -> Iterator[int]:
-    """A descriptor of an existing node, which pins its inode. Raises: HostError: it is another node."""
+    """Hold a descriptor of an existing node, which pins its inode. Raises: HostError, if it is a different node."""
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(descriptor)

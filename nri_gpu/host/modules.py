@@ -23,7 +23,7 @@ _IN_PROC: Final = re.compile(rf"Kernel Module\b.*?\s({_VERSION.pattern})(?:\s|$)
 
 
 def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
-    """The version of module nvidia, `580.95.05`; empty where it is not loaded. Takes up to 50 us.
+    """Return the version of module nvidia, `580.95.05`, or empty if it is not loaded. It takes up to 50 us.
 
     A module built without its version in sysfs has it in proc.
     Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c.
@@ -36,7 +36,7 @@ def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
 
 
 def module_versions(sysfs: Path = SYSFS) -> dict[str, str]:
-    """The version of each module that is loaded; empty for one that has none."""
+    """Return the version of each module that is loaded, or empty for a module without a version."""
     return {name: _version(sysfs, name) for name in MODULES if (sysfs / "module" / name).is_dir()}
 
 
@@ -45,7 +45,7 @@ def _version(sysfs: Path, name: str) -> str:
 
 
 def read_majors(proc_devices_text: str) -> Majors:
-    """Majors of the loaded modules.
+    """Return the majors of the loaded modules.
 
     Up to driver 535 there is one line, `nvidia-frontend`. From 545 on there is `nvidia`, and `nvidiactl` and
     `nvidia-modeset` with the same number. Source: NVIDIA/nvidia-container-toolkit internal/info/proc/devices.
@@ -62,7 +62,7 @@ def read_majors(proc_devices_text: str) -> Majors:
 
 
 def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
-    """Every major of each name: some modules take another one when their first has no minors left."""
+    """Return every major of each name: some modules take a second major when their first has no minors left."""
     names: dict[str, frozenset[int]] = {}
     for name, major in _character_devices(proc_devices_text):
         names[name] = names.get(name, frozenset()) | {major}
@@ -70,7 +70,7 @@ def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
 
 
 def _character_devices(text: str) -> Iterator[tuple[str, int]]:
-    """Name and major. Block devices have their own section, with numbers and names that may be the same."""
+    """Yield name and major. Block devices have their own section, with numbers and names that may be the same."""
     section = ""
     for line in text.splitlines():
         if line.endswith(":"):
@@ -82,7 +82,7 @@ def _character_devices(text: str) -> Iterator[tuple[str, int]]:
 
 
 def read_mig_minors(mig_minors_text: str) -> Mapping[str, int]:
-    """The minor of each capability, from lines like `gpu0/gi0/access 3`; other lines are skipped."""
+    """Return the minor of each capability, from lines like `gpu0/gi0/access 3`; other lines are skipped."""
     pairs = (line.split() for line in mig_minors_text.splitlines())
     found = ((pair[0], decimal(pair[1], CAP_MINOR_MAX)) for pair in pairs if len(pair) == 2)
     return {name: minor for name, minor in found if minor is not None}
@@ -95,5 +95,5 @@ def driver_fields(text: str) -> Mapping[str, str]:
 
 
 def decimal(text: str, most: int) -> int | None:
-    """Return the number that a text is, or None where it is none or more than `most`."""
+    """Return the number that a text is, or None if it is no number or more than `most`."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= most else None

@@ -33,15 +33,15 @@ _MAX_ID: Final = 2**32 - 2
 
 
 class WantedNode(Struct, frozen=True):
-    """One node that should exist. hands_off: why we must not make or change it; empty where we may."""
+    """A node that should exist."""
 
     path: DevPath
     node: CharDevice
-    hands_off: str = ""
+    hands_off: str = ""  # why `prepare` must leave the node alone, or empty
 
 
 def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | HostFinding]:
-    """The nodes that the loaded modules serve, and what keeps us from knowing them.
+    """Yield the nodes that the loaded modules serve, and what keeps us from knowing them.
 
     Without a readable `params` no node is wanted at all: it may forbid us to make any.
     """
@@ -103,7 +103,7 @@ def _gpu_minors(facts: HostFacts) -> Iterator[int | HostFinding]:
 
 
 def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding]:
-    """The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
+    """Yield UVM's nodes. The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
     major = facts.majors.nvidia_uvm
     if major is None:
         yield _unlisted("nvidia-uvm")
@@ -113,7 +113,7 @@ def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding
 
 
 def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding]:
-    """Only MIG instances: root's tools make the nodes of the capabilities to configure and to monitor."""
+    """Yield nodes of MIG instances only: root's tools make those of the capabilities to configure and to monitor."""
     major = facts.majors.nvidia_caps
     if major is None:
         yield _unlisted("nvidia-caps")
@@ -149,7 +149,7 @@ _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class Ownership(Struct, frozen=True):
-    """Mode and owner of nodes. modify: false where only the administrator may make and change them."""
+    """The mode and owner of nodes. modify: false if only the administrator may make and change them."""
 
     mode: int = 0o666
     uid: int = 0
@@ -158,12 +158,12 @@ class Ownership(Struct, frozen=True):
 
 
 def params_ownership(text: str) -> Ownership:
-    """Parses /proc/driver/nvidia/params. Missing values are the driver's defaults. Raises: HostError."""
+    """Parse /proc/driver/nvidia/params. Missing values are the driver's defaults. Raises: HostError."""
     return _ownership(driver_fields(text), "ModifyDeviceFiles")
 
 
 def gpu_minor(information: str) -> int | None:
-    """The minor of a GPU's node; None for a GPU that the administrator excluded. Raises: HostError."""
+    """Return the minor of a GPU's node, or None for a GPU that the administrator excluded. Raises: HostError."""
     fields = driver_fields(information)
     if fields.get("GPU Excluded", "").lower() == "yes":
         return None
@@ -171,7 +171,7 @@ def gpu_minor(information: str) -> int | None:
 
 
 def capability(text: str) -> tuple[int, Ownership]:
-    """Parses the file of a capability, which is the right to open a device node: its minor. Raises: HostError."""
+    """Parse the file of a capability, which is the right to open a device node: its minor. Raises: HostError."""
     fields = driver_fields(text)
     return _number(fields, "DeviceFileMinor", CAP_MINOR_MAX), _ownership(fields, "DeviceFileModify")
 
