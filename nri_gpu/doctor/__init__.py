@@ -1,1 +1,1 @@
-"""`nri-gpu doctor`: what is wrong on this node, from the kernel to the container, and how to fix it. Only reads."""
+"""`nri-gpu doctor`: the faults of this node, from the kernel to the container, and how to fix them. Only reads."""

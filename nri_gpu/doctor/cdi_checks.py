@@ -77,13 +77,13 @@ def serves_by_cdi(seen: Examined) -> bool:
 
 
 def serves_by_cdi_alone(seen: Examined) -> bool:
-    """Return whether this is a node as docs/quickstart/docker.md makes it: nobody means to run the daemon here."""
+    """Return whether the node is made as docs/quickstart/docker.md says: nobody means to run the daemon here."""
     meant = is_enabled(seen, "nri-gpu.service") or not is_installed(seen, "nri-gpu.service") or seen.status
     return not meant and not any(running(seen.at("/proc"), KUBELETS)) and serves_by_cdi(seen)
 
 
 def docker_settings(seen: Examined) -> DockerSettings | None:
-    """Return Docker's settings, its defaults where it has no file, or None where it has one that cannot be read."""
+    """Return Docker's settings, the defaults if it has no file, or None if its file cannot be read."""
     try:
         if stat_of(seen.at(DOCKER)) is None:
             return DockerSettings()
@@ -93,7 +93,7 @@ def docker_settings(seen: Examined) -> DockerSettings | None:
 
 
 def cdi_findings(seen: Examined) -> Iterator[Finding]:
-    """Whether the specification is there and current, and whether Docker reads it."""
+    """Check whether the specification is there and current, and whether Docker reads it."""
     found = dict(_specifications(seen))
     if not found:
         yield error(
@@ -122,7 +122,7 @@ def _specifications(seen: Examined) -> Iterator[tuple[str, _Specification]]:
 
 
 def _stale(seen: Examined, specification: _Specification) -> Iterator[str]:
-    """Yield what it names that is not so any more."""
+    """Yield each thing that the specification names and that is no longer so."""
     version = module_version(seen.at("/sys"), seen.at(PROC))
     for each in specification.all_edits:
         for node in each.nodes:

@@ -1,4 +1,4 @@
-"""Whether the kernel's clock is synchronized."""
+"""The kernel's clock: whether it is synchronized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TIMEX_BYTES: Final = 512  # struct timex has 208
 
 
 def clock_state() -> int:
-    """As adjtimex(2) says it; negative where it does not. Changes nothing: `modes` is 0."""
+    """Return the state as adjtimex(2) reports it, or a negative number if it fails. Nothing changes: `modes` is 0."""
     try:
         return int(ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
     except (OSError, AttributeError):

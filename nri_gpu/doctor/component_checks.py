@@ -1,4 +1,4 @@
-"""Other components that give GPUs to containers."""
+"""The checks of other components that give GPUs to containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nri_gpu.policy.model import Disarm
 
 
 def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
-    """NVIDIA's runtime, hooks, device plugins and DRA driver, and CDI specifications with hooks."""
+    """Check NVIDIA's runtime, hooks, device plugins and DRA driver, and CDI specifications with hooks."""
     advice = node_advice(seen.policy, seen.root)
     yield from advice
     default = runtime.default_handler if runtime and "nvidia" in runtime.default_handler else ""
@@ -38,7 +38,7 @@ def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
 
 
 def _docker(seen: Examined) -> Iterator[Finding]:
-    """Docker's containers never come to NRI: NVIDIA's runtime is theirs alone to use or not."""
+    """Check Docker's default runtime, which Docker's containers alone use: they never come to NRI."""
     settings = docker_settings(seen)
     if settings and "nvidia" in settings.default_runtime:
         yield warning(

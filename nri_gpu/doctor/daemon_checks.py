@@ -1,4 +1,4 @@
-"""nri-gpu itself: its daemon and guard, its policy, its files."""
+"""The checks of nri-gpu itself: its daemon and guard, its policy, its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW_S: Final = 1.0  # half of the time that the runtime usually waits
 
 
 def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
-    """Whether the daemon runs and is registered, whether the guard is, and whether the policy can be used."""
+    """Check whether the daemon runs and is registered, whether the guard is, and whether the policy can be used."""
     yield from _policy(seen)
     yield _answers(seen)
     if seen.status:
@@ -57,7 +57,7 @@ def _policy(seen: Examined) -> Iterator[Finding]:
 
 
 def policy_findings(seen: Examined) -> Iterator[Finding]:
-    """What is odd in the policy, and about the folders that it names."""
+    """Check for oddities in the policy, and in the folders that it names."""
     policy, state_dir = seen.policy, seen.at(seen.state_dir)
     yield from advise(policy)
     yield from stage_advice(str(seen.at(policy.driver.stage_dir)), state_dir)
@@ -66,7 +66,7 @@ def policy_findings(seen: Examined) -> Iterator[Finding]:
 
 
 def _start(seen: Examined, unit: str) -> tuple[str, ...]:
-    """How to start it, where its unit is installed, and else where to look."""
+    """Return how to start the program if its unit is installed, else where to look."""
     if is_installed(seen, f"{unit}.service"):
         return f"systemctl enable --now {unit}", f"journalctl -u {unit} -e    # if it does not stay up"
     return (
@@ -76,7 +76,7 @@ def _start(seen: Examined, unit: str) -> tuple[str, ...]:
 
 
 def _answers(seen: Examined) -> Finding:
-    """Whether a daemon answers at the control socket."""
+    """Check whether a daemon answers at the control socket."""
     subject = "daemon"
     match seen.silence:
         case None:
@@ -118,7 +118,7 @@ def registration_findings(runtime: RuntimeConnection, now_s: float = 0.0) -> Ite
 
 
 def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
-    """How the runtime's last list of containers came through."""
+    """Check how the runtime's last list of containers came through."""
     subject, last = "Synchronize", runtime.synchronize
     if last is None:
         return
@@ -144,7 +144,7 @@ def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
 
 
 def _able(status: DaemonStatus) -> Iterator[Finding]:
-    """What else keeps a connected daemon from granting."""
+    """Check for other faults that keep a connected daemon from granting."""
     for subject, fault, steps in (
         ("inventory", status.node.inventory_fault, _described(status)),
         ("driver in use", status.node.driver_fault, _RESTART),
@@ -166,7 +166,7 @@ def _able(status: DaemonStatus) -> Iterator[Finding]:
 
 
 def _described(status: DaemonStatus) -> tuple[str, ...]:
-    """What to do about a node that is not known: its own, or that of a topology file (--gpus)."""
+    """Return what to do about a node that is not known: its own, or that of a topology file (--gpus)."""
     topology = status.options.get("topology")
     if not topology:
         return _RESTART
@@ -177,7 +177,7 @@ def _described(status: DaemonStatus) -> tuple[str, ...]:
 
 
 def _held(status: DaemonStatus) -> Iterator[Finding]:
-    """What is wrong with who holds GPUs."""
+    """Check for faults among the holders of GPUs."""
     for each in status.overlaps:
         sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
         yield error("overlapping grants", sentence, "# delete all of these pods but one")
@@ -197,7 +197,7 @@ def _held(status: DaemonStatus) -> Iterator[Finding]:
 
 
 def _contained_guard(seen: Examined) -> int:
-    """The pid of a guard that runs in a pod; 0 where none is seen."""
+    """Return the pid of a guard that runs in a pod, or 0 if none is seen."""
     found = running(seen.at("/proc"), {"nri-gpu", "python", "python3"}, contained=True)
     ours = (each for each in found if "guard" in each.arguments and any("nri" in word for word in each.arguments[:3]))
     return next((each.pid for each in ours), 0)

@@ -1,4 +1,4 @@
-"""Where a runtime's settings are to be changed, and what restarts it.
+"""The files in which a runtime's settings are to be changed, and what restarts the runtime.
 
 Distributions of Kubernetes bring a containerd of their own: they write its file anew at each start, and run it in units
 of their own. Sources: the pages on containerd of K3s, RKE2, MicroK8s and k0s.
@@ -17,23 +17,17 @@ from nri_gpu.system.storage import text_of
 
 
 class Distribution(Struct, frozen=True, kw_only=True):
-    """Who brings its own containerd. mark: in the path of the configuration. written: names of files written anew.
-
-    says_so: the first line of such a file, without which it is the user's; empty: they always are. template: beside it,
-    what to write instead; {v3}: `-v3` from configuration version 3 on. units: the first that is installed runs it.
-    kubelet: the unit that has its kubelet, where that is another. config: its usual main file. programs: processes that
-    it has where its containerd does not run.
-    """
+    """A distribution that brings its own containerd."""
 
     title: str
-    mark: str
-    written: frozenset[str]
-    template: str
-    units: tuple[str, ...]
-    config: str
-    programs: frozenset[str]
-    kubelet: str = ""
-    says_so: str = ""
+    mark: str  # in the path of the configuration
+    written: frozenset[str]  # names of files that it writes anew
+    template: str  # next to such a file, what to write instead; {v3}: `-v3` from configuration version 3 on
+    units: tuple[str, ...]  # the first that is installed runs it
+    config: str  # its usual main file
+    programs: frozenset[str]  # processes that it has if its containerd does not run
+    kubelet: str = ""  # the unit that has its kubelet, if that is another unit
+    says_so: str = ""  # the first line of a written file, without which it is the user's; empty: all are written
 
 
 _K3S: Final = 'config{v3}.toml.tmpl, behind {{{{ template "base" . }}}}'
@@ -80,14 +74,14 @@ DISTRIBUTIONS: Final = (
 
 
 def distribution_of(config: str, unit: str = "") -> Distribution | None:
-    """unit: of its process; empty where unknown. With `--data-dir` RKE2's file lies where that of K3s may, too."""
+    """Return the distribution of a file, or of a process's unit, since RKE2's file may lie where K3s's does."""
     return next((each for each in DISTRIBUTIONS if each.mark in config or unit in each.units), None)
 
 
 def template_of(seen: Examined, found: Distribution, config: str, version: int) -> str:
     """Return what to write instead of a file that is written anew: the template that is there, or a new one.
 
-    version: of the configuration; 0 where the file cannot be read.
+    version: of the configuration, or 0 if the file cannot be read.
     """
     new, old = (f"{Path(config).parent}/{found.template.format(v3=each)}" for each in ("-v3", ""))
     if version in (1, 2):
@@ -97,6 +91,6 @@ def template_of(seen: Examined, found: Distribution, config: str, version: int) 
 
 
 def written_anew(seen: Examined, found: Distribution | None, config: str, files: Iterable[str]) -> Iterator[str]:
-    """Yield those of a runtime's files in which a change would be lost."""
+    """Yield the files of a runtime in which a change would be lost."""
     if found and (text_of(seen.at(config), 80) or "").startswith(found.says_so):
         yield from (each for each in files if Path(each).name in found.written)

@@ -1,4 +1,4 @@
-"""The driver: its modules, its files, its device nodes, and the services beside it. NVML is never loaded."""
+"""The checks of the driver: its modules, files and device nodes, and its services. NVML is never loaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MODULES_MAX: Final = 4 << 20  # bytes of modules.dep
 
 
 def driver_findings(seen: Examined) -> Iterator[Finding]:
-    """From the PCI bus to the device nodes."""
+    """Check from the PCI bus to the device nodes."""
     if seen.simulated:
         yield ok("driver", "the daemon simulates its GPUs (--gpus), so the node's driver does not matter")
         return
@@ -81,7 +81,7 @@ def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Find
 
 
 def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
-    """GPUs that another driver has. One that a virtual machine has is meant to be there."""
+    """Report the GPUs that another driver has. A GPU that a virtual machine has is meant to be there."""
     for gpu in gpus:
         if gpu.driver == "nouveau":
             yield error(
@@ -119,7 +119,7 @@ def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterato
 
 
 def _not_loaded(seen: Examined, subject: str) -> Finding:
-    """Why there is no module nvidia: not built for this kernel, or not loaded."""
+    """Return why there is no module nvidia: not built for this kernel, or not loaded."""
     release = (text_of(seen.at("/proc/sys/kernel/osrelease")) or "").strip()
     known = text_of(seen.at(f"/lib/modules/{release}/modules.dep"), _MODULES_MAX, "utf-8") if release else None
     if known is not None and not _BUILT.search(known):
@@ -139,7 +139,7 @@ def _not_loaded(seen: Examined, subject: str) -> Finding:
 
 
 def _versions(seen: Examined) -> Iterator[Finding]:
-    """Those of the modules and of the driver's files."""
+    """Check the versions of the modules and of the driver's files."""
     subject, settings = "driver versions", seen.policy.driver
     root, where = seen.at(settings.root), settings.root
     if settings.host_root and not root.is_dir():
@@ -185,7 +185,7 @@ def _versions(seen: Examined) -> Iterator[Finding]:
 
 
 def lacking(found: FoundDriver, policy: Policy) -> Iterator[Finding]:
-    """Capabilities that containers have by default and that the driver cannot serve."""
+    """Report the capabilities that containers have by default and that the driver cannot serve."""
     for each in sorted(found.lacks.keys() & closure(policy.defaults.capabilities)):
         yield error(
             "driver files",
@@ -196,7 +196,7 @@ def lacking(found: FoundDriver, policy: Policy) -> Iterator[Finding]:
 
 
 def _nodes(seen: Examined) -> Iterator[Finding]:
-    """What `nri-gpu prepare` would do about nodes and links."""
+    """Report what `nri-gpu prepare` would do about nodes and links."""
     facts = look(HostFolders(proc=seen.at("/proc"), sys=seen.at("/sys"), dev=seen.at("/dev"), host=seen.root))
     if not facts.devices:
         return
@@ -252,7 +252,7 @@ def _persistence(seen: Examined) -> Finding:
 
 
 def _fabric_manager(seen: Examined) -> Iterator[Finding]:
-    """On nodes with NVSwitches of their own; on HGX B200 and NVL72 the GPUs alone say that something is missing."""
+    """Check nodes with NVSwitches of their own; on HGX B200 and NVL72 only the GPUs show that something is missing."""
     subject = "fabric manager"
     switches = nvswitches(seen.at("/proc"))
     alive, where = _service(seen, "nvidia-fabricmanager")
@@ -285,14 +285,14 @@ def _fabric_manager(seen: Examined) -> Iterator[Finding]:
 
 
 def _container_root(seen: Examined) -> str:
-    """The driver's root where it is a container's, such as that of the GPU Operator's driver; else empty."""
+    """Return the driver's root if it is a container's, such as that of the GPU Operator's driver, else empty."""
     root = (seen.policy.driver.host_root or seen.policy.driver.root).rstrip("/")
     own = root.startswith("/run/nvidia/") or (root and is_there(seen.at(root) / "etc/os-release"))
     return root if own else ""
 
 
 def _service(seen: Examined, name: str) -> tuple[bool, str]:
-    """Whether a program of the driver runs, and where, if that is a container: only a driver's own counts."""
+    """Return whether a program of the driver runs, and where, if in a container, which must be the driver's own."""
     names = {_PROGRAMS[name][:15]}
     if any(running(seen.at("/proc"), names)):
         return True, ""

@@ -1,4 +1,4 @@
-"""All findings of a node, in the order in which a GPU comes to a container."""
+"""The findings of a node, in the order in which a GPU comes to a container."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 
 def examine(seen: Examined, runtime: ContainerRuntime | None) -> DoctorDocument:
-    """Looks at everything once. A part that fails is a finding, and the others are there all the same."""
+    """Look at everything once. A part that fails is a finding, and the other parts are there all the same."""
     passed_over = set() if serves_by_cdi(seen) else {"CDI"}
     if serves_by_cdi_alone(seen):
         passed_over = {"container runtime", "nri-gpu"}
@@ -87,14 +87,14 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
 
 
 def _for_pod(finding: Finding) -> Finding:
-    """The same with a word above lines that a pod cannot carry out."""
+    """Return the finding with a word above lines that a pod cannot carry out."""
     if all(line.startswith(_IN_POD) or line == ON_THE_HOST for line in finding.fix):
         return finding
     return replace(finding, fix=("# on the node, not in this pod:", *finding.fix))
 
 
 def paragraphs(found: DoctorDocument, width: int) -> Iterator[tuple[str, Level | None]]:
-    """The report's lines, each with the level of its finding; none for headings. A line to copy is never broken.
+    """Yield the report's lines, each with the level of its finding, or None for headings. No line to copy is broken.
 
     width: columns.
     """
@@ -119,7 +119,7 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
 
 
 def _fix_lines(line: str, width: int) -> Iterator[str]:
-    """A line to copy is whole; what is said about it goes above it, wrapped, where both do not fit."""
+    """Yield a line to copy whole; its comment goes above it, wrapped, if both do not fit."""
     command, _, comment = line.partition("    # ")
     whole = f"  {_INDENT}{line}"
     if len(whole) <= width:
@@ -133,13 +133,13 @@ def _fix_lines(line: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int, first: str, then: str) -> list[str]:
-    """Words whole, to be copied. first, then: what lines begin with."""
+    """Wrap a text with its words whole, to be copied. first, then: what lines begin with."""
     wrapper = textwrap.TextWrapper(width, first, then, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(text)
 
 
 def summary(found: DoctorDocument) -> str:
-    """`2 errors, 1 warning, 9 ok.` and how to see the rest."""
+    """Return the number of findings of each level as `2 errors, 1 warning, 9 ok`."""
     counts = found.counts
     told = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in (Level.ERROR, Level.WARNING)]
     told.append(f"{counts[Level.OK]} ok")

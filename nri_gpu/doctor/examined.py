@@ -18,27 +18,22 @@ from nri_gpu.system.storage import stat_of
 
 
 class Examined(Struct, frozen=True, kw_only=True):
-    """The node. root: the folder that is its `/`; all paths of policy and state are below it.
+    """The node. Its paths of policy and state are below `root`."""
 
-    policy: in force, or the defaults where it has faults (policy_error). status: of the running daemon; None where it
-    could not be asked, and silence says why (an OSError, or a ValueError for an answer that is none). in_pod: it is
-    what a pod shows. now_s: since the epoch. clock, statvfs: the kernel's answers.
-    """
-
-    root: Path = Path("/")
-    policy: Policy = Policy.default()
+    root: Path = Path("/")  # the folder that is its `/`
+    policy: Policy = Policy.default()  # in force, or the defaults if it has faults (policy_error)
     policy_error: PolicyError | None = None
-    status: DaemonStatus | None = None
-    silence: OSError | ValueError | None = None
+    status: DaemonStatus | None = None  # of the running daemon, or None if it could not be asked
+    silence: OSError | ValueError | None = None  # why not; a ValueError for an answer that is none
     state_dir: Path = DEFAULT_STATE
     guard_dir: Path = DEFAULT_RUN_DIR
-    in_pod: bool = False
-    now_s: float = 0.0
-    clock: Callable[[], int] = clock_state
-    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
+    in_pod: bool = False  # it is what a pod shows
+    now_s: float = 0.0  # since the epoch
+    clock: Callable[[], int] = clock_state  # the kernel's answer
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs  # the kernel's answer
 
     def at(self, path: str | Path) -> Path:
-        """Where a path of the node is for us."""
+        """Return where a path of the node is for us."""
         return below(self.root, path)
 
     @property
@@ -47,7 +42,7 @@ class Examined(Struct, frozen=True, kw_only=True):
 
 
 def below(root: Path, path: str | Path) -> Path:
-    """A path below a root folder. /var/run is mostly a link to /run, which would lead out of the root."""
+    """Return a path below a root folder. /var/run is mostly a link to /run, which would lead out of the root."""
     inside = str(path).lstrip("/")
     if inside.startswith("var/run/") and root != Path("/"):
         inside = inside.removeprefix("var/")
@@ -55,7 +50,7 @@ def below(root: Path, path: str | Path) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Also where this user may not look: reading it says why not."""
+    """Return whether a path exists, also if this user may not look: reading it says why not."""
     try:
         return stat_of(path) is not None
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether nri-gpu's own files are its alone: whoever can write them can give GPUs away, or read the key."""
+"""The checks of nri-gpu's own files: whoever can write them can give GPUs away, or read the key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service", "nri-gpu-prepare.se
 
 
 def files_findings(seen: Examined) -> Iterator[Finding]:
-    """Files that others can read, where that is a secret, and files that others can write."""
+    """Report files with secrets that others can read, and files that others can write."""
     faults = tuple(_faults(seen))
     for path, why, rights in faults:
         if why:
@@ -36,7 +36,7 @@ def files_findings(seen: Examined) -> Iterator[Finding]:
 
 
 def _faults(seen: Examined) -> Iterator[_FileFault]:
-    """Each path with what is wrong with it, and which rights others must lose; nothing where we cannot look."""
+    """Yield each path with its fault, and the rights that others must lose; nothing where we cannot look."""
     yield from _secret(seen)
     yield from _logged(seen)
     policy = Path(seen.policy.source)
@@ -51,7 +51,7 @@ def _faults(seen: Examined) -> Iterator[_FileFault]:
 
 
 def _secret(seen: Examined) -> Iterator[_FileFault]:
-    """The state folder: the key, and what was decided about whom."""
+    """Check the state folder: the key, and what was decided about whom."""
     folder, shown = seen.at(seen.state_dir), str(seen.state_dir)
     group = bool(seen.policy.control.group)
     try:
@@ -82,7 +82,7 @@ def _secret(seen: Examined) -> Iterator[_FileFault]:
 
 
 def _logged(seen: Examined) -> Iterator[_FileFault]:
-    """An audit log outside the state folder."""
+    """Check an audit log outside the state folder."""
     folder = seen.policy.audit.dir
     for path in _entries(seen.at(folder)) if folder else ():
         if path.name.startswith("audit") and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077:
@@ -90,7 +90,7 @@ def _logged(seen: Examined) -> Iterator[_FileFault]:
 
 
 def _mounted_so(seen: Examined, path: Path) -> bool:
-    """Whether a pod has it from the kubelet, open to all: the folder of a ConfigMap (0777), or an emptyDir (1777)."""
+    """Return whether the kubelet mounted the path in a pod, open to all: a ConfigMap (0777), or an emptyDir (1777)."""
     ours = (path / "..data").is_symlink() or path == seen.at(seen.guard_dir)
     return seen.in_pod and ours and path.is_mount()
 

@@ -1,4 +1,4 @@
-"""Containers that open GPUs which nri-gpu did not grant them: those that keep them from others, and monitors."""
+"""The checks of containers that open GPUs which nri-gpu did not grant them: holders, and monitors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GENERATED: Final = re.compile(r"(-[bcdf-hj-np-tv-xz2456789]{6,10})?-[bcdf-hj-np
 
 
 def external_findings(seen: Examined) -> Iterator[Finding]:
-    """How many GPUs each keeps from others; who opens all of them without an allocation is probably a monitor."""
+    """Report how many GPUs each container keeps from others; one that opens all unallocated is probably a monitor."""
     if seen.status is None:
         return
     holding = [each for each in seen.status.external if each.gpu_uuids]
@@ -42,7 +42,7 @@ def _holds(each: ExternalStatus) -> str:
 def _finding(
     seen: Examined, each: ExternalStatus, given: Mapping[tuple[str, str], frozenset[GpuUuid]] | str
 ) -> Finding:
-    """Of one that opens every GPU. given: what the kubelet allocated, by pod; or why that is not known."""
+    """Return the finding of one that opens every GPU. given: the kubelet's allocations by pod, or why unknown."""
     if isinstance(given, str):
         return unseen(_SUBJECT, f"{_holds(each)}; whether the kubelet allocated it any is not known: {given}")
     namespace, _, name = each.pod.partition("/")

@@ -1,4 +1,4 @@
-"""GPUs whose health asks for somebody's hand, as the daemon tells."""
+"""The checks of GPUs whose health needs an administrator, as the daemon reports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nri_gpu.health.health_notes import failing, reset_steps, withhold_steps
 
 
 def health_findings(seen: Examined) -> Iterator[Finding]:
-    """GPUs that wait for a reset, and those on which the applications of several namespaces fail."""
+    """Report GPUs that wait for a reset, and those on which the applications of several namespaces fail."""
     for gpu in seen.status.gpus if seen.status else ():
         notes, name = gpu.notes, f"GPU {gpu.place}"
         if notes.reset:

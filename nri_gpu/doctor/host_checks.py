@@ -1,4 +1,4 @@
-"""What the kernel and the host bring along: cgroups, security modules, the clock, and room for our files."""
+"""The checks of kernel and host: cgroups, security modules, the clock, and room for our files."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _room(seen: Examined) -> Iterator[Finding]:
 
 
 def _file_system(seen: Examined, folder: Path) -> os.statvfs_result | None:
-    """What holds a folder, or the first above it that exists; None where that cannot be seen."""
+    """Return the file system of a folder, or of the first above it that exists, or None if that cannot be seen."""
     for each in (folder, *folder.parents):
         try:
             return seen.statvfs(seen.at(each))

@@ -1,4 +1,4 @@
-"""The kubelet: its sockets, its checkpoint, and what it allocates."""
+"""The checks of the kubelet: its sockets, its checkpoint, and what it allocates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _CheckpointEntry(Struct, frozen=True):
 
 
 class _CheckpointData(Struct, frozen=True):
-    """entries: what pods were allocated, the gone ones too until the kubelet allocates from a device plugin again."""
+    """The checkpoint's data. entries: pods' allocations, the gone pods' too until the kubelet allocates again."""
 
     registered: dict[str, tuple[str, ...] | None] | None = field(default=None, name="RegisteredDevices")
     entries: tuple[_CheckpointEntry, ...] | None = field(default=None, name="PodDeviceEntries")
@@ -46,13 +46,13 @@ class _CheckpointData(Struct, frozen=True):
 
 
 class _Checkpoint(Struct, frozen=True):
-    """Kubernetes: pkg/kubelet/cm/devicemanager/checkpoint."""
+    """The kubelet's checkpoint. Source: Kubernetes pkg/kubelet/cm/devicemanager/checkpoint."""
 
     data: _CheckpointData = field(name="Data")
 
 
 def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
-    """Nothing but a word on a machine without one."""
+    """Yield the kubelet's findings; on a machine without a kubelet, a single `ok`."""
     settings = seen.policy.kubelet
     process = next(running(seen.at("/proc"), KUBELETS), None)
     state = socket_state(seen.at(settings.dir) / "kubelet.sock")
@@ -79,13 +79,13 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
 
 
 def _unit(runtime: ContainerRuntime | None) -> str:
-    """Return the unit that runs the kubelet: distributions have it in the one of their own."""
+    """Return the unit that runs the kubelet: distributions run it in their own."""
     ours = runtime.distribution if runtime else None
     return (ours.kubelet or runtime.service) if runtime and ours else "kubelet"
 
 
 def _restart(runtime: ContainerRuntime | None) -> tuple[str, ...]:
-    """Return what starts the kubelet again; in distributions the runtime does so, too."""
+    """Return what starts the kubelet again; in distributions the runtime's restart does so, too."""
     if runtime and runtime.ends_at_start:
         return runtime.restart
     return (f"systemctl restart {_unit(runtime)}    # pods go on running",)
@@ -131,7 +131,7 @@ def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> It
 
 
 def claim_findings(seen: Examined) -> Iterator[Finding]:
-    """Whether the driver process serves claims, and what keeps it from that."""
+    """Check whether the driver process serves claims, and what keeps it from that."""
     dra = seen.status.dra if seen.status else None
     if dra is None or not dra.enabled:
         return
@@ -146,7 +146,7 @@ def claim_findings(seen: Examined) -> Iterator[Finding]:
 
 
 def _missing_files(seen: Examined) -> Iterator[Finding]:
-    """Specifications of prepared claims that are not there, as far as their folder is seen from here."""
+    """Report missing specifications of prepared claims, as far as their folder is seen from here."""
     folder = seen.at(seen.policy.kubelet.cdi_dir)
     claims = seen.status.claims if seen.status and folder.is_dir() else ()
     missing = [
@@ -201,7 +201,7 @@ def _serves_claims(seen: Examined) -> bool:
 
 
 def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
-    """The kubelet's own file, where it has one; a kubelet of 1.34 asks the runtime instead."""
+    """Check the cgroup driver in the kubelet's own file, if it has one; a kubelet of 1.34 asks the runtime instead."""
     subject = "cgroup driver"
     if runtime is None or runtime.containerd is None or runtime.dockers:
         return
@@ -225,7 +225,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
 
 
 def _allocatable(seen: Examined) -> Iterator[Finding]:
-    """What `check` advises by what the kubelet can allocate."""
+    """Report what `check` advises about the kubelet's allocatable resources."""
     settings = seen.policy.kubelet
     if not settings.podresources:
         return

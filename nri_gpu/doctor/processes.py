@@ -23,7 +23,7 @@ class RunningProgram(Struct, frozen=True):
     arguments: tuple[str, ...]
 
     def option(self, *flags: str) -> str:
-        """The value of an option, as Go's flag packages read them; empty where it is not given."""
+        """Return the value of an option, as Go's flag packages read it, or empty if it is not given."""
         for index, each in enumerate(self.arguments[1:], 1):
             flag, equals, value = each.partition("=")
             if flag in flags:
@@ -32,12 +32,12 @@ class RunningProgram(Struct, frozen=True):
 
 
 def sees_the_host(proc: Path) -> bool:
-    """Whether these are the node's processes, not those of a container: only there the kernel's own are shown."""
+    """Return whether these are the node's processes, not a container's: only there the kernel's own are shown."""
     return (text_of(proc / "2/comm") or "").strip() == "kthreadd"
 
 
 def running(proc: Path, names: Collection[str], *, contained: bool = False) -> Iterator[RunningProgram]:
-    """The processes whose program has one of these names, the oldest pid first. contained: those of containers too."""
+    """Yield the processes whose program has one of these names, the lowest pid first. contained: containers' too."""
     try:
         pids = sorted(int(each.name) for each in proc.iterdir() if each.name.isdecimal())
     except OSError:
@@ -52,6 +52,6 @@ def running(proc: Path, names: Collection[str], *, contained: bool = False) -> I
 
 
 def _of_the_node(folder: Path) -> bool:
-    """Whether it has one pid, in the namespace that /proc shows: those of containers have one in theirs as well."""
+    """Return whether a process has one pid, in the namespace that /proc shows: a container's has its own, too."""
     lines = (text_of(folder / "status", _ARGUMENTS_MAX) or "").split("\n")  # a name may have other ends of lines
     return all(len(line.split()) == 2 for line in lines if line.startswith("NSpid:"))

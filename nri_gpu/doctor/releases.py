@@ -1,4 +1,4 @@
-"""Which configuration files each release of containerd reads, and how."""
+"""The configuration files that each release of containerd reads, and how it reads them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ EACH_MIGRATED: Final = (2, 3)  # the first release that migrates each file by it
 
 
 class ReleaseReading(Struct, frozen=True):
-    """How releases of containerd from one on read their files. newest: version, above which they do not start.
-
-    last: the version of the last file that has one counts, else each. root: no import may have a higher one than the
-    main file. uri: how plugins that are disabled or required must be called. named: those with settings, too.
-    """
+    """The reading of files by the releases of containerd from one on."""
 
     release: tuple[int, ...]
-    newest: int
-    uri: re.Pattern[str]
-    last: bool = False
-    root: bool = False
-    named: bool = False
+    newest: int  # the highest version of a file with which they start
+    uri: re.Pattern[str]  # how plugins that are disabled or required must be called
+    last: bool = False  # the version of the last file that has one counts, else each
+    root: bool = False  # no import may have a higher version than the main file
+    named: bool = False  # plugins with settings must be called so, too
 
 
 _URI_1: Final = re.compile(r"io\.containerd\.[^.]*\..*")

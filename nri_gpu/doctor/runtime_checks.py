@@ -1,4 +1,4 @@
-"""Whether the runtime's NRI lets nri-gpu in, and what it then does for it."""
+"""The checks of the runtime's NRI: whether it lets nri-gpu in, and what it then does for nri-gpu."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REQUEST: Final = ('plugin_request_timeout = "2s"', 'nri_plugin_request_timeout 
 
 
 def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
-    """Which runtime, its NRI, its timeouts and its validator."""
+    """Check the runtime, its NRI, its timeouts and its validator."""
     if runtime is None:
         yield from _no_runtime(seen)
         return
@@ -62,7 +62,7 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
 
 
 def _faults(runtime: ContainerRuntime) -> Iterator[Finding]:
-    """What keeps the runtime from starting with its files, though it may run with what it read before."""
+    """Report what keeps the runtime from starting with its files, though it may run with what it read before."""
     subject = "runtime configuration"
     shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
     for fault in runtime.faults:
@@ -78,7 +78,7 @@ def _faults(runtime: ContainerRuntime) -> Iterator[Finding]:
 
 
 def _later(finding: Finding) -> Finding:
-    """The same where nri-gpu is connected all the same: the runtime has not read its files since they changed."""
+    """Downgrade an error to a warning while nri-gpu is connected: it takes effect when the runtime restarts."""
     if finding.level is not Level.ERROR:
         return finding
     meaning = f"nri-gpu is connected, but after the runtime's next start: {finding.meaning}"
@@ -102,7 +102,7 @@ def _no_runtime(seen: Examined) -> Iterator[Finding]:
 
 
 def _has_none(runtime: ContainerRuntime) -> bool:
-    """Whether it is from before NRI: what its files say of it means nothing."""
+    """Return whether the runtime is from before NRI: then what its files say of NRI means nothing."""
     return runtime.release is not None and runtime.release < _NRI_AT_ALL[runtime.name]
 
 
@@ -126,7 +126,7 @@ def _which(runtime: ContainerRuntime) -> Finding:
 
 
 def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
-    """The node's other runtimes. None is told to restart, or to switch anything on: it would take the NRI socket."""
+    """Check the node's other runtimes, but advise no restart or switch of theirs: it would take the NRI socket."""
     subject, socket = "second runtime", seen.policy.plugin.socket
     for other in runtime.beside:
         apart = () if runtime.ends_at_start or other.ends_at_start else _APART
@@ -143,7 +143,7 @@ def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
 
 
 def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
-    """Whether NRI is on, open to connections, and listens where we connect."""
+    """Check whether NRI is on, open to connections, and listens where we connect."""
     subject, socket = "NRI", seen.policy.plugin.socket
     disabled = runtime.containerd.disabled_plugins if runtime.containerd else ()
     if not runtime.cri_enabled:
@@ -236,7 +236,7 @@ def _timeouts(runtime: ContainerRuntime) -> Iterator[Finding]:
 
 
 def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
-    """Whether it restores every image that calls itself a checkpoint, and tells NRI of no start of it."""
+    """Check whether containerd restores every image that calls itself a checkpoint, and tells NRI of no such start."""
     subject, release, process = "checkpoints", runtime.release or (), runtime.process
     opt_in = _RESTORES_BEFORE.get(release[:2])
     if runtime.containerd is None or opt_in is None or process is None:
@@ -259,7 +259,7 @@ def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]
 
 
 def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
-    """Whether required plugins mean what they say."""
+    """Check whether required plugins take effect."""
     subject, validator = "required plugins", runtime.nri.default_validator
     required = validator.required_plugins
     ours = (seen.policy.plugin, seen.policy.guard)
@@ -294,7 +294,7 @@ def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
 
 
 def _edit(runtime: ContainerRuntime, table: str, line: str, crio_line: str) -> tuple[str, ...]:
-    """What to write into the runtime's NRI settings, and the restart that it takes."""
+    """Return what to write into the runtime's NRI settings, and the restart that it takes."""
     if runtime.name == "crio":
         return runtime.edit(table, f"below [crio.{table}]", crio_line)
     name = runtime.containerd.nri_table if runtime.containerd else NRI

@@ -49,15 +49,12 @@ Toml = dict[str, object]
 
 
 class FileFault(Struct, frozen=True):
-    """What is wrong with a file, so that the runtime does not start with it. unseen: it may; we cannot read it.
-
-    fix: a comment; empty where the runtime itself says more. where: a file, or a part of the settings.
-    """
+    """A fault of a file with which the runtime does not start."""
 
     sentence: str
-    fix: str = ""
-    unseen: bool = False
-    where: str = ""
+    fix: str = ""  # a comment, or empty if the runtime itself says more
+    unseen: bool = False  # the runtime may start; we cannot read the file
+    where: str = ""  # a file, or a part of the settings
 
 
 class Validator(Struct, frozen=True):
@@ -68,7 +65,7 @@ class Validator(Struct, frozen=True):
 
 
 class NriSettings(Struct, frozen=True, kw_only=True):
-    """One runtime's NRI. disable: None where the file does not say, and the version decides. Timeouts as written."""
+    """A runtime's NRI. disable: None if the file does not say, and the version decides. Timeouts are as written."""
 
     disable: bool | None = None
     disable_connections: bool = False
@@ -105,25 +102,23 @@ class CriSettings(Struct, frozen=True):
 
 
 class ContainerdSettings(Struct, frozen=True, kw_only=True):
-    """containerd's files together. files: those read. faults: why one of them was not. imports: the main file's.
-
-    said: for a setting (`nri.disable`), a table (`nri`) or an entry of a list (`disabled_plugins.cri`) the files where
-    it is to be changed: the last that has it, or all that have the entry. nri_table: what these files call NRI.
-    """
+    """The settings of containerd's files together."""
 
     version: Annotated[int, Meta(ge=1)] = 2
     nri: NriSettings = NriSettings()
-    nri_table: str = NRI
+    nri_table: str = NRI  # what these files call NRI
     cri: CriSettings = CriSettings()
     disabled_plugins: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()  # the main file's
+    # The files where a setting (`nri.disable`), a table (`nri`) or a list's entry (`disabled_plugins.cri`) is to be
+    # changed: the last that has it, or all that have the entry.
     said: Mapping[str, tuple[str, ...]] = {}
-    files: tuple[str, ...] = ()
-    faults: tuple[FileFault, ...] = ()
+    files: tuple[str, ...] = ()  # those read
+    faults: tuple[FileFault, ...] = ()  # why a file was not read
 
 
 def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) -> ContainerdSettings:
-    """Return those of a containerd that was started with this file. release: (2, 1, 4); None where unknown."""
+    """Return the settings of a containerd that was started with this file. release: (2, 1, 4), or None if unknown."""
     faults: list[FileFault] = []
     files = _containerd_files(root, path, faults)
     versions = [each.version for each in files]
@@ -163,13 +158,13 @@ class _File(Struct, frozen=True):
 
     @property
     def version(self) -> int:
-        """0 where it says none, which stands for 1."""
+        """Return the version, or 0 if the file has none, which stands for 1."""
         version = self.content.get("version")
         return version if isinstance(version, int) else 0
 
     @property
     def top(self) -> Toml:
-        """Its settings that belong to no plugin."""
+        """Return the settings that belong to no plugin."""
         top: Toml = {key: self.content[key] for key in ("disabled_plugins", "imports") if key in self.content}
         return top | {"version": self.content.get("version") or 1}
 
@@ -257,7 +252,7 @@ def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces
 
 
 def _together(layers: Layers) -> object:
-    """Merge tables by key; everything else, lists too, is replaced. What is no table is returned, for its fault."""
+    """Merge tables by key, and replace all else, lists too. Return a value that is no table, for its fault."""
     merged: Toml = {}
     for _, table in layers:
         if not isinstance(table, dict):
@@ -267,7 +262,7 @@ def _together(layers: Layers) -> object:
 
 
 def _said(prefix: str, layers: Layers) -> Iterator[tuple[str, str]]:
-    """Yield each table and setting that `doctor` speaks of with the file that has it, the one that counts last."""
+    """Yield each table and setting that `doctor` speaks of with the file that has it; the last file counts."""
     for name, table in layers:
         yield prefix, name
         for key, value in _table(table).items():
@@ -310,7 +305,7 @@ def crio_settings(root: Path, path: str) -> CrioSettings:
 
 
 def seconds(duration: str) -> float | None:
-    """A duration as Go writes it, `2s` or `1m30s`; None where it is none."""
+    """Return the seconds of a duration as Go writes it, `2s` or `1m30s`, or None if it is none."""
     if not _DURATION.fullmatch(duration):
         return None
     return sum(float(amount) * _UNITS_S[unit] for amount, unit in _AMOUNT.findall(duration))
@@ -337,7 +332,7 @@ def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> 
 
 
 def _imports(root: Path, name: str, content: Toml) -> Iterator[str]:
-    """Yield the files that one imports, each under one name, however it is written: a file may import itself."""
+    """Yield the files that a file imports, each under one name, however it is written: a file may import itself."""
     for each in _texts(content.get("imports")):
         path = os.path.normpath(Path(name).parent / each)
         # In Go's patterns `**` is `*`.
@@ -371,7 +366,7 @@ def _table(value: object) -> Toml:
 
 
 def _read(value: object, kind: type[T], where: str, faults: list[FileFault]) -> T:
-    """The settings that we know; the defaults, and a fault, where one has a wrong type."""
+    """Return the settings that we know; if one has a wrong type, note a fault and return the defaults."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

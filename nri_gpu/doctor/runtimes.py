@@ -1,4 +1,4 @@
-"""The container runtime of the node: which one runs, of which version, with which settings."""
+"""The container runtime that runs on the node, its version and its settings."""
 
 from __future__ import annotations
 
@@ -39,37 +39,30 @@ NRI_BY_DEFAULT: Final = {"containerd": (2,), "crio": (1, 30)}
 
 
 class ContainerRuntime(Struct, frozen=True, kw_only=True):
-    """The runtime that this node has. name: `containerd` or `crio`. version: empty where unknown.
+    """The runtime that this node has."""
 
-    process: None where none is seen to run. supervisor: the pid of its distribution, where that runs without it.
-    config: its main file. default_handler: the OCI runtime of pods that ask for none. containerd: its own settings.
-    service: its unit. said: as ContainerdSettings has it. written_anew: files in which a change is lost; template: the
-    one that counts instead. listens: the inode of its socket where nri-gpu connects; 0 for none. beside: the node's
-    other runtimes. certain: False where two listen there, and whose file it is cannot be seen.
-    """
-
-    name: str
-    process: RunningProgram | None
-    version: str
-    config: str
+    name: str  # `containerd` or `crio`
+    process: RunningProgram | None  # None if none is seen to run
+    version: str  # empty if unknown
+    config: str  # its main file
     nri: NriSettings
-    service: str
+    service: str  # its unit
     distribution: Distribution | None = None
     files: tuple[str, ...] = ()
-    written_anew: tuple[str, ...] = ()
-    template: str = ""
-    said: Mapping[str, tuple[str, ...]] = {}
+    written_anew: tuple[str, ...] = ()  # files in which a change is lost
+    template: str = ""  # the file that counts instead
+    said: Mapping[str, tuple[str, ...]] = {}  # as in ContainerdSettings
     faults: tuple[FileFault, ...] = ()
-    containerd: ContainerdSettings | None = None
-    default_handler: str = ""
-    supervisor: int = 0
-    listens: int = 0
-    beside: tuple[ContainerRuntime, ...] = ()
-    certain: bool = True
+    containerd: ContainerdSettings | None = None  # its own settings
+    default_handler: str = ""  # the OCI runtime of pods that ask for none
+    supervisor: int = 0  # the pid of its distribution, if that runs without it
+    listens: int = 0  # the inode of its socket where nri-gpu connects, or 0
+    beside: tuple[ContainerRuntime, ...] = ()  # the node's other runtimes
+    certain: bool = True  # False if two listen there, and whose file it is cannot be seen
 
     @property
     def dockers(self) -> bool:
-        """Whether Docker made its configuration and started it: without CRI, and for its own containers alone."""
+        """Return whether Docker configured and started the runtime: without CRI, and for its own containers."""
         return "/run/docker/" in self.config
 
     @property
@@ -91,7 +84,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     @property
     def nri_enabled(self) -> bool | None:
-        """None where neither file nor version tells."""
+        """Return whether NRI is on, or None if neither file nor version tells."""
         if self.nri.disable is not None:
             return not self.nri.disable
         if self.release:
@@ -99,14 +92,14 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         return True if self.containerd and self.containerd.version > 2 else None
 
     def edit(self, table: str, title: str, line: str) -> tuple[str, ...]:
-        """Return where to write a line into its files, and the restart that this takes. table: a key of `said`."""
+        """Return where to write a line in the runtime's files, and the restart it takes. table: a key of `said`."""
         missing = self.containerd and not self.files and not self.faults
         new = (f"containerd config default > {self.config}",) if missing else ()
         where = (f"# in {file}, {title}:" for file in self.places(f"{table}.{line.partition(' ')[0]}"))
         return (*new, *where, line, *self.restart)
 
     def enable(self, plugins: Iterable[str]) -> tuple[str, ...]:
-        """Return the files from which to take plugins that are disabled, each entry out of all that have it."""
+        """Return the files from which to take disabled plugins, each entry out of all files that have it."""
         there = (each for each in plugins if f"disabled_plugins.{each}" in self.said)
         where = ((each, file) for each in there for file in self.places(f"disabled_plugins.{each}"))
         return (*(f'# in {file}, take "{each}" out of disabled_plugins' for each, file in where), *self.restart)
@@ -118,7 +111,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     @property
     def ends_at_start(self) -> bool:
-        """Whether it does not start with its files as they are."""
+        """Return whether the runtime does not start with its files as they are."""
         return any(not each.unseen for each in self.faults)
 
     @property
@@ -130,13 +123,13 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         return (f"systemctl restart {self.service}    # containers go on running",)
 
     def places(self, key: str) -> tuple[str, ...]:
-        """Return the files in which a setting counts: those that have it last, or its table, or else its main file."""
+        """Return the files in which a setting counts: those that have it last, or its table, or else the main file."""
         while key and key not in self.said:
             key = key.rpartition(".")[0]
         return tuple(dict.fromkeys(map(self.place, self.said.get(key, (self.config,)))))
 
     def place(self, file: str) -> str:
-        """Return a file that is not written anew, where this one is."""
+        """Return the file, or the one to change instead if the file is written anew."""
         if not self.distribution or file not in (self.written_anew or (self.config,) * (not self.files)):
             return file
         settings = self.containerd or ContainerdSettings()
@@ -151,13 +144,13 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     @property
     def opens_nri(self) -> bool:
-        """Whether it makes an NRI socket when it starts, and removes whatever lies in its place."""
+        """Return whether the runtime makes an NRI socket when it starts, and removes whatever lies in its place."""
         off = self.nri.disable_connections or (self.containerd and NRI in self.containerd.disabled_plugins)
         return self.cri_enabled and self.nri_enabled is True and not off
 
 
 def release_of(version: str) -> tuple[int, ...] | None:
-    """(2, 1, 9) of `2.1.9`, `v2.1.9~ds1` and so on."""
+    """Return (2, 1, 9) for `2.1.9`, `v2.1.9~ds1` and so on, or None."""
     match = _VERSION.search(version)
     return tuple(map(int, match.groups())) if match else None
 
@@ -188,7 +181,7 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
 
 
 def _without_theirs(seen: Examined) -> Iterator[ContainerRuntime]:
-    """Yield the containerd of each distribution that is here and has none running: it may not start with its file."""
+    """Yield the containerd of each distribution here that has none running: its file may keep it from starting."""
     for each in DISTRIBUTIONS:
         supervisor = next(running(seen.at("/proc"), each.programs), None)
         here = is_there(seen.at(each.config)) and any(is_installed(seen, f"{unit}.service") for unit in each.units)
@@ -201,7 +194,7 @@ def _without_theirs(seen: Examined) -> Iterator[ContainerRuntime]:
 def _described(
     seen: Examined, name: str, process: RunningProgram | None, told: str = "", config: str = ""
 ) -> ContainerRuntime:
-    """told: its version, where its program does not say. config: its main file, where no process does."""
+    """Return the runtime. told: its version, if its program does not say. config: its main file, if no process does."""
     config = config or (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
     distribution = distribution_of(config, unit_of(seen, process, ("",)))
     version = told or ("" if distribution and not process else program_version(seen, name, process))
@@ -235,7 +228,7 @@ def _described(
 
 
 def program_version(seen: Examined, name: str, process: RunningProgram | None) -> str:
-    """Return the version that a program prints, or empty where it may not be run.
+    """Return the version that a program prints, or empty if it may not be run.
 
     Anybody can call a process `containerd`, and in a container give it any file. So only a file of the node is run, of
     that name, in a folder of programs, that root alone can change.
@@ -255,7 +248,7 @@ def program_version(seen: Examined, name: str, process: RunningProgram | None) -
 
 
 def in_path(seen: Examined, process: RunningProgram, program: str) -> str | None:
-    """Where a process finds a program by its PATH; empty where it finds none, None where its PATH cannot be read."""
+    """Return where a process's PATH finds a program, or empty if it does not, or None if the PATH cannot be read."""
     text = text_of(seen.at(f"/proc/{process.pid}/environ"), encoding="utf-8")
     if text is None:
         return None
@@ -265,7 +258,7 @@ def in_path(seen: Examined, process: RunningProgram, program: str) -> str | None
 
 
 def same_socket(seen: Examined, path: str) -> bool:
-    """Whether a path leads to the NRI socket that the policy names; /var/run is mostly a link."""
+    """Return whether a path leads to the NRI socket that the policy names; /var/run is mostly a link."""
     ours = seen.policy.plugin.socket
     if path.replace("/var/run/", "/run/", 1) == ours.replace("/var/run/", "/run/", 1):
         return True

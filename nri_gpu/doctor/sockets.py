@@ -1,4 +1,4 @@
-"""Whether somebody has a Unix socket open, and who, without disturbing them."""
+"""The users of a Unix socket, found without disturbing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWER_S: Final = 0.2
 
 
 class SocketState(StrEnum):
-    """What is at the path of a socket."""
+    """The state of the path of a socket."""
 
     LIVE = "live"
     DEAD = "left behind by a process that has ended"
@@ -31,9 +31,9 @@ class SocketState(StrEnum):
 
 
 def socket_state(path: Path) -> SocketState:
-    """The state of a stream socket.
+    """Return the state of a stream socket.
 
-    Connects with a socket of another type: the kernel then says whether the path belongs to a living socket (EPROTOTYPE
+    Connect with a socket of another type: the kernel then says whether the path belongs to a living socket (EPROTOTYPE
     if it does, ECONNREFUSED if not), and its owner hears nothing of it (unix(7); Linux: net/unix/af_unix.c).
     """
     try:
@@ -51,7 +51,7 @@ def socket_state(path: Path) -> SocketState:
 
 
 def listening(process: Path) -> Iterator[tuple[str, int]]:
-    """Yield path and inode of each Unix socket that a process listens at: none where this user may not look.
+    """Yield path and inode of each Unix socket that a process listens at, or nothing if this user may not look.
 
     process: its folder below /proc, which may vanish meanwhile.
     """
@@ -80,7 +80,7 @@ def _opened(folder: Path) -> Iterator[int]:
 def file_of(inode: int) -> tuple[int, int] | None:
     """Return device and inode (its lower 32 bits) of the file that a Unix socket was bound to, as `file_at` does.
 
-    None where the kernel does not say: the socket has ended or is of another network namespace (sock_diag(7)).
+    Return None if the kernel does not say: the socket has ended or is of another network namespace (sock_diag(7)).
     """
     family, query, show, attribute = _UNIX_DIAG
     try:
@@ -102,7 +102,7 @@ def file_of(inode: int) -> tuple[int, int] | None:
 
 
 def file_at(path: Path) -> tuple[int, int] | None:
-    """Return the same of the file at a path, the device as the kernel counts it; None where nothing is seen there."""
+    """Return `file_of` for the file at a path, the device as the kernel counts it, or None if nothing is seen."""
     try:
         found = path.stat()
     except OSError:

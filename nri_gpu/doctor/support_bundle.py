@@ -1,6 +1,6 @@
 """A .tar.gz for a bug report: what `doctor` saw, without secrets and without environments.
 
-Nothing is copied that others wrote freely: of configuration files only the settings that `doctor` knows, of processes
+Text that users wrote freely is never copied: of configuration files only the settings that `doctor` knows, of processes
 only those that it names, without their command lines. Of the state folder only names, sizes and modes.
 """
 
@@ -40,7 +40,7 @@ _TEXT_MAX: Final = 1 << 20
 
 
 def bundle(seen: Examined, runtime: ContainerRuntime | None, reports: dict[str, str]) -> bytes:
-    """The archive. reports: `doctor`'s own, by file name."""
+    """Return the archive. reports: `doctor`'s own, by file name."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, text in {**reports, **dict(_documents(seen, runtime)), **dict(_kernel(seen))}.items():
@@ -52,7 +52,7 @@ def bundle(seen: Examined, runtime: ContainerRuntime | None, reports: dict[str, 
 
 
 def _documents(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[tuple[str, str]]:
-    """What we know of each part, as JSON."""
+    """Yield what we know of each part, as JSON."""
     versions = {"nri_gpu": __version__, "python": platform.python_version(), "machine": platform.machine()}
     yield "versions.json", _json(versions)
     yield "policy.json", _json(seen.policy)
@@ -70,7 +70,7 @@ def _documents(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[tup
 
 
 def _listing(seen: Examined) -> Iterator[str]:
-    """The state folder and the staged drivers: names, sizes, modes and owners."""
+    """List the state folder and the staged drivers: names, sizes, modes and owners."""
     for shown in (str(seen.state_dir), seen.policy.driver.stage_dir, str(seen.guard_dir)):
         try:
             entries = sorted(seen.at(shown).iterdir())
@@ -86,7 +86,7 @@ def _listing(seen: Examined) -> Iterator[str]:
 
 
 def _kernel(seen: Examined) -> Iterator[tuple[str, str]]:
-    """Files of the kernel and the driver, which have no secrets."""
+    """Yield files of the kernel and the driver, which have no secrets."""
     for path in (*(seen.root / name for name in _KERNEL_FILES), *sorted(seen.root.glob(_GPUS))):
         if (text := text_of(path, _TEXT_MAX, "utf-8")) is not None:
             yield str(path.relative_to(seen.root)), text
@@ -97,7 +97,7 @@ def _json(value: object) -> str:
 
 
 def _shortened(value: object) -> object:
-    """Lists of patterns without what is made of them."""
+    """Return the value with lists of patterns as written, without what is made of them."""
     if isinstance(value, dict):
         return value["patterns"] if "patterns" in value else {key: _shortened(each) for key, each in value.items()}
     return [_shortened(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The units of systemd: which are installed, which are enabled, and which one a process belongs to. None is asked."""
+"""The units of systemd: installed ones, enabled ones, and the unit of a process. systemd is not asked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def is_installed(seen: Examined, unit: str) -> bool:
 
 
 def is_enabled(seen: Examined, unit: str) -> bool:
-    """Return whether systemd starts it at boot; its link may lead out of the root folder."""
+    """Return whether systemd starts the unit at boot; its link may lead out of the root folder."""
     return any(os.path.lexists(each / unit) for each in seen.at(UNIT_FOLDERS[0]).glob("*.wants"))
 
 
 def unit_of(seen: Examined, process: RunningProgram | None, units: tuple[str, ...]) -> str:
-    """Return the unit of a process, by its cgroup; else the first of some that is installed; else the first."""
+    """Return the unit of a process, by its cgroup; else the first of `units` that is installed; else the first."""
     running = _UNIT.search(text_of(seen.at(f"/proc/{process.pid}/cgroup"), 4096) or "") if process else None
     return running[1] if running else next((each for each in units if is_installed(seen, f"{each}.service")), units[0])
