@@ -1,4 +1,4 @@
-"""What has happened since the daemon began, as plain integers: the request path pays an increment for each."""
+"""Counts of what has happened since the daemon began: plain integers, so the request path pays an increment each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BOUNDS_NS: Final = tuple(int(bound * 1e9) for bound in BOUNDS_S)
 
 
 class Outcome(StrEnum):
-    """What a container was told."""
+    """The answer that a container got."""
 
     GRANTED = "granted"
     COMPLETED = "completed"  # it got what it lacked to use GPUs of another component
@@ -29,7 +29,7 @@ REFUSALS: Final = (Outcome.REFUSED, Outcome.REJECTED, Outcome.START_REFUSED)
 
 
 class Failure(StrEnum):
-    """Why a request of the runtime was answered with an error that is no decision."""
+    """The reason why a request of the runtime was answered with an error that is no decision."""
 
     LATE = "late"  # its deadline had passed when its turn came
     MALFORMED = "malformed"
@@ -39,10 +39,10 @@ class Failure(StrEnum):
 
 
 class Latencies:
-    """How many took how long. buckets: one more than BOUNDS_S, for what took longer than the last."""
+    """A histogram of how long answers took."""
 
     def __init__(self) -> None:
-        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.buckets = [0] * (len(BOUNDS_S) + 1)  # one more than BOUNDS_S, for what took longer than the last
         self.total_ns = 0
 
     def add(self, elapsed_ns: int) -> None:
@@ -51,16 +51,13 @@ class Latencies:
 
 
 class Counts:
-    """Written in the event loop that answers the runtime. reconnects: connections that ended and were made anew.
-
-    create: from the bytes of a CreateContainer to its answer. decisions: an outcome, and of a refusal the code.
-    """
+    """The counts of one daemon, written in the event loop that answers the runtime."""
 
     def __init__(self) -> None:
-        self.decisions: Counter[tuple[Outcome, Code | None]] = Counter()
+        self.decisions: Counter[tuple[Outcome, Code | None]] = Counter()  # the code only of a refusal
         self.failures: Counter[Failure] = Counter()
-        self.create = Latencies()
-        self.reconnects = 0
+        self.create = Latencies()  # from the bytes of a CreateContainer to its answer
+        self.reconnects = 0  # connections that ended and were made anew
 
     def decided(self, decision: Decision) -> None:
         match decision:

@@ -25,7 +25,7 @@ KEPT: Final = 32  # refusals
 
 
 class HooksSeen:
-    """NVIDIA's programs that hooks of containers were seen to run."""
+    """The programs of NVIDIA that hooks of containers were seen to run."""
 
     def __init__(self) -> None:
         self._seen: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class HooksSeen:
 def warn_ungranted(container: Container, grant: InvalidGrant | None, policy: Policy) -> bool:
     """Warn of a forged grant, and of a container that asked and was created without a decision.
 
-    Returns whether it is one of the latter.
+    Return whether the container was created without a decision.
     """
     if isinstance(grant, InvalidGrant):
         logger.bind(**container_fields(container), fault=grant.why).warning("signed grant ignored")
@@ -55,7 +55,7 @@ def warn_ungranted(container: Container, grant: InvalidGrant | None, policy: Pol
 
 
 class Refusals:
-    """Logs refusals, and keeps the last for `nri-gpu status`. clock: seconds since the epoch."""
+    """The log of refusals, which keeps the last ones for `nri-gpu status`. clock: seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.last: deque[Refused] = deque(maxlen=KEPT)
@@ -81,12 +81,12 @@ class Refusals:
 
 
 def log_refusal(fields: Mapping[str, object], reason: Reason, phrase: str) -> None:
-    """One line for what must not be created or started. fields: which container or pod it is."""
+    """Log one line for what must not be created or started. fields: which container or pod it is."""
     logger.bind(**fields, decision="refuse", code=reason.code.value, reason=reason.sentence).info(phrase)
 
 
 def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float, refusals: Refusals) -> None:
-    """One INFO line for a decision; nothing for a plain pass."""
+    """Log a decision in one line: at INFO, but a pass at DEBUG. Warn of its note."""
     facts = {**container_fields(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
         case Inject(edits, grant, rule, note, compat, completes):
@@ -112,7 +112,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
 
 
 def container_fields(container: Container) -> dict[str, str]:
-    """Which container it is, as a log line names it."""
+    """Return the fields by which a log line names a container."""
     pod = container.pod
     return {
         "namespace": pod.namespace,

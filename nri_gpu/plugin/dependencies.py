@@ -1,4 +1,4 @@
-"""What the plugin's handlers need of the rest of the daemon."""
+"""The dependencies of the plugin's handlers on the rest of the daemon."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from nri_gpu.system.cgroups import ContainerCgroups
 
 
 class PluginDependencies(Struct, frozen=True):
-    """What the plugin needs of the rest of the daemon.
+    """The parts of the daemon that the plugin needs."""
 
-    clock: monotonic seconds. later: run something once the reply is on its way. recorder: keeps what happens.
-    inventory_age_s: seconds since the source of the inventory last answered; None where it never did.
-    start_hindrance: why a container with this grant cannot start yet; empty when it can. stage_dir: where driver files
-    are staged, without symlinks; empty: what containers have mounted from there does not matter. refusals: logs them.
-    cgroups: of containers, as far as they can be seen.
-    """
-
-    clock: Callable[[], float]
-    later: Callable[[Callable[[], None]], object]
-    recorder: Recorder
+    clock: Callable[[], float]  # monotonic, seconds
+    later: Callable[[Callable[[], None]], object]  # runs something once the reply is on its way
+    recorder: Recorder  # keeps what happens
+    # Since the source of the inventory last answered, seconds; None where it never did.
     inventory_age_s: Callable[[], float | None] = lambda: None
-    start_hindrance: Callable[[Grant], str] = lambda _: ""
+    start_hindrance: Callable[[Grant], str] = lambda _: ""  # why a container with this grant cannot start yet, or empty
+    # Where driver files are staged, without symlinks; empty where it does not matter what containers mount from there.
     stage_dir: str = ""
-    refusals: Refusals = field(default_factory=Refusals)
-    cgroups: ContainerCgroups = field(default_factory=ContainerCgroups)
+    refusals: Refusals = field(default_factory=Refusals)  # logs them
+    cgroups: ContainerCgroups = field(default_factory=ContainerCgroups)  # of containers, as far as they can be seen

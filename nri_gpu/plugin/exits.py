@@ -22,10 +22,9 @@ WATCHED_MAX: Final = 512  # descriptors, of the 1,024 that a process has by defa
 
 
 class UntoldExits:
-    """Watches the processes of containers until the runtime tells of their end.
+    """A watch of containers' processes, each until the runtime tells of its container's end.
 
-    exited: called with a container whose process ended, and the runtime said nothing for told_within_s. unsure: those
-    that the last list had as running, and may be over: another list tells.
+    exited: called with a container whose process ended, and of which the runtime said nothing for told_within_s.
     """
 
     def __init__(self, exited: Callable[[ContainerId], None], told_within_s: float = TOLD_WITHIN_S) -> None:
@@ -34,13 +33,13 @@ class UntoldExits:
         self._forget: dict[ContainerId, Callable[[], object]] = {}
         self._over: set[ContainerId] = set()  # whose process has ended, told or not
         self._without_pid: set[ContainerId] = set()  # in the last list, and not seen before
-        self.unsure: set[ContainerId] = set()
+        self.unsure: set[ContainerId] = set()  # running by the last list, and may be over: another list tells
 
     def watch(self, container_id: ContainerId, pid: int) -> None:
         """Watch a container that the runtime says is there. pid: of its process, in our PID namespace.
 
-        0 where it is not known: containerd lists one that has just ended as running, without a PID. It is over then if
-        we saw its process end, and is watched on if not.
+        The pid is 0 where it is not known: containerd lists a container that has just ended as running, without a PID.
+        Such a container is over if we saw its process end, and is watched on if not.
         """
         if not pid:
             if container_id in self._over:
@@ -62,10 +61,10 @@ class UntoldExits:
             self._forget[container_id] = partial(_close, loop, fd)
 
     def listed(self, pids: Mapping[ContainerId, int]) -> None:
-        """The runtime lists these as running. pids: of their processes; 0 where it has none.
+        """Take which containers the runtime lists as running. pids: of their processes; 0 where the list has no PID.
 
-        One without a PID, whose process we never saw, has just ended or its shim does not answer (containerd takes it
-        from Task()). So it is unsure, but not again where the next list has it so, too.
+        A container without a PID, whose process we never saw, has just ended, or its shim does not answer (containerd
+        takes the PID from Task()). So it is unsure, but not again where the next list has no PID of it either.
         """
         known = self._forget.keys() | self._over
         without_pid = {container_id for container_id, pid in pids.items() if not pid} - known
@@ -75,7 +74,7 @@ class UntoldExits:
         self._without_pid = without_pid
 
     def told(self, container_id: ContainerId) -> None:
-        """The runtime told of the end of this container, or of its beginning."""
+        """Stop watching a container: the runtime told of its end, or of its beginning."""
         self._over.discard(container_id)
         self.unsure.discard(container_id)
         if forget := self._forget.pop(container_id, None):

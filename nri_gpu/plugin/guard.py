@@ -1,4 +1,4 @@
-"""The guard: refuses containers that asked for GPUs and carry no valid grant, whatever became of the daemon.
+"""The guard, which refuses containers that asked for GPUs and carry no valid grant, whatever became of the daemon.
 
 It reads the daemon's state folder anew for each container that asked, some ten microseconds in memory: the key and the
 policy may be replaced at any moment.
@@ -38,16 +38,19 @@ _RESTORES: Final = re.compile(r"v?2\.1\b")
 
 
 class GuardState(Protocol):
-    """What the guard reads of the daemon's state folder."""
+    """The facts that the guard reads in the daemon's state folder."""
 
     def key(self) -> bytes | None:
-        """The key that grants are signed with; None: there is none, so no grant is valid."""
+        """Return the key that grants are signed with; None where there is no key, so that no grant is valid."""
 
     def policy(self) -> Policy:
-        """The daemon's policy."""
+        """Return the daemon's policy."""
 
     def revoked(self) -> Collection[ContainerId]:
-        """Containers whose GPUs another one was granted before they started. Raises: OSError: nobody can tell."""
+        """Return the containers whose GPUs were granted to another container before they started.
+
+        Raises: OSError: nobody can tell.
+        """
 
 
 class DaemonState:
@@ -85,7 +88,7 @@ class DaemonState:
         return key
 
     def policy(self) -> Policy:
-        """The policy, parsed again only after its files changed."""
+        """Return the policy, parsed again only after its files changed."""
         signatures = tuple(map(signature, self._policy_files))
         if self._known is None or self._known[0] != signatures:
             self._known = (signatures, self._read_policy())
@@ -93,50 +96,44 @@ class DaemonState:
 
 
 class Found(Struct):
-    """Containers that asked and have no valid grant, as the runtime listed them at Synchronize.
+    """Containers that asked and have no valid grant, as the runtime listed them at Synchronize."""
 
-    running: without any grant. doubtful: they run, with a grant that is not valid. waiting: created and not started,
-    and they will not be.
-    """
-
-    running: list[Container] = field(default_factory=list)
-    doubtful: list[Container] = field(default_factory=list)
-    waiting: list[Container] = field(default_factory=list)
+    running: list[Container] = field(default_factory=list)  # without any grant
+    doubtful: list[Container] = field(default_factory=list)  # running, with a grant that is not valid
+    waiting: list[Container] = field(default_factory=list)  # created and not started, and never will be
 
 
 class Guard:
-    """Validates for one runtime. found: by the last Synchronize. later: run something once the reply is on its way.
-
-    runtime, version: as it calls itself, set before it asks for `events`.
-    """
+    """The guard of one runtime. later: runs something once the reply is on its way."""
 
     stage_dir = ""  # what containers have mounted does not matter here
     same_pids = False
     unsure = False
 
     def __init__(self, state: GuardState, later: Callable[[Callable[[], None]], object]) -> None:
-        self.found = Found()
+        self.found = Found()  # by the last Synchronize
         self.counts = Counts()
-        self.runtime = self.version = ""
+        self.runtime = self.version = ""  # as it calls itself; set before `events` is read
         self._state = state
         self._later = later
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events to subscribe to.
+        """Return the events to subscribe to.
 
         Where starts cannot be refused, creations are validated too, because a plugin behind the injector sees the
-        grant. It costs a round trip for every container, so not where it would only refuse what will not start anyway.
+        grant. That costs a round trip for every container, so it is not done where it would only refuse what will not
+        start anyway.
         """
         if self.runtime in HEED_STARTS and not _RESTORES.match(self.version):
             return EVENTS
         return (*EVENTS, Event.CREATE_CONTAINER)
 
     def unanswered(self, payload: bytes) -> None:
-        """Nothing was granted."""
+        """Do nothing: the guard granted nothing."""
 
     def create_container(self, payload: bytes) -> Reply:
-        """CreateContainer, as the plugins before this one left it."""
+        """Answer CreateContainer, by the container as the plugins before this one left it."""
         if not self._asks(payload):
             return EMPTY
         container = convert.request_from_pb(payload)
@@ -146,7 +143,7 @@ class Guard:
         return EMPTY if self.runtime in HEED_STARTS else self._validate_grant(container, "container refused")
 
     def validate(self, payload: bytes) -> Reply:
-        """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
+        """Answer ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
         if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
@@ -156,7 +153,7 @@ class Guard:
         return validation.verdict_to_pb(reason)
 
     def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
-        """An event by its own RPC, or by StateChange."""
+        """Answer an event that came by its own RPC, or by StateChange."""
         if not self._asks(payload) or (event or event_of(payload)) != Event.START_CONTAINER:
             return EMPTY
         container = Lifecycle(payload, event).container
@@ -173,7 +170,7 @@ class Guard:
             return Reason(Code.NODE_NOT_READY, sentence)
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
-        """Log what was created without a grant while nobody was connected; `found` has it for whoever stops it."""
+        """Log which containers were created without a grant while nobody was connected, and keep them in `found`."""
         key, policy = self._state.key(), self._state.policy()
         self.found = Found()
         for item in listed:

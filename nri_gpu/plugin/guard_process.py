@@ -1,4 +1,4 @@
-"""`nri-gpu guard`: the guard as a process of its own, so that whatever ends the daemon does not end this."""
+"""`nri-gpu guard`: the guard as a process of its own, so that whatever ends the daemon does not end the guard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ DRAIN_S: Final = 2.0
 
 
 def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
-    """The policy as the daemon would start with; None where neither the file nor the last good one is usable."""
+    """Return the policy that the daemon would start with; None where neither the file nor the last good one is usable.
+
+    Each fault is logged.
+    """
     try:
         return build_policy(read_policy(path, in_force=was_kept(state_dir)), options)
     except PolicyError as error:
@@ -54,7 +57,7 @@ def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, obj
 
 
 def daemon_state(folder: Path, path: Path | None) -> DaemonState:
-    """The daemon's state folder, with the policy that it used last, so that both ignore the same requests."""
+    """Return the daemon's state folder, with the policy that it used last, so that both ignore the same requests."""
 
     def read() -> Policy:
         try:
@@ -133,7 +136,7 @@ class GuardProcess:
         self._write_status()
 
     async def _stop_containers(self, containers: list[Container]) -> None:
-        """Stop those without any grant: one that is not valid may be ours, from before the key was lost."""
+        """Stop containers without any grant: a grant that is not valid may be ours, from before the key was lost."""
         names: dict[str, str] = {
             container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
         }

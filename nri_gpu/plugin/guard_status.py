@@ -19,31 +19,26 @@ REPORT_EVERY_S: Final = 5.0  # also where the file was removed
 
 
 class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/guard/v1"):
-    """What a guard reports about itself.
-
-    started: as of `process_started`. validates: whether the runtime lets it validate creations too (NRI 0.10).
-    ungranted: containers that ran without the GPUs they asked for when it connected last. fault: why it is not
-    connected.
-    """
+    """The report of a guard about itself."""
 
     pid: int
-    started: str
+    started: str  # as of `process_started`
     connected: bool = False
     runtime: str = ""
     runtime_version: str = ""
-    validates: bool = False
-    ungranted: int = 0
-    fault: str = ""
+    validates: bool = False  # whether the runtime lets it validate creations too (NRI 0.10)
+    ungranted: int = 0  # containers that ran without the GPUs they asked for when it connected last
+    fault: str = ""  # why it is not connected
 
 
 def write_guard_status(folder: Path, status: GuardStatus) -> None:
-    """Write it for `check`, which anybody may run. Raises: OSError."""
+    """Write the status for `check`, which anybody may run. Raises: OSError."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_whole(folder / STATUS_FILE, msgspec.json.encode(status), 0o644)
 
 
 def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
-    """What the guard that runs now reports; None where none runs."""
+    """Return what the running guard reports; None where no guard runs."""
     try:
         status = msgspec.json.decode(text_of(folder / STATUS_FILE, STATUS_MAX) or "", type=GuardStatus)
     except (ValueError, RecursionError):
@@ -52,7 +47,7 @@ def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
 
 
 def guard_connected(folder: Path) -> bool | None:
-    """Whether a guard runs and is connected; None in a pod, which sees no other pod's guard."""
+    """Return whether a guard runs and is connected; None in a pod, which sees no other pod's guard."""
     if in_pod():
         return None
     status = read_guard_status(folder)
@@ -60,11 +55,11 @@ def guard_connected(folder: Path) -> bool | None:
 
 
 def in_pod() -> bool:
-    """Whether this process is in a pod of Kubernetes."""
+    """Return whether this process is in a pod of Kubernetes."""
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def process_started(pid: int) -> str:
-    """When a process was started, in the kernel's clock ticks: a pid may be reused. Empty: there is no such process."""
+    """Return when a process was started, in the kernel's clock ticks: a pid may be reused. Empty: no such process."""
     process = process_of(pid)
     return str(process.started) if process else ""

@@ -1,4 +1,4 @@
-"""The plugin: handlers that decide, commit and answer. Everything here is in memory.
+"""The plugin: handlers that decide, commit and answer. Everything in this module is in memory.
 
 No handler awaits, so nobody sees half a step and no lock is needed; log lines are written after the reply.
 """
@@ -96,16 +96,13 @@ LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 
 
 class Plugin:
-    """Decides for one runtime. Lives as long as the daemon, across connections.
-
-    ungranted: containers that ran without what they asked for when the runtime last listed them, and still run.
-    runtime: the one that is served, by its own name; empty before it has configured us.
-    """
+    """The plugin of one runtime. It lives as long as the daemon, across connections."""
 
     def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes) -> None:
         self.state = state
+        # Containers that ran without what they asked for when the runtime last listed them, and still run.
         self.ungranted: frozenset[ContainerId] = frozenset()
-        self.runtime = ""
+        self.runtime = ""  # by its own name; empty before it has configured us
         self.counts = Counts()
         self.kubelet = KubeletTokens()
         self.external = ExternalAllocations(state)
@@ -133,7 +130,7 @@ class Plugin:
 
     @property
     def same_pids(self) -> bool:
-        """Whether the runtime knows processes by our PIDs."""
+        """Return whether the runtime knows processes by our PIDs."""
         return self._needs.cgroups.same_pids
 
     @same_pids.setter
@@ -142,12 +139,12 @@ class Plugin:
 
     @property
     def ledger(self) -> Ledger:
-        """Who holds what now."""
+        """Return who holds what now."""
         return self.state.ledger
 
     @property
     def rules(self) -> Rules:
-        """By what events are judged now."""
+        """Return the rules by which `apply` judges events now."""
         settings, inventory = self.state.settings, self.state.node.inventory
         return Rules(
             # Where it does not tell of each start, one that was created may run.
@@ -162,7 +159,7 @@ class Plugin:
         )
 
     def apply(self, event: LedgerEvent) -> None:
-        """Let this happen to the ledger. What the runtime tells of a container the journal need not know any more."""
+        """Apply an event to the ledger. The journal need not remember a container once the runtime tells of it."""
         before = self.ledger.entries.keys()
         self.state.commit(apply(self.ledger, event, self.rules))
         match event:
@@ -177,16 +174,16 @@ class Plugin:
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
+        """Return the policy in force."""
         return self.state.policy
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events to subscribe to."""
+        """Return the events to subscribe to."""
         return EVENTS
 
     def create_container(self, payload: bytes) -> Reply:
-        """CreateContainer: what to add to this container, or why it must not be created."""
+        """Answer CreateContainer: what to add to this container, or why it must not be created."""
         if not self._needs_reading(payload, self.state.node):
             return EMPTY
         self.observe()
@@ -221,7 +218,7 @@ class Plugin:
         return reply
 
     def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:
-        """The answer, and the signed grant in it; empty where there is none."""
+        """Return the answer, and the signed grant in it; an empty text where the answer has no grant."""
         match decision:
             case Refuse(reason):
                 return status_of(reason), ""
@@ -235,12 +232,15 @@ class Plugin:
                 return reply + LET_START if self.kubelet.required(container) else reply, signed
 
     def _proof(self, container: Container) -> bytes:
-        """That somebody decided: the guard may read another policy by the time it sees this container run."""
+        """Return the proof that we decided: the guard may read another policy by the time the container runs."""
         nothing = Grant.to(container, (), None, self.state.node.generation)
         return convert.annotation_to_pb(GRANT_KEY, sign_grant(nothing, self._key))
 
     def _journalled(self, grant: Grant, signed: str, after: Ledger, now: float) -> bool:
-        """Whether a grant may go out: one that takes another container's GPUs only if the journal says so."""
+        """Record a grant in the journal. Return whether the grant may go out.
+
+        A grant that takes another container's GPUs goes out only if the journal says whose GPUs it takes.
+        """
         if not grant.uuids:
             return True
         revoked = after.outdone(grant)
@@ -258,7 +258,7 @@ class Plugin:
             later(lambda: self._hooks.warn_of(container))
 
     def validate(self, payload: bytes) -> Reply:
-        """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
+        """Answer ValidateContainerAdjustment: reject if our reply and other plugins' did not make what was granted."""
         if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
@@ -271,7 +271,7 @@ class Plugin:
         return validation.verdict_to_pb(reason)
 
     def unanswered(self, payload: bytes) -> None:
-        """CreateContainer was decided, and nothing of the answer left: the runtime has gone on without it."""
+        """Give back what a CreateContainer was granted: no byte of the answer left, and the runtime has gone on."""
         try:
             container = size_of(payload).container
         except DecodeError:  # so it was refused
@@ -280,14 +280,14 @@ class Plugin:
             self.apply(Stopped(self._needs.clock(), container.id))
 
     def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
-        """An event that came by its own RPC, or by StateChange."""
+        """Answer an event that came by its own RPC, or by StateChange."""
         handler = self._handlers.get(event or event_of(payload))
         return handler(Lifecycle(payload, event)) if handler and self._concerns(payload) else EMPTY
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Rebuild the ledger from what the runtime lists. request_timeout_s: as long as it waits for an answer."""
+        """Rebuild the ledger from what the runtime lists. request_timeout_s: for how long it waits for an answer."""
         node, known = self.state.node, self.ledger.lost
-        # One that is listed without a PID is lost still: its shim does not answer.
+        # A lost container that is listed without a PID is still lost: its shim does not answer.
         listed = tuple(item for item in listed if item.pid or item.container.id not in known)
         self._observed = node.inventory, self.monitors.now
         event, self.ungranted = self._listed.read(listed, self._needs.clock(), request_timeout_s)
@@ -311,7 +311,7 @@ class Plugin:
         logger.bind(**found, lost=len(lost)).info("ledger rebuilt")
 
     def exited(self, container_id: ContainerId) -> None:
-        """The process of a container ended, and the runtime did not tell."""
+        """Let a container be over: its process ended, and the runtime did not tell."""
         if self._holds(container_id):
             logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
             self._ended(Stopped(self._needs.clock(), container_id), container_id)
@@ -320,13 +320,13 @@ class Plugin:
 
     @property
     def unsure(self) -> bool:
-        """Whether the last list has a container as running that may be over, and holds a GPU."""
+        """Return whether the last list has a container as running that may be over, and holds a GPU."""
         return any(map(self._holds, self._exits.unsure))
 
     def observe(self) -> None:
-        """Read containers' device numbers by the newest inventory, and by who is a monitor now.
+        """Read containers' device numbers by the newest inventory, and by which pods are monitors now.
 
-        They may be those of other GPUs, and a pod may be a monitor by the policy that is none any more, or none before.
+        A number may be another GPU's by now, and the policy may make a pod a monitor, or a monitor an ordinary pod.
         """
         observed = self.state.node.inventory, self.monitors.now
         if self._observed is None or any(map(is_not, observed, self._observed)):
@@ -341,31 +341,31 @@ class Plugin:
             bound.error("GPU granted to several pods, to one exclusively")
 
     def looked(self, inventory: Inventory, began: float) -> None:
-        """The inventory's source has answered; it was asked at that moment of our clock."""
+        """Take what the inventory's source answered. began: when it was asked, by our clock."""
         self.apply(Looked(began, self._released.looked(inventory, self.ledger)))
 
     # --- for the kubelet's device plugin ---
 
     def lapse(self) -> None:
-        """Release what was granted or reserved and never used, for whoever asks what is free and creates nothing."""
+        """Release what was granted or reserved and never used, for callers who ask what is free and create nothing."""
         self.apply(Ticked(self._needs.clock()))
 
     def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
-        """The kubelet allocated these to a pod; which one is known when its container is created."""
+        """Reserve devices that the kubelet allocated to a pod. Which pod is known when its container is created."""
         self.apply(DevicesAllocated(self._needs.clock(), tuple(devices), shared))
 
     def keyed(self, key: bytes) -> None:
-        """The key of the kubelet's tokens is there: read those that came before it."""
+        """Take the key of the kubelet's tokens, and read the tokens that came before it."""
         for container_id, allocation in self.kubelet.keyed(key).items():
             self.apply(AllocationKnown(self._needs.clock(), container_id, allocation))
 
     def kubelet_listed(self, given: tuple[PodDevices, ...]) -> None:
-        """All that the kubelet has given to whom: reservations that were forgotten, and others that are over."""
+        """Take all that the kubelet has given, and to whom: add forgotten reservations, and end those that are over."""
         self.lapse()
         self.apply(self.external.reconciled(given, self._needs.clock()))
 
     def aged(self, node: Node) -> Node:
-        """The snapshot with its age, where that is why policy refuses; else the very same one."""
+        """Add a snapshot's age where it is so old that the policy refuses; else return the very same object."""
         inventory = self.policy.inventory
         if inventory.stale is Stale.SERVE:
             return node
@@ -375,7 +375,7 @@ class Plugin:
     # --- events ---
 
     def _concerns(self, payload: bytes) -> bool:
-        """Whether an event can change anything: not where nobody has a device, and this one asked for nothing."""
+        """Return whether an event can change anything: not if nobody has a device, and its container asked for none."""
         return bool(
             self.ledger.entries
             or self.ledger.reservations
@@ -408,7 +408,7 @@ class Plugin:
             self._exits.watch(container_id, pid)
 
     def _holds(self, container_id: ContainerId) -> bool:
-        """Whether its end gives a GPU back."""
+        """Return whether the end of a container gives a GPU back."""
         return container_id in self.ledger.entries or container_id in self.ledger.live
 
     def _stopped(self, change: Lifecycle) -> Reply:
@@ -432,7 +432,7 @@ class Plugin:
         return EMPTY
 
     def _question(self, pods: Iterable[Pod]) -> None:
-        """Have the claims read again that these pods may share."""
+        """Have the claims that these pods may share read again."""
         self.apply(ClaimsInQuestion(self._needs.clock(), self.claims.in_question(pods, self.ledger)))
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
@@ -444,7 +444,7 @@ class Plugin:
         return EMPTY
 
     def _tells(self) -> bool:
-        """Whether the runtime tells of each start, heeds one that we refuse, and tells of each end.
+        """Return whether the runtime tells of each start, heeds our refusal of a start, and tells of each end.
 
         CRI-O before 1.33.10, 1.34.5 and 1.35.0 tells only of the ends that CRI asked for (server/container_stop.go).
         """

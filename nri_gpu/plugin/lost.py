@@ -32,19 +32,19 @@ PIDS_SHOWN: Final = 8
 
 
 class Lost(Struct, frozen=True):
-    """A lost container. pod: `namespace/name`. since: monotonic seconds. cgroup: its path, empty if it is not seen."""
+    """A lost container."""
 
     container_id: ContainerId
-    pod: str
+    pod: str  # namespace/name
     container: str
     uuids: tuple[GpuUuid, ...]
-    since: float
-    cgroup: str
+    since: float  # monotonic, seconds
+    cgroup: str  # path; empty if it is not seen
     pids: tuple[int, ...]
 
 
 class LostContainers:
-    """Looks for the processes of lost containers: at once, then when their cgroups change. clock: the ledger's."""
+    """The search for processes of lost containers: at once, then when their cgroups change. clock: the ledger's."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class LostContainers:
         state.then(self._ledger_changed, Changed.LEDGER)
 
     def described(self) -> tuple[Lost, ...]:
-        """Those that are lost now, with the processes that they have."""
+        """Describe the containers that are lost now, with the processes that they have."""
         ledger = self._state.ledger
         lost = (self._describe(ledger, each, since) for each, since in ledger.lost.items())
-        # A monitor's container holds none.
+        # A monitor's container holds no GPU.
         return tuple(each for each in lost if each.uuids or each.container_id not in ledger.external)
 
     def _describe(self, ledger: Ledger, container_id: ContainerId, since: float) -> Lost:
@@ -89,7 +89,7 @@ class LostContainers:
             self._begin()
 
     def _begin(self) -> None:
-        """Watch the cgroups that tell of their last process, and look at all once."""
+        """Watch the cgroups that tell of the end of their last process, and look at all lost containers once."""
         ledger = self._state.ledger
         processes = [ledger.processes[each] for each in ledger.lost]
         told = [self._cgroups.events_file(each) for each in processes if self._cgroups.tells(each)]
@@ -112,7 +112,7 @@ class LostContainers:
             self._watch.close()
 
     def look(self) -> tuple[Lost, ...]:
-        """Find out which have no process any more. Returns the others."""
+        """Let the lost containers that have no process any more be gone. Return those that have."""
         ledger = self._state.ledger
         if over := [each for each in ledger.lost if not self._cgroups.lives(ledger.processes[each])]:
             self._apply(Gone(self._clock(), tuple(over)))
@@ -127,7 +127,7 @@ class LostContainers:
         self._wait([each.since + after_s - now for each in lost for after_s in (WARNED_AFTER_S, STUCK_AFTER_S)])
 
     def _wait(self, due_s: Iterable[float]) -> None:
-        """Look again when a cgroup changes, when one of these seconds to come is over, or soon where nothing tells."""
+        """Look again when a cgroup changes, after the first of these times from now, or soon where nothing tells."""
         if self._timer:
             self._timer.cancel()
         if not self._known:

@@ -1,4 +1,4 @@
-"""Which pods only watch: those of the policy, but for GPUs that the kubelet allocated to them."""
+"""Monitors, the pods that only watch: those of the policy, but for GPUs that the kubelet allocated to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MonitorPods:
 
     @property
     def now(self) -> Monitors:
-        """The same value until the policy or an answer of the kubelet changes it."""
+        """Return the monitors: the same object until the policy or an answer of the kubelet changes it."""
         pods = self._state.settings.foreign.monitors
         if pods is not self._now.pods:
             self._now = Monitors(pods, self._now.allocated)
@@ -72,7 +72,7 @@ class MonitorPods:
         self._now = Monitors(self._now.pods, {**known, **allocated_to})
 
     def _unasked(self) -> Mapping[PodId, str]:
-        """Sandboxes of monitors that have a container with GPUs, and which nobody has asked about."""
+        """Return the sandboxes of monitors that have a container with GPUs, and that nobody has asked about."""
         monitors, opening = self.now, self._state.ledger.external.values()
         pods = {each.pod_id: each.pod for each in opening if monitors.pods.match(each.pod)}
         return {id_: pod for id_, pod in pods.items() if id_ not in monitors.allocated}

@@ -1,4 +1,4 @@
-"""From a request to its answer: the table of methods, the deadline, and how each failure becomes a status."""
+"""The way from a request to its answer: the table of methods, the deadline, and the status of each failure."""
 
 from __future__ import annotations
 
@@ -50,53 +50,49 @@ UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
 
 
 class SynchronizeFacts(Struct, frozen=True):
-    """One Synchronize. began: of the monotonic clock. objects: pods and containers. whole: received to its end."""
+    """The facts of a Synchronize."""
 
-    began: float
+    began: float  # by the monotonic clock, seconds
     took_s: float
     parts: int
     size_bytes: int
-    objects: int
-    whole: bool
+    objects: int  # pods and containers
+    whole: bool  # received to its end
 
 
 class NriHandlers(Protocol):
-    """What answers requests: the injector (`plugin/handlers.py`) or the guard (`plugin/guard.py`).
+    """The handlers that answer requests: the injector's (`plugin/handlers.py`) or the guard's (`plugin/guard.py`)."""
 
-    stage_dir: where driver files are staged, if mounts from there have to be read; else empty. same_pids: set for each
-    connection: whether the runtime's PIDs are those of this process's namespace.
-    """
-
-    stage_dir: str
-    same_pids: bool
+    stage_dir: str  # where driver files are staged, if mounts from there have to be read; else empty
+    same_pids: bool  # set for each connection: whether the runtime's PIDs are those of this process's namespace
     counts: Counts
 
     @property
     def events(self) -> Collection[Event]:
-        """The events to subscribe to, where the runtime knows them."""
+        """Return the events to subscribe to, where the runtime knows them."""
 
     @property
     def unsure(self) -> bool:
-        """Whether the last Synchronize left a question open that another one answers."""
+        """Return whether the last Synchronize left a question open that another Synchronize answers."""
 
     def create_container(self, payload: bytes) -> Reply:
-        """CreateContainer."""
+        """Answer CreateContainer."""
 
     def unanswered(self, payload: bytes) -> None:
-        """Nothing of the answer to that CreateContainer was sent."""
+        """Take note that no byte of the answer to a CreateContainer was sent."""
 
     def validate(self, payload: bytes) -> Reply:
-        """ValidateContainerAdjustment."""
+        """Answer ValidateContainerAdjustment."""
 
     def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
-        """An event by its own RPC; event 0: by StateChange."""
+        """Answer an event that came by its own RPC. event 0: it came by StateChange."""
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float) -> None:
-        """All that the runtime has, before any event. request_timeout_s: as long as it waits for an answer."""
+        """Take all that the runtime has, before any event. request_timeout_s: for how long it waits for an answer."""
 
 
 class PluginService:
-    """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
+    """The service `nri.pkg.api.v1alpha1.Plugin` on one connection.
 
     configured: called with the runtime's introduction. ready: called at the end of Synchronize.
     Handlers are plain functions on values in memory: they cannot hang, so the deadline is checked before one runs,
@@ -135,7 +131,7 @@ class PluginService:
 
     @property
     def request_timeout_s(self) -> float:
-        """As long as the runtime waits for an answer."""
+        """Return for how long the runtime waits for an answer."""
         return self._request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S
 
     def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
@@ -201,7 +197,7 @@ class PluginService:
         return status_of(reason)
 
     def _measured(self, event: int, payload: bytes) -> Reason | None:
-        """Count what an event adds to the runtime's list or removes; a refusal where that is too much."""
+        """Count what an event adds to the runtime's list or removes. Return a refusal if it adds too much, or None."""
         if event == Event.START_CONTAINER:
             return self._sizes.start_refusal(payload)
         if event == Event.RUN_POD_SANDBOX:
@@ -240,11 +236,11 @@ class PluginService:
 
     @property
     def waits_for_list(self) -> bool:
-        """Whether the runtime took us, and has not begun to list its containers."""
+        """Return whether the runtime took us, and has not begun to list its containers."""
         return self.session.phase is Phase.CONFIGURED
 
     def synchronize_facts(self) -> SynchronizeFacts | None:
-        """Its Synchronize so far; None before the first part."""
+        """Return the facts of this connection's Synchronize so far; None before its first part."""
         if not self._began:
             return None
         return SynchronizeFacts(
@@ -257,21 +253,21 @@ class PluginService:
         )
 
     def _shutdown(self, payload: bytes) -> Reply:
-        """In the protocol, though no released runtime calls it; only the end of the connection counts."""
+        """Answer Shutdown, and do nothing: only the end of the connection counts. No released runtime calls it."""
         del payload
         logger.info("the runtime asked to shut down")
         return EMPTY
 
     def unsent(self, request: RequestReceived) -> None:
-        """Nothing of the answer to a request was sent: the connection had ended."""
+        """Tell the plugin of a CreateContainer of whose answer no byte was sent: the connection had ended."""
         if request.method == CREATE:
             self._plugin.unanswered(request.payload)
 
     def ended(self) -> None:
-        """The connection is closed."""
+        """Tell the subscription that the connection is closed."""
         self._subscription.ended(after_configure=self.session.phase is Phase.CONFIGURED)
 
 
 def _late(timeout_ns: int, waited_ns: int) -> bool:
-    """Whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
+    """Return whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
     return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))

@@ -1,4 +1,4 @@
-"""GPUs that were just released: what looks at their processes found, and looking again until they are free."""
+"""Released GPUs: what looks at their processes found, and further looks until they are free."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes 
 
 
 class ReleasedGpus:
-    """The processes that looks find on released GPUs. counted: GPUs whose processes the newest look could tell."""
+    """The processes that looks find on released GPUs. counted: the GPUs whose processes the newest look could tell."""
 
     def __init__(self, cgroups: ContainerCgroups) -> None:
         self.counted: frozenset[GpuUuid] = frozenset()
         self._cgroups = cgroups
 
     def looked(self, inventory: Inventory, ledger: Ledger) -> Mapping[GpuUuid, int]:
-        """How many processes a look found on each releasing GPU that may be of the container that left it.
+        """Count the processes on each releasing GPU that may be of the container that left it.
 
-        Without those that were there before its first one, and those of monitors, as far as NVML tells them by our
-        PIDs. Not of GPUs where it cannot tell.
+        Left out are processes that were there before the container's first one, and processes of monitors, as far as
+        NVML tells them by our PIDs. GPUs whose processes the look cannot tell are absent.
         """
         units = {unit.uuid: unit for unit in inventory.units if unit.processes is not None}
         self.counted = frozenset(units)
@@ -44,14 +44,14 @@ class ReleasedGpus:
         return (unit.processes or 0) - sum(started < first or pid in monitors for started, pid in told)
 
     def _monitors_pids(self, uuid: GpuUuid, ledger: Ledger) -> frozenset[int]:
-        """PIDs in the cgroups of containers that open a GPU and do not hold it."""
+        """Return the PIDs in the cgroups of containers that open a GPU and do not hold it."""
         watching = (id_ for id_, each in ledger.external.items() if uuid in each.watched)
         processes = (process for id_ in watching if (process := ledger.processes.get(id_)) and process.cgroup)
         return frozenset(chain.from_iterable(self._cgroups.pids(each, PIDS_MAX) for each in processes))
 
 
 class Rechecks:
-    """Looks again while a released GPU waits to be offered: at once, then more and more rarely.
+    """Repeated looks while a released GPU waits to be offered: at once, then more and more rarely.
 
     look: asks for a look. lapse: ends what is over by now.
     """

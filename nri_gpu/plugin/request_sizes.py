@@ -1,8 +1,8 @@
-"""Refuses pods and containers with which the runtime could no longer list the node's containers to us.
+"""Refusals of pods and containers with which the runtime could no longer list the node's containers to us.
 
 A runtime that cannot send its list at Synchronize drops the plugin each time it connects: every container then starts
-without us. A pod pays for what it comes to itself: nothing is refused to one below its share. docs/guard.md says which
-cases remain.
+without us. A pod pays for its own size: nothing is refused to a pod below its share. docs/guard.md says which cases
+remain.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes 
 class Sizes:
     """The size of the runtime's next Synchronize, across connections.
 
-    settings: the policy's, now. later: run something once the reply is on its way. log: of refusals.
-    counts: it sees all that is created and removed, so it knows the list at any time; the guard's does not. fault: why
-    the runtime could not send its list now; empty when it can.
+    settings: of the policy in force. later: runs something once the reply is on its way. log: of refusals. counts:
+    whether it sees all that is created and removed, and so knows the list at any time; the guard's does not.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Sizes:
         *,
         counts: bool = True,
     ) -> None:
-        self.fault = ""
+        self.fault = ""  # why the runtime could not send its list now, or empty
         self._settings = settings
         self._later = later
         self._log = log
@@ -67,18 +66,18 @@ class Sizes:
         self._checked_bytes = 0  # the list's size when `fault` was found
 
     def configured(self, configured: Configured) -> None:
-        """The runtime introduced itself."""
+        """Take from the runtime's introduction whether it splits a Synchronize (from NRI 0.7)."""
         self._splits = configured.from_nri_0_7
 
     def refusal(self, payload: bytes) -> Reason | None:
-        """Why this pod or container must not be created."""
+        """Return why this pod or container must not be created, or None. A refusal is logged."""
         limit = self._settings().request_bytes
         if limit and len(payload) > limit:
             return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
         return self._list_refusal(size_of(payload)) if self._counts else None
 
     def start_refusal(self, payload: bytes) -> Reason | None:
-        """Why a container must not start: it was created while we were away, and is too large."""
+        """Return why a container must not start, or None: it was created while we were away, and is too large."""
         if len(payload) <= ADJUSTMENT_BYTES:  # before the limit, for which the guard reads the policy's files
             return None
         limit = self._settings().request_bytes
@@ -87,25 +86,25 @@ class Sizes:
         return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
 
     def created(self, payload: bytes, added_bytes: int = 0) -> None:
-        """A pod or container is being created. added_bytes: of our reply."""
+        """Count a pod or container that is being created. added_bytes: of our reply."""
         if self._counts:
             self._later(lambda: self._add(_described(payload), added_bytes))
 
     def ended(self, payload: bytes, event: int) -> None:
-        """A container ended, or a pod was removed: neither is listed any more."""
+        """Drop a container that ended, or a pod that was removed: neither is listed any more."""
         if self._counts:
             self._later(lambda: self._drop(size_of(payload), event))
 
     def containers(self) -> Mapping[ContainerId, ListedContainer]:
-        """All live containers of the runtime, whether they asked or not."""
+        """Return all live containers of the runtime, whether they asked for GPUs or not."""
         return self._listing.containers()
 
     def namespaces(self) -> frozenset[str]:
-        """The namespaces of the runtime's pods."""
+        """Return the namespaces of the runtime's pods."""
         return self._listing.namespaces()
 
     def synchronized(self, listing: ListSize) -> None:
-        """The runtime has listed all there is."""
+        """Take the runtime's whole list, and warn of pods and containers over `plugin.request_bytes`."""
         self._listing = listing
         if not self._counts:
             return
@@ -118,7 +117,7 @@ class Sizes:
         self._check()
 
     def cut_short(self, listing: ListSize, announced_bytes: int = 0) -> str:
-        """Why a Synchronize did not end, as far as that is known.
+        """Return why a Synchronize did not end, as far as that is known.
 
         listing: what was received of it. announced_bytes: of a message that cannot arrive whole; 0 where there is none.
         """
@@ -134,7 +133,7 @@ class Sizes:
         )
 
     def _list_refusal(self, request: RequestSize) -> Reason | None:
-        """Refuse what brings a pod over its share, where the list could not be sent."""
+        """Return a refusal of what brings a pod over its share, where the list could not be sent; else None."""
         more, max_pods = _grown(request), self._settings().max_pods
         pod_bytes, share = self._listing.of_pod(request.pod.id, more), share_bytes(max_pods, splits=self._splits)
         if pod_bytes <= share or not (why := self._unsendable(more, pod_bytes)):
@@ -147,7 +146,7 @@ class Sizes:
         return self._refused(Code.LIST_TOO_LARGE, request, sentence)
 
     def _unsendable(self, more: Sequence[PodSize | ContainerSize], pod_bytes: int) -> str:
-        """Why the runtime could not send the pod alone, the node's list as it is, or with these besides; or empty."""
+        """Return why the runtime could not send the pod alone, the list as it is, or the list with `more`; or empty."""
         if pod_bytes > (most := message_max(splits=self._splits)):
             return f"a pod alone on its node has to go into one part of {most} bytes"
         why = self._listing.fault(splits=self._splits) or self._listing.fault(splits=self._splits, more=more)
@@ -169,7 +168,7 @@ class Sizes:
             self._check()
 
     def _check(self) -> None:
-        """Whether the list can still be sent; logged once when it cannot."""
+        """Set `fault` by whether the list can still be sent; log once when it cannot."""
         self._checked_bytes = self._listing.total_bytes
         before, self.fault = self.fault, ""
         if why := self._listing.fault(splits=self._splits):
@@ -190,7 +189,7 @@ class Sizes:
 
 
 def _described(payload: bytes) -> RequestSize:
-    """The pod, and the container with whether it is privileged, which nothing on the request path needs."""
+    """Return a request's sizes, and whether its container is privileged, which nothing on the request path needs."""
     request = size_of(payload)
     if request.container is None or not is_privileged(payload):
         return request
@@ -198,7 +197,7 @@ def _described(payload: bytes) -> RequestSize:
 
 
 def _grown(request: RequestSize, added_bytes: int = 0) -> tuple[PodSize | ContainerSize, ...]:
-    """The pod, and the container, where it is not about a pod alone, with the size that it will have in the list."""
+    """Return a request's pod, and its container, if it has one, with the size that it will have in the list."""
     if request.container is None:
         return (request.pod,)
     size_bytes = request.container.size_bytes + added_bytes + GROWTH_BYTES

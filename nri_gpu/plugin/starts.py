@@ -1,4 +1,4 @@
-"""START_CONTAINER: who may start, and what is known of a granted container only now."""
+"""START_CONTAINER: which containers may start, and what is known of a granted container only when it starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_USER: Final = Reason(
 
 
 class LedgerHolder(Protocol):
-    """What is needed of the plugin."""
+    """The parts of the plugin that starts need."""
 
     kubelet: KubeletTokens
     counts: Counts
@@ -60,30 +60,28 @@ class LedgerHolder(Protocol):
 
 
 class GrantedContainers:
-    """The containers that carry a signed grant, as the runtime describes them.
-
-    revoked: those that must not start, since others were granted their GPUs, with their sandboxes.
-    """
+    """The containers that carry a signed grant, as the runtime describes them."""
 
     def __init__(self, plugin: LedgerHolder, needs: PluginDependencies, key: bytes) -> None:
+        # Containers that must not start, since other containers were granted their GPUs; with their sandboxes.
         self.revoked: Mapping[ContainerId, PodId] = needs.recorder.revoked()
         self._plugin = plugin
         self._needs = needs
         self._key = key
 
     def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
-        """The grant that is written on a container; None where there is none."""
+        """Return the grant that is written on a container; None where there is none."""
         return grant_of(container, container.annotations.get(GRANT_KEY), self._key)
 
     def grant(self, container: Container, signed: SignedGrant, pid: int) -> Grant:
-        """What a container was granted, by its signed grant; its seat at an MPS daemon by itself and its process."""
+        """Return what a container was granted, by its signed grant; its MPS seat by the container and its process."""
         seat = None
         if signed.mode is Mode.MPS:
             seat = Seat.read(container.env, user_of(pid), container.mps_folder)
         return Grant.to(container, signed.uuids, signed.mode, signed.generation, seat)
 
     def start(self, change: Lifecycle) -> Reply:
-        """START_CONTAINER: nothing, or why this container must not start."""
+        """Answer START_CONTAINER: nothing, or why this container must not start."""
         if change.container_id in self.revoked and (container := change.container):
             return self._refuse(container, TAKEN)
         if (entry := self._plugin.ledger.entries.get(change.container_id)) and entry.remembered:
@@ -103,7 +101,7 @@ class GrantedContainers:
             self._plugin.apply(Gone(self._needs.clock(), (change.container_id,)))
 
     def _run(self, change: Lifecycle, found: Found | None = None) -> Reply:
-        """found: what makes it known, where the ledger does not know it."""
+        """Let a granted container start, or refuse it. found: makes it known, where the ledger does not know it."""
         plugin = self._plugin
         ledger = apply(plugin.ledger, found, plugin.rules) if found else plugin.ledger
         entry = ledger.entries[change.container_id]
@@ -122,7 +120,10 @@ class GrantedContainers:
         return EMPTY
 
     def _seat(self, change: Lifecycle, grant: Grant, ledger: Ledger) -> Seat | Reason | None:
-        """What is known of a granted container only as it starts: its user, and whether its GPU is ready for it."""
+        """Return the container's seat at an MPS daemon, with its user, or why it cannot start; None without a seat.
+
+        Its user, and whether its GPU is ready for it, are known only as it starts.
+        """
         container, seat = change.container if holds_by_mps(grant) else None, grant.seat
         if container is not None and seat is None:  # the journal remembers none: it is in the container
             seat = Seat.read(container.env, None, container.mps_folder)
@@ -138,7 +139,10 @@ class GrantedContainers:
         return start_fault(replace(grant, seat=seat), uid, ledger, self._plugin.state.node.inventory) or seat
 
     def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
-        """Created while we were away: nobody decided, and it must not run without the GPUs that it asked for."""
+        """Answer the start of a container that the ledger does not know, created while we were away.
+
+        Without a decision, it must not run without the GPUs that it asked for.
+        """
         signed = self.signed_grant(container)
         if isinstance(signed, SignedGrant) and signed.of_nothing:
             self._plugin.apply(Found(self._needs.clock(), live(container)))
@@ -158,7 +162,7 @@ class GrantedContainers:
         return self._refuse(container, reason)
 
     def is_over(self, gone: Collection[ContainerId], pod_id: PodId | None = None) -> None:
-        """These containers are removed, or all of that sandbox: nothing of them need be refused any more."""
+        """Forget revoked containers that are removed, alone or with their sandbox: they cannot start any more."""
         over = {id_ for id_, pod in self.revoked.items() if id_ in gone or pod == pod_id}
         if over:
             self.revoked = {id_: pod for id_, pod in self.revoked.items() if id_ not in over}

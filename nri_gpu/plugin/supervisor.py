@@ -1,4 +1,4 @@
-"""Connects to the runtime, registers and serves, again and again: while we are away, the runtime fails open."""
+"""The connection to the runtime, made and served again and again: while we are away, the runtime fails open."""
 
 from __future__ import annotations
 
@@ -46,33 +46,31 @@ RUNTIME_SOCKETS: Final = (Path("/run/containerd/containerd.sock"), Path("/var/ru
 
 
 class Identity(Struct, frozen=True):
-    """How we register. index: two digits; plugins are called in its order."""
+    """The name and index by which we register. index: two digits; plugins are called in its order."""
 
     name: str
     index: str
 
 
 class SessionFacts(Struct, frozen=True):
-    """What `status` shows of our connections. answered: when the runtime was last answered, of the monotonic clock."""
+    """The facts of our connections that `status` shows. answered: when we last answered, by the monotonic clock."""
 
     answered: float | None = None
     synchronize: SynchronizeFacts | None = None
 
 
 class SessionFollowers(Struct, frozen=True):
-    """Whom to call. configured: with the runtime's introduction, before any other request. away: with the reason.
+    """The functions to call at each step of a session."""
 
-    waits: with the reason, where the runtime took us and keeps every creation back until it has listed its containers.
-    """
-
-    configured: Callable[[Configured], None]
+    configured: Callable[[Configured], None]  # with the runtime's introduction, before any other request
     ready: Callable[[], None]
-    away: Callable[[str], None]
+    away: Callable[[str], None]  # with the reason
+    # With the reason, where the runtime took us and keeps every creation back until it has listed its containers.
     waits: Callable[[str], None]
 
 
 class Supervisor:
-    """Keeps one session up. `stop` answers the calls in flight and ends it."""
+    """The owner of the session, who connects again when it ends. `stop` answers the calls in flight and ends it."""
 
     def __init__(
         self,
@@ -126,19 +124,19 @@ class Supervisor:
 
     @property
     def validates(self) -> bool:
-        """Whether the runtime asks us before it creates a container (NRI 0.10)."""
+        """Return whether the runtime asks us before it creates a container (NRI 0.10)."""
         return self._subscription.validates
 
     @property
     def facts(self) -> SessionFacts:
-        """Of this connection, or of the last one."""
+        """Return the facts of this connection, or of the last one."""
         answered = self._transport.answered if self._transport else None
         return replace(self._facts, answered=answered) if answered else self._facts
 
     async def _session(self, path: str | None = None, sock: socket.socket | None = None) -> float:
-        """One connection from register to close; the seconds to wait before the next, 0 for the usual.
+        """Serve one connection, from register to close. Return the seconds to wait before the next, 0 for the usual.
 
-        path: of the socket to connect to, or sock: one that is connected. Raises: OSError: it could not connect.
+        path: of the socket to connect to, or sock: a connected socket. Raises: OSError: it could not connect.
         """
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
@@ -193,7 +191,7 @@ class Supervisor:
         return 0.0
 
     def _never_called(self, synchronized: bool, still_s: float, timeout_s: float) -> str:
-        """Why the runtime will never call us on this connection, which it keeps open; empty where it will.
+        """Return why the runtime will never call us on this connection, which it keeps open; empty where it will.
 
         Only a new connection gets out of that. A runtime whose Synchronize timed out neither adds the plugin to its
         list nor closes the connection (seen on containerd 1.7.24), and our late answer looks to us like any other.
@@ -243,7 +241,7 @@ class Supervisor:
         self._followers.away(sentence)
 
     def _gave_up(self, listing: ListSize, reason: Exception | None) -> float:
-        """Log once why Synchronize does not end. Returns the seconds to wait."""
+        """Log once why Synchronize does not end. Return the seconds to wait."""
         announced_bytes = reason.length if isinstance(reason, OversizeError) else 0
         sentence = self._sizes.cut_short(listing, announced_bytes)
         if self._cut_short == 2:
@@ -260,10 +258,10 @@ class Supervisor:
 
 
 async def _first_of(futures: Iterable[asyncio.Future[Exception | None]], began: float, limit_s: float) -> float:
-    """Wait until one is done, for limit_s at most. Returns for how long at once, in seconds, this process stood still.
+    """Wait until a future is done, for limit_s at most. Return the longest standstill of this process, in seconds.
 
-    It stands still when it is stopped (SIGSTOP, a frozen cgroup), starved of CPU or swapped out. began: when it was
-    seen to run, of the loop's clock; 0: now.
+    A process stands still when it is stopped (SIGSTOP, a frozen cgroup), starved of CPU or swapped out. began: when it
+    was seen to run, by the loop's clock; 0: now.
     """
     loop, longest_s = asyncio.get_running_loop(), 0.0
     deadline, seen = loop.time() + limit_s, began or loop.time()
@@ -276,7 +274,10 @@ async def _first_of(futures: Iterable[asyncio.Future[Exception | None]], began: 
 
 
 def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIME_SOCKETS) -> str:
-    """Why there is no connection to the socket, and what to change. runtime_sockets: one shows that containerd runs."""
+    """Say why there is no connection to the socket, and what to change.
+
+    runtime_sockets: any of them that is there shows that containerd runs.
+    """
     if error.errno == errno.ENOENT:
         runtime = next((str(sock) for sock in runtime_sockets if sock.exists()), "")
         if runtime:

@@ -1,4 +1,4 @@
-"""Synchronize: what the runtime's list of containers tells of who holds what."""
+"""Synchronize: the holders of GPUs by the runtime's list of containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nri_gpu.plugin.starts import GrantedContainers, LedgerHolder
 
 
 class ListedContainers:
-    """Makes the ledger's event of a list."""
+    """The reader of a list, who makes the ledger's event of it."""
 
     def __init__(self, plugin: LedgerHolder, granted: GrantedContainers, needs: PluginDependencies) -> None:
         self._plugin = plugin
@@ -26,7 +26,10 @@ class ListedContainers:
     def read(
         self, listed: tuple[Listed, ...], now: float, request_timeout_s: float
     ) -> tuple[Synchronized, frozenset[ContainerId]]:
-        """The event, and the containers that run without what they asked for. Times: as in `Plugin.synchronized`."""
+        """Return the event, and the containers that run without what they asked for.
+
+        now: by the ledger's clock. request_timeout_s: for how long the runtime waits for an answer.
+        """
         entries: list[Entry] = []
         lives: list[Live] = []
         processes = self._cgroups_of_others(frozenset(item.container.id for item in listed if item.pid))
@@ -49,16 +52,16 @@ class ListedContainers:
         return Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes), frozenset(ungranted)
 
     def _cgroups_of_others(self, seen: frozenset[ContainerId]) -> dict[ContainerId, FirstProcess]:
-        """The cgroups of containers that ran, whose processes neither the ledger nor the runtime names.
+        """Find the cgroups of containers that ran, whose processes neither the ledger nor the runtime names.
 
-        Daemons before this one wrote no processes. seen: containers whose processes the runtime names. Only in a
-        connection is it known whether its PIDs are ours, and with that which hierarchies tell.
+        Daemons before this one wrote no processes. seen: containers whose processes the runtime names. Whether its PIDs
+        are ours is known only in a connection, and with that which hierarchies tell.
         """
         ran = {id_ for id_, entry in self._plugin.ledger.entries.items() if entry.ran}
         return dict(self._needs.cgroups.named(ran - self._plugin.ledger.processes.keys() - seen))
 
     def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
-        """The entry of a container that is listed with a signed grant; of an earlier daemon, too."""
+        """Make the entry of a container that is listed with a signed grant; an earlier daemon may have signed it."""
         container, grant = item.container, self._granted.grant(item.container, signed, item.pid)
         phase, until = (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
         before = self._plugin.ledger.entries.get(container.id)
@@ -74,10 +77,10 @@ class ListedContainers:
         return entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry
 
     def _remembered(self, now: float, request_timeout_s: float) -> tuple[Entry, ...]:
-        """Grants whose answers may not have arrived; an earlier daemon may have given them.
+        """Make entries of the grants whose answers may not have arrived; an earlier daemon may have given them.
 
-        The runtime may still be creating the container, and list it nowhere yet. Where it takes longer than the time
-        that it gives a plugin, the container's start is refused if its GPUs are held by another one by then.
+        The runtime may still be creating the container, and list it nowhere yet. Where that takes longer than the time
+        that the runtime gives a plugin, the container's start is refused if another container holds its GPUs by then.
         """
         grace_s = self._plugin.state.settings.ledger.created_grace_s
         found = self._needs.recorder.remembered(now - grace_s)

@@ -1,4 +1,4 @@
-"""The Unix socket: feeds bytes to ttrpc, writes bytes, ends the connection when either side breaks the protocol."""
+"""The Unix socket, which feeds bytes to ttrpc, writes bytes, and closes when either side breaks the protocol."""
 
 from __future__ import annotations
 
@@ -37,34 +37,32 @@ Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds 
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """What ends a connection. Seconds for a runtime to answer RegisterPlugin, and to synchronize after that.
+    """The limits at which a connection ends, and the waits before the next."""
 
-    stall_s: a runtime sends one request at a time and reads the answer; one that leaves answers unread for so long
-    hangs. unread_bytes: of answers, which must not fill our memory before that. cut_short_waits_s: before the next
-    connection, after two and more that ended inside Synchronize: a runtime that panics in it needs time to run, and one
-    that cannot finish it will not do so in milliseconds; with an attempt that still fails, less than 30 s. stuck_s:
-    without a synchronized connection for so long is an error in the log.
-    """
-
-    register_s: float = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
-    synchronize_s: float = 15.0
+    # For the answer to RegisterPlugin: the runtime accepts one plugin at a time and gives a silent one 5 s.
+    register_s: float = 10.0
+    synchronize_s: float = 15.0  # after the registration
+    # A runtime sends one request at a time and reads the answer: if it leaves answers unread for so long, it hangs.
     stall_s: float = 10.0
-    unread_bytes: int = 32 << 20
+    unread_bytes: int = 32 << 20  # of answers, which must not fill our memory before that
+    # Before the next connection, after two and more that ended inside Synchronize. A runtime that panics in it needs
+    # time to run, and a runtime that cannot finish it will not do so in milliseconds. With an attempt that still fails,
+    # it is less than 30 s.
     cut_short_waits_s: tuple[float, ...] = (5.0, 10.0, 20.0, 25.0)
-    stuck_s: float = STUCK_S
+    stuck_s: float = STUCK_S  # without a synchronized connection for so long is an error in the log
 
 
 LIMITS: Final = ConnectionLimits()
 
 
 class RuntimeCallError(NriGpuError):
-    """The runtime answered a call of ours with an error: its text is the status that it sent."""
+    """The runtime's error in answer to a call of ours: its text is the status that the runtime sent."""
 
 
 class Transport(asyncio.Protocol):
-    """One NRI connection. `closed` ends with the reason: None for the peer's orderly end.
+    """An NRI connection. `closed` ends with the reason: None for the peer's orderly end.
 
-    unsent: called with a request of whose answer not a byte was sent.
+    unsent: called with a request of whose answer no byte was sent.
     """
 
     def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None], limits: ConnectionLimits) -> None:
@@ -84,11 +82,11 @@ class Transport(asyncio.Protocol):
 
     @property
     def answered(self) -> float | None:
-        """When the last request was answered, of the loop's clock; None before the first."""
+        """Return when the last request was answered, by the loop's clock; None before the first."""
         return self._last_request or None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
+        """Take the open socket."""
         assert isinstance(transport, asyncio.Transport)
         self._io = transport
 
@@ -121,7 +119,7 @@ class Transport(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """The runtime closed its side; returning None closes ours."""
+        """Take the end of the runtime's side; returning None closes ours."""
         try:
             self._mux.receive_eof()
             for _ in self._mux.events():
@@ -130,7 +128,7 @@ class Transport(asyncio.Protocol):
             self.abort(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """Fail the calls that wait for an answer, and end `closed`: the socket is closed."""
         self.resume_writing()
         for future in self._pending.values():
             if not future.done():
@@ -140,11 +138,11 @@ class Transport(asyncio.Protocol):
             self.closed.set_result(exc or self._reason)
 
     def pause_writing(self) -> None:
-        """The runtime does not read: give it a while to go on."""
+        """Give a runtime that does not read `stall_s` to go on."""
         self._stall = self._loop.call_later(self._limits.stall_s, self._stalled)
 
     def resume_writing(self) -> None:
-        """The runtime reads again."""
+        """Stop waiting for a runtime that reads again."""
         if self._stall:
             self._stall.cancel()
             self._stall = None
@@ -169,7 +167,7 @@ class Transport(asyncio.Protocol):
             self._pending.pop(stream_id, None)
 
     async def drain(self, limit_s: float, leaves_by: Collection[str] = (), reason: Exception | None = None) -> None:
-        """Answer the requests that are on their way, then close; at most limit_s seconds. reason: why.
+        """Answer the requests that are on their way, then close; at most limit_s seconds. reason: why we close.
 
         leaves_by: where the runtime validates, methods that succeed when we close instead of answering. The runtime
         removes a closed plugin only at the end of a request, and until then fails what it would have validated
@@ -200,7 +198,7 @@ class Transport(asyncio.Protocol):
             return self._mux.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
 
     def _write(self, data: bytes) -> bool:
-        """Whether any of it may arrive: a failed write closes the transport and empties its buffer."""
+        """Write data. Return whether it may arrive, even in part: a failed write closes and empties the buffer."""
         self._io.write(data)
         return not self._io.is_closing() or self._io.get_write_buffer_size() > 0
 

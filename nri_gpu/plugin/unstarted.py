@@ -22,7 +22,7 @@ PAUSE_S: Final = 1.0  # between looks
 
 
 class UnstartedContainers:
-    """Looks for their cgroups, and has those lapse whose grace is over and whose cgroups are empty.
+    """The search for cgroups of unstarted containers, which lapse once their grace is over and their cgroups are empty.
 
     lapses: whether they lapse without a look. clock: the ledger's.
     """
@@ -45,19 +45,19 @@ class UnstartedContainers:
         state.then(self._wait, Changed.LEDGER)
 
     def _wait(self) -> None:
-        """Look again soon, as long as one of them may still lapse."""
+        """Look again soon, as long as an unstarted container may still lapse."""
         if not (self._lapses() or self._timer) and self._created:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.look)
 
     @property
     def _created(self) -> Mapping[ContainerId, Entry]:
-        """Those that hold a GPU, and not for good."""
+        """Return the containers that were created and hold a GPU, and not for good."""
         entries = self._state.ledger.entries.items()
         created = {id_: each for id_, each in entries if each.phase is GrantPhase.CREATED and each.grant.held}
         return {id_: each for id_, each in created.items() if each.until is not Lapse.NEVER}
 
     def look(self) -> None:
-        """Find their cgroups, and out which should have started by now and have no process."""
+        """Find the cgroups of unstarted containers, and those that should have started by now and have no process."""
         self._timer = None
         overdue = self._state.ledger.overdue(self._clock(), self._state.settings.ledger.created_grace_s)
         created = {} if self._lapses() else self._created
@@ -70,7 +70,7 @@ class UnstartedContainers:
         self._wait()
 
     def _find(self, container_ids: Collection[ContainerId]) -> None:
-        """Know their cgroups, so that one that is stopped or removed is lost until its own is empty."""
+        """Find containers' cgroups, so that a container that is stopped or removed is lost until its own is empty."""
         self._apply(ProcessesFound(self._clock(), self._cgroups.named(container_ids)))
 
     def _lives(self, container_id: ContainerId) -> bool:
