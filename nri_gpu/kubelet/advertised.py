@@ -1,4 +1,4 @@
-"""The devices that our device plugin advertises to the kubelet, and what it answers to its requests."""
+"""The devices that our device plugin advertises to the kubelet, and the answers to the kubelet's requests."""
 
 from __future__ import annotations
 
@@ -38,29 +38,26 @@ WHY_SHOWN_MAX: Final = 300
 
 
 class AllocationError(NriGpuError):
-    """An Allocate that must fail. Its sentence ends up in the pod's event."""
+    """An Allocate that must fail. The error's sentence ends up in the pod's event."""
 
 
 class Device(Struct, frozen=True):
-    """One device as the kubelet sees it.
-
-    why: it is unhealthy; empty if it is not. numa_node: None where unknown. gpu: the one that it is, or is a part of.
-    """
+    """A device as the kubelet sees it."""
 
     id: str
-    why: str
-    numa_node: int | None
-    gpu: GpuUuid
+    why: str  # it is unhealthy; empty if it is healthy
+    numa_node: int | None  # None where unknown
+    gpu: GpuUuid  # the GPU that it is, or is a part of
 
 
 class NriPlugin(Protocol):
-    """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
+    """The parts that the device plugin needs of the NRI plugin, which alone changes the ledger."""
 
     kubelet: KubeletTokens
     external: ExternalAllocations
 
     def aged(self, node: Node) -> Node:
-        """The node with the age of its inventory, where policy asks for it."""
+        """Return the node with the age of its inventory, where policy asks for it."""
 
     def keyed(self, key: bytes) -> None:
         """Read the tokens that came before their key."""
@@ -76,14 +73,14 @@ class NriPlugin(Protocol):
 
 
 class Answer(Struct, frozen=True):
-    """What Allocate answers for one container. cdi_device: the required one's name; empty for none."""
+    """The answer of Allocate for one container. cdi_device: the required device's name, or empty."""
 
     annotations: Mapping[str, str]
     cdi_device: str = ""
 
 
 class AdvertisedDevices:
-    """The resources of this node. Remembers what it advertised: a GPU that is lost is not a GPU that was removed.
+    """The resources of this node, and what was advertised before: a GPU that is lost is not a GPU that was removed.
 
     connected: to the container runtime.
     """
@@ -105,7 +102,7 @@ class AdvertisedDevices:
         self._known: dict[str, tuple[Device, ...]] = {}
 
     def hindrance(self) -> str:
-        """Why a container created now would not get its GPUs; empty when it would."""
+        """Return why a container created now would not get its GPUs; empty when it would."""
         policy = self._node_state.policy
         if not self.connected:
             return NOT_CONNECTED
@@ -121,17 +118,17 @@ class AdvertisedDevices:
 
     @property
     def shared(self) -> bool:
-        """Whether several pods share each GPU."""
+        """Return whether several pods share each GPU."""
         return self.settings.replicas > 1
 
     def resources(self) -> tuple[str, ...]:
-        """Names of resources. One that was there once stays, without devices, so that the kubelet learns of it."""
+        """Name the resources. A resource that is gone stays, without devices, so that the kubelet learns of it."""
         for name in self._units():
             self._known.setdefault(name, ())
         return tuple(self._known)
 
     def devices(self, resource: str) -> tuple[Device, ...]:
-        """All devices of a resource, in NVML's order."""
+        """List all devices of a resource, in NVML's order."""
         hindrance, state = self.hindrance(), self._node_state
         taken = held_by_others(state.ledger, state.settings.kubelet, shared=self.shared)
         stuck = state.ledger.stuck | overlaps(state.ledger).keys()
@@ -144,7 +141,7 @@ class AdvertisedDevices:
         return self._known[resource]
 
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
-        """Which of the available IDs to take, with those that must be taken. A hint, so unknown IDs are no error."""
+        """Choose which available IDs to take, with those that must be taken. A hint, so unknown IDs are no error."""
         units = {id_: unit for unit in self._units().get(resource, ()) for id_ in self._ids(unit)}
         kept = tuple(dict.fromkeys(sorted(must)))
         free = sorted(set(available) - set(kept))
@@ -161,7 +158,7 @@ class AdvertisedDevices:
         return (*kept, *chosen, *rest[: number - len(chosen)])
 
     def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> tuple[Answer, ...]:
-        """The answer for each container, whose devices are reserved from here on.
+        """Reserve the devices of each container, and return the answer for it.
 
         Raises: AllocationError: nothing was reserved.
         """
@@ -183,7 +180,7 @@ class AdvertisedDevices:
     def _together(
         self, units: Mapping[str, Unit], ids: Sequence[str], taken: Sequence[Unit], number: int
     ) -> tuple[str, ...]:
-        """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
+        """Choose whole GPUs: the best linked set, as `decision.placement.place` chooses for annotations."""
         topology, used = topology_of(self._node_state.node.inventory), self._node_state.ledger.usage()
         places = topology.places
         at = {places[units[id_].uuid]: id_ for id_ in ids}
@@ -205,7 +202,7 @@ class AdvertisedDevices:
         return tuple(f"{unit.uuid}{REPLICA}{number}" for number in range(self.settings.replicas))
 
     def _units(self) -> Mapping[str, tuple[Unit, ...]]:
-        """Resource -> GPUs and MIG devices."""
+        """Map each resource to its GPUs and MIG devices."""
         inventory = self._node_state.node.inventory
         suffix = SHARED if self.shared and self.settings.rename else ""
         main = self.settings.resource + suffix
@@ -224,7 +221,7 @@ class AdvertisedDevices:
         return {name: tuple(unit for unit in units if pools.offers(unit, pool)) for name, units in found.items()}
 
     def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
-        """Devices advertised before whose GPU is gone while the driver has a fault: they stay, unhealthy."""
+        """Return devices advertised before whose GPU is gone while the driver has a fault: they stay, unhealthy."""
         inventory = self._node_state.node.inventory
         if not (inventory.fault or inventory.faults):
             return ()
@@ -235,7 +232,7 @@ class AdvertisedDevices:
 
 
 def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) -> None:
-    """Raises: AllocationError: an ID is unknown, unhealthy or repeated."""
+    """Check the IDs of an Allocate. Raises: AllocationError: an ID is unknown, unhealthy or repeated."""
     if len(ids) > len(advertised):
         raise AllocationError(
             f"the kubelet asks for {len(ids)} of {resource} and this node has {len(advertised)}: its list of devices "
@@ -259,17 +256,17 @@ def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) 
 
 
 def _mig_resource(resource: str, profile: str) -> str:
-    """`nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
+    """Name a profile's resource, as `nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
     return f"{resource.partition('/')[0]}/mig-{profile.replace('+', '.')}"
 
 
 def _are_alike(gpus: Sequence[Gpu]) -> bool:
-    """Whether the MIG strategy `single` fits: every GPU is in MIG mode, none is empty, and all have one profile."""
+    """Return whether MIG strategy `single` fits: each GPU is in MIG mode, no GPU is empty, and all have one profile."""
     return all(gpu.mig_enabled and gpu.mig for gpu in gpus) and len({d.profile for gpu in gpus for d in gpu.mig}) == 1
 
 
 def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, *, fullest: bool) -> tuple[str, ...]:
-    """MIG devices and replicas, by how much of their GPU is in use, then by how much of it was picked already."""
+    """Choose MIG devices and replicas by how much of their GPU is in use, then by how much of it was picked already."""
     gpu_of = {id_: whole(unit).uuid for id_, unit in units.items()}
     in_use = Counter(gpu_of[id_] for id_ in units.keys() - set(ids))
     picked: Counter[GpuUuid] = Counter()

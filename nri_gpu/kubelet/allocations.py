@@ -1,4 +1,4 @@
-"""What the NRI plugin knows of the kubelet: the tokens' key, and what PodResources lists for this node's pods."""
+"""The NRI plugin's knowledge of the kubelet: the tokens' key, and what PodResources lists for this node's pods."""
 
 from __future__ import annotations
 
@@ -24,37 +24,33 @@ QUESTIONS_MAX: Final = 256  # the next List answers those that fall out
 
 
 class KubeletTokens:
-    """Reads the tokens with which containers prove what the kubelet allocated to them.
-
-    key: the tokens' key; None while there is none. awaited: there will be one, so containers that come before it are
-    kept. unapplied: the last container that was answered the required CDI device came without its edits.
-    """
+    """The tokens with which containers prove what the kubelet allocated to them."""
 
     def __init__(self) -> None:
-        self.key: bytes | None = None
-        self.awaited = False
-        self.unapplied = False
+        self.key: bytes | None = None  # of the tokens
+        self.awaited = False  # there will be a key, so containers that come before it are kept
+        self.unapplied = False  # the last container that was answered the required CDI device came without its edits
         self._required: set[AllocatedDevice] = set()
         self._unread: dict[ContainerId, Container] = {}
 
     @property
     def tells(self) -> bool:
-        """Whether tokens can be read, or will be."""
+        """Return whether tokens can be read, or will be."""
         return self.key is not None or self.awaited
 
     def keyed(self, key: bytes) -> Mapping[ContainerId, Allocated]:
-        """The key is there. Return what it tells of the containers that came before it."""
+        """Take the key. Return the allocations of the containers that came before it."""
         self.key = key
         unread, self._unread = self._unread, {}
         found = {id_: self.allocated(container) for id_, container in unread.items()}
         return {id_: allocation for id_, allocation in found.items() if allocation}
 
     def forget(self) -> None:
-        """The runtime lists its containers anew."""
+        """Forget the containers that came before the key: the runtime lists its containers anew."""
         self._unread = {}
 
     def read(self, container: Container) -> Container:
-        """The container with the allocation that its tokens carry; the same container where it has none."""
+        """Return the container with the allocation that its tokens carry; the same object where it has no token."""
         if not kubelet_key(container.annotations):
             return container
         tokens: dict[str, str] = {}
@@ -64,7 +60,7 @@ class KubeletTokens:
         return replace(container, annotations=others, kubelet=read_tokens(tokens, self.key))
 
     def allocated(self, container: Container) -> Allocated | None:
-        """What the tokens of a container say that is there already; without a key it is kept until there is one."""
+        """Return what the tokens of an existing container say, or None; without a key, keep it until there is one."""
         allocation = self.read(container).kubelet
         if isinstance(allocation, Allocated):
             return allocation
@@ -73,11 +69,11 @@ class KubeletTokens:
         return None
 
     def require(self, devices: Iterable[AllocatedDevice]) -> None:
-        """Allocate answered the required CDI device with these."""
+        """Remember devices with which Allocate answered the required CDI device."""
         self._required.update(devices)
 
     def required(self, container: Container) -> bool:
-        """Whether the required CDI device keeps this container from starting until our reply undoes it."""
+        """Return whether the required CDI device keeps this container from starting until our reply undoes it."""
         mounted, allocation = REQUIRED_DESTINATION in container.mounts, container.kubelet
         devices = allocation.devices if isinstance(allocation, Allocated) else ()
         # Anybody can mount something there: only a container that Allocate answered tells what the runtime does.
@@ -87,15 +83,15 @@ class KubeletTokens:
 
 
 def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
-    """GPUs that our device plugin cannot allocate: others than its pods hold them, or claims, or others' pods.
+    """Return the GPUs that our device plugin cannot allocate: claims hold them, or pods that have them from elsewhere.
 
-    shared: sharing them does not count as holding, unless for another device plugin.
+    shared: sharing a GPU does not count as holding it, unless for another device plugin.
     """
 
     def ours(entry: Entry) -> bool:
         if entry.allocation is not None:
             return not settings.injected(entry.allocation.devices)
-        # Of one that only the journal knows, for seconds, nobody knows whose it is. If it was the kubelet's and is
+        # For seconds only the journal knows an entry, and nobody knows whose it is. If it was the kubelet's and is
         # gone, a device that is unhealthy for that long costs the next pod its admission, for good.
         return entry.remembered or (shared and entry.grant.mode is Mode.SHARED)
 
@@ -114,23 +110,23 @@ def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -
 
 
 class KubeletPods:
-    """Sandboxes, what the kubelet listed for them, and the sandboxes it is still to be asked about.
+    """Sandboxes, what the kubelet listed for them, and the sandboxes that it is still to be asked about.
 
-    settled: the kubelet's first List is here, or failed. Before that, allocations from before our start are unknown.
-    questions: sandboxes to ask about, oldest first. asked: set with each new question. told: called with each answer.
+    told: called with each answer.
     """
 
     def __init__(self, *, settled: bool = True, told: Callable[[Pod, PodDevices], None] | None = None) -> None:
+        # The kubelet's first List is here, or failed. Before that, allocations from before our start are unknown.
         self.settled = settled
         self._told = told
-        self.questions: deque[Pod] = deque(maxlen=QUESTIONS_MAX)
-        self.asked = asyncio.Event()
+        self.questions: deque[Pod] = deque(maxlen=QUESTIONS_MAX)  # sandboxes to ask about, oldest first
+        self.asked = asyncio.Event()  # set with each new question
         self._pods: dict[PodId, Pod] = {}
         self._by_name: dict[tuple[str, str], PodId] = {}
         self._devices: dict[PodId, PodDevices] = {}
 
     def add(self, pod: Pod) -> None:
-        """A sandbox was created. It replaces an older one with the same name, and what was listed for that."""
+        """Add a new sandbox. It replaces an older sandbox of the same name, and what was listed for that one."""
         if pod.id in self._pods:
             return
         self.remove(self._by_name.get((pod.namespace, pod.name), pod.id))
@@ -147,7 +143,7 @@ class KubeletPods:
             del self._by_name[pod.namespace, pod.name]
 
     def devices_of(self, pod: Pod) -> PodDevices | None:
-        """What the kubelet listed for exactly this pod. None, and a question to it, where it listed nothing yet."""
+        """Return what the kubelet listed for exactly this pod. Where it listed nothing yet, ask it, and return None."""
         known = self._pods.get(pod.id)
         if known is None or known.uid != pod.uid:
             self.remove(pod.id)
@@ -159,28 +155,28 @@ class KubeletPods:
         return devices
 
     def sandbox_of(self, devices: PodDevices) -> Pod | None:
-        """The sandbox that runs under the name of a listed pod."""
+        """Return the sandbox that runs under the name of a listed pod, or None."""
         return self._pods.get(self._by_name.get((devices.namespace, devices.name), PodId("")))
 
     @property
     def uids(self) -> frozenset[PodUid]:
-        """The pods whose sandboxes they are."""
+        """Return the UIDs of the pods whose sandboxes are known."""
         return frozenset(pod.uid for pod in self._pods.values())
 
     def all(self) -> tuple[Pod, ...]:
         return tuple(self._pods.values())
 
     def known(self) -> Iterator[tuple[Pod, PodDevices]]:
-        """Sandboxes with what the kubelet listed for them."""
+        """Return the sandboxes with what the kubelet listed for them."""
         return ((self._pods[id_], devices) for id_, devices in self._devices.items())
 
     def answered(self, pods: Iterable[Pod]) -> None:
-        """The kubelet was asked about these and has answered: they need not be asked about again."""
+        """Drop the questions about these pods: the kubelet has answered them."""
         ids = {pod.id for pod in pods}
         self.questions = deque((each for each in self.questions if each.id not in ids), maxlen=QUESTIONS_MAX)
 
     def put(self, pod: Pod, devices: PodDevices) -> None:
-        """Keep the kubelet's answer about one sandbox, if that is still the same pod's."""
+        """Keep the kubelet's answer about a sandbox, if the sandbox is still the same pod's."""
         now = self._pods.get(pod.id)
         if now is not None and now.uid == pod.uid:
             self._devices[pod.id] = devices
@@ -188,7 +184,7 @@ class KubeletPods:
                 self._told(now, devices)
 
     def put_list(self, pods: Iterable[Pod], listed: Iterable[PodDevices]) -> None:
-        """Keep a List. pods: the sandboxes that were known when it was asked for."""
+        """Keep a List. pods: the sandboxes that were known when the List was asked for."""
         found: dict[tuple[str, str], PodDevices | None] = {}
         for each in listed:  # two entries of one name are the old pod and the new, and nothing tells them apart
             found[each.namespace, each.name] = None if (each.namespace, each.name) in found else each
@@ -198,7 +194,7 @@ class KubeletPods:
                 self.put(pod, devices)
 
     def ask(self, pod: Pod) -> None:
-        """Ask the kubelet about it, again where it has answered."""
+        """Ask the kubelet about a pod, again where it has answered."""
         if all(each.id != pod.id for each in self.questions):
             self.questions.append(pod)
         self.asked.set()

@@ -1,7 +1,7 @@
 """The gRPC services on our sockets: the device plugin of one resource, and what the kubelet's plugin watcher calls.
 
-On asyncio, so that no open stream holds a worker that Allocate needs. A list is sent only when it changed, because
-every message makes the kubelet write its checkpoint.
+They run on asyncio, so that no open stream holds a worker that Allocate needs. A list is sent only when it changed,
+because every message makes the kubelet write its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,22 +25,18 @@ SETTLE_S: Final = 0.02  # changes come in bursts, and only the last one matters
 
 
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """The device plugin of one resource, for any number of streams.
-
-    watched: a kubelet reads our list. lost: set when the last one stopped reading. paused: another plugin has the
-    resource's name, so no list is sent; Allocate is still answered.
-    """
+    """The device plugin of one resource, for any number of streams."""
 
     def __init__(self, resource: str, devices: AdvertisedDevices) -> None:
         self.resource = resource
-        self.watched = asyncio.Event()
-        self.lost = asyncio.Event()
-        self.paused = False
+        self.watched = asyncio.Event()  # a kubelet reads our list
+        self.lost = asyncio.Event()  # set when the last kubelet stopped reading
+        self.paused = False  # another plugin has the resource's name: no list is sent, Allocate is still answered
         self._devices = devices
         self._streams: set[asyncio.Event] = set()
 
     def changed(self) -> None:
-        """The list may differ from what was sent."""
+        """Wake each stream: the list may differ from what was sent."""
         for stream in self._streams:
             stream.set()
 
@@ -102,7 +98,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
 
 class PluginWatcherService(watcher_grpc.RegistrationServicer):
-    """What the kubelet's plugin watcher calls on a socket that it found. answered: set with a verdict."""
+    """The service that the kubelet's plugin watcher calls on a socket that it found. answered: set with a verdict."""
 
     def __init__(self, info: watcher_pb.PluginInfo) -> None:
         self.answered = asyncio.Event()
@@ -110,7 +106,7 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
         self._verdict: str | None = None
 
     def take_verdict(self) -> str | None:
-        """Return why it refused us, as a clause; empty if it accepted; None while there is nothing new."""
+        """Return why the watcher refused us, as a clause; empty if it accepted us; None while there is nothing new."""
         verdict, self._verdict = self._verdict, None
         self.answered.clear()
         return verdict
@@ -130,7 +126,7 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
 
 
 def list_to_pb(devices: tuple[Device, ...]) -> pb.ListAndWatchResponse:
-    """The list. No topology where none is known: the kubelet takes 0 for NUMA node 0."""
+    """Make the list of devices. A device has no topology where none is known: the kubelet takes 0 for NUMA node 0."""
     answer = pb.ListAndWatchResponse()
     for device in devices:
         made = answer.devices.add(ID=device.id, health="Unhealthy" if device.why else "Healthy")

@@ -1,4 +1,4 @@
-"""Runs the kubelet's device plugin in the daemon, where policy wants it. Only then is gRPC imported."""
+"""The kubelet's device plugin in the daemon, where policy wants it. gRPC is imported only then."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def set_up_grpc() -> None:
 async def inquire(
     settings: KubeletSettings, pods: KubeletPods, listed: Callable[[tuple[PodDevices, ...]], None] | None = None
 ) -> None:
-    """Ask PodResources about these pods until cancelled. listed: told all pods now and then; None: nobody is."""
+    """Ask PodResources about pods until cancelled. listed: is told all pods now and then; None: nobody is told."""
     set_up_grpc()
     try:
         from nri_gpu.kubelet.podresources import SELDOM, USUAL, Inquiry, PodResources
@@ -104,22 +104,22 @@ class KubeletController:
         self._required.configured(configured)
 
     def connected(self, yes: bool) -> None:
-        """Whether the container runtime asks us about its containers."""
+        """Take whether the container runtime asks us about its containers."""
         self.devices.connected = yes
         self.changed()
 
     def changed(self) -> None:
-        """The node, grants, the policy or the connection to the runtime changed."""
+        """Look again: the node, grants, the policy or the connection to the runtime changed."""
         self._woken.set()
 
     def stop_registering(self) -> None:
-        """The next daemon is about to register: answer what comes, and register nothing any more."""
+        """Answer what comes, and register nothing any more: the next daemon is about to register."""
         self._registers = False
         for endpoint in self._endpoints.values():
             endpoint.registers = False
 
     def report(self) -> tuple[ResourceStatus, ...] | None:
-        """The status of each resource; None where no device plugin is wanted."""
+        """Return the status of each resource; None where no device plugin is wanted."""
         if not self._settings.enabled:
             return None
         if self._fault:
@@ -127,7 +127,10 @@ class KubeletController:
         return tuple(endpoint.status() for endpoint in self._endpoints.values())
 
     def fail_open(self) -> str:
-        """Why a container that the kubelet gave GPUs may start although we never saw it, but for the guard."""
+        """Return why a container to which the kubelet gave GPUs may start although we never saw it, but for the guard.
+
+        Empty where it may not.
+        """
         return self._required.fault() or (UNAPPLIED if self._plugin.kubelet.unapplied else "")
 
     async def run(self) -> None:
@@ -188,7 +191,7 @@ class KubeletController:
         succession.settled()
 
     def _session_began(self) -> None:
-        """Before each registration."""
+        """Write the required device and look for the key, before each registration."""
         self._required.write()
         self._look_for_key()
 

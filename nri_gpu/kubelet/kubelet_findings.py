@@ -1,4 +1,4 @@
-"""Advice of `check` on the kubelet: which GPU resources it allocates that nri-gpu does not inject."""
+"""Advice of `check` on the kubelet: the GPU resources that it allocates and nri-gpu does not inject."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIXES: Final = ("GPU-", "MIG-")
 
 
 def kubelet_advice(policy: Policy, timeout_s: float = 2.0) -> tuple[Finding, ...]:
-    """Return what to do; nothing where no kubelet answers."""
+    """Return what to do; empty where there is no kubelet."""
     socket = Path(policy.kubelet.podresources or "/nowhere")
     try:
         if not socket.is_socket():

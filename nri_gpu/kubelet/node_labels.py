@@ -1,7 +1,7 @@
 """Node labels for schedulers, with the names of NVIDIA's GPU feature discovery, so that selectors keep working.
 
-A label that might be wrong is worse than none, so unknown values are left out. There is no `gfd.timestamp`, which would
-change the file every time. docs/kubernetes-install.md has the table.
+A label that might be wrong is worse than no label, so unknown values are left out. There is no `gfd.timestamp`, which
+would change the file every time. docs/kubernetes-install.md has the table.
 Source: NVIDIA/k8s-device-plugin docs/gpu-feature-discovery, internal/lm.
 """
 
@@ -49,7 +49,7 @@ MODE: Final = 0o644  # Node Feature Discovery need not run as root
 
 
 def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) -> Mapping[str, str]:
-    """Name -> value, without unknown values.
+    """Map labels' names to their values, without unknown values.
 
     machine: the host's product name. kubelet: the resources that the labels describe. Without a device plugin, MIG
     devices have labels of their own, as with strategy `mixed`, since annotations can ask for them.
@@ -73,7 +73,7 @@ def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) ->
 
 
 def value_of(name: str, ending: str = "") -> str:
-    """A name as a label's value; empty if no character of it is allowed.
+    """Write a name as a label's value; empty if no character of the name is allowed.
 
     ending: tells kinds of one model apart, so a long name is cut before it.
     """
@@ -82,7 +82,7 @@ def value_of(name: str, ending: str = "") -> str:
 
 
 def machine_name(file: Path = MACHINE_FILE) -> str:
-    """The product name in the firmware; empty where it has none."""
+    """Return the product name in the firmware; empty where the firmware has none."""
     try:
         return file.read_text(encoding="ascii", errors="replace")[:256].strip()
     except OSError:
@@ -90,7 +90,7 @@ def machine_name(file: Path = MACHINE_FILE) -> str:
 
 
 def family(arch: tuple[int, int]) -> str:
-    """The name of a compute capability's architecture; empty if it is older than any in the table."""
+    """Return the name of a compute capability's architecture; empty if it is older than any in the table."""
     names = [name for least, name in _FAMILIES if least <= arch]
     return names[-1] if names else ""
 
@@ -116,7 +116,7 @@ def _cuda(version: str) -> dict[str, str]:
 
 
 def _gpus(gpus: Sequence[Gpu], kubelet: KubeletSettings) -> dict[str, str]:
-    """Describes the most frequent model, since a node has one label for all GPUs.
+    """Describe the most frequent model, since a node has one label for all GPUs.
 
     GPUs in MIG mode are counted, but cannot be shared whole.
     """
@@ -132,7 +132,7 @@ def _gpus(gpus: Sequence[Gpu], kubelet: KubeletSettings) -> dict[str, str]:
 
 
 def _single(inventory: Inventory, in_mig_mode: Gpu, kubelet: KubeletSettings) -> dict[str, str]:
-    """MIG devices of one profile instead of GPUs; zeros where the node has several profiles or GPUs not in MIG mode."""
+    """Describe MIG devices instead of GPUs; zeros where the node has several profiles or GPUs not in MIG mode."""
     profiles = {part.device.profile for part in inventory.parts}
     if len(profiles) == 1 and all(gpu.mig_enabled and gpu.mig for gpu in inventory.gpus):
         return _mig("gpu", inventory.parts, kubelet)
@@ -166,10 +166,11 @@ def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> d
 def _resource(
     resource: str, kind: str, count: int, alike: Sequence[Unit], kubelet: KubeletSettings, replicas: int
 ) -> dict[str, str]:
-    """Without a device plugin nobody counts replicas. MPS is asked for by annotation, without the kubelet.
+    """Make the labels of a resource. Without a device plugin nobody counts replicas, so there is no label of them.
 
-    kind: `-MIG-1g.10gb`, which follows the model; empty for whole GPUs. alike: the GPUs or MIG devices that it
-    describes; where the memory of one is unknown, nothing is said of it.
+    MPS is asked for by annotation, without the kubelet. kind: `-MIG-1g.10gb`, which follows the model; empty for whole
+    GPUs. alike: the GPUs or MIG devices that the labels describe; where a device's memory is unknown, the memory has no
+    label.
     """
     shared = kubelet.enabled and replicas > 1
     suffix = "-SHARED" if shared and not kubelet.rename else ""  # a renamed resource tells by its name
@@ -182,12 +183,12 @@ def _resource(
 
 
 def _plain(profile: str) -> str:
-    """A label may not contain `+`."""
+    """Write a profile without `+`, which a label may not contain."""
     return profile.replace("+", ".")
 
 
 class LabelController:
-    """Writes the label file when GPUs or its path in the policy change.
+    """The writer of the label file, which is written when GPUs or its path in the policy change.
 
     kubelet: as at the start of this process. machine: the host's product name; None: as the firmware has it. again: set
     when GPUs or policy changed.
@@ -213,7 +214,7 @@ class LabelController:
         await work_when_told(self.again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
-        """Write the file, or remove the one written before. Returns whether that succeeded."""
+        """Write the file, or remove the file written before. Return whether that succeeded."""
         path = self._node_state.settings.labels.file
         file = Path(path) if path else None
         try:

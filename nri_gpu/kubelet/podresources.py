@@ -1,4 +1,4 @@
-"""Asks the kubelet over its PodResources socket which devices it allocated to which container."""
+"""Questions to the kubelet's PodResources socket: the devices that it allocated to each container."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class PodResourcesError(NriGpuError):
-    """Why the kubelet did not answer."""
+    """A failed question. Its sentence says why the kubelet did not answer."""
 
 
 class PodResources:
-    """A client. It connects with its first request, and again after a failure. timeout_s: of each request."""
+    """A client, which connects with its first request, and again after a failure. timeout_s: of each request."""
 
     def __init__(self, socket: Path, timeout_s: float = TIMEOUT_S) -> None:
         self.socket = socket
@@ -46,7 +46,7 @@ class PodResources:
         self._gets = True  # whether this kubelet answers Get
 
     async def get(self, namespace: str, name: str) -> PodDevices:
-        """One pod; without containers where the kubelet has no such pod. Raises: PodResourcesError."""
+        """Return the devices of a pod; without containers if the kubelet has no such pod. Raises: PodResourcesError."""
         if self._gets:
             request = pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
             async with self._asking() as stub:
@@ -61,7 +61,7 @@ class PodResources:
                     self._gets = False  # until the next connection
                 else:
                     found = _pod(self._read(answer).pod_resources)
-                    # An answer about another pod is none.
+                    # An answer about another pod is no answer.
                     return found if (found.namespace, found.name) == (namespace, name) else PodDevices(namespace, name)
         listed = [pod for pod in await self.list() if (pod.namespace, pod.name) == (namespace, name)]
         if len(listed) > 1:
@@ -69,13 +69,16 @@ class PodResources:
         return listed[0] if listed else PodDevices(namespace, name)
 
     async def list(self) -> tuple[PodDevices, ...]:
-        """All pods; before Kubernetes 1.34 finished ones too. Raises: PodResourcesError."""
+        """List all pods; before Kubernetes 1.34 finished pods too. Raises: PodResourcesError."""
         async with self._asking() as stub:
             answer = self._read(await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s))
         return tuple(_pod(each) for each in answer.pod_resources)
 
     async def allocatable(self) -> Mapping[str, tuple[str, ...]]:
-        """Resource -> IDs of every device that the kubelet can allocate, used or not. Raises: PodResourcesError."""
+        """Map each resource to the IDs of all devices that the kubelet can allocate, used or not.
+
+        Raises: PodResourcesError.
+        """
         async with self._asking() as stub:
             request = pb.AllocatableResourcesRequest()
             answer = self._read(await stub.GetAllocatableResources(request, timeout=self._timeout_s))
@@ -85,13 +88,13 @@ class PodResources:
         return found
 
     def _read(self, answer: T | None) -> T:
-        """An answer that protobuf could read: of others gRPC makes None. Raises: PodResourcesError."""
+        """Return an answer. Raises: PodResourcesError: it is None, which gRPC makes of what protobuf cannot read."""
         if answer is None:
             raise PodResourcesError(f"the kubelet's answer at {self.socket} is no message of PodResources")
         return answer
 
     async def close(self) -> None:
-        """End the connection; the next request makes another."""
+        """End the connection; the next request makes a new connection."""
         channel, self._channel, self._gets = self._channel, None, True
         if channel is not None:
             with contextlib.suppress(Exception):
@@ -99,14 +102,14 @@ class PodResources:
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[pb_grpc.PodResourcesListerStub]:
-        """A stub; an error of its request ends the connection. Raises: PodResourcesError, also without a socket."""
+        """Lend a stub; an error of its request ends the connection. Raises: PodResourcesError, or no socket."""
         if self._channel is None:
             if not self.socket.is_socket():  # gRPC would keep trying to connect, and its error says less
                 raise PodResourcesError(f"there is no socket {self.socket}: the kubelet makes it at its start")
             options = (
                 ("grpc.max_receive_message_length", RECEIVE_MAX),
                 ("grpc.enable_retries", 0),
-                # Else a new channel inherits the back-off of the one before it, to a socket that is gone.
+                # Else a new channel inherits the back-off of the channel before it, to a socket that is gone.
                 ("grpc.use_local_subchannel_pool", 1),
             )
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=options)
@@ -133,12 +136,13 @@ def _container(container: pb.ContainerResources) -> ContainerDevices:
 
 
 class QuestionPace(Struct, frozen=True):
-    """Seconds. between: two questions. list_every: two Lists. first, longest: waits after a failure."""
+    """The pace of questions, in seconds."""
 
-    between: float = 0.02  # the kubelet answers 100 requests a second with a burst of 10, and has other clients
-    list_every: float = 10.0
-    first: float = 0.1
-    longest: float = 5.0
+    # Between two questions: the kubelet answers 100 requests a second with a burst of 10, and has other clients.
+    between: float = 0.02
+    list_every: float = 10.0  # between two Lists
+    first: float = 0.1  # wait after a failure
+    longest: float = 5.0  # such wait
 
 
 USUAL: Final = QuestionPace()
@@ -146,7 +150,7 @@ SELDOM: Final = QuestionPace(list_every=math.inf)
 
 
 class Inquiry:
-    """Asks about new sandboxes at once, and for everything now and then. listed: called with each List; or None."""
+    """Questions about new sandboxes at once, and a List now and then. listed: called with each List; or None."""
 
     def __init__(
         self,
@@ -185,7 +189,7 @@ class Inquiry:
             await self._client.close()
 
     async def _question(self) -> None:
-        """Until there is a sandbox to ask about, or it is time for a List."""
+        """Wait until there is a sandbox to ask about, or it is time for a List."""
         left_s = self._list_due - asyncio.get_running_loop().time()
         if self._pods.questions or left_s <= 0:
             return
@@ -193,7 +197,7 @@ class Inquiry:
         await first_done(self._pods.asked.wait(), timeout_s=left_s)
 
     async def _ask(self) -> None:
-        """One Get or List. A question that fails stays."""
+        """Send a Get or List. A question that fails stays."""
         questions = self._pods.questions
         if not questions or len(questions) > GETS_MAX or self._list_due <= asyncio.get_running_loop().time():
             await self._list()

@@ -1,4 +1,4 @@
-"""Which GPUs another device plugin, or a scheduler of GPU fractions, allocated to a container that we inject for.
+"""GPUs that another device plugin, or a scheduler of GPU fractions, allocated to a container that we inject for.
 
 NVIDIA_VISIBLE_DEVICES alone grants nothing: images set it, and so can whoever creates a pod. The kubelet's PodResources
 decides; the variable has to agree with it, since both come from one Allocate.
@@ -69,7 +69,7 @@ NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or
 
 
 class Listing(Struct, frozen=True):
-    """What PodResources says. pod: about the container's pod; None while there is no answer.
+    """The answer of PodResources. pod: about the container's pod; None while there is no answer.
 
     reserved: GPUs that pods in reservation namespaces hold -> the GPU groups of those pods.
     """
@@ -81,7 +81,7 @@ class Listing(Struct, frozen=True):
 def external_allocation(
     container: Container, listing: Listing, inventory: Inventory, settings: KubeletSettings
 ) -> KubeletAllocation | None:
-    """What others allocated to the container and we inject; None where that is nothing, or not ours to inject."""
+    """Return what other components allocated to the container and we inject; None if nothing, or not ours to inject."""
     if not settings.injects_external or injected_by_others(container):
         return None
     names = named_devices(container.env.get(VARIABLE, ""))
@@ -93,13 +93,13 @@ def external_allocation(
 def verified(
     allocation: KubeletAllocation, container: Container, listing: Listing, settings: KubeletSettings
 ) -> KubeletAllocation:
-    """An allocation read from our own tokens, with a fault where PodResources contradicts it."""
+    """Check an allocation read from our own tokens: it becomes a fault where PodResources contradicts it."""
     listed = listing.pod.container(container.name) if listing.pod else None
     if not isinstance(allocation, Allocated) or listed is None:
         return allocation
     if settings.injected(listed.devices):
         return AllocationInvalid(TWO_PLUGINS)
-    if allocation.claims:  # no device plugin's
+    if allocation.claims:  # not of a device plugin
         return allocation
     for resource in dict.fromkeys(each.resource for each in allocation.devices):
         signed = frozenset(each.id for each in allocation.devices if each.resource == resource)
@@ -113,13 +113,13 @@ def verified(
 
 
 def injected_by_others(container: Container) -> bool:
-    """Whether the container already has GPU nodes, CDI devices of NVIDIA's kinds or NVIDIA's hooks."""
+    """Return whether the container already has GPU nodes, CDI devices of NVIDIA's kinds or NVIDIA's hooks."""
     nodes = not container.privileged and any(GPU_NODE.fullmatch(each.path) for each in container.devices)
     return nodes or bool(nvidia_names(container)) or bool(container.nvidia_hooks)
 
 
 def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
-    """Whether the device is of a resource of GPUs: our own, or another plugin's that we inject."""
+    """Return whether the device is of a resource of GPUs: our own, or another plugin's that we inject."""
     if settings.injected((device,)):
         return True
     if not settings.enabled:
@@ -132,7 +132,7 @@ def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
 
 
 def is_reserving(namespace: str, settings: KubeletSettings) -> bool:
-    """Whether pods in this namespace hold GPUs for other pods to share."""
+    """Return whether pods in this namespace hold GPUs for other pods to share."""
     return settings.reservations.match(namespace)
 
 
@@ -194,7 +194,7 @@ def _fraction(
 def _units(
     names: tuple[str, ...], container: Container, inventory: Inventory
 ) -> tuple[frozenset[GpuUuid], tuple[str, ...]]:
-    """GPUs and MIG devices with these names (UUIDs or indices), and the names that nothing has."""
+    """Find the GPUs and MIG devices with these names (UUIDs or indices). Return them, and the unknown names."""
     if names == (MOUNTED_NAMES,):
         below = f"{MOUNTED_NAMES}/"
         names = tuple(each.removeprefix(below) for each in container.mounts if each.startswith(below))
@@ -234,14 +234,14 @@ class ExternalAllocations:
         return self._state.settings.kubelet
 
     def concerns(self, payload: bytes) -> bool:
-        """Whether PodResources lists devices for the pod of this request that the request itself does not show."""
+        """Return whether PodResources lists devices for a request's pod that the request itself does not show."""
         if self.pods is None or not self._settings.inject_for.patterns:
             return False
         known, settings = self.pods.known(), self._settings
         return any(pod.uid.encode() in payload for pod, each in known if settings.injected(each.devices))
 
     def read(self, container: Container, inventory: Inventory) -> Container:
-        """The container with its external allocation, or with the fault of its own token; else the same container."""
+        """Add a container's external allocation, or the fault of its own token; else return the same object."""
         settings = self._settings
         if self.pods is None and not settings.injects_external:
             return container
@@ -278,13 +278,13 @@ class ExternalAllocations:
         bound.bind(container_name=container.name).warning("kubelet allocation not valid")
 
     def reconciled(self, listed: tuple[PodDevices, ...], now: float) -> Reconciled:
-        """What a List of PodResources tells the ledger."""
+        """Make the ledger's event of a List of PodResources."""
         reserved = self._state.ledger.reservations
         about = frozenset(device for device in reserved if is_gpu_resource(device, self._settings))
         return Reconciled(now, tuple(self._named(listed)), about)
 
     def synchronized(self, containers: Iterable[Container]) -> None:
-        """Take over the runtime's list: sandboxes to ask about."""
+        """Take over the sandboxes of the runtime's list, to ask about them."""
         for container in containers:
             if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
                 self.pods.add(container.pod)
@@ -300,7 +300,7 @@ class ExternalAllocations:
                         yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
 
     def _reserved(self, pods: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
-        """GPUs that reservation pods hold -> the GPU groups of those pods."""
+        """Map GPUs that reservation pods hold to the GPU groups of those pods."""
         found: dict[GpuUuid, frozenset[str]] = {}
         if not settings.reservations.patterns:
             return found

@@ -4,8 +4,8 @@ The DRA driver's sockets (dra/kubelet_sockets.py) are started and checked by the
 
 The kubelet never dials twice. So whatever ends a session (its restart, a stream that ended, a folder that was removed)
 is answered by a new socket with a new name and a new registration, in this order: the old server stops and its stream
-ends, then the new one registers. Kubelets before kubernetes#135437 otherwise take the end of the old stream for the
-end of the new one; newer ones tell clients apart by their socket's path.
+ends, then the new server registers. Kubelets before kubernetes#135437 otherwise take the end of the old stream for the
+end of the new stream; newer kubelets tell clients apart by their socket's path.
 """
 
 from __future__ import annotations
@@ -46,25 +46,21 @@ RIVALS_AFTER: Final = 3  # short sessions in a row
 
 
 class EndpointTimes(Struct, frozen=True):
-    """Seconds. watched_within: after a registration. first_wait, longest_wait: after a failure.
+    """The times of an endpoint, in seconds."""
 
-    look_every: inotify is faster, but misses what happens between two looks. stuck: not registered for so long is an
-    error in the log.
-    """
-
-    watched_within: float = 15.0
-    look_every: float = 3.0
-    first_wait: float = 0.1
-    longest_wait: float = 30.0
-    stuck: float = STUCK_S
+    watched_within: float = 15.0  # after a registration
+    look_every: float = 3.0  # inotify is faster, but misses what happens between two looks
+    first_wait: float = 0.1  # after a failure
+    longest_wait: float = 30.0  # after failures
+    stuck: float = STUCK_S  # not registered for so long is an error in the log
 
 
 class RegistrationError(NriGpuError):
-    """Why the kubelet cannot find or call us; it is tried again."""
+    """A failed registration. Its sentence says why the kubelet cannot find or call us; it is tried again."""
 
 
 class Endpoint:
-    """One resource. began: called at the beginning of each session, before the kubelet learns of it.
+    """The socket of a resource. began: called at the beginning of each session, before the kubelet learns of it.
 
     registers: False once another daemon takes over; what runs is then still served, and nothing registered again.
     """
@@ -114,11 +110,11 @@ class Endpoint:
                 await self._pause()
 
     def status(self) -> ResourceStatus:
-        """Whether the resource is registered, and why not."""
+        """Return whether the resource is registered, and why not."""
         return ResourceStatus(self.resource, self._since is not None, self._since, self._fault)
 
     async def _session(self) -> str:
-        """From a new socket to its end. Returns what ended it."""
+        """Serve a new socket until its end. Return what ended it."""
         self._began()
         path = self._fresh_path()
         if rival := self._rival():
@@ -160,7 +156,7 @@ class Endpoint:
             resource_name=self.resource,
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
         )
-        # A pool of its own: otherwise it inherits the back-off of a channel to a socket that is gone.
+        # The channel has a pool of its own: otherwise it inherits the back-off of a channel to a socket that is gone.
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
             try:
@@ -177,7 +173,7 @@ class Endpoint:
         self._since = time.time()
 
     async def _watch(self, path: Path, kubelet: Signature | None, watcher: PluginWatcherService | None) -> str:
-        """Until the session is over. Returns why. watcher: where the kubelet finds us by itself."""
+        """Wait until the session is over. Return why. watcher: where the kubelet finds us by itself."""
         until = asyncio.get_running_loop().time() + self._times.watched_within
         while True:
             check_reached(self._folder, self._kubelet.parent)
@@ -193,7 +189,7 @@ class Endpoint:
             if self.plugin.paused and not rival:
                 return "the other device plugin is gone"
             if rival and not self.plugin.paused:
-                # The end of our stream could end theirs too (kubernetes#121994), so it stays open, without messages.
+                # Our stream's end could end the other's too (kubernetes#121994), so it stays open, without messages.
                 self.plugin.paused, self._since = True, None
                 self._complain(rival)
             late = asyncio.get_running_loop().time() > until
@@ -206,7 +202,10 @@ class Endpoint:
             await first_done(changed, self.plugin.lost.wait(), *answered)
 
     def _take_verdict(self, path: Path, watcher: PluginWatcherService) -> None:
-        """Raises: RegistrationError: the plugin watcher refused us, and will not ask again by itself."""
+        """Take the plugin watcher's verdict, if there is one.
+
+        Raises: RegistrationError: the watcher refused us, and will not ask again by itself.
+        """
         verdict = watcher.take_verdict()
         if verdict:
             raise RegistrationError(verdict)
@@ -214,7 +213,7 @@ class Endpoint:
             self._registered(path)
 
     def _rival(self) -> str:
-        """Whether NVIDIA's device plugin serves the resource, and what to do; empty if it does not."""
+        """Say that NVIDIA's device plugin serves the resource, and what to do; empty if it does not."""
         prefix, _, name = self.resource.partition("/")
         path = self._kubelet.with_name(f"nvidia-{name}.sock")
         if prefix != "nvidia.com" or not _listens(path):
@@ -225,7 +224,7 @@ class Endpoint:
         )
 
     async def _pause(self) -> None:
-        """The back-off, which ends early if a kubelet starts."""
+        """Wait for the back-off, which ends early if a kubelet starts."""
         loop, kubelet = asyncio.get_running_loop(), self._kubelet_signature()
         until = loop.time() + self._waits.next_s()
         while (left := until - loop.time()) > 0 and self._kubelet_signature() == kubelet:
@@ -238,7 +237,7 @@ class Endpoint:
         self._waits.reset()
 
     def _kubelet_signature(self) -> Signature | None:
-        """What tells one socket of the kubelet's from its next; None where there is none."""
+        """Return what tells a socket of the kubelet's from its next socket; None where there is no socket."""
         return signature(self._kubelet, follow=False)
 
     def _ended(self, why: str) -> None:
@@ -259,7 +258,7 @@ class Endpoint:
 async def serve_at(path: Path, add: Callable[[grpc.aio.Server], object], keys: str) -> grpc.aio.Server:
     """Start a gRPC server on a socket of that path, with the services that `add` gives it. Raises: RegistrationError.
 
-    keys: of the policy, by which the path becomes shorter.
+    keys: the policy's keys by which the path becomes shorter.
     """
     if len(os.fsencode(path)) > SOCKET_PATH_MAX:
         raise RegistrationError(
@@ -277,14 +276,20 @@ async def serve_at(path: Path, add: Callable[[grpc.aio.Server], object], keys: s
 
 
 def check_made(folder: Path) -> None:
-    """Raises: RegistrationError: the kubelet has not made the folder yet; RestartNeededError: as `check_reached`."""
+    """Check that the kubelet has made a folder.
+
+    Raises: RegistrationError: it has not made the folder yet; RestartNeededError: as `check_reached`.
+    """
     check_reached(folder)
     if not folder.is_dir():
         raise RegistrationError(f"there is no folder {folder}: the kubelet makes it at its start")
 
 
 def check_reached(*folders: Path) -> None:
-    """Raises: RestartNeededError: one of them was removed and made anew, and our mount still shows the old one."""
+    """Check that this process reaches folders.
+
+    Raises: RestartNeededError: a folder was removed and made anew, and our mount still shows the old folder.
+    """
     for folder in folders:
         if _removed(folder):
             raise RestartNeededError(
@@ -294,7 +299,7 @@ def check_reached(*folders: Path) -> None:
 
 
 def _removed(folder: Path) -> bool:
-    """Whether the folder, or the closest existing one above it, was removed, so that only a mount still shows it."""
+    """Return whether a folder, or the closest existing one above it, was removed, and only a mount still shows it."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
         return there.stat().st_nlink == 0 and not any(there.iterdir())
@@ -303,7 +308,7 @@ def _removed(folder: Path) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    """Whether somebody listens on a socket. Connecting to a local socket does not wait."""
+    """Return whether somebody listens on a socket. Connecting to a local socket does not wait."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
         try:
             probe.connect(str(path))

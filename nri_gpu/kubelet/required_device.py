@@ -1,4 +1,4 @@
-"""What our device plugin answers to Allocate, and the NRI plugin finds on the container: tokens and a CDI device.
+"""The tokens and the CDI device with which our device plugin answers Allocate, and which the NRI plugin finds again.
 
 A token is an annotation for each resource, `v1;resource=nvidia.com/gpu;mode=exclusive;ids=GPU-…,GPU-…;mac=…`. Allocate
 names no pod, so a token cannot either. The kubelet keeps it in its checkpoint and sets it again at every restart of the
@@ -6,7 +6,7 @@ container, after a reboot too. So it is signed with a key that lives as long as 
 changes: whether the GPUs are there and free is asked of the ledger, each time.
 
 The required CDI device keeps the container from starting until our reply undoes it (docs/guard.md). Its specification
-never changes, so a runtime finds the same one whichever version of nri-gpu wrote it, and also when none runs.
+never changes, so a runtime finds the same specification whichever version of nri-gpu wrote it, and while none runs.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def token_key(resource: str) -> str:
 
 
 def write_token(resource: str, ids: Sequence[str], key: bytes, *, shared: bool) -> str:
-    """The annotation's value, with the IDs sorted, since the kubelet's order is random."""
+    """Write the annotation's value, with the IDs sorted, since the kubelet's order is random."""
     body = f"v1;resource={resource};mode={'shared' if shared else 'exclusive'};ids={','.join(sorted(ids))}"
     return f"{body};mac={mac_of(body, key, _CONTEXT)}"
 
 
 def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> Allocated | AllocationInvalid:
-    """The allocation that all tokens of one container add up to. key: None while there is none."""
+    """Read the allocation that all tokens of a container add up to. key: of the tokens; None while there is no key."""
     if key is None:
         return AllocationInvalid(NO_KEY)
     devices: list[AllocatedDevice] = []
@@ -100,7 +100,7 @@ class TokenKey:
         self._log = LogOnce()
 
     def look(self) -> bytes | None:
-        """The key, if it is another one than at the last look. A missing folder is no fault: the kubelet makes it."""
+        """Return the key if it is new since the last look. A missing folder is no fault: the kubelet makes it."""
         try:
             key = self._read()
         except FileNotFoundError:
@@ -116,7 +116,7 @@ class TokenKey:
         return key
 
     def _read(self) -> bytes:
-        """The key in the folder, made if there is none; the one in use if the folder was made anew. Raises: OSError."""
+        """Read the key in the folder. Where it has none, make a key, or write the key in use again. Raises: OSError."""
         file, known = self._folder / KEY_FILE, self._key
         try:
             return read_key(file)
@@ -128,7 +128,7 @@ class TokenKey:
 
 
 class RequiredDevice:
-    """Decides whether Allocate may answer the device, and keeps its specification on disk."""
+    """The required CDI device: whether Allocate may answer it, and its specification on disk."""
 
     def __init__(self, settings: KubeletSettings) -> None:
         self._file = SpecFile(Path(settings.cdi_dir) / FILE_NAME)
@@ -151,11 +151,11 @@ class RequiredDevice:
             self._log.clear()
 
     def name(self) -> str:
-        """The device's qualified name for an Allocate now; empty where it must not be answered."""
+        """Return the device's qualified name for an Allocate now; empty where it must not be answered."""
         if not self.fault():
             self.write()
         return "" if self.fault() else f"{REQUIRED_KIND}={REQUIRED_NAME}"
 
     def fault(self) -> str:
-        """Why the device does not protect containers, so that only the guard stops those we never saw."""
+        """Return why the device protects no container, so that only the guard stops those we never saw; or empty."""
         return self._runtime_fault or self._log.fault if self._wanted else 'kubelet.fail_closed = "guard" in the policy'
