@@ -1,1 +1,1 @@
-"""Who holds which GPU, in one value. Knows no protobuf and no clock."""
+"""The ledger: who holds which GPU, in one value. It knows no protobuf and no clock."""

@@ -1,4 +1,4 @@
-"""Who holds what after an event: grants, and the devices and processes of containers."""
+"""The entries of the ledger after an event: grants, and the devices and processes of containers."""
 
 from __future__ import annotations
 

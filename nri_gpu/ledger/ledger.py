@@ -173,17 +173,14 @@ class ExternalAllocation(Recorded, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Who is on one GPU. releasing: which pod held it before, as long as other pods wait for that.
-
-    lost: those of the grants whose containers are over by the runtime's word.
-    """
+    """The holders of one GPU or MIG device."""
 
     grants: Mapping[ContainerId, Grant] = {}
     reservations: Mapping[AllocatedDevice, Reservation] = {}
     external: Mapping[ContainerId, ExternalAllocation] = {}
-    releasing: Releasing | None = None
+    releasing: Releasing | None = None  # the pod that held it before, as long as other pods wait for that
     claims: Mapping[ClaimUid, ClaimHold] = {}
-    lost: frozenset[ContainerId] = frozenset()
+    lost: frozenset[ContainerId] = frozenset()  # of the grants: the runtime says that these containers are over
 
     @property
     def holders(self) -> tuple[Grant | Reservation, ...]:

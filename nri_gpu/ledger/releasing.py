@@ -44,7 +44,7 @@ def releasing_after(before: Ledger, after: Ledger, event: LedgerEvent, rules: Ru
 
 
 def _left(before: Ledger, after: Ledger) -> Iterator[tuple[Grant | Reservation, GpuUuid, int | None]]:
-    """Who had which GPU exclusively and has it no more, and when the first process there began.
+    """Find who had which GPU exclusively and has it no more, and when the first process there began.
 
     A reservation without an end was for a pod whose container had run.
     """
