@@ -1,1 +1,1 @@
-"""`nri-gpu verify`: what the runtime and the kernel show of each container, compared with its signed grant."""
+"""`nri-gpu verify`: the state of each container by runtime and kernel, compared with its signed grant."""

@@ -1,4 +1,4 @@
-"""bpf(2), by ctypes: which programs filter the devices of a cgroup, and their instructions. Source: linux/bpf.h."""
+"""bpf(2), by ctypes: the programs that filter the devices of a cgroup, and their instructions. Source: linux/bpf.h."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def effective_programs(cgroup: Path) -> tuple[int, ...]:
-    """Ids of all programs that a device has to pass: the cgroup's own and, as they were attached, its ancestors'.
+    """Return the ids of all programs that a device has to pass.
+
+    They are the cgroup's own and, as they were attached, its ancestors'.
 
     Raises: OSError: no permission, no such cgroup, or a kernel without them.
     """
@@ -38,7 +40,7 @@ def effective_programs(cgroup: Path) -> tuple[int, ...]:
 
 
 def instructions(program: int) -> bytes:
-    """A loaded program as the kernel's verifier left it; empty where the kernel hides it. Raises: OSError."""
+    """Return a loaded program as the kernel's verifier left it, or empty if the kernel hides it. Raises: OSError."""
     descriptor, _ = _bpf(_PROG_GET_FD_BY_ID, struct.pack("<I", program))
     try:
         length = _info(descriptor, 0, 0)[0]
@@ -52,7 +54,7 @@ def instructions(program: int) -> bytes:
 
 
 def _info(descriptor: int, length: int, address: int) -> tuple[int, int]:
-    """Bytes of the program's instructions, and the address that they were written to."""
+    """Return the bytes of the program's instructions, and the address that they were written to."""
     info = ctypes.create_string_buffer(_INFO.pack(0, 0, 0, 0, 0, length, 0, address), _INFO.size)
     _bpf(_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", descriptor, _INFO.size, ctypes.addressof(info)))
     fields = _INFO.unpack(info.raw)
@@ -60,7 +62,7 @@ def _info(descriptor: int, length: int, address: int) -> tuple[int, int]:
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """One command; returns its result and its attributes, in which the kernel has written. Raises: OSError."""
+    """Run a command; return its result and its attributes, in which the kernel has written. Raises: OSError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(f"nri-gpu does not know bpf(2) on {platform.machine()}")

@@ -1,8 +1,8 @@
-"""Carries out an eBPF program that filters a cgroup's devices, to answer what it would let through.
+"""An eBPF program that filters a cgroup's devices, carried out to answer what it would let through.
 
 Such a program reads the three words of its context (include/uapi/linux/bpf.h: struct bpf_cgroup_dev_ctx), computes with
-registers, and returns whether the device may be used. One that does more, such as looking into a map, is not judged.
-Source: Linux Documentation/bpf/standardization/instruction-set.rst.
+registers, and returns whether the device may be used. A program that does more, such as looking into a map, is not
+judged. Source: Linux Documentation/bpf/standardization/instruction-set.rst.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class UnreadableProgramError(UnseenError):
 
 
 class Instruction(Struct, frozen=True):
-    """One of eBPF's. offset: in instructions for a jump, in bytes for a load."""
+    """An instruction of eBPF. offset: in instructions for a jump, in bytes for a load."""
 
     opcode: int
     target: int
@@ -73,7 +73,7 @@ Program = tuple[Instruction, ...]
 
 
 def parse_program(raw: bytes) -> Program:
-    """The instructions as a little-endian kernel gives them. Raises: UnreadableProgramError."""
+    """Parse the instructions as a little-endian kernel gives them. Raises: UnreadableProgramError."""
     if len(raw) % _BYTES or not raw:
         raise UnreadableProgramError(f"its {len(raw)} bytes are no whole instructions")
     parts = struct.iter_unpack("<BBhi", raw)
@@ -81,7 +81,7 @@ def parse_program(raw: bytes) -> Program:
 
 
 def lets_through(code: Program, access: int, major: int, minor: int) -> bool:
-    """Whether the program lets a character device be used. access: READ, WRITE or both.
+    """Return whether the program lets a character device be used. access: READ, WRITE or both.
 
     Raises: UnreadableProgramError.
     """
@@ -93,7 +93,10 @@ def lets_through(code: Program, access: int, major: int, minor: int) -> bool:
 
 
 def _run(code: Program, context: bytes) -> int:
-    """What it returns. Register 1 holds the context's address, which is 0 here. Raises: KeyError, IndexError."""
+    """Run the program and return its result. Register 1 holds the context's address, which is 0 here.
+
+    Raises: KeyError, IndexError.
+    """
     registers, at = [0] * 11, 0
     for _ in range(STEPS_MAX):
         if at < 0:

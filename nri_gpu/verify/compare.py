@@ -1,4 +1,4 @@
-"""Compares what one container has with what its signed grant says. Pure: each difference is a sentence."""
+"""The differences between what one container has and what its signed grant says. Pure: each is a sentence."""
 
 from __future__ import annotations
 
@@ -41,21 +41,17 @@ VALUE_MAX: Final = 200  # characters of a variable's value
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """One container.
-
-    opens: numbers that the kernel lets it open. staged: entries of the stage folder that are mounted in it, by the
-    kernel's word. simulated: a topology file's node grants capabilities that its driver has no files for.
-    """
+    """A container as it was seen."""
 
     spec: Spec
     grant: SignedGrant | InvalidGrant | None
-    opens: Set[DeviceNumber]
-    staged: frozenset[str]
-    simulated: bool = False
+    opens: Set[DeviceNumber]  # numbers that the kernel lets it open
+    staged: frozenset[str]  # entries of the stage folder that are mounted in it, by the kernel's word
+    simulated: bool = False  # a topology file's node grants capabilities that its driver has no files for
 
 
 def differences(seen: Seen, numbers: Mapping[DeviceNumber, Owner], stage_dir: str) -> Iterator[str]:
-    """All that is not as granted, each as a clause that follows the container's name."""
+    """Yield all that is not as granted, each as a clause that follows the container's name."""
     if isinstance(seen.grant, InvalidGrant):
         yield f"its signed grant is not valid: {seen.grant.why}"
     yield from _of_devices(seen, numbers)
@@ -84,7 +80,7 @@ def _of_devices(seen: Seen, numbers: Mapping[DeviceNumber, Owner]) -> Iterator[s
 
 
 def _lacking(seen: Seen, number: DeviceNumber, owner: Owner, nodes: Set[DeviceNumber]) -> Iterator[str]:
-    """Why it cannot use what it was granted."""
+    """Say why the container cannot use what it was granted."""
     if not _has(_granted(seen), number, owner, nodes):
         yield f"its spec has no node {_named(owner, number)}, which its grant needs"
     elif number in nodes and number not in seen.opens:
@@ -96,12 +92,12 @@ def _lacking(seen: Seen, number: DeviceNumber, owner: Owner, nodes: Set[DeviceNu
 
 
 def _has(granted: Set[str], number: DeviceNumber, owner: Owner, nodes: Set[DeviceNumber]) -> bool:
-    """Whether a number's node is there, or need not be: those in /dev/dri come with graphics alone."""
+    """Return whether a number's node is there, or need not be: nodes in /dev/dri come with graphics alone."""
     return number in nodes or not owner.units & granted or owner.path.startswith("/dev/dri/")
 
 
 def _origin(seen: Seen, number: DeviceNumber, nodes: Set[DeviceNumber], *, moved: bool) -> str:
-    """How it came to a number that was not granted, as a format; empty where it does not have it.
+    """Return the template for how the container came to an ungranted number, or empty if it does not have it.
 
     moved: what it was granted has another number now.
     """
@@ -131,7 +127,7 @@ def _of_mounts(seen: Seen, stage_dir: str) -> Iterator[str]:
 
 
 def _of_environment(seen: Seen) -> Iterator[str]:
-    """Programs and exporters believe the variable, so it must say what was granted."""
+    """Check the variable that programs and exporters believe: it must say what was granted."""
     if not (granted := _granted(seen)):
         return
     name = OUR_UUIDS if seen.spec.env.get(VISIBLE_DEVICES) == VOID else VISIBLE_DEVICES

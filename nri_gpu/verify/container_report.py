@@ -28,7 +28,10 @@ DAEMON, SNAPSHOT = "daemon", "snapshot"  # where device numbers are from
 
 
 class Verdict(StrEnum):
-    """Of a container. OK: it has what its signed grant says. NO_GPU: it was granted none, and can open none."""
+    """The verdict on a container. OK: it has what its signed grant says.
+
+    NO_GPU: it was granted none, and can open none.
+    """
 
     OK = "ok"
     NO_GPU = "no GPU"
@@ -46,7 +49,7 @@ class OpenNumber(Struct, frozen=True):
 
 
 class ContainerReport(Struct, frozen=True, kw_only=True):
-    """One container. pod: `namespace/name`. mode, gpu_uuids, generation: of its signed grant; mode empty without GPUs.
+    """A container. pod: `namespace/name`. mode, gpu_uuids, generation: of its signed grant; mode empty without GPUs.
 
     differences: clauses that follow its name. unseen: why it, or a part of it, could not be looked at.
     """
@@ -75,22 +78,22 @@ class Report(Struct, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
 
 
 class Expected(Struct, frozen=True, kw_only=True):
-    """What containers are held against.
-
-    stage_dir: without symlinks. numbers_from: as in `Report`. holders: asks the daemon which containers run with GPUs,
-    id -> `namespace/pod`; None where it cannot say.
-    """
+    """The state that containers are held against."""
 
     kernel: Kernel
     key: bytes
     inventory: Inventory
-    stage_dir: Path
-    numbers_from: str
+    stage_dir: Path  # without symlinks
+    numbers_from: str  # as in `Report`
+    # Asks the daemon which containers run with GPUs, id -> `namespace/pod`, or None if it cannot say.
     holders: Callable[[], Mapping[str, str] | None]
 
 
 def verify(bundles: Callable[[], Iterable[Bundle]], by: Expected) -> Report:
-    """The report on these containers. A pod's sandbox is no container to users: it is there if something is wrong."""
+    """Return the report on these containers.
+
+    A pod's sandbox is no container to users: it is listed only if something is wrong.
+    """
     numbers, found, denied = device_numbers(by.inventory), list[ContainerReport](), False
     pods, holders = dict[str, str](), by.holders()
     for bundle in bundles():
@@ -112,7 +115,7 @@ def verify(bundles: Callable[[], Iterable[Bundle]], by: Expected) -> Report:
 
 
 def _missing(by: Expected, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
-    """Why what was found is not all."""
+    """Yield why what was found is not all."""
     if holders is None:
         yield "which containers have GPUs by the daemon's word: it stopped, or is of another version"
         return
@@ -127,7 +130,7 @@ def _missing(by: Expected, holders: Mapping[str, str] | None, pods: Mapping[str,
 
 
 def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Expected) -> ContainerReport:
-    """Raises: UnseenError."""
+    """Compare a container with what it should have. Raises: UnseenError."""
     if bundle.fault:
         raise UnseenError(bundle.fault)
     filtered = by.kernel.device_filter(bundle.pid, bundle.id)
@@ -153,7 +156,7 @@ def _compared(bundle: Bundle, numbers: Mapping[DeviceNumber, Owner], by: Expecte
 
 
 def _held_twice(each: ContainerReport, found: Iterable[ContainerReport], pods: Mapping[str, str]) -> ContainerReport:
-    """The report with other pods that have a valid grant of the same GPU, where either is exclusive."""
+    """Add to the report other pods that have a valid grant of the same GPU, if either grant is exclusive."""
     others = [
         other
         for other in found

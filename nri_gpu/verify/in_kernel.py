@@ -1,7 +1,7 @@
-"""What the kernel enforces for a process: which devices its cgroups let it open, and what is mounted where it lives.
+"""The kernel's rules for a process: the devices its cgroups let it open, and the mounts where it lives.
 
-On a host that has both, cgroup v1's list and the eBPF programs of cgroup v2 must each let a device through
-(Linux: security/device_cgroup.c, devcgroup_check_permission). Nothing here asks the container or its runtime.
+On a host that has both, cgroup v1's list and the eBPF programs of cgroup v2 must each let a device through (Linux:
+security/device_cgroup.c, devcgroup_check_permission). Nothing here asks the container or its runtime.
 """
 
 from __future__ import annotations
@@ -38,34 +38,37 @@ class DeviceRule(Struct, frozen=True):
         return cls(kind, major, minor, access)
 
     def lets_through(self, access: int, major: int, minor: int) -> bool:
-        """For a character device. Where v1 allows all but some devices it lists only `a *:* rwm`."""
+        """Return whether the rule lets a character device through.
+
+        If v1 allows all but some devices, it lists only `a *:* rwm`.
+        """
         wanted = {letter for bit, letter in _LETTERS.items() if access & bit}
         numbers = self.major in (None, major) and self.minor in (None, minor)
         return self.kind in "ac" and numbers and wanted <= {*self.access}
 
 
 class DeviceFilter(Struct, frozen=True):
-    """What one process may open.
+    """The devices that one process may open.
 
-    rules: of cgroup v1; None where it has none. programs: of cgroup v2; all of them must let a device through.
+    rules: of cgroup v1, or None if it has none. programs: of cgroup v2; all of them must let a device through.
     """
 
     rules: tuple[DeviceRule, ...] | None = None
     programs: tuple[Program, ...] = ()
 
     def lets_through(self, access: int, number: DeviceNumber) -> bool:
-        """Whether a character device may be opened for all of this access. Raises: UnseenError."""
+        """Return whether a character device may be opened for all of this access. Raises: UnseenError."""
         if self.rules is not None and not any(rule.lets_through(access, *number) for rule in self.rules):
             return False
         return all(lets_through(code, access, *number) for code in self.programs)
 
     def opens(self, number: DeviceNumber) -> bool:
-        """Whether it may be opened at all: the driver lets a GPU be used through a descriptor of either kind."""
+        """Return whether it may be opened at all: the driver lets a GPU be used through a descriptor of either kind."""
         return self.lets_through(READ, number) or self.lets_through(WRITE, number)
 
 
 class Kernel:
-    """The host's cgroups. programs, code: ids of a cgroup's programs, and the bytes of one."""
+    """The host's cgroups. programs: returns the ids of a cgroup's programs. code: returns the bytes of a program."""
 
     def __init__(
         self,
@@ -74,14 +77,17 @@ class Kernel:
         programs: Callable[[Path], Iterable[int]] = bpf.effective_programs,
         code: Callable[[int], bytes] = bpf.instructions,
     ) -> None:
-        """Raises: UnseenError."""
+        """Read our own mounts. Raises: UnseenError."""
         self.proc = proc
         self.mounts = mounts_of("self", proc)
         self._programs = programs
         self._code = code
 
     def device_filter(self, pid: int, container: str) -> DeviceFilter:
-        """What a container's first process may open. Raises: UnseenError: also where it is not in that container."""
+        """Return what a container's first process may open.
+
+        Raises: UnseenError: also if it is not in that container.
+        """
         cgroups, places = cgroups_of(pid, self.proc), hierarchies(self.mounts)
         if not any(container in path for path in cgroups.values()):
             raise UnseenError(f"process {pid}, which its runtime names, is in no cgroup of this container")
@@ -106,7 +112,10 @@ class Kernel:
 
 
 def staged_by_mounts(stage_dir: Path, host: Iterable[Mounted], inside: Iterable[Mounted]) -> frozenset[str]:
-    """Which entries of the stage folder are mounted inside. host: our own mounts. stage_dir: without symlinks."""
+    """Return the entries of the stage folder that are mounted inside.
+
+    host: our own mounts. stage_dir: without symlinks.
+    """
     holding = [each for each in host if stage_dir.is_relative_to(each.place)]
     if not holding:
         return frozenset()

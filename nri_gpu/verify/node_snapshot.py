@@ -35,29 +35,23 @@ BYTES_MAX: Final = 16 << 20
 
 
 class SnapshotError(ValueError):
-    """A snapshot that cannot be used. Says why, as a clause."""
+    """A fault for which a snapshot cannot be used. Says why, as a clause."""
 
 
 class Evidence(Recorded, frozen=True, kw_only=True):
-    """What has to be the same, or the snapshot does not hold.
+    """The state that has to be unchanged for the snapshot to hold."""
 
-    boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
-    module_versions: name and version of each loaded module of the driver. settings: where the policy says the driver
-    is. host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what
-    the kernel shows of GPUs, MIG instances, nodes and majors.
-    """
-
-    boot_id: str
-    program: str
-    module_version: str
-    settings: tuple[str, ...]
-    host: Signatures
-    staged: Signatures
-    sight: str
-    module_versions: tuple[str, ...] = ()
+    boot_id: str  # of the kernel
+    program: str  # our own version
+    module_version: str  # of the kernel module that is loaded
+    settings: tuple[str, ...]  # where the policy says the driver is
+    host: Signatures  # of the driver's folders on the host
+    staged: Signatures  # of the folders that containers get
+    sight: str  # a digest of what the kernel shows of GPUs, MIG instances, nodes and majors
+    module_versions: tuple[str, ...] = ()  # name and version of each loaded module of the driver
 
     def differences(self, other: Evidence) -> str:
-        """What differs, for the log; empty where nothing does."""
+        """Return what differs, for the log, or empty."""
         return ", ".join(text for name, text in _DIFFERENCES.items() if getattr(self, name) != getattr(other, name))
 
 
@@ -74,7 +68,7 @@ _DIFFERENCES: Final = {
 
 
 class Snapshot(Recorded, frozen=True, kw_only=True):
-    """The content: what a grant needs of the node, and the evidence."""
+    """The content of the file: what a grant needs of the node, and the evidence."""
 
     evidence: Evidence
     inventory: Inventory
@@ -83,7 +77,7 @@ class Snapshot(Recorded, frozen=True, kw_only=True):
 
 
 def sight_of(glance: object) -> str:
-    """A digest of what the kernel shows."""
+    """Return a digest of what the kernel shows."""
     return hashlib.sha256(repr(glance).encode()).hexdigest()
 
 
@@ -93,7 +87,7 @@ def to_bytes(snapshot: Snapshot, key: bytes) -> bytes:
 
 
 def from_bytes(content: bytes, key: bytes) -> Snapshot:
-    """The snapshot in a file. Raises: SnapshotError."""
+    """Return the snapshot in a file. Raises: SnapshotError."""
     mac, _, body = content.partition(b"\n")
     if not hmac.compare_digest(mac, _mac(body, key)):
         raise SnapshotError("it was not written by a daemon with this state folder's key, or was changed since")
@@ -107,7 +101,7 @@ def from_bytes(content: bytes, key: bytes) -> Snapshot:
 
 
 def read_snapshot(folder: Path, key: bytes) -> Snapshot | None:
-    """The last one; None where there is none. Raises: SnapshotError."""
+    """Return the last snapshot, or None if there is none. Raises: SnapshotError."""
     path = folder / SNAPSHOT_FILE
     try:
         with path.open("rb") as file:
@@ -129,18 +123,16 @@ LOOK_S: Final = 1.0  # between two comparisons of values in memory
 
 
 class EvidenceSource(Struct, frozen=True, kw_only=True):
-    """Where the evidence comes from.
-
-    look: a glance at what the kernel shows. answered: the glance from before the node state's inventory was asked for,
-    None before the first answer: what changed since then must not count as seen. scanned: the driver's folders from
-    before the scan whose files are in the node state, None before the first.
-    """
+    """The sources of the evidence."""
 
     driver_root: Path
     library_dirs: tuple[str, ...]
     stage_dir: Path
-    look: Callable[[], Hashable]
+    look: Callable[[], Hashable]  # a glance at what the kernel shows
+    # The glance from before the node state's inventory was asked for, or None before the first answer: what changed
+    # since then must not count as seen.
     answered: Callable[[], Hashable]
+    # The driver's folders from before the scan whose files are in the node state, or None before the first scan.
     scanned: Callable[[], Signatures | None]
     module: Callable[[], str] = module_version
     modules: Callable[[], Mapping[str, str]] = module_versions
@@ -148,10 +140,12 @@ class EvidenceSource(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotController:
-    """Writes it after each change, and reads it once. A simulated node has none: its file is read in a millisecond."""
+    """A controller that writes the snapshot after each change, and reads it once. folder: the state folder.
+
+    A simulated node has no snapshot: its file is read in a millisecond.
+    """
 
     def __init__(self, folder: Path, key: bytes, host: EvidenceSource, node_state: NodeState) -> None:
-        """folder: the state folder."""
         self._folder = folder
         self._key = key
         self._host = host
@@ -160,7 +154,7 @@ class SnapshotController:
         self._faults = LogOnce()
 
     def restore(self, cache: InventoryCache) -> bool:
-        """Use the last snapshot until the driver answers. Returns whether there is one that holds."""
+        """Use the last snapshot until the driver answers. Return whether there is one that holds."""
         last = self.recall()
         if last is None:
             return False
@@ -173,7 +167,7 @@ class SnapshotController:
         return True
 
     def recall(self) -> Snapshot | None:
-        """The last snapshot, where everything that is visible without the driver is as it was; else None."""
+        """Return the last snapshot if everything that is visible without the driver is as it was, else None."""
         try:
             last = read_snapshot(self._folder, self._key)
         except SnapshotError as error:
@@ -187,7 +181,7 @@ class SnapshotController:
             version = ""
         found = folder_signatures(self._host.driver_root, self._host.library_dirs)
         now = self._evidence(version, last.driver, found, self._host.look())
-        # Where the kernel's boot id cannot be read, none is like another.
+        # A boot id that cannot be read equals no other.
         if differences := last.evidence.differences(replace(now, boot_id=now.boot_id or "unknown")):
             logger.bind(fault=differences).info("the last snapshot does not hold")
             return None
@@ -199,7 +193,7 @@ class SnapshotController:
             await asyncio.sleep(LOOK_S)
 
     async def keep(self) -> None:
-        """Write it where something changed since it was written."""
+        """Write the snapshot if something changed since it was written."""
         node, sight, scanned = self._node_state.node, self._host.answered(), self._host.scanned()
         if node.inventory.fault or node.driver is None or not node.module_version or sight is None or scanned is None:
             return  # the node cannot grant, so there is nothing to keep

@@ -1,4 +1,4 @@
-"""The containers of a node, from the OCI bundles that containerd keeps for those that run: what its runtime was told.
+"""The containers of a node, by the OCI bundles that containerd keeps for those that run: what its runtime was told.
 
 A bundle is the folder STATE/io.containerd.runtime.v2.task/NAMESPACE/ID, with `config.json` and `init.pid`. It has what
 CRI would answer, of Docker's containers too, and needs no gRPC. Source: containerd docs/ops.md, core/runtime/v2.
@@ -20,7 +20,7 @@ from nri_gpu.domain.text import shown
 from nri_gpu.verify.oci_spec import Spec
 
 TASKS: Final = "io.containerd.runtime.v2.task"
-# Of containerd itself, k3s and RKE2, k0s, MicroK8s, and of the one that Docker starts by itself.
+# State folders of containerd itself, k3s and RKE2, k0s, MicroK8s, and of the containerd that Docker starts.
 STATES: Final = (
     "/run/containerd",
     "/run/k3s/containerd",
@@ -44,23 +44,23 @@ class Bundle(Struct, frozen=True):
 
     @property
     def sandbox(self) -> bool:
-        """Whether it only holds a pod's namespaces."""
+        """Return whether it only holds a pod's namespaces."""
         return self._cri("container-type") == "sandbox"
 
     @property
     def pod_uid(self) -> str:
-        """As NRI names it: a hand-made pod without a uid goes by its sandbox."""
+        """Return the pod's UID as NRI names it: a hand-made pod without a uid goes by its sandbox."""
         return self._cri("sandbox-uid") or self._cri("sandbox-id")
 
     @property
     def pod(self) -> str:
-        """`namespace/name`; of a container without a pod, containerd's namespace for it: `moby`."""
+        """Return `namespace/name`, or for a container without a pod containerd's namespace for it, such as `moby`."""
         name = self._cri("sandbox-name")
         return shown(f"{self._cri('sandbox-namespace')}/{name}" if name else self.namespace, NAME_MAX)
 
     @property
     def name(self) -> str:
-        """In its pod; without one the short id."""
+        """Return the container's name in its pod, or the short id if it has no pod."""
         return "(sandbox)" if self.sandbox else shown(self._cri("container-name") or self.id[:12], NAME_MAX)
 
     def _cri(self, key: str) -> str:
@@ -68,9 +68,9 @@ class Bundle(Struct, frozen=True):
 
 
 def read_bundles(states: Iterable[Path]) -> tuple[Bundle, ...]:
-    """All containers that run, of each containerd with one of these state folders.
+    """Return all containers that run, of each containerd with a state folder of these.
 
-    Raises: UnseenError: none of them has containers' bundles, or they may not be listed.
+    Raises: UnseenError: none of the folders has containers' bundles, or they may not be listed.
     """
     given = tuple(states)
     found = [folders for state in given if (folders := _entries(state / TASKS)) is not None]
@@ -84,7 +84,7 @@ def read_bundles(states: Iterable[Path]) -> tuple[Bundle, ...]:
 
 
 def _entries(folder: Path) -> list[Path] | None:
-    """What is in a folder, by name; None where there is no such folder. Raises: UnseenError."""
+    """Return what is in a folder, by name, or None if there is no such folder. Raises: UnseenError."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -94,14 +94,14 @@ def _entries(folder: Path) -> list[Path] | None:
 
 
 def _read(path: Path) -> Bundle | None:
-    """None where the container does not run yet, or no more."""
+    """Read a bundle. Return None if the container does not run yet, or no more."""
     file, bundle = path / "config.json", Bundle(path.name, path.parent.name)
     try:
         written_s = file.stat().st_mtime
         bundle = replace(bundle, spec=msgspec.json.decode(file.read_bytes(), type=Spec))
         return replace(bundle, pid=int((path / "init.pid").read_text()))
     except FileNotFoundError as error:
-        # A file has no time but that of the day: where it was set back, a spec of tomorrow is not young for a day.
+        # Files have the time of day: where that was set back, a spec of tomorrow must not count as young for a day.
         if not file.exists() or abs(time.time() - written_s) < STARTING_S:
             return None
         return replace(bundle, fault=f"its runtime wrote no {error.filename}: it may run in a virtual machine")

@@ -1,4 +1,7 @@
-"""What is read of a container's OCI runtime spec. Source: opencontainers/runtime-spec config.md, config-linux.md."""
+"""The part of a container's OCI runtime spec that is read.
+
+Source: opencontainers/runtime-spec config.md, config-linux.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class SpecRule(Struct, frozen=True):
     access: str = ""
 
     def fits(self, major: int, minor: int) -> bool:
-        """Whether it is about opening this character device."""
+        """Return whether the rule is about opening this character device."""
         return (
             self.type in ("", "a", "c")
             and _any(self.major) in (-1, major)
@@ -37,7 +40,7 @@ class SpecRule(Struct, frozen=True):
 
     @property
     def everything(self) -> bool:
-        """Whether it is the rule of a privileged container."""
+        """Return whether it is the rule of a privileged container."""
         return self.allow and self.type in ("", "a") and _any(self.major) == _any(self.minor) == -1
 
 
@@ -77,7 +80,7 @@ class Spec(Struct, frozen=True):
 
     @property
     def nvidia_hooks(self) -> tuple[str, ...]:
-        """NVIDIA's programs among its hooks, by name: by path, or as the first argument."""
+        """Return NVIDIA's programs among its hooks, by name: by path, or as the first argument."""
         hooks = [hook for stage in (self.hooks or {}).values() for hook in stage or ()]
         paths = [path for hook in hooks for path in (hook.path, *(hook.args or ())[:1])]
         return tuple(sorted({path.rpartition("/")[2] for path in paths} & NVIDIA_HOOKS))
@@ -93,18 +96,18 @@ class Spec(Struct, frozen=True):
         return (resources.devices if resources else None) or ()
 
     def opens(self, number: DeviceNumber) -> bool:
-        """Whether its rules open a character device: the last that fits holds."""
+        """Return whether its rules open a character device: the last rule that fits holds."""
         return next((rule.allow for rule in reversed(self.rules) if rule.fits(*number)), False)
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment; the last of a name holds."""
+        """Return the environment; the last of a name holds."""
         pairs = (each.partition("=") for each in (self.process.env if self.process else None) or ())
         return {name: value for name, equals, value in pairs if equals}
 
     @property
     def privileged(self) -> bool:
-        """Whether it may use every device of the host."""
+        """Return whether it may use every device of the host."""
         return any(rule.everything for rule in self.rules)
 
 
