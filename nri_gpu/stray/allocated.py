@@ -1,4 +1,4 @@
-"""Which GPUs the kubelet allocated to pods, asked where a container uses one that nobody here granted.
+"""The GPUs that the kubelet allocated to pods, asked when a container uses a GPU that nobody here granted.
 
 The question is put by a child process, because the daemon may have no other use for gRPC:
 
@@ -26,11 +26,11 @@ _UUIDS: Final = ("GPU-", "MIG-")  # how ids begin; other devices of pods do not 
 
 
 class AllocationsUnknownError(NriGpuError):
-    """Why the kubelet did not tell."""
+    """The reason why the kubelet did not tell."""
 
 
 async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]:
-    """Namespace and name of a pod -> UUIDs of the devices that it has; nothing where this node has no kubelet.
+    """Map namespace and name of a pod to the UUIDs of its devices; empty if this node has no kubelet.
 
     Raises: AllocationsUnknownError.
     """
@@ -55,7 +55,7 @@ async def allocated(socket: str) -> Mapping[tuple[str, str], frozenset[GpuUuid]]
 
 
 async def _ask(socket: Path) -> bytes:
-    """A line of JSON: namespace, name and UUIDs of each pod that has some."""
+    """Return a line of JSON: namespace, name and UUIDs of each pod that has some."""
     from nri_gpu.kubelet.kubelet_controller import set_up_grpc
 
     set_up_grpc()

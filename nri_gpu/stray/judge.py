@@ -1,4 +1,4 @@
-"""Whose use of a GPU nobody granted: what processes have open, held against the ledger. Pure."""
+"""The uses of GPUs that nobody granted: what processes have open, held against the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Owners = Mapping[DeviceNumber, GpuUuid]
 
 
 class Kind(StrEnum):
-    """Who uses it."""
+    """The kinds of users."""
 
     UNGRANTED = "ungranted-container"
     OTHER_GPU = "other-gpu"
@@ -55,9 +55,9 @@ class StrayUse(Struct, frozen=True, kw_only=True):
     """A container, or a process of the host, that uses what nobody granted to it.
 
     kind: of `Kind`. message: who, what, and what to do. gpu_uuids, nodes: what nobody granted; a node such as nvidiactl
-    is of no GPU. namespace, pod, container, container_id: empty where unknown. cgroup: of the first process.
-    stoppable: it is an unprivileged container of this runtime, and uses a GPU.
-    since_s: when it was first seen, seconds since the epoch.
+    is of no GPU. namespace, pod, container, container_id: empty where unknown. cgroup: of the first process. stoppable:
+    it is an unprivileged container of this runtime, and uses a GPU. since_s: when it was first seen, seconds since the
+    epoch.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class StrayUse(Struct, frozen=True, kw_only=True):
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """What the daemon knows of containers. allocated: GPUs and MIG devices that the kubelet gave to pods."""
+    """The daemon's knowledge of containers. allocated: GPUs and MIG devices that the kubelet gave to pods."""
 
     inventory: Inventory
     entries: Mapping[ContainerId, Entry] = {}
@@ -90,7 +90,7 @@ class Known(Struct, frozen=True, kw_only=True):
         before: tuple[Ledger, Mapping[ContainerId, ListedContainer]],
         after: tuple[Ledger, Mapping[ContainerId, ListedContainer]],
     ) -> Known:
-        """What was known before a look or after it: containers come and go meanwhile."""
+        """Return what was known before a look or after it: containers come and go meanwhile."""
         return cls(
             inventory=inventory,
             entries={**before[0].entries, **after[0].entries},
@@ -103,7 +103,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[StrayUse, ...]:
-    """What nobody granted, of these uses: containers first. exceptions: of the policy."""
+    """Return what nobody granted, of these uses: containers first. exceptions: of the policy."""
     contained: dict[ContainerId, list[Use]] = {}
     owners = dict(unit_numbers(known.inventory))
     host: list[StrayUse] = []
@@ -117,10 +117,10 @@ def judge(uses: Iterable[Use], known: Known, exceptions: Globs) -> tuple[StrayUs
 
 
 def container_of(cgroups: Iterable[str], known: Known) -> ContainerId | None:
-    """The container that a process with these cgroups is in; None for one of the host.
+    """Return the container that a process with these cgroups is in, or None for a process of the host.
 
-    Of several, nested in one another, the outermost that is known: a container may name cgroups below its own. So may
-    a user of the host, whose own containers are not known.
+    If several are nested in one another, it is the outermost that is known: a container may name cgroups below its own.
+    So may a user of the host, whose own containers are not known.
     """
     ids = list(_container_ids(cgroups, known))
     return next(filter(known.knows, ids), ids[0] if ids else None)
@@ -234,13 +234,13 @@ _REMEDIES: Final[Mapping[Kind, str]] = {
 
 
 def _with_whole(uuids: Iterable[GpuUuid], inventory: Inventory) -> frozenset[GpuUuid]:
-    """These, and the GPUs of which they are MIG devices: these are used through the GPU's node."""
+    """Add the GPUs of which these are MIG devices: a MIG device is used through its GPU's node."""
     held = frozenset(uuids)
     return held | {gpu.uuid for gpu in inventory.gpus if any(part.uuid in held for part in gpu.mig)}
 
 
 def _node(number: DeviceNumber, majors: Majors) -> str:
-    """The node's usual path: where a process has made it may be anywhere."""
+    """Return the node's usual path: where a process has made it may be anywhere."""
     major, minor = number
     if major == majors.nvidia:
         return {NVIDIACTL_MINOR: NVIDIACTL, MODESET_MINOR: MODESET}.get(minor, f"/dev/nvidia{minor}")

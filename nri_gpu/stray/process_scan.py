@@ -1,4 +1,4 @@
-"""One look at /proc: which processes have NVIDIA's device nodes open.
+"""A look at /proc for the processes that have NVIDIA's device nodes open.
 
 It takes a second on a full node, so it runs in a child process, which can be ended when it takes longer:
 
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
-    """Raises: OSError: it is gone, or its files may not be seen."""
+    """Return the use of a process, or None. Raises: OSError: it is gone, or its files may not be seen."""
     numbers = tuple(sorted({number for tid in _tables(pid) for number in _open_numbers(tid, majors)}))
     if not numbers or owner in _ancestors(pid):
         return None
@@ -76,7 +76,10 @@ def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
 
 
 def _tables(pid: int) -> Iterator[int]:
-    """A thread for each table of open files: threads may have tables of their own, and the first may have ended."""
+    """Yield a thread for each table of open files.
+
+    Threads may have tables of their own, and the first thread may have ended.
+    """
     yield pid
     for tid in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
         if tid != pid and _KCMP and _syscall(_KCMP, pid, tid, _KCMP_FILES, 0, 0) > 0:
@@ -91,7 +94,7 @@ def _open_numbers(pid: int, majors: frozenset[int]) -> Iterator[DeviceNumber]:
 
 
 def _device(path: bytes) -> DeviceNumber | None:
-    """Major and minor, where it is a character device. Raises: PermissionError: that may not be seen."""
+    """Return major and minor if it is a character device, else None. Raises: PermissionError: that may not be seen."""
     if _statx(_AT_FDCWD, path, _DONT_SYNC, _STATX_TYPE, _buffer):
         if ctypes.get_errno() == errno.EACCES:
             os.readlink(path)  # noqa: PTH115 - fails too, unless it is the file's own file system that refuses
@@ -129,7 +132,10 @@ def _cgroups(pid: int) -> tuple[str, ...]:
 
 
 def parse_cgroups(text: str) -> tuple[str, ...]:
-    """Source: cgroups(7), `4:memory:/kubepods/...`. A path has no newline, and may have all else that ends lines."""
+    """Parse a line of cgroups(7), `4:memory:/kubepods/...`.
+
+    A path has no newline, and may have all else that ends lines.
+    """
     paths = (line.split(":", 2)[2][:TEXT_MAX] for line in text.split("\n") if line)
     return tuple(dict.fromkeys(path for path in paths if path != "/"))
 

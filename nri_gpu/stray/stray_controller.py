@@ -1,4 +1,4 @@
-"""Looks for stray use now and then, and reports each finding once."""
+"""The controller that looks for stray use now and then, and reports each finding once."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _Seen = tuple[str, StrayProcess]  # a finding's container, and one of its proces
 
 
 class LookError(NriGpuError):
-    """Why a look found nothing out: one sentence."""
+    """The reason why a look found nothing out: one sentence."""
 
 
 class Look(Struct, frozen=True):
-    """What one look found."""
+    """The result of one look."""
 
     uses: tuple[Use, ...]
     extent: Extent
 
     @property
     def fault(self) -> str:
-        """Why something may be missing; empty where nothing is."""
+        """Return why something may be missing, or empty."""
         if not self.extent.whole:
             return HIDDEN
         return CLOSED if self.extent.closed else ""
@@ -77,11 +77,14 @@ async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
 
 
 class StrayController:
-    """One for the life of the daemon.
+    """A controller for the life of the daemon.
 
-    findings: of the last look. fault: why it found less than there may be; empty where nothing is wrong. looked_s: when
-    it was, seconds since the epoch; None where there is none, or it failed.
-    containers: the runtime's live ones. scan: one look. allocations: of the kubelet, by its socket.
+    findings: of the last look.
+    fault: why it found less than there may be, or empty.
+    looked_s: when it was, or None if there was none, or it failed; seconds since the epoch.
+    containers: the runtime's live ones.
+    scan: takes a look.
+    allocations: of the kubelet, by its socket.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class StrayController:
         return self._node_state.settings.stray
 
     async def run(self) -> None:
-        """Until cancelled. The first look comes after an interval: by then a daemon before this one is gone."""
+        """Run until cancelled. The first look comes after an interval: by then a daemon before this one is gone."""
         while True:
             await first_done(self._woken.wait(), timeout_s=self._settings.every_s if self._settings.enabled else None)
             self._woken.clear()
@@ -131,7 +134,7 @@ class StrayController:
                 self._log.fault = repr(error)
 
     async def look_again(self) -> None:
-        """One look, and what follows from it. Raises: LookError."""
+        """Take a look, and do what follows from it. Raises: LookError."""
         state = self._node_state
         if not state.synchronized:
             self._forget("the runtime has not listed its containers yet, so nobody is judged")
@@ -142,7 +145,7 @@ class StrayController:
         before = (state.ledger, self._containers())
         seen = await self._scan(state.node.inventory.majors)
         known = Known.of(state.node.inventory, before, (state.ledger, self._containers()))
-        # What runs in nri-gpu's own container is its own: MPS daemons, which are no children of its any more.
+        # Processes in nri-gpu's own container are its own: MPS daemons, which are not its children any more.
         ours = seen.extent.cgroups if container_of(seen.extent.cgroups, known) else None
         found, unknown = await self._judge([use for use in seen.uses if use.cgroups != ours], known)
         self.looked_s, self.fault = time.time(), unknown or seen.fault
@@ -155,7 +158,7 @@ class StrayController:
             self._log.clear()
 
     async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
-        """The findings, and why it is not known what of it the kubelet allocated; empty where that is known."""
+        """Return the findings, and why it is not known what of them the kubelet allocated, or empty."""
         settings = self._node_state.settings
         monitors = settings.foreign.monitors.patterns  # no path of a program or a cgroup looks like one
         exceptions = Globs((*settings.stray.exceptions.patterns, *monitors, self._programs))
@@ -184,7 +187,7 @@ class StrayController:
         self.findings, self._first_seen = tuple(dated), seen
 
     def _report(self, found: StrayUse) -> None:
-        """Once for each container, and for each program of the host."""
+        """Report once for each container, and for each program of the host."""
         whose = found.container_id or tuple(each.program for each in found.processes)
         about = (found.kind, whose, found.nodes)
         if about in self._reported:

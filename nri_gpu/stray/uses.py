@@ -1,4 +1,4 @@
-"""What a look at /proc tells, as the child that looks prints it and the daemon reads it."""
+"""The results of a look at /proc, as the child that looks prints them and the daemon reads them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ DeviceNumber = tuple[int, int]
 
 
 class Use(Struct, frozen=True, tag="use"):
-    """A process with NVIDIA's nodes open.
-
-    started: clock ticks since boot; with the pid it names the process for good. program: the path of what it runs.
-    cgroups: its paths in all hierarchies, each once. numbers: major and minor of the nodes.
-    """
+    """A process with NVIDIA's nodes open."""
 
     pid: int
-    started: int
-    program: str
-    cgroups: tuple[str, ...]
-    numbers: tuple[DeviceNumber, ...]
+    started: int  # with the pid it names the process for good; clock ticks since boot
+    program: str  # the path of what it runs
+    cgroups: tuple[str, ...]  # its paths in all hierarchies, each once
+    numbers: tuple[DeviceNumber, ...]  # major and minor of the nodes
 
 
 class Extent(Struct, frozen=True, tag="extent"):
-    """How far a look reached.
+    """The reach of a look."""
 
-    processes: it saw. closed: of these, whose open files may not be seen. whole: no process of the host was hidden.
-    cgroups: of the process that looked, as of `Use`.
-    """
-
-    processes: int
-    closed: int
-    whole: bool
-    cgroups: tuple[str, ...] = ()
+    processes: int  # it saw
+    closed: int  # of these, those whose open files may not be seen
+    whole: bool  # no process of the host was hidden
+    cgroups: tuple[str, ...] = ()  # of the process that looked, as of `Use`
