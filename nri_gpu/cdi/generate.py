@@ -1,4 +1,4 @@
-"""`cdi generate`: makes the CDI specification of this node, and removes files of old drivers."""
+"""`cdi generate`: the CDI specification of this node, and the removal of old drivers' files."""
 
 from __future__ import annotations
 
@@ -28,26 +28,23 @@ BOOT_FILE: Final = ".boot"  # in a generation: the id of the boot in which a spe
 
 
 class NotReadyError(NriGpuError):
-    """There is nothing to describe on this node. Says why."""
+    """The reason why there is nothing to describe on this node."""
 
 
 class SpecificationOptions(Struct, frozen=True):
-    """What to describe. capabilities: closed. topology: the file of a simulated node.
-
-    standard: where runtimes look for specifications.
-    """
+    """The options of a specification."""
 
     driver_root: Path
     library_dirs: tuple[str, ...]
     stage_dir: Path
     loader: Loader
-    capabilities: Capabilities
-    topology: str | None
-    standard: tuple[Path, ...] = STANDARD
+    capabilities: Capabilities  # closed
+    topology: str | None  # the file of a simulated node
+    standard: tuple[Path, ...] = STANDARD  # where runtimes look for specifications
 
 
 def specification_text(inventory: Inventory, options: SpecificationOptions) -> str:
-    """The text of the specification, after staging the driver's files. Raises: NotReadyError."""
+    """Return the text of the specification, after staging the driver's files. Raises: NotReadyError."""
     if inventory.fault:
         raise NotReadyError(inventory.fault)
     if reason := missing_modules(options.capabilities, inventory):
@@ -92,7 +89,7 @@ def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree |
 
 
 def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
-    """Remove files of old drivers, after `file` was written. Returns their generations; none on a simulated node.
+    """Remove files of old drivers, after `file` was written. Return their generations; none on a simulated node.
 
     What was in use in this boot stays: a container may have it.
 
@@ -110,7 +107,10 @@ def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Invento
 
 
 def _is_old(folder: Path, version: str) -> bool:
-    """Return whether it is of another driver and was not used in this boot. One that names no boot joins this one."""
+    """Return whether it is of another driver and was not used in this boot.
+
+    A folder that names no boot joins this boot.
+    """
     if folder.name.partition("-")[0] == version:
         return False
     if (boot := text_of(folder / BOOT_FILE)) is None:

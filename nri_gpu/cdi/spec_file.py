@@ -20,11 +20,11 @@ READ_MAX: Final = 1 << 20  # bytes
 
 
 class SpecFileError(NriGpuError):
-    """The specification cannot be written or removed. Says which and why."""
+    """A failure to write or remove the specification. Says which and why."""
 
 
 class SpecFile:
-    """One file, written whole, and removed where it would be wrong. kind: what it describes."""
+    """A file that is written whole, and removed where it would be wrong. kind: what it describes."""
 
     def __init__(self, path: Path, kind: str = KIND, mode: int = FILE_MODE) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class SpecFile:
         self._mode = mode
 
     def write(self, text: str) -> bool:
-        """Write `text` unless the file has it. Returns whether it was written. Raises: SpecFileError."""
+        """Write `text` unless the file has it. Return whether it was written. Raises: SpecFileError."""
         try:
             if _read(self.path) == text:
                 return False
@@ -43,7 +43,7 @@ class SpecFile:
         return True
 
     def remove(self) -> bool:
-        """Remove the file if it describes that kind. Returns whether it did. Raises: SpecFileError."""
+        """Remove the file if it describes that kind. Return whether it did. Raises: SpecFileError."""
         try:
             if not _describes(self._kind, _read(self.path)):
                 return False
@@ -53,7 +53,7 @@ class SpecFile:
         return True
 
     def conflicts(self, folders: Iterable[Path]) -> Iterator[str]:
-        """A sentence for each other specification of our kind, in its own folder and in `folders`."""
+        """Yield a sentence for each other specification of our kind, in its own folder and in `folders`."""
         own = self.path.parent.resolve()
         for folder in sorted({own, *(folder.resolve() for folder in folders)}):
             for path in spec_files(folder):
@@ -71,12 +71,12 @@ class SpecFile:
 
 
 def spec_files(folder: Path) -> list[Path]:
-    """The files of a folder that runtimes read."""
+    """Return the files of a folder that runtimes read."""
     return sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
 
 
 def _read(path: Path) -> str:
-    """At most READ_MAX bytes of a file as text; empty where there is no such regular file."""
+    """Return at most READ_MAX bytes of a file as text, or empty if there is no such regular file."""
     try:
         if not path.is_file():
             return ""
@@ -87,7 +87,7 @@ def _read(path: Path) -> str:
 
 
 def _describes(kind: str, text: str) -> bool:
-    """Whether a text is a specification of that kind. Of YAML only the line with the kind is looked for."""
+    """Return whether a text is a specification of that kind. Of YAML only the line with the kind is looked for."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

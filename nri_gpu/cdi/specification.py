@@ -43,10 +43,10 @@ Additions = Mapping[Key, Addition]
 def specification(
     gpus: Sequence[Unit], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None, loader: Loader
 ) -> dict[str, object]:
-    """The specification as JSON values.
+    """Return the specification as JSON values.
 
-    gpus: GPUs and MIG devices, at least one, in NVML order. capabilities: closed. tree: the staged driver files, None
-    on a simulated node that has none. loader: how libraries are found, as far as mounts do it.
+    gpus: GPUs and MIG devices, at least one, in NVML order. capabilities: closed. tree: the staged driver files, or
+    None on a simulated node that has none. loader: how libraries are found, as far as mounts do it.
     """
     # With void: a list of UUIDs cannot be put together from the devices that a container asks for.
     everything = Injection(
@@ -73,7 +73,7 @@ def specification(
 
 
 def _no_gpu(units: Iterable[Unit]) -> Gpu:
-    """A GPU like the first that does not exist: what it would get belongs to no GPU."""
+    """Return a copy of the first GPU under an identity no GPU has: what it would get belongs to no GPU."""
     known = tuple(map(whole, units))
     return replace(
         known[0],
@@ -98,7 +98,10 @@ def _in_all(plans: Sequence[Additions]) -> Additions:
 
 
 def _conflicting(plans: Sequence[Additions]) -> Iterator[Key]:
-    """Keys that devices set differently: a container with two of them would silently get the last one's."""
+    """Return the keys that devices set differently.
+
+    A container with two such devices would silently get the last one's value.
+    """
     keys = dict.fromkeys(key for additions in plans for key in additions)
     return (key for key in keys if len({additions[key] for additions in plans if key in additions}) > 1)
 
