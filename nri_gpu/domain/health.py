@@ -101,8 +101,8 @@ class GpuEvent(Struct, frozen=True):
     uuid: str
     kind: int  # of `EventType`, or another bit
     xid: int = 0  # the driver's error number, or 0
-    gpu_instance: int | None = None  # id in the MIG device that it happened to, or None if NVML does not tell
-    compute_instance: int | None = None  # likewise
+    gpu_instance: int | None = None  # id of the GPU instance that it happened to, or None if NVML does not tell
+    compute_instance: int | None = None  # id of the compute instance, likewise
 
 
 class HealthNotes(Struct, frozen=True, kw_only=True):

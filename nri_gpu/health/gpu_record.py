@@ -121,7 +121,10 @@ def after_signal(record: GpuRecord, signal: Signal, why: str, now: Moment) -> Gp
 
 
 def after_word(record: GpuRecord, source: Witness, word: Word, now: Moment) -> GpuRecord:
-    """Return the record after trouble on the word of an event alone: of a source, the gravest and the latest count."""
+    """Return the record after trouble on the word of an event alone.
+
+    Of a source's words the gravest counts, with the time of the latest.
+    """
     without = record.without or Course(record.health, record.trouble_s)
     before = record.words.get(source)
     kept = replace(before, at_s=word.at_s) if before and before.signal is Signal.FATAL else word
@@ -150,7 +153,7 @@ def taken_back(record: GpuRecord, source: Witness, why: str, now: Moment) -> Gpu
 
 
 def confirmed(record: GpuRecord) -> GpuRecord:
-    """Return the record if nothing takes the catalogue's word back any more."""
+    """Return the record as it is once nothing takes the catalogue's word back any more."""
     if record.without is None or (word := record.words.get(Witness.CATALOGUE)) is None:
         return record
     words = {each: kept for each, kept in record.words.items() if each is not Witness.CATALOGUE}
