@@ -1,1 +1,1 @@
-"""The long-running daemon: puts the parts together, and keeps what it knows of the node, its policy and its grants."""
+"""The long-running daemon: its parts, and what it knows of the node, its policy and its grants."""

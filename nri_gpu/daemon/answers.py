@@ -1,7 +1,7 @@
-"""What the daemon answers on its control socket, as both sides know it; it is sent as JSON.
+"""The daemon's answers on its control socket, as both sides know them; they are sent as JSON.
 
-Fields are only ever added: one that older daemons do not send has a default. A word of a newer daemon can be shown, so
-states, signs and kinds are texts here. Times are seconds since the epoch, None if unknown.
+Fields are only ever added: a field that older daemons do not send has a default. A word of a newer daemon can be shown,
+so states, signs and kinds are texts here. Times are seconds since the epoch, None if unknown.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class ClaimStatus(Struct, frozen=True, kw_only=True):
 
 
 class StrayStatus(Struct, frozen=True):
-    """What the stray-use audit found. looked_s: when it last looked. fault: why something may be missing."""
+    """The stray-use audit's findings. looked_s: when it last looked. fault: why something may be missing."""
 
     enabled: bool = False
     looked_s: float | None = None
@@ -161,7 +161,7 @@ class HolderStatus(HolderLine, frozen=True, kw_only=True):
 
     @property
     def unseen(self) -> bool:
-        """Whether nobody can tell when its last process ends."""
+        """Return whether nobody can tell when the container's last process ends."""
         return self.running and self.cgroup == ""
 
 
@@ -202,7 +202,7 @@ class ExternalStatus(Struct, frozen=True, kw_only=True):
 
 
 class ReleasingStatus(Struct, frozen=True):
-    """Who has just released a GPU. offered_s: when it is granted again at the latest."""
+    """The pod that has just released a GPU. offered_s: when the GPU is granted again at the latest."""
 
     pod: str
     pod_uid: str

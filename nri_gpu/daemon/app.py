@@ -1,4 +1,4 @@
-"""The running daemon: builds its parts, starts their tasks, and ends them in order."""
+"""The running daemon, which builds its parts, starts their tasks, and ends them in order."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Daemon:
             self._note_policy()
 
     def _recall(self) -> None:
-        """Go by the ledger of the daemon before this one until the runtime has listed its containers."""
+        """Go by the previous daemon's ledger until the runtime has listed its containers."""
         file, ledger = self._folder.path / LEDGER, Ledger()
         try:
             ledger = read_ledger(file, time.monotonic())
@@ -138,11 +138,11 @@ class Daemon:
         self._plugin.apply(Recalled(time.monotonic(), replace(ledger, claims=self._dra.recalled())))
 
     def watch_policy(self, file: Path) -> None:
-        """Reload the policy whenever that file changes, too."""
+        """Reload the policy whenever `file` changes, too."""
         self._policy_watch = PolicyWatch(file, self._reload)
 
     async def run(self, inherited: int | None) -> Exit:
-        """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
+        """Serve until SIGTERM, SIGINT, or the end of the connection that we were started with."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
@@ -207,7 +207,7 @@ class Daemon:
         self._stop.set()
 
     def _reload(self) -> None:
-        """SIGHUP: read the policy again, and look at the node again."""
+        """Read the policy again, and look at the node again, on SIGHUP."""
         task = asyncio.get_running_loop().create_task(self._read_again())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
@@ -262,7 +262,7 @@ class Daemon:
         self._waits(why)
 
     def _waits(self, why: str) -> None:
-        """Say so alone: the kubelet may go on with a successor, for nothing is created without it."""
+        """Report only that we wait: the kubelet may go on with a successor, for nothing is created without it."""
         self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
 

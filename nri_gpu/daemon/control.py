@@ -40,7 +40,7 @@ def control_service(
     *,
     commands: Mapping[str, Command] = {},
 ) -> Service:
-    """Return the protocol of the control socket. table: question -> answer. commands: that root alone may give."""
+    """Return the protocol of the control socket. table: question -> answer. commands: those that only root may give."""
 
     async def answer(question: bytes, peer: Peer) -> list[bytes]:
         asked = question.decode(errors="replace").strip()
@@ -73,7 +73,7 @@ def _line(answer: object) -> bytes:
 
 
 def admit(path: Path, group: int | None) -> None:
-    """Let this group connect, too; it may enter the folder, not list it. None: root alone. Raises: OSError."""
+    """Let this group connect, too; it may enter the folder, not list it. None: only root. Raises: OSError."""
     for each, alone, together in ((path.parent, 0o700, 0o710), (path, 0o600, 0o660)):
         # A hardened unit may not change groups, and with Group= in it has nothing to change.
         if group is not None and each.stat().st_gid != group:
@@ -82,7 +82,7 @@ def admit(path: Path, group: int | None) -> None:
 
 
 class Reporter:
-    """Answers on the control socket. It keeps the state of the connection to the runtime itself.
+    """The answers on the control socket, and the state of the connection to the runtime.
 
     repaired: takes root's word that a GPU was reset.
     """
@@ -99,7 +99,7 @@ class Reporter:
         self._listening = False
 
     async def run(self) -> None:
-        """Serve until cancelled. Without a socket there is no `status`, and all else works."""
+        """Serve until cancelled. Without a socket there is no `status`, and everything else works."""
         try:
             listener = listen(self._path)
         except OSError as error:
@@ -115,7 +115,7 @@ class Reporter:
             self._listening = False
 
     def policy_changed(self) -> None:
-        """The group that may ask may have changed."""
+        """Let the group connect that the policy now names."""
         if not self._listening:
             return
         try:
@@ -136,14 +136,14 @@ class Reporter:
         self._connection = replace(self._connection, ready=True, since_s=time.time(), fault="")
 
     def away(self, why: str) -> None:
-        """The runtime is not connected. why: the sentence."""
+        """Note that the runtime is not connected. why: the sentence."""
         since_s = time.time() if self._connection.ready else self._connection.since_s
         self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
 
     def connection(self, facts: SessionFacts, list_fault: str) -> RuntimeConnection:
         """Return the connection as it is now.
 
-        list_fault: why the runtime could not list the node's containers to us again; empty when it could.
+        list_fault: why the runtime could not list the node's containers to us again, or empty.
         """
         seen, epoch_s = facts.synchronize, time.time() - time.monotonic()
         return replace(

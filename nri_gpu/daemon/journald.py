@@ -20,7 +20,7 @@ _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 
 def stderr_is_journal() -> bool:
-    """Whether systemd connected our stderr to the journal and nobody replaced it since (systemd.exec(5))."""
+    """Return whether systemd connected our stderr to the journal, and it still is there (systemd.exec(5))."""
     try:
         stderr = os.fstat(STDERR)
     except OSError:  # closed
@@ -29,7 +29,7 @@ def stderr_is_journal() -> bool:
 
 
 def entry(priority: int, text: str, fields: Iterable[tuple[str, str]]) -> bytes:
-    """One entry of the journal. priority: of syslog(3). fields: name and value, a name as often as it has values."""
+    """Return an entry of the journal. priority: of syslog(3). fields: name and value, a name once for each value."""
     ours = (("MESSAGE", text.rstrip("\n")), ("PRIORITY", str(priority)), ("SYSLOG_IDENTIFIER", "nri-gpu"))
     return b"".join(_field(name, value) for name, value in (*ours, *fields))
 
@@ -42,14 +42,14 @@ def _field(name: str, value: str) -> bytes:
 
 
 class JournalSocket:
-    """Sends entries and never waits. path: of journald's socket, which need not be there."""
+    """A sender of entries that never waits. path: of journald's socket, which need not be there."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def send(self, data: bytes) -> None:
-        """Send one entry, whole. Raises: BlockingIOError: the journal is full. OSError: nobody has the socket."""
+        """Send one entry, whole. Raises: BlockingIOError, if the journal is full; OSError, if nobody has the socket."""
         try:
             self._socket.sendto(data, socket.MSG_DONTWAIT, self._path)
         except OSError as error:
@@ -58,7 +58,7 @@ class JournalSocket:
             self._send_file(data)
 
     def _send_file(self, data: bytes) -> None:
-        """Send what is too large for a datagram as a file in memory, which nobody can change any more."""
+        """Send an entry that is too large for a datagram as a file in memory, which nobody can change any more."""
         memory = os.memfd_create("nri-gpu-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with os.fdopen(memory, "wb", buffering=0) as file:
             file.write(data)

@@ -49,7 +49,7 @@ _handlers: Final = [0]  # loguru's ids of what `_use` added; it starts with a ha
 
 
 def set_up(level: str, *, journal: bool = False, journal_socket: Path = JOURNAL_SOCKET) -> None:
-    """Log from this level on, for a process that serves: to the journal's socket where stderr ends in the journal too.
+    """Log from this level on, for a process that serves: to the journal's socket if stderr ends in the journal too.
 
     journal: to that socket in any case, because nobody reads stderr.
     """
@@ -78,10 +78,10 @@ def _use(sink: Callable[[Message], None], level: str) -> None:
 
 
 class _FromLogging(logging.Handler):
-    """Passes on what asyncio logs: a handler of the standard library would write to stderr, and may block there."""
+    """The way from asyncio's log to ours: a handler of the standard library writes to stderr, and may block there."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log one line for one of theirs."""
+        """Log one line for one of asyncio's."""
         level = record.levelname if record.levelname in _PRIORITIES else "WARNING"
         bound = logger.opt(exception=record.exc_info[1] if record.exc_info else None).bind(
             name=record.name, fault=record.getMessage()
@@ -90,7 +90,7 @@ class _FromLogging(logging.Handler):
 
 
 class _Line(Struct, frozen=True):
-    """One line on its way. text: without the time. fields: by the journal's names, one for each value."""
+    """A line on its way. text: without the time. fields: by the journal's names, one for each value."""
 
     text: str
     priority: int = _PRIORITIES["WARNING"]
@@ -104,7 +104,7 @@ class _Line(Struct, frozen=True):
 
 
 class _Sink:
-    """Writes lines that can be written now, keeps some that cannot, and never waits.
+    """The writer of lines that can be written now; it keeps some that cannot, and never waits.
 
     No thread: one that wakes for every line competes with the event loop for the interpreter just when a reply is due.
     """
@@ -153,7 +153,7 @@ class _Stderr:
         self.rest = b""  # of a line of which a part is written
 
     def write(self, line: _Line) -> bool:
-        """Write as much as is taken at once. Returns whether that is the whole line, or the rest of it."""
+        """Write as much as is taken at once. Return whether the whole line, or the rest of it, is written."""
         text = line.clock + line.text if self._timed else line.text
         self.rest = self.rest or text.encode(errors="backslashreplace")
         while self.rest and self.wait(0):
@@ -166,14 +166,14 @@ class _Stderr:
 
 
 class _Journal:
-    """The journal's socket, and stderr while nobody has that socket. `write` raises OSError: nobody has either."""
+    """The journal's socket, or stderr while nobody has that socket. `write` raises OSError if nobody has either."""
 
     def __init__(self, path: Path) -> None:
         self._socket = JournalSocket(path)
         self._stderr = _Stderr()
 
     def write(self, line: _Line) -> bool:
-        """Write it if it is taken at once. Returns whether it was."""
+        """Write the line if it is taken at once. Return whether it was."""
         if self._stderr.rest:
             return self._stderr.write(line)
         try:
@@ -189,7 +189,7 @@ class _Journal:
 
 
 def line_of(record: Record) -> str:
-    """The whole line of a record, without its time. A traceback shows code and no values: some are environments."""
+    """Return the whole line of a record, without its time. A traceback shows code, not values such as environments."""
     known = record["extra"]
     fields = "".join(f" {name}={_quoted(known[name])}" for name in FIELDS if name in known)
     line = f"{record['level'].name: <7} {record['message']}{fields}\n"
@@ -198,7 +198,7 @@ def line_of(record: Record) -> str:
 
 
 def _journal_fields(record: Record) -> Iterator[tuple[str, str]]:
-    """Those of a line, without quotes. A GPU of several has a field of its own, so that `GPU_UUID=` finds each."""
+    """Yield the fields of a line, without quotes. Each GPU has a field of its own, so that `GPU_UUID=` finds each."""
     known = record["extra"]
     for name in (name for name in FIELDS if name in known):
         value = _plain(known[name])

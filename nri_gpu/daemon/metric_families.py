@@ -1,6 +1,6 @@
 """The metric families, made from a view of the daemon when Prometheus asks.
 
-Its library is imported here and in `metrics_page.py` alone.
+Only this module and `metrics_page.py` import its library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DECISIONS: Final = (
 
 
 def families(view: View) -> Iterator[Metric]:
-    """All but who holds which GPU, each made when it is asked for."""
+    """Yield all families but the grants of GPUs, each made when it is asked for."""
     yield _gauge("nri_gpu_build_info", "1 for the version that runs.", [((__version__,), 1)], "version")
     yield from _runtime(view)
     yield from _decisions(view)
@@ -159,7 +159,7 @@ def _model(unit: Unit) -> str:
 
 
 def _withheld(unit: Unit) -> str:
-    """Why nobody gets it. A GPU in MIG mode is not withheld: its MIG devices are granted."""
+    """Return why nobody gets the unit. A GPU in MIG mode is not withheld: its MIG devices are granted."""
     return why_not(unit) if isinstance(unit, MigPart) else unit.unavailable
 
 
@@ -171,7 +171,7 @@ def _gauge(name: str, help_text: str, samples: float | Samples, *labels: str) ->
 
 
 def _counter(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
-    """The name is without `_total`, which the library adds."""
+    """Return a counter. Its name is without `_total`, which the library adds."""
     return _filled(CounterMetricFamily(name, help_text, labels=labels), samples)
 
 

@@ -1,7 +1,7 @@
-"""Serves the metrics by HTTP: `GET /metrics` on a loopback port or a Unix socket, one answer a connection.
+"""The service of the metrics by HTTP: `GET /metrics` on a loopback port or a Unix socket, one answer a connection.
 
 No scraper can hold the daemon up. A page is made and written at a time, and between two the event loop answers the
-runtime. One that does not read is closed, with no more than a page of ours in memory.
+runtime. A scraper that does not read is closed, with no more than a page of ours in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_SERVED: Final = "metrics are not served"
 
 
 class MetricsController:
-    """Serves while it runs. view: the daemon now."""
+    """The metrics' server. view: the daemon now."""
 
     def __init__(self, settings: MetricsSettings, view: Callable[[], View], limits: ServerLimits = LIMITS) -> None:
         self._listen = settings.listen
@@ -41,7 +41,7 @@ class MetricsController:
             self._load(settings)
 
     async def run(self) -> None:
-        """Serve until cancelled; where the policy wants no metrics, do nothing."""
+        """Serve until cancelled; if the policy wants no metrics, do nothing."""
         if self._pages is None:
             await asyncio.Event().wait()
         while True:
@@ -90,7 +90,7 @@ class MetricsController:
         return self._page()
 
     def _page(self) -> Iterator[bytes]:
-        """Yield the parts of the answer. One that is cut off by a bug lacks the last."""
+        """Yield the parts of the answer. An answer that is cut off by a bug lacks the last part."""
         assert self._pages
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {self._type}\r\nTransfer-Encoding: chunked\r\n"
         yield f"{head}Connection: close\r\n\r\n".encode()
@@ -106,7 +106,7 @@ def _refusal(status: str, sentence: str) -> bytes:
 
 
 def _listening(at: str) -> socket.socket:
-    """Return a socket that listens there; one in the file system is root's alone. Raises: OSError."""
+    """Return a socket that listens at `at`; a socket in the file system is root's alone. Raises: OSError."""
     address = address_of(at)
     if address is None:
         return listen(Path(at))

@@ -34,14 +34,14 @@ class OneFamily(Struct, frozen=True):
 
 
 def pages(view: View) -> Iterator[bytes]:
-    """The text, in pages that take about PAGE_S each to make."""
+    """Yield the text, in pages that take about PAGE_S each to make."""
     for family in families(view):
         yield generate_latest(OneFamily(family))
     yield from _grant_pages(view.ledger)
 
 
 def _grant_pages(ledger: Ledger) -> Iterator[bytes]:
-    """One series for each GPU and each container that holds it, also where several share it.
+    """Yield one series for each GPU and each container that holds it, also if several containers share it.
 
     Containers of one pod may have one name: the one that is ending, and its successor. They are one series.
     """

@@ -23,7 +23,7 @@ HEALTH_FILE: Final = "health.json"  # in the state folder
 
 
 def restart_only(policy: Policy) -> tuple[object, ...]:
-    """The settings that hold for the life of the process; a reload that changes one logs that it needs a restart."""
+    """Return the settings of the process's whole life; a reload that changes one logs that it needs a restart."""
     driver = policy.driver
     folders = (driver.root, driver.host_root, driver.library_dirs, driver.stage_dir, policy.compat.dir)
     sections = (policy.audit, policy.kubelet, policy.dra, policy.metrics)
@@ -31,7 +31,7 @@ def restart_only(policy: Policy) -> tuple[object, ...]:
 
 
 class NodeControllers:
-    """One of each. fixed: the policy of the start. topology: the file of a simulated node; None: this machine."""
+    """The node's controllers. fixed: the policy of the start. topology: a simulated node's file; None: this machine."""
 
     def __init__(
         self, node_state: NodeState, fixed: Policy, folder: StateFolder, key: bytes, topology: Path | None
@@ -59,7 +59,7 @@ class NodeControllers:
         self._follow()
 
     def _inventory_parts(self, folder: StateFolder) -> tuple[HealthController, InventoryCache]:
-        """Who asks the source, and who looks at the health in each answer; either may want another one soon."""
+        """Return who asks the source, and who judges the health in each answer; either may want another answer soon."""
         look = asyncio.Event()
         health = HealthController(
             self._fixed.driver,
@@ -114,7 +114,7 @@ class NodeControllers:
             await self._driver.looked.wait()
 
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
-        """What has to run, each until it is cancelled."""
+        """Yield the work that has to run, each until it is cancelled."""
         yield from (self._driver.run(), self.cache.run(), self.health.run(), self._watch.run())
         yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
 
@@ -124,16 +124,16 @@ class NodeControllers:
         self._driver.look_again()
 
     def restarts(self) -> Mapping[str, int]:
-        """Child -> how often it was started after the first time."""
+        """Return how often each child was started after the first time."""
         starts = {"nvml": self._source.starts, "events": self.health.listeners}
         return {child: max(0, started - 1) for child, started in starts.items()}
 
     def close(self) -> None:
-        """Release the stage folder; after all that runs has ended, and no thread is left."""
+        """Release the stage folder, after all work has ended, and no thread is left."""
         self._driver.close()
 
     def _node_changed(self) -> None:
-        """Seen without the driver: a device, a node, a module, an instance came or went."""
+        """Look again: a device, a node, a module or an instance came or went, as seen without the driver."""
         self.cache.poke()
         self._driver.look_soon()
 
@@ -142,6 +142,6 @@ class NodeControllers:
         self.cache.poke()
 
     def _generations(self) -> frozenset[str] | None:
-        """The drivers whose files containers have mounted; None before the runtime has listed its containers."""
+        """Return the drivers whose files containers have mounted, or None until the runtime has listed containers."""
         ledger = self._node_state.synchronized_ledger
         return None if ledger is None else ledger.generations()

@@ -1,4 +1,4 @@
-"""The daemon at one moment, and what `status` says of it: who holds which GPU, and why a GPU is unavailable."""
+"""The daemon at one moment, and what `status` reports of it: holders of each GPU, and why a GPU is unavailable."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class View(Struct, frozen=True, kw_only=True):
 
     @property
     def grants(self) -> bool:
-        """Whether containers can be granted GPUs now: whether `status` would name no fault that keeps them from it."""
+        """Return whether containers can be granted GPUs now: whether `status` would name no fault that prevents it."""
         faults = (self.connection.list_fault, self.node.inventory.fault, self.inventory_fault, self.node.driver_fault)
         return self.connection.ready and not any(faults) and not self.policy.fault
 
     def wall_of(self, monotonic: float) -> float | None:
-        """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
+        """Return a moment of the monotonic clock in seconds since the epoch, or None for an infinite one."""
         return self.wall - (self.monotonic - monotonic) if abs(monotonic) != float("inf") else None
 
 
@@ -169,7 +169,7 @@ def _unit(unit: Unit, usage: Usage | None, view: View) -> answers.UnitStatus:
 
 
 def _since_s(unit: Unit, history: History) -> float | None:
-    """Since when the node itself keeps it from being granted; holders have times of their own."""
+    """Return when health, driver or MIG mode made the unit ungrantable; its holders have times of their own."""
     if not why_not(unit):
         return None
     health = health_of(unit)
@@ -182,7 +182,7 @@ def _left_by(pod: Releasing, view: View) -> answers.ReleasingStatus:
 
 
 def _unavailable(unit: Unit, usage: Usage | None) -> str:
-    """Why a container of another pod could not have it exclusively; empty when it could."""
+    """Return why a container of another pod could not have the unit exclusively, or empty if it could."""
     if reason := why_not(unit):
         return reason
     if usage is None:
@@ -198,7 +198,7 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
 
 
 def _holders(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> tuple[answers.HolderStatus, ...]:
-    """Grants and reservations whose GPUs are wanted; the kubelet allocated what is reserved, and nobody has it now."""
+    """Return grants and reservations of wanted GPUs; the kubelet allocated what is reserved, and nobody has it now."""
     holders: list[Entry | Reservation] = [
         entry for entry in view.ledger.entries.values() if entry.holds and wanted(entry.grant.uuids)
     ]
@@ -223,7 +223,7 @@ def _cgroup(process: FirstProcess | None) -> str:
 
 
 def _restart(entry: Entry, node: Node) -> str:
-    """Why a container has to be restarted; empty where it need not."""
+    """Return why a container has to be restarted, or empty if it need not."""
     seat = entry.grant.seat
     if entry.phase is not GrantPhase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
         return ""
