@@ -1,4 +1,4 @@
-"""Asks the running daemon over its control socket, and reads its answers."""
+"""The client of the running daemon's control socket, and the reading of its answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ G = TypeVar("G", Gpu, MigDevice)
 
 
 def ask(path: Path, question: str, kind: type[T], timeout_s: float = TIMEOUT_S) -> T:
-    """The daemon's answer to one question. Raises: OSError; ValueError: it is no such answer.
+    """Return the daemon's answer to one question. Raises: OSError; ValueError, if it is no such answer.
 
-    timeout_s: for each part of it, and twice that for all.
+    timeout_s: for each part of the answer, and twice that for all.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
@@ -39,7 +39,7 @@ def ask(path: Path, question: str, kind: type[T], timeout_s: float = TIMEOUT_S) 
 
 
 def parse_answer(text: bytes, kind: type[T]) -> T:
-    """What the daemon said to a question. Raises: ValueError: it is no such answer, or says what is wrong."""
+    """Return the daemon's answer to a question. Raises: ValueError, if it is no such answer, or says what is wrong."""
     try:
         answer = json.loads(text)
     except RecursionError as error:
@@ -50,7 +50,7 @@ def parse_answer(text: bytes, kind: type[T]) -> T:
 
 
 def _read(connection: socket.socket, until_s: float) -> bytes:
-    """All that is sent. Raises: OSError; ValueError: it is more than a daemon ever sends."""
+    """Read all that is sent. Raises: OSError; ValueError, if it is more than a daemon ever sends."""
     parts: list[bytes] = []
     size_bytes = 0
     while part := connection.recv(READ_BYTES):
@@ -64,7 +64,7 @@ def _read(connection: socket.socket, until_s: float) -> bytes:
 
 
 def daemon_status(state_dir: Path) -> DaemonStatus | None:
-    """The `status` of the running daemon; None where none runs, or we may not ask it."""
+    """Return the `status` of the running daemon, or None if none runs, or we may not ask it."""
     try:
         return ask(state_dir / CONTROL_SOCKET, "status", DaemonStatus)
     except (OSError, ValueError):
@@ -72,12 +72,12 @@ def daemon_status(state_dir: Path) -> DaemonStatus | None:
 
 
 def overrides_of(status: DaemonStatus | None) -> dict[str, str | bool | int | float]:
-    """The options of the running daemon's command line that override its policy file."""
+    """Return the options of the running daemon's command line that override its policy file."""
     return {key: value for key, value in (status.options if status else {}).items() if key != "topology"}
 
 
 def with_health(inventory: Inventory, status: DaemonStatus) -> Inventory:
-    """The inventory with the GPUs' health from a daemon's `status`; unchanged where it has a state unknown to us."""
+    """Return the inventory with the GPUs' health from `status`, or unchanged if a health state is unknown to us."""
     known = {each.uuid: each for each in status.gpus}
     try:
         gpus = [_reported(gpu, known) for gpu in inventory.gpus]
@@ -87,7 +87,7 @@ def with_health(inventory: Inventory, status: DaemonStatus) -> Inventory:
 
 
 def _reported(gpu: G, known: Mapping[str, UnitStatus]) -> G:
-    """A GPU or MIG device as the daemon reports it; if it does not, what is known without it."""
+    """Return a GPU or MIG device as the daemon reports it, or as it is known without the daemon."""
     if isinstance(gpu, Gpu):
         gpu = replace(gpu, mig=tuple(_reported(device, known) for device in gpu.mig))
     if (found := known.get(gpu.uuid)) is None:

@@ -27,7 +27,7 @@ LOOKS: Final = 5  # at a driver that is changing; after that, the next event sta
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it or write it. Returns 69 when there is nothing to describe; a stale file is removed."""
+    """Print the specification or write it. Return 69 if there is nothing to describe; a stale file is removed."""
     file = _file(args)
     code = _once(_options(args), file)
     if file and "--watch" in args.dropped:  # a service that ended now would be started again without an end
@@ -63,7 +63,7 @@ def _say(*sentences: str) -> None:
 
 
 def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterator[str]:
-    """What a specification with graphics lacks while nvidia-drm is not loaded."""
+    """Yield what a specification with graphics lacks while nvidia-drm is not loaded."""
     if Capability.GRAPHICS in options.capabilities and not any(gpu.drm for gpu in inventory.gpus):
         yield (
             "graphics lacks the nodes in /dev/dri, since module nvidia-drm is not loaded: `modprobe nvidia-drm`, "
@@ -72,7 +72,7 @@ def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterato
 
 
 def _look_now(options: SpecificationOptions) -> Inventory:
-    """Raises: InventoryError."""
+    """Return the node's inventory now. Raises: InventoryError."""
     return ask_once(source_of(options.topology, options.driver_root, options.library_dirs))
 
 
@@ -87,7 +87,7 @@ def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inven
 def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
     """Write until nothing changes any more: a systemd path unit misses events while its service runs.
 
-    Returns the last look. Raises: InventoryError, NotReadyError, SpecFileError.
+    Return the last look. Raises: InventoryError, NotReadyError, SpecFileError.
     """
     inventory = _look_now(options)
     for _ in range(LOOKS):
@@ -107,7 +107,7 @@ def _withdraw(file: SpecFile | None) -> None:
 
 
 def _options(args: argparse.Namespace) -> SpecificationOptions:
-    """Raises: PolicyError, CommandError."""
+    """Return the options of a specification. Raises: PolicyError, CommandError."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     loader = policy.driver.loader
     if loader in (Loader.FOLDERS, Loader.HWCAPS) and why_no_hwcaps():
@@ -131,7 +131,7 @@ def _capabilities(text: str) -> Capabilities:
 
 
 def _file(args: argparse.Namespace) -> SpecFile | None:
-    """Raises: CommandError."""
+    """Return the file to write, or None to print. Raises: CommandError."""
     if args.output is None:
         return None
     path = Path(args.output).absolute()

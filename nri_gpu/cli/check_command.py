@@ -37,7 +37,7 @@ Option = str | bool | int | float
 
 
 class FaultLine(Struct, frozen=True):
-    """One thing wrong in the file. line: the first is 1; null where unknown. key: dotted; empty for the whole file."""
+    """A fault of the file. line: the first is 1; null where unknown. key: dotted; empty for the whole file."""
 
     file: str
     line: int | None
@@ -46,7 +46,7 @@ class FaultLine(Struct, frozen=True):
 
 
 class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/v1"):
-    """What is wrong with a policy file; and advice, where nothing is. options: of the running daemon's command line."""
+    """The faults of a policy file; and advice, where there are none. options: of the running daemon's command line."""
 
     faults: tuple[FaultLine, ...]
     advice: tuple[str, ...]
@@ -54,7 +54,7 @@ class CheckDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/check/
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print faults and advice. Returns 78 for faults, 1 where tables without a key are all that is wrong."""
+    """Print faults and advice. Return 78 for faults, or 1 if tables without a key are all that is wrong."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status = daemon_status(state_dir)
     options = overrides_of(status)
@@ -103,7 +103,7 @@ def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping
 
 
 def _forget(*files: Path | None) -> None:
-    """Remove what says that a policy was in force. Raises: CommandError."""
+    """Remove the files that say that a policy was in force. Raises: CommandError."""
     for file in filter(None, files):
         try:
             file.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def _forget(*files: Path | None) -> None:
 
 
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
-    """Advice on pools and limits for the GPUs of this node, or of a topology file. Raises: InventoryError, of that."""
+    """Return advice on pools and limits for the GPUs of this node or file. Raises: InventoryError, of the file."""
     if not topology and not policy.pool.pools:
         return ()  # not worth waking the driver
     try:
@@ -130,7 +130,7 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
 
 
 def _of_driver(policy: Policy) -> Iterator[Finding]:
-    """Return what this node's driver, where there is one, cannot serve."""
+    """Yield what this node's driver, if there is one, cannot serve."""
     with suppress(DriverError):
         driver = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
         yield from lacking(driver, policy)

@@ -1,4 +1,4 @@
-"""`nri-gpu doctor`: what is wrong on this node, from the kernel to the container, and how to fix it."""
+"""`nri-gpu doctor`: the faults of this node, from the kernel to the container, and how to fix them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TONES: Final = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings, or pack them. Returns 1 when one is an error."""
+    """Print the findings, and pack them if asked to. Return 1 if a finding is an error."""
     if args.bundle and not args.bundle.endswith(BUNDLE_SUFFIX):
         raise CommandError(Exit.USAGE, f"--bundle {args.bundle}: the name must end in {BUNDLE_SUFFIX}")
     seen = _examined(args)
@@ -76,7 +76,7 @@ def _show(found: DoctorDocument) -> None:
 
 
 def _examined(args: argparse.Namespace) -> Examined:
-    """The node, with its daemon's status and the policy that the daemon would read."""
+    """Return the node, with its daemon's status and the policy that the daemon would read."""
     root = Path(args.root or "/")
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status: DaemonStatus | None = None
@@ -104,7 +104,7 @@ def _examined(args: argparse.Namespace) -> Examined:
 
 
 def _policy(root: Path, state_dir: Path, named: str | None, status: DaemonStatus | None) -> Policy:
-    """The policy of the file that is named, else of the daemon's, which may be in a pod. Raises: PolicyError."""
+    """Return the policy of the named file, or else of the daemon's, which may be in a pod. Raises: PolicyError."""
     options = overrides_of(status)
     if named:
         return load_policy(named, options)

@@ -17,7 +17,7 @@ from nri_gpu.system.liveness import LivenessFile
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Returns an exit code."""
+    """Serve until a signal. Return an exit code."""
     set_up_grpc()
     from nri_gpu.dra.api_access import AccessError, by_kubeconfig, in_cluster
     from nri_gpu.dra.api_server import ApiServer

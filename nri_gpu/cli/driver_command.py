@@ -1,4 +1,4 @@
-"""`nri-gpu driver`: which files of the NVIDIA driver, and which CUDA compatibility packages, containers can get."""
+"""`nri-gpu driver`: the files of the NVIDIA driver, and the CUDA compatibility packages, that containers can get."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FileLine(Struct, frozen=True):
 
 
 class CapabilityFiles(Struct, frozen=True):
-    """What a container gets with one capability. missing: libraries that current drivers have and this one lacks.
+    """The files of one capability in a container. missing: libraries that current drivers have and this one lacks.
 
     lacks: those without which the capability is refused, each clause a choice; empty where it is granted.
     """
@@ -64,7 +64,7 @@ class PackageLine(Struct, frozen=True):
 
 
 class PackagesLine(Struct, frozen=True):
-    """All CUDA compatibility packages of the host. left_out: what cannot be used of them."""
+    """The CUDA compatibility packages of the host. left_out: what cannot be used of them."""
 
     packages: tuple[PackageLine, ...]
     left_out: tuple[LeftOut, ...]
@@ -88,7 +88,7 @@ class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag=
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is found. Returns 1 when files had to be left out, 69 without a driver."""
+    """Print what is found. Return 1 if files had to be left out, 69 without a driver."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
@@ -124,7 +124,7 @@ def driver_document(found: FoundDriver, packages: FoundPackages) -> DriverDocume
 
 
 def _files(found: FoundDriver, capability: Capability) -> Iterator[FileLine]:
-    """The files of one capability; a 32-bit library is of compat32 alone."""
+    """Yield the files of one capability; a 32-bit library is of compat32 alone."""
     kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.singles)
     for kind, files in (*kinds, ("library", found.libraries_32)):
         for file in files:
@@ -145,7 +145,7 @@ def _package_line(found: FoundCompat, driver_version: str) -> PackageLine:
 
 
 def _lines(document: DriverDocument) -> Iterator[Line]:
-    """A paragraph for each capability, the files that no container gets and why, and the compatibility packages."""
+    """Yield a paragraph for each capability, the files that no container gets and why, and compatibility packages."""
     yield Line(f"driver {document.version} below {document.root}, generation {document.generation}", Tone.HEAD)
     for capability, given in document.capabilities.items():
         yield from (Line(""), Line(capability, Tone.HEAD))
@@ -163,7 +163,7 @@ def _lines(document: DriverDocument) -> Iterator[Line]:
 
 
 def _paragraph(head: str, entries: Iterable[str], tone: Tone = Tone.HEAD) -> Iterator[Line]:
-    """A blank line, the heading in its tone, and the entries below it; nothing without entries."""
+    """Yield a blank line, the heading in its tone, and the entries below it, or nothing without entries."""
     if below := [Line(f"  {each}") for each in entries]:
         yield from (Line(""), Line(head, tone), *below)
 

@@ -1,4 +1,4 @@
-"""`nri-gpu explain`: what each container of a manifest would get on this node, and why."""
+"""`nri-gpu explain`: the GPUs that each container of a manifest would get on this node, and why."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nri_gpu.system.cpu import why_no_hwcaps
 
 
 class Explained(Struct, frozen=True):
-    """One container's decision. links: `NV18`, `PIX` and so on -> pairs of its GPUs, the best first."""
+    """The decision about a container. links: `NV18`, `PIX` and so on -> pairs of its GPUs, the best first."""
 
     container: Container
     decision: Decision
@@ -56,7 +56,7 @@ class DeviceLine(Struct, frozen=True):
 
 
 class EditsLine(Struct, frozen=True):
-    """What is added to a container. cpuset_cpus, cpuset_mems: in the kernel's list syntax; empty: as they are."""
+    """The additions to a container. cpuset_cpus, cpuset_mems: in the kernel's list syntax; empty: as they are."""
 
     devices: tuple[DeviceLine, ...]
     mounts: tuple[Mount, ...]
@@ -90,14 +90,14 @@ class ContainerLine(Struct, frozen=True, kw_only=True):
 
 
 class ExplainDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/explain/v1"):
-    """What each container would get, in the order of the decisions. notes: on documents without a pod."""
+    """The decisions about the containers, in their order. notes: on documents without a pod."""
 
     containers: tuple[ContainerLine, ...]
     notes: tuple[str, ...]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each container would get. Returns 1 when one would be refused."""
+    """Print what each container would get. Return 1 if one would be refused."""
     policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
         manifest = read_pods(_text(args.file), args.file, args.namespace or "default")
@@ -134,7 +134,7 @@ def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explaine
 
 
 def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:
-    """What to know beside a decision: above all what the real container may have and a manifest does not show."""
+    """Yield notes on a decision, above all on what the real container may have and a manifest does not show."""
     if not isinstance(decision, Refuse) and decision.note:
         yield decision.note
     yield from listed.notes
@@ -158,7 +158,7 @@ def _is_of_gpus(resource: str, policy: Policy) -> bool:
 
 
 def _guessed_rule(container: Container, name: Name, policy: Policy) -> str:
-    """The first rule, of those that are asked, which depends on what the pod's real name will be; mostly none."""
+    """Return the first rule asked that depends on the unknown part of the pod's name; mostly there is none."""
     for index, rule in enumerate(policy.rule.rules):
         if rule.pod and replace(rule, pod=None).matches(container) and _is_guess(rule.pod, name):
             return policy.rule.called(index)
@@ -168,7 +168,7 @@ def _guessed_rule(container: Container, name: Name, policy: Policy) -> str:
 
 
 def _is_guess(patterns: Globs, name: Name) -> bool:
-    """Whether some names with these known characters match, and others do not."""
+    """Return whether some names with these known characters match, and others do not."""
     known, rest = name.text[: name.known], name.text[name.known :]
     if not rest or all(map(patterns.match, (f"{known}\0", known + "\0" * len(rest)))):
         return False
@@ -177,7 +177,7 @@ def _is_guess(patterns: Globs, name: Name) -> bool:
 
 
 def node_snapshot(topology: str | None, policy: Policy) -> Node:
-    """A snapshot as `run` would have it, without staging any file. Raises: InventoryError."""
+    """Return a snapshot as `run` would have it, without staging any file. Raises: InventoryError."""
     inventory = ask_once(source_of(topology, policy.driver.root, policy.driver.library_dirs))
     node = Node(
         number=1,
@@ -197,7 +197,7 @@ def node_snapshot(topology: str | None, policy: Policy) -> Node:
 
 
 def _packages(policy: Policy) -> tuple[CompatPackage, ...]:
-    """CUDA compatibility packages where staging would put them; none where the folder cannot be read."""
+    """Return the CUDA compatibility packages where staging would put them, or none if the folder cannot be read."""
     if not policy.compat.dir:
         return ()
     try:
@@ -208,14 +208,14 @@ def _packages(policy: Policy) -> tuple[CompatPackage, ...]:
 
 
 def _imagined(policy: Policy, version: str) -> DriverFiles:
-    """A driver's files where staging would put them, for a simulated node on a machine without a driver."""
+    """Return a driver's files where staging would put them, for a simulated node on a machine without a driver."""
     base = f"{policy.driver.stage_dir}/{version}-simulated"
     trees = {some: DriverTree(f"{base}/{tree_name(some)}") for some in closed_sets()}
     return DriverFiles(version, f"{version}-simulated", trees, {})
 
 
 def _text(file: str) -> str:
-    """Raises: CommandError, OSError."""
+    """Return the text of a file, or of standard input for `-`. Raises: CommandError, OSError."""
     try:
         if file == "-":
             return sys.stdin.read(BYTES_MAX + 1)
@@ -263,7 +263,7 @@ def _edits_line(edits: Edits) -> EditsLine:
 
 
 def explained_page(explained: tuple[Explained, ...], node: Node, file: str, notes: tuple[str, ...]) -> Iterator[Line]:
-    """A paragraph for each container, and one for notes on the whole file. What a terminal obeys is escaped."""
+    """Yield a paragraph for each container, and one for notes on the whole file. Terminal commands are escaped."""
     of_file = [[Line(file, Tone.HEAD), *_notes_below(notes)]] if notes else []
     for number, paragraph in enumerate((*(_lines(each, node) for each in explained), *of_file)):
         if number:
@@ -293,7 +293,7 @@ def _lines(each: Explained, node: Node) -> Iterator[Line]:
 
 
 def _granted(links: Mapping[str, int], granted: Inject) -> Iterator[str]:
-    """How its GPUs are connected, and what is added to the container."""
+    """Yield how the container's GPUs are connected, and what is added to it."""
     edits = granted.edits
     if links:
         yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in links.items())}"

@@ -29,7 +29,7 @@ LINK: Final = "it is a link; name the file that it leads to, or print with `--re
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them. Returns 1 when none can be granted, 69 when NVML cannot be asked."""
+    """Print the GPUs. Return 1 if none can be granted, 69 if NVML cannot be asked."""
     # A simulated node has a daemon only where one is named.
     state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
     try:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
-    """NVML, with the driver where policy says it is, or a topology file. Raises: PolicyError."""
+    """Return NVML, with the driver where policy says it is, or a topology file. Raises: PolicyError."""
     if args.gpus:
         return source_of(args.gpus, "/")
     driver = load_policy(args.policy, {"driver.root": args.driver_root}).driver
@@ -83,5 +83,5 @@ def _record(inventory: Inventory, path: str, *, scrub: bool) -> int:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open what is named itself: in a folder that others can write, a link of theirs may lead to a file of root's."""
+    """Open only a file, never a link: in a folder that others can write, a link may lead to a file of root's."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

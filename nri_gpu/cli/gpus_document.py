@@ -1,4 +1,4 @@
-"""What `nri-gpu gpus -o json` prints. Fields are only ever added."""
+"""The document that `nri-gpu gpus -o json` prints. Fields are only ever added."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ExtraNode(Struct, frozen=True):
 
 
 class ExtraLine(Struct, frozen=True):
-    """What the node has of one extra. lacking: why it cannot be given; empty if it can. mounts: places in a container.
+    """A node's offer of one extra. lacking: why it cannot be given; empty if it can. mounts: places in a container.
 
     channels: how many IMEX channels there are.
     """
@@ -98,7 +98,7 @@ class ExtraLine(Struct, frozen=True):
 
 
 class SnapshotLine(Struct, frozen=True):
-    """What the running daemon knows of the node. age_s: since NVML confirmed it; null: not yet."""
+    """The running daemon's snapshot of the node. age_s: since NVML confirmed it; null: not yet."""
 
     number: int
     age_s: float | None
@@ -138,7 +138,7 @@ class GpusDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="n
 
 
 def gpus_document(inventory: Inventory, status: DaemonStatus | None = None) -> GpusDocument:
-    """The document. status: of the running daemon, if there is one."""
+    """Return the document. status: of the running daemon, if there is one."""
     node, majors = status.node if status else None, inventory.majors
     return GpusDocument(
         simulated=inventory.simulated,
@@ -166,7 +166,7 @@ def _extra_line(offer: NodeExtra) -> ExtraLine:
 
 
 def _gpu_line(gpu: Gpu) -> GpuLine:
-    """Its fields as the inventory names them; `arch` is a text, and signs are in `health`."""
+    """Return a GPU's fields as the inventory names them; `arch` is a text, and signs are in `health`."""
     parts = [{**to_builtins(part.device), **_state(part)} for part in gpu.parts]
     changed = {**_state(gpu), "arch": gpu.arch_text or None, "mig": parts}
     return convert({**to_builtins(gpu), **changed}, GpuLine)

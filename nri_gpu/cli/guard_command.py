@@ -17,7 +17,7 @@ from nri_gpu.policy.read import override
 
 
 def run(args: argparse.Namespace) -> int:
-    """Guard until a signal. Returns an exit code."""
+    """Guard until a signal. Return an exit code."""
     options = {"plugin.socket": args.socket} if args.socket else {}
     try:
         fallback = override(Policy.default(), options)

@@ -26,7 +26,7 @@ Option = tuple[tuple[str, ...], Mapping[str, object]]
 
 
 class Verb(Struct, frozen=True):
-    """One verb. module: imported only when the verb is called."""
+    """A verb of the command. module: imported only when the verb is called."""
 
     name: str
     module: str
@@ -48,14 +48,14 @@ def _value(flag: str, metavar: str, help: str) -> Option:
 
 
 class _Dropped(argparse.Action):
-    """Note an option that is ignored in `dropped`, with what to do instead (`const`)."""
+    """The action of an ignored option: it is noted in `dropped`, with what to do instead (`const`)."""
 
     def __call__(self, _: object, namespace: argparse.Namespace, *__: object) -> None:
         namespace.dropped = {**namespace.dropped, self.option_strings[0]: self.const}
 
 
 def _dropped(flag: str, fix: str, *, values: int = 0) -> Option:
-    """An option of the version before: read and ignored for a release, with a warning. values: how many follow it."""
+    """Return a former option, ignored for a release, with a warning. values: how many values follow it."""
     return _option(flag, help=argparse.SUPPRESS, action=_Dropped, nargs=values, const=fix, default=argparse.SUPPRESS)
 
 
@@ -313,7 +313,7 @@ VERBS: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns an exit code."""
+    """Run the command line. Return an exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments and "NRI_PLUGIN_SOCKET" in os.environ:
         arguments = ["run"]  # started by the runtime itself, which passes no arguments
@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _imported(module: str) -> Callable[[argparse.Namespace], int]:
-    """The verb, which logs warnings alone until it asks for more.
+    """Return the verb, which logs warnings alone until it asks for more.
 
     The garbage collector need not look through what is imported: that was a tenth of a start.
     """

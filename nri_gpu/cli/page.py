@@ -1,4 +1,4 @@
-"""What a verb prints: lines and tables, plain into a pipe, and fit to the width and in colour on a terminal."""
+"""The page that a verb prints: lines and tables, plain in a pipe, fit to the width and in colour on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, to_builtins
 
 
 class Tone(StrEnum):
-    """How a text looks on a terminal, as a style of rich."""
+    """The look of a text on a terminal, as a style of rich."""
 
     PLAIN = "none"
     HEAD = "bold"
@@ -52,7 +52,7 @@ Page = Sequence[Line | Grid]
 
 
 def plain(page: Page) -> str:
-    """The page as text, each column as wide as its widest cell."""
+    """Return the page as text, each column as wide as its widest cell."""
     lines: list[str] = []
     for part in page:
         lines += table([each.head for each in part.columns], part.rows) if isinstance(part, Grid) else [part.text]
@@ -60,7 +60,7 @@ def plain(page: Page) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    """Columns are as wide as their widest cell."""
+    """Return the lines of a table. Columns are as wide as their widest cell."""
     lines = [tuple(heads), *(tuple(map(str, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
@@ -68,5 +68,5 @@ def table(heads: Sequence[str], rows: Iterable[Row]) -> list[str]:
 
 
 def json_text(document: Struct) -> str:
-    """The document that `-o json` prints. Its schema is in api/schemas."""
+    """Return the document that `-o json` prints. Its schema is in api/schemas."""
     return json.dumps(to_builtins(document), indent=1)

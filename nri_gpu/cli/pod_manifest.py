@@ -33,13 +33,13 @@ _Amounts = Mapping[str, Decimal]
 
 
 class Name(Struct, frozen=True):
-    """A name. known: so many of its characters; behind them an `x` stands for any other."""
+    """A name. known: so many of its characters; an `x` stands for each character behind them."""
 
     text: str = ""
     known: int = 0
 
     def with_suffix(self, suffix: str) -> Name:
-        """Of a pod that such a name's owner makes."""
+        """Return the name of a pod that the owner with this name makes."""
         whole = self.known == len(self.text)
         if not suffix.endswith(_RANDOM):
             return Name(self.text + suffix, self.known + whole * len(suffix))
@@ -48,39 +48,32 @@ class Name(Struct, frozen=True):
 
 
 class ManifestContainer(Struct, frozen=True):
-    """A container of a manifest.
-
-    ends: it ends before the next of its pod is created. name: its pod's. resources: that it is limited to, of device
-    plugins. notes: on what a manifest does not show, or what has no effect.
-    """
+    """A container of a manifest."""
 
     container: Container
-    ends: bool
-    name: Name
-    resources: tuple[str, ...]
-    notes: tuple[str, ...]
+    ends: bool  # before the next container of its pod is created
+    name: Name  # its pod's
+    resources: tuple[str, ...]  # that it is limited to, of device plugins
+    notes: tuple[str, ...]  # on what a manifest does not show, or what has no effect
 
 
 class Manifest(Struct, frozen=True):
-    """The pods of a manifest, in its order. notes: on what is in none."""
+    """The pods of a manifest, in its order. notes: on documents without a pod, and on repeated pods."""
 
     pods: tuple[tuple[ManifestContainer, ...], ...]
     notes: tuple[str, ...]
 
 
 class _Around(Struct, frozen=True):
-    """The objects around a pod template. namespace: of the outermost that has one. kind, name: of the innermost.
+    """The objects around a pod template."""
 
-    annotated: our annotations on them, which nobody reads.
-    """
-
-    namespace: str = ""
-    kind: str = ""
-    name: Name = Name()
-    annotated: tuple[str, ...] = ()
+    namespace: str = ""  # of the outermost object that has one
+    kind: str = ""  # of the innermost object with a name
+    name: Name = Name()  # likewise
+    annotated: tuple[str, ...] = ()  # our annotations on the objects, which nobody reads
 
     def within(self, found: Mapping[object, object]) -> _Around:
-        """The same, and that object; a mapping without metadata is none."""
+        """Return the objects with `found` as the innermost; a mapping without metadata is no object."""
         metadata = found.get("metadata")
         if not isinstance(metadata, Mapping):
             return self
@@ -98,7 +91,7 @@ class _Around(Struct, frozen=True):
 
 
 def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
-    """All pods and pod templates. namespace: of those that name none. Raises: CommandError."""
+    """Return all pods and pod templates. namespace: of those that name none. Raises: CommandError."""
     documents, seen = read_documents(text, file), dict[int, bool]()
     pods: list[tuple[ManifestContainer, ...]] = []
     without: Counter[str] = Counter()
@@ -127,7 +120,7 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
 
 
 def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
-    """without: kinds of documents without a pod. aliased: a YAML alias repeats one."""
+    """Yield notes on a file. without: kinds of documents without a pod. aliased: a YAML alias repeats a pod."""
     if aliased:
         yield "a pod that YAML aliases repeat is explained once, where it first stands: write it out to see each"
     if without:
@@ -137,7 +130,7 @@ def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
 
 
 def _items(document: object, seen: set[int]) -> Iterator[object]:
-    """Those of a List, PodList and so on, nested ones, too; any other document is one itself. seen: each List once."""
+    """Yield the items of a List, PodList and so on, nested ones too, or any other document itself. seen: the Lists."""
     match document:
         case {"kind": str(kind), "items": list(items)} if items and kind.endswith("List") and id(items) not in seen:
             seen.add(id(items))
@@ -150,7 +143,7 @@ def _items(document: object, seen: set[int]) -> Iterator[object]:
 def _pods(
     found: object, around: _Around, seen: dict[int, bool]
 ) -> Iterator[tuple[Mapping[str, object] | None, _Around]]:
-    """Pods and pod templates, wherever they are nested, with what is around each; None for an alias of some.
+    """Yield pods and pod templates, however nested, with what is around each; None for an alias of some.
 
     seen: each mapping and list is visited once. Its value: whether there are pods in it.
     """
@@ -183,7 +176,7 @@ def _own_name(metadata: Mapping[str, object]) -> Name:
 
 
 def _pod_name(found: Mapping[str, object], metadata: Mapping[str, object], around: _Around, number: int) -> Name:
-    """Its own, or for a template as the controller of the object around it names pods."""
+    """Return the pod's own name, or for a template the name by the controller of the object around it."""
     kind, own = _text(found.get("kind")), _own_name(metadata)
     if kind and kind != "Pod" and own.text:  # an object whose own spec is a pod's
         return own.with_suffix(f"-{_RANDOM}")
@@ -246,7 +239,7 @@ def _containers(
 
 
 def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
-    """Raises: CommandError: one is not text; Kubernetes would not take the pod."""
+    """Return the annotations. Raises: CommandError, if a value is not text; Kubernetes would not take the pod."""
     annotations = {}
     for key, value in _mapping(metadata.get("annotations"), f"{where}: metadata.annotations").items():
         if not isinstance(value, str):
@@ -259,12 +252,12 @@ def _annotations(metadata: Mapping[str, object], where: str) -> dict[str, str]:
 
 
 def _ours(annotations: Iterable[object]) -> Iterator[str]:
-    """Keys of those by which pods ask."""
+    """Yield the keys by which pods ask."""
     return (key for key in map(_text, annotations) if key == BASE_KEY or key.startswith(KEY_PREFIX))
 
 
 def _env(container: Mapping[str, object], where: str) -> tuple[list[str], list[str]]:
-    """Its variables as `NAME=value`, and notes on those that we would read and that a manifest does not show."""
+    """Return the variables as `NAME=value`, and notes on those that we would read and that a manifest does not show."""
     values: dict[str, str] = {}
     notes = []
     for each in _list(container.get("env"), where):
@@ -287,13 +280,13 @@ def _claims(resources: object) -> Iterator[str]:
 
 
 def _host_paths(volumes: list[object]) -> Mapping[str, str]:
-    """Names of volumes that are paths of the host."""
+    """Return the host's paths by the names of their volumes."""
     paths = {_text(v.get("name")): v.get("hostPath") for v in volumes if isinstance(v, Mapping)}
     return {name: _text(path.get("path")) for name, path in paths.items() if isinstance(path, Mapping)}
 
 
 def _mounts(entries: list[object], hosts: Mapping[str, str]) -> frozenset[str]:
-    """Where volumes are mounted; the host's /dev and /dev/shm hide nothing in their own places."""
+    """Return where volumes are mounted; the host's /dev and /dev/shm hide nothing in their own places."""
     named = [(_text(e.get("mountPath")), _text(e.get("name"))) for e in entries if isinstance(e, Mapping)]
     return frozenset(
         path for path, name in named if path and not (path in ("/dev", SHM_PLACE) and hosts.get(name) == path)
@@ -301,7 +294,7 @@ def _mounts(entries: list[object], hosts: Mapping[str, str]) -> frozenset[str]:
 
 
 def _text(value: object) -> str:
-    """A scalar as text; empty for anything else: lists of aliases of lists would be a text without an end."""
+    """Return a scalar as text, or empty for any other value: aliased lists of lists would be a text without an end."""
     if value is None or isinstance(value, Mapping | list | set):
         return ""
     # Python refuses thousands of decimal digits.
@@ -325,12 +318,12 @@ def _mappings(value: object, where: str) -> list[Mapping[str, object]]:
 
 
 def _is_sidecar(container: Mapping[str, object]) -> bool:
-    """Whether an init container goes on beside the others."""
+    """Return whether an init container goes on beside the other containers."""
     return container.get("restartPolicy") == "Always"
 
 
 def _cgroup(of_pod: object, init: list[Mapping[str, object]], main: list[Mapping[str, object]]) -> str:
-    """The parent of a pod's cgroup, by its QoS class. of_pod: the pod's own resources, which then decide alone."""
+    """Return the parent of a pod's cgroup, by its QoS class. of_pod: the pod's own resources, which decide alone."""
     each = [_limits_and_requests(container.get("resources")) for container in (*init, *main)]
     if isinstance(of_pod, Mapping):
         # What it does not request is what its containers do, else its limit (kubernetes: pkg/apis/core/v1/defaults).
@@ -345,13 +338,13 @@ def _cgroup(of_pod: object, init: list[Mapping[str, object]], main: list[Mapping
 
 
 def _limits_and_requests(resources: object) -> tuple[_Amounts, _Amounts]:
-    """A request that is left out is the limit."""
+    """Return limits and requests. A request that is left out is the limit."""
     limits = _amounts(resources, "limits")
     return limits, {**limits, **_amounts(resources, "requests")}
 
 
 def _together(requests: list[_Amounts], stays: list[bool]) -> _Amounts:
-    """What containers request at one time: those that stay together, an init container that ends alone."""
+    """Return what containers request at one time: those that stay together, an init container that ends alone."""
     total = {}
     for name in _COUNTED:
         amounts = [(each[name], stay) for each, stay in zip(requests, stays, strict=True) if name in each]
@@ -367,7 +360,7 @@ def _positive(amounts: _Amounts) -> _Amounts:
 
 
 def _amounts(resources: object, kind: str) -> _Amounts:
-    """Those that are quantities; Kubernetes takes no pod with others."""
+    """Return the amounts that are quantities; Kubernetes takes no pod with any other."""
     found = resources.get(kind) if isinstance(resources, Mapping) else None
     items = found.items() if isinstance(found, Mapping) else ()
     parsed = {_text(name): _quantity(_text(value)) for name, value in items}
@@ -375,7 +368,7 @@ def _amounts(resources: object, kind: str) -> _Amounts:
 
 
 def _quantity(text: str) -> Decimal | None:
-    """`500m`, `1Gi`, `1e3` (kubernetes: staging/src/k8s.io/apimachinery/pkg/api/resource)."""
+    """Parse `500m`, `1Gi`, `1e3` (kubernetes: staging/src/k8s.io/apimachinery/pkg/api/resource), or return None."""
     if not (match := _QUANTITY.fullmatch(text)):
         return None
     number, decimal, binary, exponent = match.groups()

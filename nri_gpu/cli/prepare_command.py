@@ -24,7 +24,7 @@ OctalMode = Annotated[str, Meta(pattern="^[0-7]{4}$", description="permission bi
 
 
 class LoadedModule(Struct, frozen=True, kw_only=True, tag_field="action", tag="load-module"):
-    """text: the action as a sentence."""
+    """A kernel module that was not loaded. text: the action as a sentence."""
 
     module: str
     text: str
@@ -82,7 +82,7 @@ ActionLine = LoadedModule | MadeNode | FixedNode | MadeLink
 
 
 class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/prepare/v1"):
-    """What was done, in order; with dry_run, what is to do. devices: NVIDIA's, by PCI bus id.
+    """The actions that were done, in order; with dry_run, those to do. devices: NVIDIA's, by PCI bus id.
 
     more_may_follow: which devices a module serves is known once it is loaded. findings: what is left to do by hand.
     """
@@ -95,7 +95,7 @@ class PrepareDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare, or print how. Returns 1 when something is left to do by hand, 69 without a GPU, 77 when not root."""
+    """Prepare, or print how. Return 1 if something is left to do by hand, 69 without a GPU, 77 if not root."""
     facts = _look()
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)
@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look() -> HostFacts:
-    """In a machine that is a container itself, without the GPUs that it was not given: a node would give them."""
+    """Look at the host without the GPUs that a machine which is a container was not given: a node would give them."""
     return look(PLACES)
 
 
 def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:
-    """As JSON, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
+    """Print the report as JSON, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
     if args.output == "json":
         document = PrepareDocument(
             dry_run=args.dry_run,

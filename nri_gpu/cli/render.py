@@ -1,4 +1,4 @@
-"""Prints pages; and GPUs, their health and their topology, as pages."""
+"""The printing of pages; and GPUs, their health and their topology, as pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(page: Page) -> None:
 
 
 def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[Line | Grid]:
-    """A table, with the faults below it."""
+    """Return a table of the GPUs, with the faults below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
     headline = f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")
@@ -48,7 +48,7 @@ def gpus_page(inventory: Inventory, status: DaemonStatus | None = None) -> list[
 
 
 def _gpus_faults(inventory: Inventory) -> Iterator[str]:
-    """What cannot be granted at all, each a sentence."""
+    """Yield a sentence for each thing that cannot be granted at all."""
     yield from (f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults)
     yield from unlisted_lines(inventory.unlisted, inventory.fault)
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
@@ -63,7 +63,7 @@ def lines(sentences: Iterable[str], tone: Tone) -> Iterator[Line]:
 
 
 def of_trouble(why: str) -> Tone:
-    """Of why a GPU is unavailable."""
+    """Return the tone of the reason why a GPU is unavailable."""
     return Tone.PLAIN if why == IN_MIG_MODE else Tone.BAD
 
 
@@ -75,20 +75,20 @@ GPU_COLUMNS: Final = (
 
 
 def _snapshot(node: NodeStatus) -> str:
-    """What a daemon knows of its node, for a headline."""
+    """Return what a daemon knows of its node, for a headline."""
     age = "not confirmed yet" if node.inventory_age_s is None else f"{node.inventory_age_s:.0f} s old"
     return f"; the daemon's snapshot is number {node.inventory_number}, {age}"
 
 
 def unlisted_lines(gpus: Iterable[KernelGpu], fault: str) -> Iterator[str]:
-    """GPUs that only the kernel shows. fault: of the whole inventory, which is printed elsewhere."""
+    """Yield the GPUs that only the kernel shows. fault: of the whole inventory, which is printed elsewhere."""
     for gpu in gpus:
         why = "is seen by the kernel only" if gpu.reason == fault else f"cannot be granted: {gpu.reason}"
         yield " ".join(filter(None, ("GPU", gpu.pci_bus_id, gpu.model, gpu.uuid, why)))
 
 
 def _row(unit: Unit) -> Row:
-    """A MIG device is indented below its GPU, and its node is the compute instance's capability."""
+    """Return a unit's row. A MIG device is indented below its GPU; its node is the compute instance's capability."""
     memory = f"{unit.memory_bytes / 2**30:.0f} GiB" if unit.memory_bytes else "-"
     end = state_of(unit), Line(unit.uuid, Tone.FAINT)
     if isinstance(unit, MigPart):
@@ -112,7 +112,7 @@ SHOWN: Final = 10  # transitions; `-o json` has more
 
 
 def state_of(unit: Unit) -> Line:
-    """Why it cannot be granted; else `ok`, with its health, its symptoms, and a compute mode that admits one process.
+    """Return why a unit cannot be granted; else `ok`, health, symptoms, and a compute mode that admits one process.
 
     With such a mode containers cannot share the GPU by time.
     """
@@ -127,7 +127,7 @@ def state_of(unit: Unit) -> Line:
 
 
 def health_lines(units: Mapping[str, HealthStatus]) -> Iterator[str]:
-    """One line for each GPU or MIG device that is, or was, not healthy. units: by their places."""
+    """Yield a line for each GPU or MIG device that is, or was, not healthy. units: by their places."""
     for place, health in units.items():
         gpu, part, _ = place.partition(":")
         if part and health == units.get(gpu):
@@ -148,7 +148,7 @@ def health_lines(units: Mapping[str, HealthStatus]) -> Iterator[str]:
 
 
 def transition_lines(history: History | None) -> Iterator[str]:
-    """How often the node changed since the daemon started, by kind, and the last changes with their times."""
+    """Yield how often the node changed since the daemon started, by kind, and the last changes with their times."""
     if history is None or not history.total:
         return
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.counts.items()))
@@ -159,7 +159,7 @@ def transition_lines(history: History | None) -> Iterator[str]:
 
 
 def at(seconds: float) -> str:
-    """A time in UTC. seconds: since the epoch."""
+    """Return a time in UTC. seconds: since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
@@ -176,7 +176,7 @@ LEGEND: Final = (
 
 
 def of_link(cell: str) -> Tone:
-    """From NVLink, the fastest, to what crosses NUMA nodes."""
+    """Return the tone of a link, from NVLink, the fastest, to paths that cross NUMA nodes."""
     if cell.startswith("NV"):
         return Tone.GOOD
     return {"PIX": Tone.LINK, "PXB": Tone.LINK, "PHB": Tone.WARN, "NODE": Tone.WARN, "SYS": Tone.BAD}.get(
@@ -185,7 +185,7 @@ def of_link(cell: str) -> Tone:
 
 
 def matrix(inventory: Inventory) -> list[Line | Grid]:
-    """A line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
+    """Return a line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
     links = {(link.a, link.b): link for link in inventory.links}
     cpus = {node.number: node.cpus for node in inventory.numa}
     rows: list[Row] = [

@@ -1,4 +1,4 @@
-"""`nri-gpu repaired`: tell the daemon that a GPU was reset, where no driver can."""
+"""`nri-gpu repaired`: root's word to the daemon that a GPU was reset, where no driver can tell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say so. Returns 1 where no reset was due, 69 when the daemon cannot be asked, 77 without permission."""
+    """Tell the daemon. Return 1 if no reset was due, 69 if the daemon cannot be asked, 77 without permission."""
     path = Path(args.state_dir or DEFAULT_STATE) / CONTROL_SOCKET
     try:
         answer = ask(path, f"repaired {args.gpu}", RepairedAnswer)

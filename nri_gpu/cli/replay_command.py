@@ -1,4 +1,4 @@
-"""`nri-gpu replay`: decides the requests of an audit log again, with the recorded policies or another one."""
+"""`nri-gpu replay`: the requests of an audit log, decided again with the recorded policies or another one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DifferentDecision(Struct, frozen=True, kw_only=True):
 
 
 class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/replay/v1"):
-    """How many decisions were computed again, which differ, and how many lines are no records."""
+    """The comparison: how many decisions were computed again, which differ, and how many lines are no records."""
 
     decisions: int
     unreadable_lines: int
@@ -55,7 +55,7 @@ class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repla
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what differs. Returns 1 when something does, or a line is no record; 78 when a file cannot be read."""
+    """Print what differs. Return 1 if something does, or a line is no record, or 78 if a file cannot be read."""
     instead = load_policy(args.policy) if args.policy else None
     decisions, unreadable, different = 0, 0, list[Compared]()
     try:
@@ -82,17 +82,17 @@ class AuditLogs:
     """The lines of files, and how much of these has been read."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Raises: OSError."""
+        """Begin before the first line. Raises: OSError."""
         self._files = files
         self._whole = sum(file.stat().st_size for file in files)
         self._read = 0
 
     def share(self) -> float:
-        """Of their bytes, 0.0 to 1.0."""
+        """Return the share of the files' bytes that was read, 0.0 to 1.0."""
         return min(self._read / self._whole, 1.0) if self._whole else 0.0
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Each line with where it stands. Raises: OSError."""
+        """Yield each line with where it stands. Raises: OSError."""
         for file in self._files:
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
@@ -101,7 +101,7 @@ class AuditLogs:
 
 
 def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | str]:
-    """Every decision, in order; for a line that is no record, a sentence. lines: each with where it stands."""
+    """Yield every decision, in order, or a sentence for a line that is no record. lines: each with where it stands."""
     replay = Replay(_read_policy, instead)
     for place, line in lines:
         try:
@@ -114,7 +114,7 @@ def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> 
 
 
 def _read_policy(name: str, text: str) -> Policy:
-    """A recorded policy. It was valid then, but this version of nri-gpu may find faults in it."""
+    """Return a recorded policy. It was valid then, but this version of nri-gpu may find faults in it."""
     try:
         return build_policy(PolicyText(name, text)) if name else Policy.default()
     except PolicyError as error:

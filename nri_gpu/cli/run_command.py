@@ -1,4 +1,4 @@
-"""`nri-gpu run`: opens the policy, the state folder and the key, without which it cannot start; runs the daemon."""
+"""`nri-gpu run`: the daemon, with the policy, the state folder and the key without which it cannot start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WATCHDOG_EVERY: Final = 50  # looks at whether the state folder is free
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Returns an exit code."""
+    """Serve until a signal. Return an exit code."""
     launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
     state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
     succession = Succession(state.path)
@@ -106,7 +106,7 @@ def _open(state: StateFolder, succession: Succession | None, liveness: LivenessF
 
 
 def _inherited(number: str) -> int:
-    """The descriptor of the connection that the runtime started us with. Raises: ValueError, OSError."""
+    """Return the descriptor of the connection that the runtime started us with. Raises: ValueError, OSError."""
     connection = socket.socket(fileno=int(number))  # fails if it is no socket
     connection.set_inheritable(False)
     return connection.detach()

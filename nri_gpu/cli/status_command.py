@@ -1,4 +1,4 @@
-"""`nri-gpu status`: who holds which GPU on this node, as the running daemon reports it."""
+"""`nri-gpu status`: the holders of each GPU on this node, as the running daemon reports them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it.
+    """Print the status.
 
-    Returns 1 when the daemon is not ready to grant or has rejected the policy file, 69 when it cannot be asked, 77
+    Return 1 if the daemon is not ready to grant or has rejected the policy file, 69 if it cannot be asked, 77
     without permission.
     """
     if args.watch and (args.alive or args.probe or args.guard):
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:
-    """The daemon's answer, as it is and as what it shall be. Raises: CommandError."""
+    """Return the daemon's answer, as it is and as what it shall be. Raises: CommandError."""
     path = state_dir / CONTROL_SOCKET
     try:
         answer = ask(path, "status", dict)
@@ -69,7 +69,7 @@ def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:
 
 
 def guard_exit(run_dir: Path, *, alive: bool) -> Exit:
-    """For a readiness probe of the guard's pod. alive: being connected does not matter."""
+    """Return the exit code for a readiness probe of the guard's pod. alive: being connected does not matter."""
     from nri_gpu.plugin import guard_status as guard  # only here, since it imports the policy
 
     seen, silent_s = guard.read_guard_status(run_dir), alive_age_s(run_dir)

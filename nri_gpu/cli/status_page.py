@@ -1,4 +1,4 @@
-"""The page of `nri-gpu status`: who holds which GPU, and what is wrong."""
+"""The page of `nri-gpu status`: the holders of each GPU, and what is wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS: Final = (
 
 
 def faults(status: DaemonStatus) -> list[str]:
-    """What keeps the daemon from granting, each as a sentence."""
+    """Return what keeps the daemon from granting, each as a sentence."""
     runtime, fault = status.runtime, status.policy.fault
     found = [] if runtime.ready else [f"not connected to the runtime: {runtime.fault or 'connecting'}"]
     found += filter(None, (runtime.list_fault, _inventory_fault(status.node), status.node.driver_fault))
@@ -41,7 +41,7 @@ def faults(status: DaemonStatus) -> list[str]:
 
 
 def to_mend(status: DaemonStatus) -> list[str]:
-    """What is wrong while the daemon grants: a policy file that was not taken, and GPUs that two pods were granted."""
+    """Return faults of a daemon that grants: a policy file that was not taken, and GPUs that two pods were granted."""
     fault = status.policy.rejected
     found = [f"policy file rejected, the policy before it stays in force: {fault}"] if fault else []
     return found + [
@@ -52,7 +52,7 @@ def to_mend(status: DaemonStatus) -> list[str]:
 
 
 def _inventory_fault(node: NodeStatus) -> str:
-    """The inventory's fault, with its age."""
+    """Return the inventory's fault, with its age."""
     if not node.inventory_fault:
         return ""
     sentence = node.inventory_fault + _since_when(node.inventory_fault_since_s)
@@ -62,7 +62,7 @@ def _inventory_fault(node: NodeStatus) -> str:
 
 
 def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> list[Line | Grid]:
-    """A headline, a table with a line for each GPU and holder, and faults below it.
+    """Return a headline, a table with a line for each GPU and holder, and faults below it.
 
     glance: for a terminal, where a count of the GPUs and the faults come first.
     """
@@ -88,7 +88,7 @@ def status_page(status: DaemonStatus, now: float, *, glance: bool = False) -> li
 
 
 def counted(status: DaemonStatus) -> str:
-    """`8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
+    """Return `8 GPUs: 3 held, 4 free, 1 unavailable`; a GPU with MIG devices counts as these."""
     with_parts = {gpu.place.partition(":")[0] for gpu in status.gpus if gpu.kind == "mig"}
     units = [gpu for gpu in status.gpus if gpu.place not in with_parts]
     held = sum(bool(gpu.mode or gpu.foreign or gpu.opened_by) for gpu in units)
@@ -98,7 +98,7 @@ def counted(status: DaemonStatus) -> str:
 
 
 def _notes(status: DaemonStatus) -> Iterator[str]:
-    """What is odd about the node's GPUs and who holds them, each a sentence."""
+    """Yield a sentence for each oddity of the node's GPUs and of their holders."""
     node = status.node
     yield from unlisted_lines(status.unlisted, node.inventory_fault)
     if not node.inventory_confirmed:
@@ -117,13 +117,13 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
 
 
 def _health_notes(status: DaemonStatus) -> Iterator[str]:
-    """What is known of whole GPUs beside their state."""
+    """Yield what is known of whole GPUs beside their state."""
     for gpu in status.gpus:
         yield from sentences(gpu.place, gpu.uuid, gpu.notes, at(gpu.notes.xid_at_s or 0))
 
 
 def _lost_line(lost: LostStatus) -> str:
-    """What an operator can do about a container that is over for the runtime and holds its GPUs."""
+    """Return what an operator can do about a container that is over for the runtime and holds its GPUs."""
     place = f" in cgroup {lost.cgroup}" if lost.cgroup else ""
     return (
         f"{lost.pod}, container {lost.container}: over for the runtime{_since_when(lost.since_s)}, and holds its GPUs "
@@ -156,7 +156,7 @@ def _since_when(seconds: float | UnsetType | None) -> str:
 
 
 def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> Iterator[Row]:
-    """One row for each holder, and each that opens it; the first has the GPU too."""
+    """Yield a row for each holder of a GPU, and for each container that opens it; the first row has the GPU too."""
     place = Line(f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", Tone.HEAD)
     first = (place, gpu.model, Line(gpu.mode or "-", MODES.get(gpu.mode, Tone.LINK)))
     holders = [(pod_of(each), each.container, _since(each, now)) for each in gpu.holders]
@@ -173,7 +173,7 @@ def _rows(gpu: UnitStatus, external: tuple[ExternalStatus, ...], now: float) -> 
 
 
 def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
-    """`kubelet: nvidia.com/gpu registered for 3m` for each resource; nothing without a device plugin."""
+    """Yield `kubelet: nvidia.com/gpu registered for 3m` for each resource, or nothing without a device plugin."""
     for each in status.kubelet.resources:
         if each.since_s is not None:
             yield f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
@@ -184,7 +184,7 @@ def _of_kubelet(status: DaemonStatus, now: float) -> Iterator[str]:
 
 
 def _of_dra(status: DaemonStatus) -> Iterator[str]:
-    """The driver process, and a line for each claim; nothing where it is off and no claim is prepared."""
+    """Yield the driver process, and a line for each claim, or nothing if it is off and no claim is prepared."""
     dra = status.dra
     if dra.enabled:
         fault = dra.fault or silence(dra.asked_s, dra.silent_s) or dra.report.unwritten or dra.report.fault
@@ -197,14 +197,14 @@ def _of_dra(status: DaemonStatus) -> Iterator[str]:
 
 
 def fail_closed(status: DaemonStatus) -> str:
-    """What keeps a container with kubelet-allocated GPUs from starting without them."""
+    """Return what keeps a container with kubelet-allocated GPUs from starting without them."""
     if why := status.kubelet.guard_alone:
         return f"only the guard stops containers that start without their GPUs: {why}"
     return "containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not"
 
 
 def holder_words(holder: HolderStatus) -> str:
-    """Of a holder, or of a reservation whose container is still to come."""
+    """Return `held by ml/train, container main`, or `reserved` while the container does not exist yet."""
     return "reserved" if holder.reserved else f"held by {pod_of(holder)}, container {holder.container}"
 
 
@@ -218,7 +218,7 @@ def _since(holder: HolderStatus, now: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """A duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
+    """Return a duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
     left = max(0, int(seconds))
     words: list[str] = []
     for unit, size in UNITS_S:

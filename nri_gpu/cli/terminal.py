@@ -1,4 +1,4 @@
-"""Pages on a terminal, by rich, which nothing else imports: in colour, and readable at any width."""
+"""The pages on a terminal, by rich, which only this module imports: in colour, and readable at any width."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show_each(pages: Iterable[Page], console: Console | None = None) -> None:
 
 
 def show_work(what: str, over: Event, share: Callable[[], float] | None) -> None:
-    """On standard error until `over`: that something is done, or how much of it; then nothing is left of it."""
+    """Show on standard error, until `over`, that something is done, or how much of it; then clear it all."""
     told = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) if share else (TimeElapsedColumn(),)
     columns = (SpinnerColumn("line"), TextColumn("{task.description}", markup=False), *told)
     # What the verb prints is its own; what it complains of goes above the bar.
@@ -57,7 +57,7 @@ def show_work(what: str, over: Event, share: Callable[[], float] | None) -> None
 
 
 def _cut(page: Page, console: Console) -> SegmentLines:
-    """What of the page fits the screen, and how much does not."""
+    """Return what of the page fits the screen, and how much does not."""
     lines = console.render_lines(drawn(page, console.width), pad=False)
     if len(lines) > console.height:
         more = len(lines) - console.height + 1
@@ -67,7 +67,7 @@ def _cut(page: Page, console: Console) -> SegmentLines:
 
 
 def drawn(page: Page, width: int) -> Group:
-    """The page for a terminal of that many columns."""
+    """Return the page for a terminal of that many columns."""
     parts: list[Text | Table] = []
     for part in page:
         if isinstance(part, Grid):
@@ -79,7 +79,7 @@ def drawn(page: Page, width: int) -> Group:
 
 
 def show_whole(lines: Sequence[Line], console: Console | None = None) -> None:
-    """Lines as they are, in colour. The terminal itself wraps one that is too long, so that it is copied whole."""
+    """Print lines as they are, in colour. The terminal wraps a line that is too long, so that it is copied whole."""
     console = console or Console(highlight=False)
     for line in lines:
         console.print(Text(_safe(line.text), line.tone), soft_wrap=True)
@@ -91,9 +91,9 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def _blocks(grid: Grid, width: int) -> Iterator[Table]:
-    """The table, in as many tables below each other as the width needs; each has the first column.
+    """Yield the table, in as many tables below each other as the width needs; each has the first column.
 
-    Rows about which one has nothing to say are left out of it; the first names every row that has a name.
+    A table leaves out rows about which it has nothing to say; the first table names every row that has a name.
     """
     rows = [tuple(map(_cell, row)) for row in grid.rows]
     widths = [max([len(column.head), *(len(row[at]) for row in rows)]) for at, column in enumerate(grid.columns)]
@@ -116,7 +116,7 @@ def _cell(cell: str | Line) -> Text:
 
 
 def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Which columns stand beside each other: the first, and as many others as there is room for."""
+    """Yield the columns that stand beside each other: the first, and as many of the rest as there is room for."""
     chosen, room = [0], width - widths[0]
     for at in range(1, len(columns)):
         needed = GAP + (min(widths[at], PROSE_MIN) if columns[at].prose else widths[at])
@@ -129,5 +129,5 @@ def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> It
 
 
 def _safe(text: str) -> str:
-    """The text without what a terminal would take as a command: others named the pods."""
+    """Return the text without what a terminal would take as a command: a pod's name is anybody's choice."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -31,7 +31,7 @@ from nri_gpu.verify.oci_bundles import STATES, read_bundles
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it. Returns 1 for a difference, 69 or 77 when something could not be seen."""
+    """Print the report. Return 1 for a difference, 69 or 77 if something could not be seen."""
     report, inventory = _look(args)
     if args.output == "json":
         print(json_text(report))
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def code_of(report: Report) -> Exit:
-    """A difference counts more than what could not be seen."""
+    """Return the exit code: a difference counts more than what could not be seen."""
     if any(each.differences for each in report.containers):
         return Exit.FINDING
     if report.unseen or any(each.unseen for each in report.containers):
@@ -50,7 +50,7 @@ def code_of(report: Report) -> Exit:
 
 
 def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
-    """Raises: CommandError: nothing could be seen."""
+    """Return the report and the inventory. Raises: CommandError, if nothing could be seen."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     states = [Path(each) for each in ([args.containerd_state] if args.containerd_state else STATES)]
     key = _key(state_dir)
@@ -72,7 +72,7 @@ def _look(args: argparse.Namespace) -> tuple[Report, Inventory]:
 
 
 def _key(state_dir: Path) -> bytes:
-    """What grants are signed with. Raises: CommandError."""
+    """Return the key that grants are signed with. Raises: CommandError."""
     path = state_dir / "key"
     try:
         return read_key(path)
@@ -88,7 +88,7 @@ def _key(state_dir: Path) -> bytes:
 
 
 def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inventory, Path, str]:
-    """The inventory, the stage folder, and who says so. Raises: CommandError, PolicyError."""
+    """Return the inventory, the stage folder, and who says so. Raises: CommandError, PolicyError."""
     try:
         answer = ask(state_dir / CONTROL_SOCKET, "inventory", InventoryAnswer)
     except (OSError, ValueError) as error:
@@ -107,7 +107,7 @@ def _numbers(args: argparse.Namespace, state_dir: Path, key: bytes) -> tuple[Inv
 
 
 def _stage_dir(file: str | None, state_dir: Path) -> Path:
-    """Where the daemon stages drivers. Raises: PolicyError."""
+    """Return where the daemon stages drivers. Raises: PolicyError."""
     options = overrides_of(daemon_status(state_dir))
     try:
         policy = build_policy(read_policy(file, in_force=was_kept(state_dir)), options)
@@ -127,7 +127,7 @@ def _holders(status: DaemonStatus | None) -> Mapping[str, str] | None:
 
 
 def verify_page(report: Report, inventory: Inventory) -> list[Line | Grid]:
-    """A line for each container, and below them the differences and what could not be seen."""
+    """Return a line for each container, and below them the differences and what could not be seen."""
     shown = report.containers
     counts = {verdict: sum(each.verdict is verdict for each in shown) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)

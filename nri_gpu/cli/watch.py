@@ -43,22 +43,19 @@ class WatchLine(Struct, Generic[S], frozen=True, tag_field="schema", tag="nri-gp
 
 
 class WatchMoment(Struct, frozen=True):
-    """What one question brought. asked: the last answer there was. fault: why there was none now; empty if there was.
-
-    changes: since the moment before; None at first. recent: the last changes, the newest first.
-    """
+    """A poll of the daemon."""
 
     at_s: float
-    asked: Asked
-    fault: str
-    changes: tuple[Happened, ...] | None
-    recent: tuple[Happened, ...]
+    asked: Asked  # the latest answer received
+    fault: str  # why this poll got no answer, or empty
+    changes: tuple[Happened, ...] | None  # since the moment before; None at first
+    recent: tuple[Happened, ...]  # the last changes, the newest first
 
 
 def watch(ask: Callable[[], Asked], *, as_json: bool) -> Exit:
-    """Until SIGINT, SIGTERM, or nobody reads. ask: raises CommandError when the daemon does not answer.
+    """Watch until SIGINT, SIGTERM, or nobody reads. ask: raises CommandError when the daemon does not answer.
 
-    Raises: CommandError: it did not answer the first time. BrokenPipeError.
+    Raises: CommandError, if the daemon did not answer the first time. BrokenPipeError.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seen = moments(ask)
@@ -79,7 +76,7 @@ def watch(ask: Callable[[], Asked], *, as_json: bool) -> Exit:
 def moments(
     ask: Callable[[], Asked], clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[WatchMoment]:
-    """One each second, without an end. Raises: CommandError: the first question was not answered."""
+    """Yield a moment each second, without an end. Raises: CommandError, if the first question was not answered."""
     asked, fault = ask(), ""
     known = [*(asked[1].transitions or NO_HISTORY).last, *map(_refused, asked[1].refusals)]
     recent = tuple(sorted(known, key=lambda each: each.at_s, reverse=True))[:RECENT]
@@ -105,7 +102,7 @@ def _of_daemon(fault: str, now: float, *, was_lost: bool) -> Iterator[Happened]:
 
 
 def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[Happened]:
-    """What a later answer says that an earlier one does not: the node's transitions, holders, and faults."""
+    """Yield what a later answer has that an earlier one lacks: the node's transitions, holders, and faults."""
     old, new = before.transitions or NO_HISTORY, after.transitions or NO_HISTORY
     restarted = new.began_s != old.began_s
     if restarted:
@@ -132,7 +129,7 @@ def _refused(each: Refused) -> Happened:
 
 
 def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
-    """UUID, place and holder, in the order of the page."""
+    """Return UUID, place and holder, in the order of the page."""
     held: dict[tuple[str, str, str], None] = {}
     for gpu in status.gpus:
         who = [f"{holder_words(each)} ({each.mode})" for each in gpu.holders]
@@ -144,7 +141,7 @@ def _held(status: DaemonStatus) -> dict[tuple[str, str, str], None]:
 
 
 def _wrong(status: DaemonStatus) -> list[str]:
-    """What keeps the daemon from granting, what is to be mended, stray use. An inventory's fault is a transition."""
+    """Return what keeps the daemon from granting, what to mend, and stray use, but no transition (inventory fault)."""
     stray = [f"stray use: {each.message}" for each in status.stray.findings]
     return [*faults(replace(status, node=replace(status.node, inventory_fault=""))), *to_mend(status), *stray]
 
@@ -170,7 +167,7 @@ def _print_json(seen: Iterator[WatchMoment]) -> None:
 
 
 def live_page(moment: WatchMoment) -> list[Line | Grid]:
-    """The page of a terminal: the status and a clock, and the last changes below it."""
+    """Return the page of a terminal: the status and a clock, and the last changes below it."""
     status = replace(moment.asked[1], transitions=None, refusals=())
     page = status_page(status, moment.at_s, glance=True)
     news = (Line(f"  {at(each.at_s)}  {each.what}", Tone.WARN if each.worse else Tone.PLAIN) for each in moment.recent)

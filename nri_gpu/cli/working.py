@@ -1,4 +1,4 @@
-"""Says on a terminal what takes long. It is standard error's, so what a verb prints stays what it is."""
+"""Progress messages of slow commands, on standard error, so that standard output is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT_S: Final = 0.5  # what is done by then needs no word
 
 @contextmanager
 def working(what: str, share: Callable[[], float] | None = None, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Show `what` as long as the work lasts, if somebody looks on. share: of it that is done, 0.0 to 1.0."""
+    """Show `what` as long as the work lasts, on a terminal. share: of the work that is done, 0.0 to 1.0."""
     if not sys.stderr.isatty():
         yield
         return

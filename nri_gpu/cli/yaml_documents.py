@@ -22,7 +22,7 @@ _TEXT: Final = frozenset({"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:valu
 
 
 def read_documents(text: str, file: str) -> list[object]:
-    """The values of its documents; without empty ones. Raises: CommandError."""
+    """Return the values of the file's documents, without empty ones. Raises: CommandError."""
     if len(text) > BYTES_MAX:
         raise too_large(file)
     if text.lstrip()[:1] == "{" and (document := _json(text)) is not None:
@@ -47,12 +47,12 @@ def too_large(file: str) -> CommandError:
 
 
 def too_many(file: str, what: str) -> CommandError:
-    """what: `2,000 pods`."""
+    """Return the refusal of a file with too many things. what: `2,000 pods`."""
     return CommandError(Exit.USAGE, f"{file} holds more than {what}, the most that are explained: split it")
 
 
 def _json(text: str) -> object:
-    """Its value; None where it is no JSON, or nests too deeply. YAML knows other escapes, and takes far longer."""
+    """Return the text's value, or None if it is no JSON or too deep. YAML knows other escapes, and takes far longer."""
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -65,7 +65,7 @@ def _json(text: str) -> object:
 
 
 def _check(events: Iterable[yaml.Event], file: str) -> None:
-    """Before values are made, which takes ten times as long. Raises: CommandError: too deep, or too many pods."""
+    """Check before values are made, which takes ten times as long. Raises: CommandError: too deep, or too many pods."""
     import yaml
 
     depth = pods = 0
