@@ -24,7 +24,7 @@ _QUANTITY: Final = re.compile(
     r"([+-]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40}))(?:([numkMGTPE]?)|([KMGTPE])i|[eE]([+-]?\d{1,3}))"
 )
 _POWERS: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-# What follows the owner's name in a pod's. StatefulSets count, the others let the API server add five characters
+# The end of a pod's name, after its owner's. StatefulSets count, other kinds let the API server add five characters
 # to at most 58 (kubernetes: staging/src/k8s.io/apiserver/pkg/storage/names).
 _SUFFIXES: Final = {"StatefulSet": "-0", "Deployment": "-xxxxxxxxxx-xxxxx"}
 _RANDOM: Final = "xxxxx"
@@ -326,7 +326,7 @@ def _cgroup(of_pod: object, init: list[Mapping[str, object]], main: list[Mapping
     """Return the parent of a pod's cgroup, by its QoS class. of_pod: the pod's own resources, which decide alone."""
     each = [_limits_and_requests(container.get("resources")) for container in (*init, *main)]
     if isinstance(of_pod, Mapping):
-        # What it does not request is what its containers do, else its limit (kubernetes: pkg/apis/core/v1/defaults).
+        # A pod's missing request is its containers', else its limit (kubernetes: pkg/apis/core/v1/defaults).
         asked = _together([requests for _, requests in each], [*map(_is_sidecar, init), *(True for _ in main)])
         limits, _ = _limits_and_requests(of_pod)
         each = [(limits, {**(limits and {**limits, **asked}), **_amounts(of_pod, "requests")})]

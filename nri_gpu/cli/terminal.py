@@ -47,7 +47,7 @@ def show_work(what: str, over: Event, share: Callable[[], float] | None) -> None
     """Show on standard error, until `over`, that something is done, or how much of it; then clear it all."""
     told = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) if share else (TimeElapsedColumn(),)
     columns = (SpinnerColumn("line"), TextColumn("{task.description}", markup=False), *told)
-    # What the verb prints is its own; what it complains of goes above the bar.
+    # The verb's output is left alone; its complaints go above the bar.
     with Progress(
         *columns, console=Console(stderr=True, highlight=False), transient=True, redirect_stdout=False
     ) as progress:

@@ -153,7 +153,7 @@ class Daemon:
         self._kubelet.begin()
         self._node.restore()
         kubelet = asyncio.create_task(self._kubelet.run())
-        # These end last: what is in flight is answered, and the audit log has it.
+        # The last tasks to end: requests in flight are answered, and the audit log has them.
         last = [asyncio.create_task(self._serve(inherited))]
         if self._audit:
             last.append(asyncio.create_task(self._audit.run()))

@@ -27,7 +27,7 @@ from nri_gpu.system.server import Peer, ServerLimits, Service, listen, serve
 from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], object]  # what JSON is made of
-Command = Callable[[str], object]  # likewise, of the rest of the line
+Command = Callable[[str], object]  # what JSON is made of, given the rest of the line
 ROOT: Final = 0
 FOR_ROOT: Final = "root alone may say so"
 LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)

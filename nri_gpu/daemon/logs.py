@@ -42,7 +42,7 @@ FIELDS: Final = (
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes
 FULL_S: Final = 0.01  # between two attempts to write to a full journal, at the end
-# Of syslog(3), by loguru's names.
+# The priorities of syslog(3), by loguru's names.
 _PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"'}
 _handlers: Final = [0]  # loguru's ids of what `_use` added; it starts with a handler 0 of its own
@@ -157,7 +157,7 @@ class _Stderr:
         text = line.clock + line.text if self._timed else line.text
         self.rest = self.rest or text.encode(errors="backslashreplace")
         while self.rest and self.wait(0):
-            # What poll calls writable takes this much at once, pipes and stream sockets alike (pipe(7), unix(7)).
+            # A descriptor that poll calls writable takes this much at once, pipe or stream socket (pipe(7), unix(7)).
             self.rest = self.rest[os.write(STDERR, self.rest[:PIPE_BUF]) :]
         return not self.rest
 

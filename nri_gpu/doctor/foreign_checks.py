@@ -16,7 +16,7 @@ from nri_gpu.domain.text import listed
 from nri_gpu.stray.allocated import AllocationsUnknownError, allocated
 
 _SUBJECT: Final = "external holders"
-# What a controller puts behind the name of its pods (kubernetes: apimachinery/pkg/util/rand, SafeEncodeString).
+# The end that a controller gives its pods' names (kubernetes: apimachinery/pkg/util/rand, SafeEncodeString).
 _GENERATED: Final = re.compile(r"(-[bcdf-hj-np-tv-xz2456789]{6,10})?-[bcdf-hj-np-tv-xz2456789]{5}")
 
 

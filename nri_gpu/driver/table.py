@@ -149,7 +149,7 @@ LIBRARIES: Final = (
     DriverLibrary("libnvidia-ngx", NGX, ALL),
 )
 
-# What a capability is there by: one of these. A display is there with graphics, compat32 with any 32-bit library.
+# The libraries that each stand for a capability. Graphics stand for display, any 32-bit library for compat32.
 STANDS_FOR: Final[Mapping[Capability, tuple[str, ...]]] = {
     Capability.COMPUTE: ("libcuda",),
     Capability.UTILITY: ("libnvidia-ml",),

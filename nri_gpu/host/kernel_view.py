@@ -255,7 +255,7 @@ def _text(path: Path) -> str:
 
 GPU_INSTANCES_MAX: Final = 15
 COMPUTE_INSTANCES_MAX: Final = 8
-# How drivers from 515 to 595 number them (kernel-open/nvidia/nv-caps.c): only to compare with.
+# The numbering by drivers from 515 to 595 (kernel-open/nvidia/nv-caps.c): only to compare with.
 _FIRST: Final = 3
 _PER_GPU: Final = 135
 _PER_INSTANCE: Final = 9

@@ -138,7 +138,7 @@ def _same(one: Inventory, other: Inventory) -> bool:
     return replace(one, taken_at=other.taken_at) == other
 
 
-# Which transitions matter to whom. A sign that comes and goes (heat, say) matters to none: scanning the driver's files
+# The transitions that matter to each follower. A passing sign (heat, say) is in none: scanning the driver's files
 # takes seconds.
 DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
 LABELS: Final = frozenset(
@@ -174,9 +174,9 @@ class InventoryController:
         before = self._node_state.node.inventory
         first = before is self._initial
         self._node_state.put_inventory(inventory)
-        # Of a node seen for the first time only faults are worth a line.
+        # A node seen for the first time logs only its faults.
         found = changes(_without_faults(inventory) if first else before, inventory)
-        # Whether the driver answers is noted when the cache reports it.
+        # The cache reports whether the driver answers, and that is noted there.
         noted = [each for each in found if each.kind is not TransitionKind.ANSWER]
         known = {"gpus": len(inventory.gpus), "inventory_number": self._node_state.node.number}
         bound = logger.bind(**known, driver_version=inventory.driver_version)

@@ -43,7 +43,7 @@ FABRIC_COMPLETED: Final = 3
 # nvmlClocksEventReasonSwThermalSlowdown, ...HwThermalSlowdown, ...HwPowerBrakeSlowdown
 THERMAL_REASONS: Final = 0x20 | 0x40
 POWER_BRAKE_REASON: Final = 0x80
-# With their versions: nvidia-ml-py's names without one raise another error than NVML's on an older driver.
+# The names have versions: without one, nvidia-ml-py raises a different error from NVML's on an older driver.
 _COMPUTE: Final = "nvmlDeviceGetComputeRunningProcesses_v3"
 _GRAPHICS: Final = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 MIB: Final = 2**20

@@ -37,7 +37,7 @@ from nri_gpu.inventory.topology_reader import Table, parsed, unique
 from nri_gpu.request.image_requirements import BRANDS
 
 NOT_KNOWN: Final = -1  # of a capability minor
-# Those that are made of the granted GPUs alone are in no file.
+# An extra that is made of the granted GPUs alone is in no file.
 EXTRAS: Final = tuple(extra for extra in Extra if extra is not Extra.DRM)
 # The names in nvml.h, written like `double-bit-ecc`.
 EVENT_KINDS: Final[Mapping[str, EventType]] = {

@@ -302,7 +302,7 @@ class Replay:
         elif self._instead is None or id_ not in self._decided:
             self.ledger = self.ledger.with_entry(entry)
         elif ours is not None:
-            # Its phase follows the recording; what it holds follows the replay.
+            # The entry's phase follows the recording, its grant follows the replay.
             self.ledger = self.ledger.with_entry(replace(entry, grant=ours.grant))
 
     def _decide(self, record: _DecisionRecord) -> Compared:

@@ -62,7 +62,7 @@ class ExternalLine(Struct, frozen=True, kw_only=True):
     container: str  # its name, if its device numbers became those of other GPUs; else empty
     gpu_uuids: tuple[GpuUuid, ...]
     watched: tuple[GpuUuid, ...] = ()  # of its GPUs, those that it opens as a monitor, and does not hold
-    regained: tuple[GpuUuid, ...] = ()  # those that it holds again since it was a monitor
+    regained: tuple[GpuUuid, ...] = ()  # GPUs that it holds again since it was a monitor
 
 
 class ReleasingLine(Struct, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ def _ledger_of(document: LedgerDocument, now: float) -> Ledger:
         for each in document.leaving
     }
     live = {each.container_id: each for each in document.opened}
-    # What each opens its numbers tell; that its pod was a monitor, nothing else does.
+    # The numbers tell what each container opens; only this file tells that its pod was a monitor.
     external = {
         each.container_id: ExternalAllocation(
             each.container_id,

@@ -11,7 +11,7 @@ from nri_gpu.system.storage import text_of
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 TEXT_MAX: Final = 65536  # bytes; the first CPU's lines are enough
-# Of x86-64-v2, as the kernel calls them (System V ABI, AMD64 supplement; glibc: sysdeps/x86/get-isa-level.h).
+# The flags of x86-64-v2 by the kernel's names (System V ABI, AMD64 supplement; glibc: sysdeps/x86/get-isa-level.h).
 V2_FLAGS: Final = ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3")
 
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from nri_gpu.system.tasks import LogOnce, cancelled
 
 ACCEPT_AGAIN_S: Final = 1.0  # after there was no file descriptor for a connection
-CALM_S: Final = 5.0  # so long without that fault, and it is over
+CALM_S: Final = 5.0  # without that fault, after which it is over
 BACKLOG: Final = 100
 READ_BYTES: Final = 1 << 16
 CREDENTIALS: Final = struct.Struct("3I")  # struct ucred of unix(7): pid, uid, gid
@@ -41,7 +41,7 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     root: int = 0  # places that only root has; on a Unix socket
     question_bytes: int
     patience_s: float  # for a question to come, and for its answer to be taken
-    calm_s: float = 60.0  # so long without too many connections, and the next time is logged again
+    calm_s: float = 60.0  # without too many connections, after which the next time is logged again
 
 
 class Service(Struct, frozen=True, kw_only=True):
