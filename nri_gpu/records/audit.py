@@ -78,12 +78,16 @@ _Note = _Decided | PolicyNote | Ledger | _Synchronized | RepairNote
 
 
 class AuditLog:
-    """The audit log of a daemon: it notes events, and writes them.
+    """The audit log of a daemon: it notes events, and writes them."""
 
-    folder: for the file and the previous one. most_bytes: of each file. delay_s: from a note to its line.
-    """
-
-    def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float], *, delay_s: float = DELAY_S) -> None:
+    def __init__(
+        self,
+        folder: Path,  # for the file and the previous one
+        most_bytes: int,  # of each file
+        wall: Callable[[], float],
+        *,
+        delay_s: float = DELAY_S,  # from a note to its line, in seconds
+    ) -> None:
         self._path, self._old_path = folder / FILE, folder / OLD_FILE
         self._most_bytes = most_bytes
         self._wall = wall

@@ -26,21 +26,18 @@ NAMES_SHOWN: Final = 20
 
 
 class PolicyReload:
-    """The reload of policies. registered: the file's settings of the plugin, which say how we register.
-
-    changed: called with each good policy that took the place of another. namespaces: of the node's pods.
-    """
+    """The reload of policies."""
 
     def __init__(
         self,
         file: PolicyFile,
         state: NodeState,
-        changed: Callable[[Policy], None],
-        namespaces: Callable[[], Iterable[str]] = tuple,
+        changed: Callable[[Policy], None],  # called with each good policy that took the place of another
+        namespaces: Callable[[], Iterable[str]] = tuple,  # of the node's pods
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registered = state.settings.plugin
+        self.registered = state.settings.plugin  # the file's, which say how we register
         self._faults = LogOnce(clock=clock)
         self._file = file
         self._state = state
