@@ -1,4 +1,4 @@
-"""How a process reaches the API server: with a pod's service account, or by a kubeconfig."""
+"""Access to the API server: with a pod's service account, or by a kubeconfig."""
 
 from __future__ import annotations
 
@@ -24,35 +24,31 @@ _FILE_MAX: Final = 1 << 20  # bytes
 
 
 class AccessError(NriGpuError):
-    """There is no way to the API server. Says which file or variable to mend."""
+    """The lack of a way to the API server. The error's sentence says which file or variable to mend."""
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """host: of a URL, an IPv6 address in brackets. prefix: of each path. server_name: in its certificate, if another.
+    """The place of an API server, and the credentials for it."""
 
-    authority, certificate, key: PEM, or the file that has it; empty: the system's authorities, no certificate of ours.
-    token: a bearer token, or the file that has it.
-    """
-
-    host: str
+    host: str  # as in a URL, an IPv6 address in brackets
     port: int
-    prefix: str = ""
-    server_name: str = ""
-    authority: bytes | Path = b""
-    certificate: bytes | Path = b""
-    key: bytes | Path = b""
-    token: bytes | Path = b""
+    prefix: str = ""  # of each path
+    server_name: str = ""  # in its certificate, if it is not the host
+    authority: bytes | Path = b""  # PEM, or the file that has it; empty: the system's authorities
+    certificate: bytes | Path = b""  # PEM, or the file that has it; empty: we have no certificate
+    key: bytes | Path = b""  # of the certificate: PEM, or the file that has it
+    token: bytes | Path = b""  # a bearer token, or the file that has it
 
     @property
     def url(self) -> str:
         return f"https://{self.host}:{self.port}{self.prefix}"
 
     def signatures(self) -> tuple[Signature | None, ...]:
-        """What differs once a file of the TLS context does."""
+        """Return signatures of the TLS context's files: they differ once a file does."""
         return tuple(signature(each) for each in (self.authority, self.certificate, self.key) if isinstance(each, Path))
 
     def tls(self) -> ssl.SSLContext:
-        """A context that always checks the API server's certificate. Raises: AccessError: a file that is no PEM."""
+        """Make a context that always checks the API server's certificate. Raises: AccessError: a file is no PEM."""
         try:
             authority = content(self.authority).decode("ascii")
             context = ssl.create_default_context(cadata=authority or None)
@@ -69,7 +65,7 @@ class Access(Struct, frozen=True, kw_only=True):
 
 
 def content(source: bytes | Path) -> bytes:
-    """Raises: AccessError: the file cannot be read, or is far larger than it could be."""
+    """Return bytes, or what a file has. Raises: AccessError: it cannot be read, or is far larger than it could be."""
     if isinstance(source, bytes):
         return source
     try:
@@ -83,7 +79,7 @@ def content(source: bytes | Path) -> bytes:
 
 
 def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVICE_ACCOUNT) -> Access:
-    """That of a pod's service account. Raises: AccessError: this is no pod, or it has none."""
+    """Return the access of a pod's service account. Raises: AccessError: this is no pod, or has no service account."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not (port.isascii() and port.isdecimal()) or not (folder / "token").exists():
         raise AccessError(
@@ -125,7 +121,7 @@ class _Context(_Kebab, frozen=True):
 
 
 class _Named(Struct, frozen=True):
-    """One of a list of clusters, users or contexts."""
+    """An entry of a list of clusters, users or contexts."""
 
     name: str
     cluster: _Cluster = _Cluster()
@@ -141,7 +137,7 @@ class _Kubeconfig(_Kebab, frozen=True):
 
 
 def by_kubeconfig(path: Path) -> Access:
-    """That of its current context. Raises: AccessError: what is wrong with the file."""
+    """Return the access of a kubeconfig's current context. Raises: AccessError: what is wrong with the file."""
     try:
         return _access(_kubeconfig(content(path)), path.parent)
     except (msgspec.DecodeError, binascii.Error, LocationParseError, ValueError) as error:
@@ -166,7 +162,7 @@ def _kubeconfig(text: bytes) -> _Kubeconfig:
 
 
 def _access(config: _Kubeconfig, folder: Path) -> Access:
-    """Raises: ValueError: why not, as a clause."""
+    """Return the access of the current context. Raises: ValueError: why it cannot be used, as a clause."""
     context = _named(config.contexts, config.current_context, "context").context
     cluster = _named(config.clusters, context.cluster, "cluster").cluster
     user = _named(config.users, context.user, "user").user
@@ -199,14 +195,14 @@ def _named(those: list[_Named], name: str, what: str) -> _Named:
 
 
 def _pem(data: str, path: str, folder: Path) -> bytes | Path:
-    """Data goes before a file, as for kubectl."""
+    """Return a PEM, or the file that has it. Data goes before a file, as for kubectl."""
     if data:
         return base64.b64decode(data, validate=True)
     return folder / path if path else b""
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """By a file in memory: OpenSSL takes no bytes, and a key should not come to a disk."""
+    """Load a pair by a file in memory: OpenSSL takes no bytes, and a key should not come to a disk."""
     with os.fdopen(os.memfd_create("client-certificate"), "wb", buffering=0) as file:
         file.write(certificate + b"\n" + key)
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

@@ -1,7 +1,7 @@
-"""What the driver process asks of the Kubernetes API server: plain HTTP by urllib3, each question in a thread.
+"""The driver process's questions to the Kubernetes API server: plain HTTP by urllib3, each question in a thread.
 
-All that comes from there is untrusted: answers have limits in size and time, and only the fields that we need are
-read. The certificate of the server is always checked.
+All that the server sends is untrusted: answers have limits in size and time, and only the fields that we need are
+read. The server's certificate is always checked.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ T = TypeVar("T")
 
 
 class ApiServerError(NriGpuError):
-    """A question that was not answered as it should be. Its sentence names the server."""
+    """A question that was not answered as it should be. The error's sentence names the server."""
 
 
 class NotFoundError(ApiServerError):
-    """There is no such object. name: which one it says is not there; empty: it knows no such path."""
+    """The lack of an object. name: of the object that the server says is not there; empty: it knows no such path."""
 
     def __init__(self, sentence: str, name: str = "") -> None:
         super().__init__(sentence)
@@ -50,25 +50,25 @@ class NotFoundError(ApiServerError):
 
 
 class ConflictError(ApiServerError):
-    """Somebody else wrote the object meanwhile, or made one of that name."""
+    """A write that came second: somebody else wrote the object meanwhile, or made an object of that name."""
 
 
 class GoneError(ApiServerError):
-    """The server knows no more what happened since that version: list again."""
+    """A version so old that the server does not know any more what happened since: list again."""
 
 
 class UnauthorizedError(ApiServerError):
-    """It does not accept our token or certificate."""
+    """A token or certificate of ours that the server does not accept."""
 
 
 class RefusedError(ApiServerError):
-    """It will not do this, and not the next time either: no right to it, or an object that breaks its rules."""
+    """A lasting refusal of the server: we have no right to what we ask, or an object breaks its rules."""
 
 
 class UnavailableError(ApiServerError):
-    """It was not reached, is overloaded, or what it sent cannot be understood. It may be better soon.
+    """A fault that may pass soon: the server was not reached, is overloaded, or sent what cannot be understood.
 
-    retry_after_s: for how long it wants not to be asked.
+    retry_after_s: for how long the server wants not to be asked.
     """
 
     def __init__(self, sentence: str, retry_after_s: float = 0.0) -> None:
@@ -86,20 +86,17 @@ _ERRORS: Final[dict[int, type[ApiServerError]]] = {
 
 
 class ApiTimes(Struct, frozen=True):
-    """Seconds. connect, read: for each wait for the server. answer: for a whole one.
-
-    watch: until the server ends one, at most. silent: for how long nothing may come on it; bookmarks come each minute.
-    """
+    """The times of questions, in seconds."""
 
     connect: float = 3.0
-    read: float = 5.0
-    answer: float = 10.0
-    watch: float = 480.0
-    silent: float = 180.0
+    read: float = 5.0  # each wait for the server
+    answer: float = 10.0  # a whole answer
+    watch: float = 480.0  # until the server ends a watch, at most
+    silent: float = 180.0  # for how long nothing may come on a watch; bookmarks come each minute
 
 
 class SliceEvent(Struct, frozen=True):
-    """kind: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no slice."""
+    """An event of a watch. kind: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no slice."""
 
     kind: str
     resource_version: str
@@ -142,7 +139,7 @@ class _Event(Struct, frozen=True):
 
 
 class ApiServer:
-    """One API server. bytes_max: of an answer; a slice has 1.5 MiB at most. Methods raise ApiServerError's kinds."""
+    """An API server. bytes_max: of an answer; a slice has 1.5 MiB at most. Methods raise ApiServerError's kinds."""
 
     def __init__(self, access: Access, *, times: ApiTimes | None = None, bytes_max: int = 16 << 20) -> None:
         self._access = access
@@ -158,7 +155,7 @@ class ApiServer:
         return self._access.url
 
     async def discover(self) -> str:
-        """The version of resource.k8s.io that is used from now on. Raises: RefusedError: it serves none of ours."""
+        """Find the version of resource.k8s.io to use from now on. Raises: RefusedError: it serves none of ours."""
         try:
             served = {each.get("version") for each in (await self._ask("GET", f"/apis/{GROUP}", _Group)).versions}
         except NotFoundError:
@@ -175,7 +172,7 @@ class ApiServer:
         return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
 
     async def claim(self, namespace: str, name: str) -> bytes:
-        """A ResourceClaim as JSON."""
+        """Return a ResourceClaim as JSON."""
         place = f"namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
         try:
             return bytes(await self._ask("GET", f"{await self._base()}/{place}", msgspec.Raw))
@@ -186,21 +183,21 @@ class ApiServer:
             raise UnavailableError(str(error)) from None
 
     async def slices(self, node: str, driver: str) -> SliceList:
-        """Those of the driver on the node."""
+        """List the driver's slices of the node."""
         return await self._ask("GET", f"{await self._base()}/resourceslices?{_selector(node, driver)}", SliceList)
 
     async def create(self, wanted: ResourceSlice, *, dry_run: bool = False) -> ResourceSlice:
-        """Returns it as it is kept. dry_run: as it would be kept."""
+        """Create a slice. Return it as the server keeps it. dry_run: create nothing; as the server would keep it."""
         query = "?dryRun=All" if dry_run else ""
         return await self._ask("POST", f"{await self._base()}/resourceslices{query}", ResourceSlice, wanted)
 
     async def update(self, wanted: ResourceSlice) -> ResourceSlice:
-        """Returns it as it is kept. Raises: ConflictError: it is not the version any more from which this was made."""
+        """Update a slice. Return it as it is kept. Raises: ConflictError: the server has a newer version."""
         path = f"{await self._base()}/resourceslices/{quote(wanted.metadata.name, safe='')}"
         return await self._ask("PUT", path, ResourceSlice, wanted)
 
     async def delete(self, unwanted: ResourceSlice) -> None:
-        """That very object, not another one of its name."""
+        """Delete that very slice, not another object of its name."""
         path = f"{await self._base()}/resourceslices/{quote(unwanted.metadata.name, safe='')}"
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": unwanted.metadata.uid}}
         await self._ask("DELETE", path, msgspec.Raw, body)
@@ -208,8 +205,8 @@ class ApiServer:
     async def watch(self, node: str, driver: str, since: str, take: Callable[[SliceEvent], None]) -> bool:
         """Give each change of the driver's slices on the node to `take`, until the server ends the watch.
 
-        In a thread that ends when this is cancelled. Returns whether it lasted as long as it should: a server that
-        ends one before is stopping.
+        It follows in a thread that ends when this is cancelled. Return whether the watch lasted as long as it should: a
+        server that ends a watch before is stopping.
         """
         lasting_s = int(self._times.watch * random.uniform(0.6, 1.0))  # or all nodes would ask again at once
         asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(lasting_s)}
@@ -256,7 +253,7 @@ class ApiServer:
             raise self._unavailable(NOT_UNDERSTOOD, error) from None
 
     def _answer(self, verb: str, path: str, body: bytes | None) -> bytes:
-        """In a thread: the body of the answer. Raises: ApiServerError."""
+        """Return the body of the answer, in a thread. Raises: ApiServerError."""
         try:
             with contextlib.closing(self._open(verb, path, body)) as response:
                 return self._body(response)
@@ -264,7 +261,7 @@ class ApiServer:
             raise self._unavailable("cannot be reached", error) from None
 
     def _open(self, verb: str, path: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
-        """An answer whose body is still to be read. The token is read each time, as the kubelet renews it."""
+        """Return an answer whose body is still to be read. The token is read each time, as the kubelet renews it."""
         headers = {"Accept": "application/json", "User-Agent": f"nri-gpu/{__version__}"}
         if token := content(self._access.token).decode("latin-1").strip():
             headers["Authorization"] = f"Bearer {token}"
@@ -287,7 +284,7 @@ class ApiServer:
             raise self._refusal(response)
 
     def _connections(self) -> urllib3.HTTPSConnectionPool:
-        """The pool; another one once a certificate changed on disk."""
+        """Return the pool; a new pool once a certificate changed on disk."""
         files = self._access.signatures()
         with self._lock:
             if self._pool is None or files != self._files:
@@ -349,7 +346,7 @@ class ApiServer:
 
 
 class _Stream:
-    """An answer without an end, which another thread may end. bytes_max: of a line."""
+    """An endless answer, which another thread may end. bytes_max: of a line."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -358,7 +355,7 @@ class _Stream:
         self.closed = False
 
     def lines(self, response: urllib3.BaseHTTPResponse, silent_s: float) -> Iterator[bytes]:
-        """Each line, as it comes. Raises: HTTPError; UnavailableError: a line is too long."""
+        """Yield each line as it comes. Raises: HTTPError; UnavailableError: a line is too long."""
         with self._lock:
             self._response = response
         if isinstance(response.connection, HTTPConnection) and response.connection.sock:

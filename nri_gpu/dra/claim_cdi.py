@@ -34,26 +34,23 @@ _REQUIRED: Final = mount_json(Mount(REQUIRED_DESTINATION, REQUIRED_SOURCE, ("bin
 
 
 class _Written(Struct):
-    """What is read of a specification."""
+    """The part of a specification that is read."""
 
     annotations: dict[str, str] = {}
 
 
 class ClaimSpecifications:
-    """Those in one folder, which is one of the runtime's `cdi_spec_dirs`. Their UIDs do as names.
-
-    restored: how many of prepared claims were missing or another's, and were written again.
-    """
+    """The specifications of claims in a folder of the runtime's `cdi_spec_dirs`. The claims' UIDs do as names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.restored = 0
+        self.restored = 0  # specifications of prepared claims that were missing or changed, and were written again
         self._texts: dict[ClaimUid, str] = {}
 
     def write(self, uid: ClaimUid, prepared: Prepared, *, new: bool = True) -> tuple[str, ...]:
-        """Write that of a claim. Returns the qualified name of each device, in order. Raises: SpecFileError.
+        """Write a claim's specification. Return the qualified name of each device, in order. Raises: SpecFileError.
 
-        new: it need not be there yet.
+        new: the specification need not be there yet.
         """
         names = tuple(claim_device(uid, at) for at in range(len(prepared.markers)))
         devices = [
@@ -73,7 +70,7 @@ class ClaimSpecifications:
         return names
 
     def restore(self) -> bool:
-        """Write those again that somebody removed or changed. Returns whether there were any. Raises: SpecFileError."""
+        """Write files again that somebody removed or changed. Return whether there were any. Raises: SpecFileError."""
         lost = [file for uid, text in self._texts.items() if (file := self._file(uid)).write(text)]
         for file in lost:
             self._was_lost(file)
@@ -84,16 +81,16 @@ class ClaimSpecifications:
         logger.bind(path=str(file.path)).warning("CDI specification of a prepared claim was missing, written again")
 
     def remove(self, uid: ClaimUid) -> bool:
-        """Remove that of a claim. Returns whether there was one. Raises: SpecFileError."""
+        """Remove a claim's specification. Return whether there was one. Raises: SpecFileError."""
         self._texts.pop(uid, None)
         return self._file(uid).remove()
 
     def outdated(self) -> frozenset[ClaimUid]:
-        """The claims that have one in the folder from before this boot.
+        """Return the claims that have a specification in the folder from before this boot.
 
-        One of this boot whose claim the daemon lost stays until the kubelet unprepares that: without it a container
-        that starts again would be refused by the runtime, which knows no reason, and not by us. So does one that names
-        no boot, as earlier versions wrote it.
+        A specification of this boot whose claim the daemon lost stays until the kubelet unprepares the claim: without
+        it a container that starts again would be refused by the runtime, which knows no reason, and not by us. A
+        specification that names no boot stays too, as earlier versions wrote it.
         """
         kept = {"", boot_id()}
         old = (file for file in self.folder.glob(f"{_BEFORE}*{_AFTER}") if _boot_of(file) not in kept)
@@ -104,12 +101,12 @@ class ClaimSpecifications:
 
 
 def file_name(uid: ClaimUid) -> str:
-    """What the specification of a claim is called."""
+    """Name the specification of a claim."""
     return f"{_BEFORE}{uid}{_AFTER}"
 
 
 def _boot_of(file: Path) -> str:
-    """Return the id of the boot in which a specification was written; empty where it names none."""
+    """Return the id of the boot in which a specification was written; empty where it names no boot."""
     try:
         return msgspec.json.decode(text_of(file, READ_MAX) or "", type=_Written).annotations.get(BOOT_KEY, "")
     except (ValueError, RecursionError):

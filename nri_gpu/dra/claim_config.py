@@ -46,7 +46,7 @@ class ConfigError(NriGpuError):
 
 
 def parse_config(raw: bytes) -> str:
-    """A configuration's text in the annotation's grammar; empty where it asks for nothing. Raises: ConfigError."""
+    """Write a configuration in the annotation's grammar; empty where it asks for nothing. Raises: ConfigError."""
     if len(raw) > BYTES_MAX:
         raise ConfigError((f"it has {len(raw)} bytes, over the limit of {BYTES_MAX}",))
     try:
@@ -73,7 +73,7 @@ def parse_config(raw: bytes) -> str:
 
 
 def _object(value: object, path: str, known: tuple[str, ...], faults: list[str]) -> dict[str, object]:
-    """The fields of an object that are known; a fault for each that is not, or comes twice."""
+    """Return the known fields of an object; add a fault for each field that is unknown, or comes twice."""
     if not isinstance(value, tuple):
         faults.append(f"{path or 'parameters'}: {_shown(value)} is not an object")
         return {}
@@ -93,7 +93,7 @@ def _object(value: object, path: str, known: tuple[str, ...], faults: list[str])
 
 
 def _clause(name: str, value: object, faults: list[str]) -> str:
-    """A field as the grammar has it; not to be used where there is a fault."""
+    """Write a field as the grammar has it; not to be used where there is a fault."""
     if name == "mode":
         words = [_word(name, name, value, faults)]
     elif name == "sharing":
@@ -111,7 +111,7 @@ def _clause(name: str, value: object, faults: list[str]) -> str:
 
 
 def _word(path: str, clause: str, value: object, faults: list[str], share: str = "") -> str:
-    """One value of a clause. share: of which it is."""
+    """Write a value of a clause. share: the share that it is of, or empty."""
     kind = _SHARES.get(share, str)
     text = f"{share}:{value}" if share else f"{value}"
     if len(faults) >= FAULTS_MAX:

@@ -26,7 +26,7 @@ POD_GROUP: Final = "podgroups.scheduling.k8s.io"
 
 
 class ResourceClaimError(NriGpuError):
-    """Why a claim cannot be prepared: one sentence. over: whatever it had of us, it has no more."""
+    """The reason why a claim cannot be prepared: one sentence. over: it has nothing of us any more."""
 
     def __init__(self, sentence: str, *, over: bool = False) -> None:
         super().__init__(sentence)
@@ -51,7 +51,7 @@ class _Consumer(Struct, rename="camel"):
 
     @property
     def kind(self) -> str:
-        """`pods`, `podgroups.scheduling.k8s.io`."""
+        """Return the resource with its API group, as `pods` or `podgroups.scheduling.k8s.io`."""
         return f"{self.resource}.{self.api_group}" if self.api_group else self.resource
 
 
@@ -75,7 +75,7 @@ class _Config(Struct):
     opaque: _Opaque | None = None
 
     def applies_to(self, request: str) -> bool:
-        """Whether it names the request, or the one that this is an alternative of, or none at all."""
+        """Return whether it names the request, or the request of which that is an alternative, or no request at all."""
         return not self.requests or bool({request, request.partition("/")[0]}.intersection(self.requests))
 
 
@@ -99,10 +99,10 @@ class _ResourceClaim(Struct):
 
 
 def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool: str) -> AllocatedClaim:
-    """What the claim allocates of this driver's devices, and to which pods.
+    """Read what a claim allocates of this driver's devices, and to which pods.
 
-    asked: whom the kubelet, or the daemon, means. pool: of this node's devices; a claim that ended here may have been
-    allocated on another node since. Raises: ResourceClaimError.
+    asked: the claim that the kubelet, or the daemon, means. pool: of this node's devices; a claim that ended here may
+    have been allocated on another node since. Raises: ResourceClaimError.
     """
     what = claim_name(asked)
     if not usable_uid(asked.uid):
@@ -137,9 +137,9 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
 
 
 def is_ending(document: bytes, uid: ClaimUid) -> bool:
-    """Whether the claim that had this name is gone, is being deleted, or is reserved for nobody.
+    """Return whether the claim that had this name is gone, is being deleted, or is reserved for nobody.
 
-    Its pods may be terminating on this node: the kubelet unprepares it as soon as they have ended.
+    Its pods may be terminating on this node: the kubelet unprepares the claim as soon as they have ended.
     """
     try:
         claim = msgspec.json.decode(document, type=_ResourceClaim)
@@ -149,7 +149,7 @@ def is_ending(document: bytes, uid: ClaimUid) -> bool:
 
 
 def unserved(claim: AllocatedClaim) -> str:
-    """Why a claim that is reserved for others than pods and PodGroups cannot be prepared; empty for one that is not."""
+    """Return why a claim reserved for others than pods and PodGroups cannot be prepared; empty for any other claim."""
     if not claim.others:
         return ""
     return (
@@ -160,12 +160,12 @@ def unserved(claim: AllocatedClaim) -> str:
 
 
 def claim_name(claim: PreparedName) -> str:
-    """How a sentence calls a claim."""
+    """Name a claim in a sentence."""
     return f"ResourceClaim {shown(claim.namespace, NAME_MAX)}/{shown(claim.name, NAME_MAX)}"
 
 
 def _texts(what: str, configs: Sequence[_Config], results: Sequence[_Result], driver: str) -> list[str]:
-    """For each result the text of its configuration: the claim's last one, or else its class's last one."""
+    """Return each result's configuration as text: the last that the claim has for it, or else the last of its class."""
     read: list[tuple[_Config, str]] = []
     faults: list[str] = []
     for at, config in enumerate(configs):

@@ -1,4 +1,4 @@
-"""The gRPC service that the kubelet calls for claims. An error is a claim's own: it never spoils the whole call."""
+"""The gRPC service that the kubelet calls for claims. A claim's error is its own: it never spoils the whole call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SENTENCE_MAX: Final = 900  # characters; an event has 1,024, and the kubelet wri
 
 
 class ClaimService:
-    """Both versions, which are the same on the wire."""
+    """The service in both versions, which are the same on the wire."""
 
     def __init__(self, claims: ClaimPreparation) -> None:
         self._claims = claims
@@ -78,7 +78,7 @@ class ClaimService:
 
 
 async def _each(claims: Iterable[pb.Claim], answer: Callable[[PreparedName], Awaitable[T]]) -> dict[str, T]:
-    """The answers for all claims at once, by UID."""
+    """Answer for all claims at once, by UID."""
     asked = {each.uid: PreparedName(ClaimUid(each.uid), each.namespace, each.name) for each in claims}
     return dict(zip(asked, await asyncio.gather(*map(answer, asked.values())), strict=True))
 
@@ -95,7 +95,7 @@ def _device(device: PreparedDevice) -> pb.Device:
 
 
 def _sentence(error: Exception, claim: PreparedName, phrase: str) -> str:
-    """What the kubelet is told. Logged here: the kubelet asks again."""
+    """Write, and log, what the kubelet is told of an error. Nobody else logs it: the kubelet asks again."""
     bound = logger.bind(namespace=claim.namespace, name=claim.name)
     if isinstance(error, NriGpuError):
         reason = clipped(str(error), SENTENCE_MAX)

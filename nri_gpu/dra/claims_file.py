@@ -29,7 +29,7 @@ class _Claims(Struct, frozen=True):
 
 
 class _Sealed(Struct, frozen=True):
-    """sha256: of `document` as it is written."""
+    """A document with its checksum. sha256: of `document` as it is written."""
 
     sha256: str
     document: msgspec.Raw
@@ -43,12 +43,12 @@ class ClaimsFile:
         self._boot = boot_id() if boot is None else boot
 
     def write(self, claims: Iterable[PreparedClaim]) -> None:
-        """Raises: OSError."""
+        """Write the claims. Raises: OSError."""
         document = msgspec.json.encode(_Claims("nri-gpu/claims/v1", self._boot, tuple(claims)))
         write_whole(self._path, msgspec.json.encode(_Sealed(_digest(document), msgspec.Raw(document))))
 
     def read(self) -> Mapping[ClaimUid, PreparedClaim]:
-        """The claims of the daemon before this one. A file that cannot be trusted is logged, and holds none."""
+        """Read the claims of the daemon before this one. A file that cannot be trusted is logged, and has no claims."""
         try:
             with self._path.open("rb") as stream:
                 claims = self._claims_in(stream.read(BYTES_MAX))
@@ -61,7 +61,7 @@ class ClaimsFile:
         return {each.uid: each for each in claims}
 
     def _claims_in(self, text: bytes) -> tuple[PreparedClaim, ...]:
-        """Raises: ValueError: it is damaged, of another version, or of another boot."""
+        """Decode a file's text. Raises: ValueError: it is damaged, of another version, or of another boot."""
         sealed = msgspec.json.decode(text, type=_Sealed)
         if sealed.sha256 != _digest(sealed.document):
             raise ValueError("its checksum is wrong")

@@ -16,18 +16,18 @@ ANSWER_MAX: Final = 16 << 20  # bytes
 
 
 class DaemonAwayError(NriGpuError):
-    """The daemon did not answer. Its sentence says why, and what to do."""
+    """A daemon that did not answer. The error's sentence says why, and what to do."""
 
 
 class DaemonClient:
-    """Asks the daemon of a state folder. timeout_s: for an answer; a view has VIEW_WAIT_S more."""
+    """A client of the daemon of a state folder. timeout_s: for an answer; a view has VIEW_WAIT_S more."""
 
     def __init__(self, state_dir: Path, *, timeout_s: float = TIMEOUT_S) -> None:
         self._path = state_dir / DRA_SOCKET
         self._timeout_s = timeout_s
 
     async def ask(self, question: Question) -> Answer:
-        """The answer to one question, on a connection of its own. Raises: DaemonAwayError."""
+        """Ask one question, on a connection of its own, and return the answer. Raises: DaemonAwayError."""
         wait_s = self._timeout_s + (VIEW_WAIT_S if isinstance(question, AskView) else 0)
         try:
             async with asyncio.timeout(wait_s):
@@ -47,7 +47,7 @@ class DaemonClient:
         raise DaemonAwayError(f"nri-gpu's daemon at {self._path} {why}")
 
     async def _exchange(self, question: bytes) -> bytes:
-        """Raises: OSError; ValueError: the answer is too long."""
+        """Send a question, and return the line that answers it. Raises: OSError; ValueError: the answer is too long."""
         reader, writer = await asyncio.open_unix_connection(self._path, limit=ANSWER_MAX)
         try:
             writer.write(question)

@@ -1,6 +1,6 @@
-"""The daemon's socket for `nri-gpu dra`: each connection asks one question of `messages.py`, and has one answer.
+"""The daemon's socket for `nri-gpu dra`: each connection asks one question of `questions.py`, and has one answer.
 
-For root alone. A client that sends garbage, too much, or nothing harms nobody else.
+The socket is for root alone. A client that sends garbage, too much, or nothing harms nobody else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMITS: Final = ServerLimits(places=256, each=256, question_bytes=1 << 20, patie
 
 
 def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], limits: ServerLimits = LIMITS) -> Service:
-    """Return the protocol of the socket. answer: is cancelled for a view that nobody waits for any more."""
+    """Return the service of the socket. answer: is cancelled for a view that nobody waits for any more."""
 
     async def answered(line: bytes, peer: Peer) -> list[bytes]:
         try:
@@ -47,7 +47,7 @@ def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], lim
 
 
 def _fault(question: Question) -> ClaimFault | None:
-    """Return why the UID of its claim cannot be one, which markers and files carry; or None."""
+    """Return why the UID of a question's claim, which markers and files carry, cannot be a UID; or None."""
     match question:
         case AskPrepare(AllocatedClaim(uid=uid)) | AskUnprepare(uid) if not usable_uid(uid):
             why = f"the claim's UID {quoted(uid)} is not of letters, digits and dashes: ask with its metadata.uid"

@@ -1,8 +1,8 @@
-"""Tells the kubelet how the published devices are, so that pods show it in `allocatedResourcesStatus`.
+"""The health of the published devices, told to the kubelet, so that pods show it in `allocatedResourcesStatus`.
 
-The kubelet (gate ResourceHealthStatus, on from 1.36) asks each driver by v1alpha1, whatever its registration says; from
-1.37 on it asks those whose registration names the service, by the newest version that it knows, and drops v1alpha1 in
-1.40 (kubernetes: pkg/kubelet/cm/dra/plugin/dra_plugin.go, dra_plugin_manager.go; kubernetes#139477).
+The kubelet (gate ResourceHealthStatus, on from 1.36) asks each driver by v1alpha1, whatever its registration says. From
+1.37 on it asks the drivers whose registration names the service, by the newest version that it knows, and drops
+v1alpha1 in 1.40 (kubernetes: pkg/kubelet/cm/dra/plugin/dra_plugin.go, dra_plugin_manager.go; kubernetes#139477).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGAIN_S: Final = 10.0  # after 30 s without word the kubelet takes a device's he
 
 
 class DeviceHealthService:
-    """For any number of streams. pool: of all devices, the node's name. again_s: seconds between two messages."""
+    """The service, for any number of streams. pool: of all devices, the node's name. again_s: between two messages."""
 
     def __init__(self, pool: str, *, again_s: float = AGAIN_S) -> None:
         self.pool = pool
@@ -50,7 +50,7 @@ class DeviceHealthService:
         )
 
     def put(self, view: NodeView) -> None:
-        """What the daemon says of the devices now. Nothing is told before it knows them."""
+        """Take what the daemon says of the devices now. The kubelet is told nothing before the daemon knows them."""
         answer = pb.NodeWatchResourcesResponse(devices=[self._health(each) for each in view.devices])
         if view.known and answer != self._answer:
             self._answer = answer

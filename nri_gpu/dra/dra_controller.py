@@ -1,4 +1,4 @@
-"""The daemon's side of the driver process: what it publishes of the node, and the claims that are prepared for it."""
+"""The daemon's answers to the driver process: what to publish of the node, and the claims that are prepared."""
 
 from __future__ import annotations
 
@@ -67,25 +67,24 @@ NO_GROUPS: Final = ClaimFault(
 
 
 class ClaimsPlugin(Protocol):
-    """What is needed of the NRI plugin."""
+    """The parts that claims need of the NRI plugin."""
 
     claims: ClaimAllocations
 
     def aged(self, node: Node) -> Node:
-        """The node with the age of its inventory, where policy asks for it."""
+        """Return the node with the age of its inventory, where policy asks for it."""
 
     def lapse(self) -> None:
         """Release grants and reservations whose time is over."""
 
     def apply(self, event: LedgerEvent) -> None:
-        """Let this happen to the ledger."""
+        """Apply an event to the ledger."""
 
 
 class DraController:
-    """Answers the driver process, and remembers prepared claims in the state folder.
+    """The part of the daemon that answers the driver process, and remembers prepared claims in the state folder.
 
-    asked_s, report: when the driver process last asked for a view, seconds since the epoch, and what it said of itself.
-    fault: why it is not served. lasting_s, wait_s: as LASTING_S and VIEW_WAIT_S.
+    lasting_s, wait_s: as LASTING_S and VIEW_WAIT_S.
     """
 
     def __init__(
@@ -98,10 +97,10 @@ class DraController:
         lasting_s: float = LASTING_S,
         wait_s: float = VIEW_WAIT_S,
     ) -> None:
-        self.asked_s: float | None = None
+        self.asked_s: float | None = None  # when the driver process last asked for a view, seconds since the epoch
         self._asked: float | None = None  # the same on the monotonic clock
-        self.report = DriverReport()
-        self.fault = ""
+        self.report = DriverReport()  # what the driver process said of itself then
+        self.fault = ""  # why the driver process is not served
         self._node_state = node_state
         self._plugin = plugin
         self._fixed = fixed
@@ -120,7 +119,7 @@ class DraController:
             plugin.claims.pods = KubeletPods(told=self._told)
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = NodeView(
-            number=time.monotonic_ns() // 1_000,  # another one than those of the daemon before this one
+            number=time.monotonic_ns() // 1_000,  # differs from the numbers of the daemon before this one
             driver=self.settings.driver,
             dir=self.settings.dir,
             registry_dir=fixed.kubelet.registry_dir,
@@ -133,7 +132,7 @@ class DraController:
         return None if self._asked is None else time.monotonic() - self._asked
 
     def recalled(self) -> Mapping[ClaimUid, PreparedClaim]:
-        """The claims that the daemon before this one had prepared."""
+        """Return the claims that the daemon before this one had prepared."""
         return self._file.read() if self.settings.enabled else {}
 
     def configured(self, configured: Configured) -> None:
@@ -142,12 +141,12 @@ class DraController:
         self._cdi_off = old and not self.settings.cdi_enabled
 
     def connected(self, yes: bool) -> None:
-        """Whether the container runtime asks us about its containers."""
+        """Take whether the container runtime asks us about its containers."""
         self._connected = yes
         self.changed()
 
     def changed(self) -> None:
-        """Something of which the view is made may be another one."""
+        """Wake the questions that wait for a view: a part of it may have changed."""
         self._woken.set()
         if any(claim.groups for claim in self._node_state.ledger.claims.values()):
             self._grouped.set()
@@ -165,12 +164,12 @@ class DraController:
             await asyncio.Event().wait()
 
     async def _inquire(self, pods: KubeletPods) -> None:
-        """Ask the kubelet which pods of groups have which claims. No gRPC is loaded where no group has any."""
+        """Ask the kubelet which pods of groups have which claims. gRPC is not loaded where no group has a claim."""
         await self._grouped.wait()
         await inquire(self._fixed.kubelet, pods)
 
     def _told(self, pod: Pod, listed: PodDevices) -> None:
-        """Let a pod have those claims of PodGroups that the kubelet names for it: it knows the pods of a group."""
+        """Let a pod have the PodGroups' claims that the kubelet names for it: the kubelet knows the pods of a group."""
         state, pods = self._node_state, self._plugin.claims.pods
         claims = joined(state.ledger, pod, listed, pods.uids if pods else frozenset())
         if claims and not self._written({**state.ledger.claims, **{each.uid: each for each in claims}}):
@@ -178,7 +177,7 @@ class DraController:
             logger.bind(namespace=pod.namespace, pod_name=pod.name).info("pod has claims of its PodGroup")
 
     def _listener(self) -> socket.socket | None:
-        """Return the socket that listens; None, with `fault`, where there is none."""
+        """Return the socket that listens; None, with `fault`, where there is no socket."""
         for key, sentence in dra_faults(self.settings, self._fixed.kubelet):  # by the command line
             self.fault = f"{key}: {sentence}"
             return None
@@ -189,7 +188,7 @@ class DraController:
             return None
 
     async def answer(self, question: Question) -> Answer:
-        """The answer to the driver process."""
+        """Answer the driver process."""
         match question:
             case AskView(after, report):
                 self.asked_s, self._asked, self.report = time.time(), time.monotonic(), report or self.report
@@ -200,7 +199,7 @@ class DraController:
                 return self._unprepare(uid)
 
     async def _next_view(self, after: int) -> NodeView:
-        """The view once it has another number, or as it is when nothing has changed for a while."""
+        """Return the view once its number is not `after`, or as it is when nothing has changed for a while."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_s
         while (view := self.view()).number == after and (left_s := until - loop.time()) > 0:
@@ -210,7 +209,7 @@ class DraController:
         return view
 
     def view(self) -> NodeView:
-        """The view of now, with another number than the last one if it is another one."""
+        """Return the view of now. It has the previous view's number exactly if nothing changed."""
         state = self._node_state
         node = self._plugin.aged(state.node)
         word = "cdi-off" if self._cdi_off else not_ready(node, state.policy, connected=self._connected)
@@ -235,7 +234,7 @@ class DraController:
         return self._view
 
     def _prepare(self, claim: AllocatedClaim) -> Prepared | ClaimFault:
-        """Write, reserve, and only then answer: what was answered is known to the next daemon."""
+        """Prepare a claim: write, reserve, and only then answer, so that the next daemon knows what was answered."""
         if not self._connected:
             return NOT_CONNECTED
         if self._cdi_off:

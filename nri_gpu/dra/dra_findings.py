@@ -1,4 +1,4 @@
-"""What keeps the driver process from working, for `status`, `check` and `doctor`."""
+"""Findings on what keeps the driver process from working, for `status`, `check` and `doctor`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITHOUT: Final[Mapping[str, str]] = {
 
 
 def silence(asked_s: float | None, silent_s: float | None) -> str:
-    """Why the driver process seems not to run; empty if it asked lately. Both of `DraStatus`."""
+    """Return why the driver process seems not to run; empty if it asked lately. asked_s, silent_s: of `DraStatus`."""
     lasting_s = silent_s or 0.0  # a daemon of an earlier version does not say it
     if asked_s is not None and lasting_s <= SILENT_S:
         return ""
@@ -36,7 +36,7 @@ def silence(asked_s: float | None, silent_s: float | None) -> str:
 
 
 def files_advice(report: DriverReport) -> Iterator[Finding]:
-    """Warn of something on the node that removes what containers with claims need to start."""
+    """Warn where something on the node removes what containers with claims need to start."""
     if report.restored:
         yield warning(
             SUBJECT,

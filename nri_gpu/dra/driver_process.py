@@ -34,10 +34,10 @@ THREADS: Final = 33  # the watch, and 32 questions to the API server at once; as
 
 
 class Publishes(Protocol):
-    """Keeps the view's devices on the API server. report: what the daemon shows of it. reported: it is another one."""
+    """The publisher, which keeps the view's devices on the API server."""
 
-    report: DriverReport
-    reported: asyncio.Event
+    report: DriverReport  # shown by the daemon
+    reported: asyncio.Event  # set when the report changed
 
     def put(self, view: NodeView) -> None: ...
     def away(self) -> None: ...
@@ -45,19 +45,15 @@ class Publishes(Protocol):
 
 
 class DriverTimes(Struct, frozen=True):
-    """Seconds. retry, longest_retry: for the daemon, while it is away. reread: for a claim that could not be read.
+    """The times of the driver process, in seconds."""
 
-    tidy: between two comparisons of all that is prepared with the API server. look: between two looks at the files of
-    prepared claims in whose folder nothing comes or goes. restore, longest_restore: between two losses of those.
-    """
-
-    retry: float = 0.1
-    longest_retry: float = 2.0
-    reread: float = 2.0
-    tidy: float = 600.0
-    look: float = 10.0
-    restore: float = 0.05
-    longest_restore: float = 10.0
+    retry: float = 0.1  # between two questions to the daemon, while it is away
+    longest_retry: float = 2.0  # at most, after several of them
+    reread: float = 2.0  # until a claim that could not be read is read again
+    tidy: float = 600.0  # between two comparisons of all that is prepared with the API server
+    look: float = 10.0  # between two looks at the files of prepared claims, if nothing comes or goes in their folder
+    restore: float = 0.05  # after a loss of such files, until the next look
+    longest_restore: float = 10.0  # at most, after several losses
     claims: ClaimTimes = field(default_factory=ClaimTimes)
     sockets: EndpointTimes = field(default_factory=EndpointTimes)
 
@@ -92,7 +88,7 @@ class DriverProcess:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the daemon reads the policy
         self._notifier.feed_watchdog()
-        # Ready also while it waits for its lock: only then is the one before it told to stop.
+        # Ready also while it waits for its lock: only then is the process before it told to stop.
         self._liveness.keep(lambda: True)
         serving, stopping = asyncio.create_task(self.serve()), asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +127,10 @@ class DriverProcess:
             sockets.release()
 
     async def _publish(self, sockets: KubeletSockets) -> None:
-        """A kubelet that does not know the driver yet refuses its pods, and tries again only after a minute."""
+        """Publish once the driver is registered.
+
+        A kubelet that does not know the driver yet refuses its pods, and tries again only after a minute.
+        """
         await sockets.registered.wait()
         await self._publisher.run()
 
@@ -144,7 +143,7 @@ class DriverProcess:
                 await self._daemon.ask(self._ask_view())
 
     async def _next(self) -> NodeView:
-        """The daemon's next view, once there is one."""
+        """Return the daemon's next view, once there is one."""
         waits, after = Backoff(self._times.retry, self._times.longest_retry), self._view.number if self._view else 0
         while True:
             try:
@@ -171,14 +170,14 @@ class DriverProcess:
         return AskView(after, report)
 
     async def _follow(self, first: NodeView) -> None:
-        """Take each view. Raises: RestartNeededError: it is another driver's, or has other folders."""
+        """Take each view. Raises: RestartNeededError: a view is another driver's, or has other folders."""
         while True:
             view = await self._next()
             if _place(view) != _place(first):
                 raise RestartNeededError("the policy has another dra.driver or other folders: this process begins anew")
 
     async def _keep(self, claims: ClaimPreparation) -> None:
-        """Prepare claims again whose pods may have changed, and all of them now and then and for another daemon."""
+        """Prepare claims again whose pods may have changed, and all claims now and then and for each new daemon."""
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
@@ -190,7 +189,7 @@ class DriverProcess:
             await first_done(self._changed.wait(), timeout_s=left_s if well else min(left_s, self._times.reread))
 
     async def _restore(self, specifications: ClaimSpecifications) -> None:
-        """Write files again that somebody removes: without them no container of such a claim starts again.
+        """Write files again that somebody removes: without its file no container of a claim starts again.
 
         Raises: RestartNeededError: this process cannot reach the folder that is there now.
         """
@@ -214,7 +213,7 @@ class DriverProcess:
                 await folder_changed(specifications.folder, self._times.look)
 
     async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool) -> bool:
-        """Returns whether all went well. sweep: also specifications that no claim has."""
+        """Prepare known claims again. Return whether all went well. sweep: remove specifications that no claim has."""
         slots = asyncio.Semaphore(REFRESHED_AT_ONCE)
 
         async def one(work: Coroutine[None, None, None]) -> str:

@@ -1,7 +1,7 @@
-"""The two sockets for the kubelet: `dra.sock`, and the one in `plugins_registry` by which it finds that.
+"""The two sockets for the kubelet: `dra.sock`, and the socket in `plugins_registry` by which the kubelet finds it.
 
 The kubelet's plugin watcher dials a registration socket as it appears, and drops the driver as it goes. So the answer
-to a refusal is a new one. `dra.sock` stays meanwhile, with the calls that are being answered on it.
+to a refusal is a new registration socket. `dra.sock` stays meanwhile, with the calls that are being answered on it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LOOK_S: Final = 0.05
 
 
 class KubeletSockets:
-    """Serves one driver. One process at a time holds its folder; the next one waits for that, as an update needs.
+    """The sockets of a driver. One process at a time holds its folder; the next process waits, as an update needs.
 
-    opened: set once the kubelet can find it. registered: set once it did.
+    opened: set once the kubelet can find the driver. registered: set once it did.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class KubeletSockets:
             await asyncio.sleep(LOOK_S)
 
     def _holds(self) -> bool:
-        """Whether the lock is ours, in the folder that is there now."""
+        """Return whether the lock is ours, in the folder that is there now."""
         with suppress(OSError):
             return self._lock is not None and os.path.samestat(os.fstat(self._lock), (self.folder / "lock").stat())
         return False
 
     def release(self) -> None:
-        """Let the next process have it."""
+        """Let the next process have the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -95,7 +95,7 @@ class KubeletSockets:
             await asyncio.sleep(self._waits.next_s())
 
     async def _serve(self) -> None:
-        """Answer on `dra.sock` until it is gone, registered as well as may be."""
+        """Answer on `dra.sock` until it is gone, and register again and again meanwhile."""
         await self.hold()  # again, where the folder was made anew
         async with _served(self.socket, lambda server: server.add_generic_rpc_handlers(self._handlers)):
             while signature(self.socket, follow=False) is not None:
@@ -107,7 +107,7 @@ class KubeletSockets:
                 await asyncio.sleep(self._waits.next_s())
 
     async def _session(self) -> str:
-        """One registration socket, until there has to be another. Returns why. Raises: RegistrationError."""
+        """Serve a registration socket until a new one is needed. Return why it is. Raises: RegistrationError."""
         loop, path = asyncio.get_running_loop(), self.registration
         check_made(path.parent)
         served = (*SUPPORTED, *HEALTH_SERVICES)
@@ -128,7 +128,7 @@ class KubeletSockets:
                     self._all_well()
                     until, refused = math.inf, False
                 elif verdict:
-                    # The kubelet asks again on another socket only. One that restarts meanwhile finds this one.
+                    # The kubelet asks again on another socket only. A kubelet that restarts meanwhile finds this one.
                     self._complain(verdict)
                     until, refused = loop.time() + self._waits.next_s(), True
                 elif loop.time() >= until:
@@ -142,7 +142,7 @@ class KubeletSockets:
                 await first_done(folder_changed(path.parent, limit_s), watcher.answered.wait())
 
     def _make_folder(self) -> None:
-        """Raises: RegistrationError, OSError; RestartNeededError."""
+        """Make the driver's folder. Raises: RegistrationError, OSError; RestartNeededError."""
         check_reached(self.folder)
         check_made(self.folder.parent)
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -157,13 +157,13 @@ class KubeletSockets:
 
 @asynccontextmanager
 async def _served(path: Path, add: Callable[[grpc.aio.Server], object]) -> AsyncIterator[None]:
-    """A gRPC server on that socket, in place of one that a killed process left. Raises: RegistrationError; OSError."""
+    """Serve gRPC on a socket, in place of what a killed process left there. Raises: RegistrationError; OSError."""
     _remove(path)
     server = await serve_at(path, add, "dra.driver or dra.dir")
     try:
         yield
     finally:
-        _remove(path)  # before the last calls are answered: the kubelet begins no other ones
+        _remove(path)  # before the last calls are answered: the kubelet begins no new calls
         await to_its_end(server.stop(DRAIN_S))
 
 

@@ -1,9 +1,10 @@
-"""Markers: variables by which a container shows which devices of which claims it has.
+"""Markers: the variables by which a container shows which devices of which claims it has.
 
     NRI_GPU_CLAIM_<claim's UID>_<n>=v1;claim=<claim's UID>;device=<n>;mac=<hex>
 
-The kubelet gives them to the containers that name the claim, as edits of CDI devices. Whoever writes a pod could write
-one too, so they are signed with the key of the boot; and they are worth nothing in pods that the claim is not for.
+The kubelet gives markers to the containers that name the claim, as edits of CDI devices. Whoever writes a pod could
+write a marker too, so they are signed with the key of the boot; and they are worth nothing in pods that the claim is
+not for.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _PLACE: Final = re.compile(r"[0-9]{1,6}")
 
 
 class Marker(Struct, frozen=True):
-    """A valid one. device: its place among the claim's devices."""
+    """A valid marker. device: its place among the claim's devices."""
 
     claim: ClaimUid
     device: int
 
 
 def markers_of(claim: PreparedClaim, key: bytes) -> tuple[tuple[str, str], ...]:
-    """Name and value for each of the claim's devices, in their order."""
+    """Write the name and value of a marker for each of the claim's devices, in their order."""
     return tuple(_marker(claim.uid, device, key) for device in range(len(claim.devices)))
 
 
 def read_marker(name: str, text: str, key: bytes) -> Marker | None:
-    """What a variable says, if this node's nri-gpu wrote it since the node booted; else None."""
+    """Read a variable, if this node's nri-gpu wrote it since the node booted; else return None."""
     fields = signed_fields(text, _FIELDS) if has_mac(text, key, _CONTEXT) else None
     if fields is None or not _PLACE.fullmatch(fields["device"]):
         return None

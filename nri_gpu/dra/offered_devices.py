@@ -1,9 +1,9 @@
-"""What this node offers to the scheduler: a device for each GPU, and for each MIG device of a GPU in MIG mode.
+"""The node's offer to the scheduler: a device for each GPU, and for each MIG device of a GPU in MIG mode.
 
 Attributes and capacities have the names and the spelling of NVIDIA's driver, so that its selectors keep working
-(kubernetes-sigs/dra-driver-nvidia-gpu: cmd/gpu-kubelet-plugin/deviceinfo.go; NVIDIA/go-nvlib: pkg/nvlib/device). Its
-MIG devices have memory slices, too, which our inventory does not know. Taints are always called gpu.nri.io/...,
-whatever name the driver has, so that one toleration serves every node.
+(kubernetes-sigs/dra-driver-nvidia-gpu: cmd/gpu-kubelet-plugin/deviceinfo.go; NVIDIA/go-nvlib: pkg/nvlib/device). That
+driver's MIG devices have memory slices, too, which our inventory does not know. Taints are always called
+gpu.nri.io/..., whatever name the driver has, so that one toleration serves every node.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CounterSets = dict[str, dict[str, int]]
 
 
 def not_ready(node: Node, policy: Policy, *, connected: bool) -> str:
-    """Why nothing could be granted now, in a word; empty when it could. connected: to the container runtime."""
+    """Return why nothing could be granted now, in a word; empty if it could. connected: to the container runtime."""
     if not connected:
         return "no-runtime"
     if policy.fault:
@@ -76,7 +76,7 @@ def not_ready(node: Node, policy: Policy, *, connected: bool) -> str:
 def offer(
     node: Node, ledger: Ledger, policy: Policy, settings: DraSettings, hindrance: str = ""
 ) -> tuple[tuple[OfferedDevice, ...], CounterSets]:
-    """The devices, in the order in which to use them, and the counter sets that they consume of.
+    """Return the devices, in the order in which to use them, and the counter sets that they consume of.
 
     hindrance: as `not_ready` says it.
     """
@@ -116,7 +116,7 @@ def offer(
 
 
 def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
-    """What is offered, in order: whole GPUs, then MIG devices, those of one GPU after each other."""
+    """Yield what is offered, in order: whole GPUs, then MIG devices, GPU by GPU."""
     gpus = ((place, gpu) for place, gpu in enumerate(inventory.gpus) if not gpu.mig_enabled)
     whole_gpus = tuple(place for place, gpu in gpus if policy.pool.offers(gpu, pool))
     yield from (inventory.gpus[place] for place in _nested(topology_of(inventory), whole_gpus))
@@ -126,10 +126,10 @@ def _units(inventory: Inventory, policy: Policy, pool: str) -> Iterator[Unit]:
 
 
 def _nested(topology: Topology, places: tuple[int, ...]) -> tuple[int, ...]:
-    """Places of GPUs, so that those which are joined best are next to each other: pairs, pairs of pairs, and so on.
+    """Order places of GPUs, so that the best joined GPUs are next to each other: pairs, pairs of pairs, and so on.
 
     The scheduler takes the first devices that fit, and knows nothing of links. So claims for 2, 4 or 8 get linked GPUs,
-    and leave linked ones. The order does not follow what is in use: the slices would be written anew with every pod.
+    and leave linked GPUs. The order does not follow what is in use: the slices would be written anew with every pod.
     """
     if len(places) <= 2:
         return places
@@ -139,9 +139,10 @@ def _nested(topology: Topology, places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]) -> dict[str, Attribute]:
-    """Those that NVIDIA's driver always publishes are always there, as a selector for one that is missing is an error.
+    """Make the attributes of a device.
 
-    Unknown ones are `Unknown` and 0.0.0; what only some GPUs have is left out.
+    Those that NVIDIA's driver always publishes are always there, as a selector for a missing attribute is an error.
+    Unknown attributes are `Unknown` and 0.0.0; what only some GPUs have is left out.
     """
     gpu = whole(unit)
     texts = {
@@ -168,7 +169,7 @@ def _attributes(unit: Unit, inventory: Inventory, domains: Mapping[GpuUuid, str]
 
 
 def _capacity(unit: Unit) -> dict[str, int]:
-    """Those that are known."""
+    """Return the capacities that are known."""
     found = {"memory": unit.memory_bytes}
     if isinstance(unit, MigPart):
         engines = unit.device.engines
@@ -184,14 +185,14 @@ def _capacity(unit: Unit) -> dict[str, int]:
 
 
 def _semver(version: str) -> str:
-    """`580.95.05` as `580.95.5`, `13.0` as `13.0.0`: a semantic version has three numbers without leading zeros."""
+    """Write `580.95.05` as `580.95.5`, `13.0` as `13.0.0`: semantic versions have 3 numbers without leading zeros."""
     return ".".join(str(int(number)) for number in (*version.split("."), "0", "0")[:3])
 
 
 def _nvlink_domains(inventory: Inventory) -> Mapping[GpuUuid, str]:
-    """For each GPU with NVLink a name that all GPUs have which it reaches by NVLink, and no other.
+    """Map each GPU with NVLink to a name that it shares with all GPUs that it reaches by NVLink, and with no other.
 
-    That of its fabric where it joined one of several machines; else the UUID of the first of those GPUs.
+    The name is that of its fabric where it joined a fabric of several machines; else the UUID of the first such GPU.
     """
     uuids = {gpu.index: gpu.uuid for gpu in inventory.gpus}
     reached = {index: [index] for index in uuids}
@@ -206,7 +207,7 @@ def _nvlink_domains(inventory: Inventory) -> Mapping[GpuUuid, str]:
 
 
 def _fabric(gpu: Gpu) -> str:
-    """`<cluster UUID>.<clique>`; empty where it has not joined the fabric of several machines."""
+    """Return `<cluster UUID>.<clique>`; empty where the GPU has not joined the fabric of several machines."""
     fabric = gpu.fabric
     if (
         fabric is None
@@ -232,7 +233,7 @@ def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator
 
 
 def _holder(used: Usage, *, shared: bool) -> str:
-    """Who has it, if not a claim: the scheduler knows of those, and would allocate what others have."""
+    """Return the holder's kind, if it is no claim: the scheduler knows claims, and would allocate what others hold."""
     if used.claims:
         return ""
     if used.external:
@@ -247,7 +248,7 @@ def _counter_set(gpu: Gpu) -> str:
 
 
 def _counter_sets(parts: Iterable[MigPart]) -> CounterSets:
-    """What each GPU has to give: never less than what its MIG devices, which were made, take of it."""
+    """Count what each GPU has to give: never less than what its MIG devices, which were made, take of it."""
     taken: dict[str, Counter[str]] = {}
     sizes: CounterSets = {}
     for part in parts:
@@ -259,7 +260,7 @@ def _counter_sets(parts: Iterable[MigPart]) -> CounterSets:
 
 
 def _counters(part: MigPart) -> dict[str, int]:
-    """What is known of what a MIG device consumes of its GPU. Its slices are in its profile."""
+    """Count what a MIG device consumes of its GPU, as far as that is known. Its slices are in its profile."""
     profile = part.device.profile
     slices = {"slices": slices_of(profile)[0]} if profile[:1].isdigit() else {}
     return {"memory": part.memory_bytes, **slices} if part.memory_bytes else slices

@@ -1,4 +1,4 @@
-"""What happens to a claim on this node: read from the API server, reserved by the daemon, described to the runtime."""
+"""The preparation of a claim: it is read from the API server, reserved by the daemon, described to the runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nri_gpu.dra.questions import (
 )
 from nri_gpu.system.tasks import Backoff
 
-# What the node authorizer answers to a kubelet of a claim that no pod of the node has any more, or not yet after the
+# The node authorizer's answer to a kubelet about a claim that no pod of the node has any more, or not yet after the
 # API server's start (kubernetes: plugin/pkg/auth/authorizer/node/node_authorizer.go).
 NO_POD: Final = "no relationship found between node"
 RUN: Final = "the daemon (`nri-gpu run`)"
@@ -39,40 +39,43 @@ Settled = TypeVar("Settled", Prepared, Unprepared)
 
 class AsksDaemon(Protocol):
     async def ask(self, question: Question) -> Answer:
-        """Raises: NriGpuError: it did not answer."""
+        """Ask the daemon. Raises: NriGpuError: it did not answer."""
 
 
 class ReadsClaims(Protocol):
     async def claim(self, namespace: str, name: str) -> bytes:
-        """The object as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; NriGpuError: it will not."""
+        """Read a claim as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; NriGpuError: it will not."""
 
 
 class ClaimTimes(Struct, frozen=True):
-    """Seconds. again: between two questions about what may pass. passing: for so long.
+    """The times of a preparation, in seconds.
 
     A claim that fails is prepared again only after a minute or more (kubernetes: pkg/kubelet/kuberuntime,
     pod workers' resync), so it is worth waiting for a GPU that is being released, or a daemon that is restarted.
     """
 
-    api_server: float = 5.0  # the kubelet waits for 45
-    daemon: float = 2.0
-    again: float = 0.1
-    passing: float = 10.0
+    api_server: float = 5.0  # for its answer; the kubelet waits for 45
+    daemon: float = 2.0  # for its answer
+    again: float = 0.1  # between two questions about what may pass
+    passing: float = 10.0  # for how long such questions are asked
 
 
 class PreparationError(NriGpuError):
-    """Why a claim is not prepared or unprepared: one sentence, which `kubectl describe pod` shows."""
+    """The reason why a claim is not prepared or unprepared: one sentence, which `kubectl describe pod` shows."""
 
 
 class PreparedDevice(Struct, frozen=True):
-    """One device of a prepared claim. cdi: its qualified name."""
+    """A device of a prepared claim. cdi: its qualified name."""
 
     result: AllocatedResult
     cdi: str
 
 
 class ClaimPreparation:
-    """Each claim is worked on by one caller at a time; several claims at once. pool: of this node's devices."""
+    """The preparation of claims: of a claim for one caller at a time, of several claims at once.
+
+    pool: of this node's devices.
+    """
 
     def __init__(
         self,
@@ -92,19 +95,19 @@ class ClaimPreparation:
         self._locks: WeakValueDictionary[ClaimUid, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, asked: PreparedName) -> tuple[PreparedDevice, ...]:
-        """Reserve its devices. The same claim again: the same answer. Raises: NriGpuError, with the sentence."""
+        """Reserve a claim's devices. The same claim again: the same answer. Raises: NriGpuError, with the sentence."""
         async with self._alone(asked.uid):
             return await self._prepare(asked, new=True)
 
     async def unprepare(self, uid: ClaimUid) -> None:
-        """Release what it has; nothing where it has nothing. Raises: NriGpuError, with the sentence."""
+        """Release what a claim has, or nothing. Raises: NriGpuError, with the sentence."""
         async with self._alone(uid):
             await self._release(uid)
 
     async def refresh(self, known: PreparedName) -> None:
         """Prepare a prepared claim again for the pods of now, or release it if the API server has it no more.
 
-        Raises: NriGpuError: neither is known; it stays as it is.
+        Raises: NriGpuError: it is not known which; the claim stays as it is.
         """
         async with self._alone(known.uid):
             if known.uid not in await self._prepared():
@@ -130,7 +133,10 @@ class ClaimPreparation:
         return self._locks.setdefault(uid, asyncio.Lock())
 
     async def _prepare(self, asked: PreparedName, *, new: bool = False) -> tuple[PreparedDevice, ...]:
-        """new: for the kubelet. Of one that is prepared those who may have it are served, whoever else there is."""
+        """Prepare a claim. new: for the kubelet.
+
+        A claim that is prepared already is served to the pods that may have it, whoever else it is reserved for.
+        """
         claim = parse_resource_claim(await self._document(asked), asked, self._driver, self._pool)
         if new and (fault := unserved(claim)):
             raise ResourceClaimError(fault)
@@ -143,7 +149,7 @@ class ClaimPreparation:
         self._specifications.remove(uid)
 
     async def _document(self, asked: PreparedName) -> bytes:
-        """Asked again while the server is restarted or overloaded: the kubelet would wait for a minute or more."""
+        """Read a claim, again while the server restarts or is overloaded: the kubelet would wait a minute or more."""
         what, limit_s = claim_name(asked), self._times.api_server
         waits = Backoff(self._times.again, 1.0, jitter=0.5)
         fault = f"the API server did not answer within {limit_s:g} s"
@@ -183,7 +189,7 @@ class ClaimPreparation:
             await asyncio.sleep(waits.next_s())
 
     async def _all_end(self, holders: Collection[PreparedName], ending: set[ClaimUid]) -> bool:
-        """Whether the GPU's holders are claims that are all ending. ending: those that are known to be."""
+        """Return whether the GPU's holders are claims that are all ending. ending: the claims known to be ending."""
         for each in holders:
             if each.uid not in ending and not await self._ends(each):
                 return False
@@ -202,7 +208,7 @@ class ClaimPreparation:
             return False
 
     async def _prepared(self) -> frozenset[ClaimUid]:
-        """The claims that the daemon has prepared now."""
+        """Return the claims that the daemon has prepared now."""
         view = await self._ask(AskView())
         if not isinstance(view, NodeView):
             raise PreparationError(f"{RUN} did not tell which claims are prepared")

@@ -1,8 +1,8 @@
-"""Keeps this node's ResourceSlices on the API server as the daemon's view wants them.
+"""The publisher, which keeps this node's ResourceSlices on the API server as the daemon's view wants them.
 
-The kubelet deletes all slices of its node at its start, and those of a driver that went away, so they are watched and
-made again. A feature of the API server is used only where a dry run showed that it is kept: a bad GPU must not be
-offered for the moment until its taint is known to be missing.
+The kubelet deletes all slices of its node at its start, and the slices of a driver that went away, so slices are
+watched and made again. A feature of the API server is used only where a dry run showed that it is kept: a bad GPU must
+not be offered for the moment until its taint is known to be missing.
 """
 
 from __future__ import annotations
@@ -46,29 +46,26 @@ STALE_MAX: Final = 3  # such errors in a row, until they are told
 
 
 class PublisherTimes(Struct, frozen=True):
-    """Seconds. first_wait, longest_wait: after a failure. lasting: a session of so long was a good one.
+    """The times of publishing, in seconds."""
 
-    apart, longest_apart: between two bursts of writes; the pause grows while one follows the other, and is the first
-    again after `lasting` without any. away: for how long the daemon may not answer before its devices are tainted.
-    removed: until slices are made where none are, or somebody deleted them. The kubelet removes them at its start, and
-    knows the driver a moment later; a pod that came in between would wait for a minute. probe_again: until a missing
-    feature is looked for again.
-    """
-
-    first_wait: float = 2.0
-    longest_wait: float = 60.0
-    lasting: float = 60.0
+    first_wait: float = 2.0  # after a failure
+    longest_wait: float = 60.0  # at most, after several failures
+    lasting: float = 60.0  # a session of so long was a good one
+    # Between two bursts of writes; the pause grows while a burst follows another, and is short again after `lasting`
+    # without any.
     apart: float = 1.0
-    longest_apart: float = 10.0
-    away: float = 30.0
+    longest_apart: float = 10.0  # at most, after several bursts
+    away: float = 30.0  # for how long the daemon may not answer before its devices are tainted
+    # Until slices are made where there are none, or somebody deleted them. The kubelet removes slices at its start, and
+    # knows the driver a moment later; a pod that came in between would wait for a minute.
     removed: float = 3.0
-    probe_again: float = 3600.0
+    probe_again: float = 3600.0  # until a missing feature is looked for again
 
 
 class Publisher:
-    """One for the life of the driver process. node: its name in Kubernetes.
+    """The publisher, for the life of the driver process. node: its name in Kubernetes.
 
-    report: for the daemon. reported: set when it is another one.
+    report: for the daemon. reported: set when the report changed.
     """
 
     def __init__(self, api: ApiServer, node: str, *, times: PublisherTimes | None = None) -> None:
@@ -90,14 +87,14 @@ class Publisher:
         self.report, self.reported = DriverReport(), asyncio.Event()
 
     def put(self, view: NodeView) -> None:
-        """What the daemon offers from now on. While it does not know its GPUs, all stays as it is."""
+        """Take what the daemon offers from now on. While the daemon does not know its GPUs, all stays as it is."""
         if self._left:
             self._left.cancel()
         self._view, self._left, self._away = view, None, False
         self._woken.set()
 
     def away(self) -> None:
-        """The daemon does not answer. Call it as often as that is so; `put` ends it."""
+        """Take note that the daemon does not answer. Call it as often as that is so; `put` ends it."""
         if not self._left:
             self._left = asyncio.get_running_loop().call_later(self._times.away, self._taint_all)
 
@@ -130,7 +127,7 @@ class Publisher:
         self._woken.set()
 
     async def _session(self, driver: str) -> None:
-        """From a list of the slices to when another one is needed. Raises: ApiServerError."""
+        """List the slices, then watch and publish until a new list is needed. Raises: ApiServerError."""
         await self._api.discover()
         listed = await self._api.slices(self._node, driver)
         self._slices = {each.metadata.name: each for each in listed.items}
@@ -145,7 +142,7 @@ class Publisher:
             await cancelled(tasks)
 
     async def _watch(self, driver: str) -> None:
-        """Until the watch is lost, or ends with its server; else the next one goes on where it was."""
+        """Watch until the watch is lost, or ends with its server; else the next watch goes on where this one was."""
         try:
             while await self._api.watch(self._node, driver, self._seen, self._take):
                 pass
@@ -167,7 +164,7 @@ class Publisher:
             asyncio.get_running_loop().call_later(self._times.removed, self._woken.set)
 
     async def _publish(self, driver: str) -> None:
-        """Write whenever the view or the slices are other ones."""
+        """Write whenever the view or the slices changed."""
         loop = asyncio.get_running_loop()
         if not self._slices:
             await asyncio.sleep(self._times.removed)
@@ -184,7 +181,7 @@ class Publisher:
             await first_done(self._woken.wait(), timeout_s=left_s)
 
     async def _write(self, view: NodeView) -> bool:
-        """Write what is not there as the view wants it. Returns whether anything was."""
+        """Write what is not there as the view wants it. Return whether anything was written."""
         gates = self._gates
         offer = without_daemon(view) if self._away and Gate.TAINTS in gates else view
         writes = plan_writes(slice_specs(offer, self._node, gates), self._slices.values())
@@ -203,7 +200,7 @@ class Publisher:
         return bool(writes)
 
     def _keep(self, sent: ResourceSlice, kept: ResourceSlice) -> None:
-        """The answer to a write. What the API server dropped is not sent again."""
+        """Take the answer to a write. What the API server dropped is not sent again."""
         if dropped := gates_of(sent.spec) - gates_of(kept.spec):
             self._gates -= dropped
             self._probe_at = asyncio.get_running_loop().time() + self._times.probe_again
@@ -214,7 +211,7 @@ class Publisher:
             self._slices[name] = kept if dropped else kept_as_sent(sent, kept)
 
     async def _owner(self) -> OwnerReference:
-        """The node, asked for each time: one that registered anew has another UID. Raises: RefusedError."""
+        """Return the node, asked for each time: a node that registered anew has a new UID. Raises: RefusedError."""
         try:
             uid = await self._api.node_uid(self._node)
         except NotFoundError:
@@ -225,7 +222,7 @@ class Publisher:
         return OwnerReference(self._node, uid, "Node", "v1", controller=True)
 
     async def _probe(self, driver: str) -> None:
-        """Which features the API server keeps: together, and each alone where it refuses them together."""
+        """Find out which features the API server keeps: together, and each alone where it refuses them together."""
         try:
             self._gates = await self._kept_of(driver, ALL_GATES)
         except RefusedError:

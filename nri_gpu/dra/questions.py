@@ -1,4 +1,4 @@
-"""What `nri-gpu dra` asks the daemon on its socket `dra.sock`, and what the daemon answers. One question a connection.
+"""The questions that `nri-gpu dra` asks on the daemon's socket `dra.sock`, one a connection, and the answers.
 
     driver process: one JSON document and a line break          daemon: one JSON document, then it closes
 
@@ -28,43 +28,36 @@ Attribute = bool | int | str | Version
 
 
 class Taint(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Keeps claims from a device, as ResourceSlices have it. effect: NoSchedule, or NoExecute, which also evicts pods.
-
-    time_added: the API server's, where we set none.
-    """
+    """A taint, which keeps claims from a device, as ResourceSlices have it."""
 
     key: str
     value: str = ""
-    effect: str = ""
-    time_added: str | None = None
+    effect: str = ""  # NoSchedule, or NoExecute, which also evicts pods
+    time_added: str | None = None  # the API server's, where we set no time
 
 
 class Capacity(Struct, frozen=True):
-    """What a device has of something, in bytes or as a number. share: what one of several claims consumes of it."""
+    """The capacity of a device for something, in bytes or as a number."""
 
     amount: int
-    share: int = 0
+    share: int = 0  # what one of several claims consumes of it
 
 
 class OfferedDevice(Struct, frozen=True, kw_only=True):
-    """A GPU or MIG device as it is published. The devices of an offer are in the order in which to use them.
-
-    shared: several claims may have it at once. counters: what it consumes of its GPU's counter set; empty for none.
-    counter_set: name of that set. fault: why no claim can have it, or empty.
-    """
+    """A GPU or MIG device as it is published. The devices of an offer are in the order in which to use them."""
 
     name: str
     attributes: dict[str, Attribute]
     capacity: dict[str, Capacity]
     taints: tuple[Taint, ...] = ()
-    shared: bool = False
-    counter_set: str = ""
-    counters: dict[str, int] = {}
-    fault: str = ""
+    shared: bool = False  # several claims may have it at once
+    counter_set: str = ""  # name of its GPU's
+    counters: dict[str, int] = {}  # what it consumes of that set, or empty
+    fault: str = ""  # why no claim can have it, or empty
 
 
 class PreparedName(Struct, frozen=True):
-    """A claim that is prepared on this node. reread: its pods may have changed, so it is to be prepared again."""
+    """A claim that is prepared on this node. reread: its pods may have changed, so it has to be prepared again."""
 
     uid: ClaimUid
     namespace: str
@@ -73,26 +66,21 @@ class PreparedName(Struct, frozen=True):
 
 
 class NodeView(Struct, frozen=True, kw_only=True, tag=True):
-    """What the driver process needs to know of the node.
+    """The view of the node that the driver process needs."""
 
-    number: another one whenever anything in it changed. driver, dir, registry_dir, cdi_dir: of the policy.
-    counter_sets: name -> counter -> amount. known: whether the inventory has been taken; before that nothing is
-    published or withdrawn.
-    """
-
-    number: int
-    driver: str
+    number: int  # changes whenever anything in the view does
+    driver: str  # this and the folders: of the policy
     dir: str
     registry_dir: str
     cdi_dir: str
-    known: bool = False
+    known: bool = False  # whether the inventory has been taken; before that nothing is published or withdrawn
     devices: tuple[OfferedDevice, ...] = ()
-    counter_sets: dict[str, dict[str, int]] = {}
+    counter_sets: dict[str, dict[str, int]] = {}  # name -> counter -> amount
     claims: tuple[PreparedName, ...] = ()
 
 
 class DriverReport(Struct, frozen=True):
-    """What the driver process says of itself, for `nri-gpu status`.
+    """The driver process's report of itself, for `nri-gpu status`.
 
     published: devices in the slices on the API server. missing: feature gates that the server lacks for what policy
     wants, `DRADeviceTaints`. fault: what does not work now, a sentence; empty where all is well. unwritten: why a CDI
@@ -107,20 +95,20 @@ class DriverReport(Struct, frozen=True):
 
 
 class AskView(Struct, frozen=True, tag=True):
-    """The view, once its number is another one than `after`. report: None: as it was."""
+    """A question for the view, once its number is not `after`. report: None: as it was."""
 
     after: int = 0
     report: DriverReport | None = None
 
 
 class AskPrepare(Struct, frozen=True, tag=True):
-    """Reserve the claim's GPUs for its pods. The same claim again: the same answer, with the pods of now."""
+    """An order to reserve a claim's GPUs for its pods. The same claim again: the same answer, with the pods of now."""
 
     claim: AllocatedClaim
 
 
 class AskUnprepare(Struct, frozen=True, tag=True):
-    """Release what was reserved for the claim; one that is not prepared is no fault."""
+    """An order to release what was reserved for a claim; a claim that is not prepared is no fault."""
 
     uid: ClaimUid
 
@@ -129,24 +117,21 @@ Question = AskView | AskPrepare | AskUnprepare
 
 
 class Prepared(Struct, frozen=True, tag=True):
-    """The claim's GPUs are reserved.
+    """The answer that a claim's GPUs are reserved."""
 
-    markers: for each result in its order, the variable that stands for it: name and value. required: whether the mount
-    that keeps a container from starting without our reply belongs beside them.
-    """
-
-    markers: tuple[tuple[str, str], ...]
-    required: bool
+    markers: tuple[tuple[str, str], ...]  # for each result in its order, the variable that stands for it: name, value
+    required: bool  # whether the mount that keeps a container from starting without our reply belongs beside them
 
 
 class Unprepared(Struct, frozen=True, tag=True):
-    """It holds nothing any more."""
+    """The answer that a claim holds nothing any more."""
 
 
 class ClaimFault(Struct, frozen=True, tag=True):
-    """Why not: one sentence, which `kubectl describe pod` shows. passing: it may be over in less than a second.
+    """The answer that says why not, in one sentence, which `kubectl describe pod` shows.
 
-    holders: it may be over as soon, if the API server says that all of these claims, which hold the GPU, are ending.
+    passing: the fault may be over in less than a second. holders: it may be over as soon, if the API server says that
+    all of these claims, which hold the GPU, are ending.
     """
 
     sentence: str

@@ -1,4 +1,4 @@
-"""What the NRI plugin keeps of ResourceClaims: whose devices a container has, and which claims are to be read again."""
+"""ResourceClaims at the NRI plugin: whose devices a container has, and which claims have to be read again."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ NOT_ALIKE: Final = (
 
 
 class ClaimAllocations:
-    """Reads markers. A claim that several pods use may have new ones, of which nobody tells but their own coming.
+    """The reader of markers. A claim that several pods use may have new pods, of which only their own coming tells.
 
-    key: of the markers. pods: sandboxes that may be of a claim's PodGroup, to ask the kubelet about; None where it is
-    not asked.
+    key: of the markers. pods: sandboxes that may be of a claim's PodGroup, to ask the kubelet about; None where the
+    kubelet is not asked.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -58,13 +58,13 @@ class ClaimAllocations:
         self.pods: KubeletPods | None = None
 
     def read(self, container: Container, ledger: Ledger) -> Container:
-        """The container with the devices of its markers as its allocation; the same one where it has none."""
+        """Return the container with its markers' devices as its allocation; the same object if it has no marker."""
         if not container.markers:
             return container
         return replace(container, markers={}, kubelet=self._allocation(container, ledger))
 
     def in_question(self, pods: Iterable[Pod], ledger: Ledger) -> frozenset[ClaimUid]:
-        """Claims that are prepared already, and that one of these pods with a sandbox may share."""
+        """Return the claims that are prepared already, and that one of these pods with a sandbox may share."""
         found: set[ClaimUid] = set()
         for pod in pods:
             claims = (each for each in ledger.claims.values() if not each.owned and each.namespace == pod.namespace)
@@ -75,7 +75,7 @@ class ClaimAllocations:
         return frozenset(found)
 
     def pod_gone(self, pod_id: PodId) -> None:
-        """The sandbox is gone."""
+        """Forget a sandbox that is gone."""
         if self.pods is not None:
             self.pods.remove(pod_id)
 
@@ -104,7 +104,7 @@ class ClaimAllocations:
         return _together(claims, devices.values())
 
     def _of_others(self, container: Container, claim: PreparedClaim) -> KubeletAllocation:
-        # Also where the claim is a pod's: others may name it, and whoever makes one may have it go with a pod.
+        # Also where the claim is a pod's: other pods may name it, and whoever makes a claim may have it go with a pod.
         if claim.namespace != container.pod.namespace:
             return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
         if claim.groups:
@@ -133,7 +133,7 @@ def _called(claim: PreparedClaim) -> str:
 
 
 def _together(claims: Mapping[ClaimUid, PreparedClaim], devices: Iterable[ClaimedDevice]) -> KubeletAllocation:
-    """The devices of one container as one allocation."""
+    """Put the devices of a container together as one allocation."""
     found = tuple(devices)
     key = shown(" and ".join(map(_called, claims.values())), 2 * _NAME_SHOWN_MAX)
     if len({(each.mode, each.text, each.admin) for each in found}) != 1:

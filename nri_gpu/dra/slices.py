@@ -1,8 +1,8 @@
-"""What the daemon offers as ResourceSlices of this node, and which writes lead there from those on the API server.
+"""The daemon's offer as ResourceSlices of this node, and the writes that lead there from the API server's slices.
 
-Pure. Rules and limits are Kubernetes' (staging/src/k8s.io/api/resource/v1/types.go): a slice has devices or counter
-sets. The scheduler uses a pool while all `resourceSliceCount` slices of its newest generation are there, and takes
-devices in the order of the slices' names and of the devices in a slice.
+This module is pure. Rules and limits are Kubernetes' (staging/src/k8s.io/api/resource/v1/types.go): a slice has devices
+or counter sets. The scheduler uses a pool while all `resourceSliceCount` slices of its newest generation are there, and
+takes devices in the order of the slices' names and of the devices in a slice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Gate(StrEnum):
-    """Features of the API server that are not in each; what belongs to a missing one is dropped without a word."""
+    """A feature that not every API server has; what belongs to a missing feature is dropped without a word."""
 
     TAINTS = "DRADeviceTaints"
     SHARED = "DRAConsumableCapacity"
@@ -59,7 +59,7 @@ class CounterConsumption(_Object, frozen=True):
 
 
 class SliceDevice(_Object, frozen=True, kw_only=True):
-    """attributes: name -> type -> value."""
+    """A device of a slice. attributes: name -> type -> value."""
 
     name: str
     attributes: dict[str, dict[str, object]] = {}
@@ -84,7 +84,7 @@ class SliceSpec(_Object, frozen=True, kw_only=True):
 
 
 class OwnerReference(_Object, frozen=True):
-    """With this object, the garbage collector removes the slice."""
+    """The owner of a slice: the garbage collector removes the slice with this object."""
 
     name: str
     uid: str
@@ -108,13 +108,13 @@ class ResourceSlice(_Object, frozen=True):
 
     @property
     def version(self) -> int:
-        """Which of two is the newer one."""
+        """Return a number by which the newer of two versions of a slice is known; 0 where it has none."""
         version = self.metadata.resource_version
         return int(version) if version.isdecimal() else 0
 
 
 class Writes(Struct, frozen=True):
-    """In this order: what is gone is withdrawn even where the rest is refused."""
+    """The writes to make, in this order: what is gone is withdrawn even where the rest is refused."""
 
     delete: tuple[ResourceSlice, ...]
     update: tuple[ResourceSlice, ...]
@@ -125,7 +125,7 @@ class Writes(Struct, frozen=True):
 
 
 def slice_specs(view: NodeView, node: str, gates: Collection[Gate]) -> dict[str, SliceSpec]:
-    """Name -> spec of each slice, the pool's generation left at 0. gates: those that the API server has.
+    """Map the name of each slice to its spec, the pool's generation left at 0. gates: of the API server.
 
     Without DRADeviceTaints a device with a taint is left out.
     """
@@ -146,7 +146,7 @@ def slice_specs(view: NodeView, node: str, gates: Collection[Gate]) -> dict[str,
 
 
 def plan_writes(wanted: Mapping[str, SliceSpec], current: Iterable[ResourceSlice]) -> Writes:
-    """What is to be written for the wanted slices, and nothing of what is there already. `create` has no owner yet.
+    """Plan what to write for the wanted slices, and nothing of what is there already. `create` has no owner yet.
 
     The pool's generation stays where a single update is enough, so that the scheduler never sees an incomplete pool.
     """
@@ -171,15 +171,15 @@ def plan_writes(wanted: Mapping[str, SliceSpec], current: Iterable[ResourceSlice
 
 
 def kept_as_sent(sent: ResourceSlice, kept: ResourceSlice) -> ResourceSlice:
-    """What the API server answered to a write, with what was sent as its content.
+    """Return the API server's answer to a write, with what was sent as its content.
 
-    So a server that writes something in another way than we do is not written to again and again.
+    So nothing is written again and again to a server that writes something in another way than we do.
     """
     return replace(kept, spec=_with_times(sent.spec, kept.spec))
 
 
 def gates_of(spec: SliceSpec) -> frozenset[Gate]:
-    """The gates without which something of it would be dropped."""
+    """Return the gates without which a part of a spec would be dropped."""
     uses = {
         Gate.TAINTS: any(device.taints for device in spec.devices),
         Gate.SHARED: any(device.allow_multiple_allocations for device in spec.devices),
@@ -189,12 +189,12 @@ def gates_of(spec: SliceSpec) -> frozenset[Gate]:
 
 
 def gates_wanted(view: NodeView, node: str) -> frozenset[Gate]:
-    """Those that this node has a use for. Each has one for taints: a GPU may fall ill at any time."""
+    """Return the gates that this node has a use for. Each node has a use for taints: a GPU may fall ill at any time."""
     return frozenset({Gate.TAINTS}).union(*map(gates_of, slice_specs(view, node, ALL_GATES).values()))
 
 
 def specimen(driver: str, node: str, gates: Collection[Gate]) -> ResourceSlice:
-    """A slice that uses these gates. It is sent as a dry run, to see which of them the API server has."""
+    """Make a slice that uses these gates. It is sent as a dry run, to see which of them the API server has."""
     device = OfferedDevice(
         name="specimen",
         attributes={},
@@ -210,12 +210,12 @@ def specimen(driver: str, node: str, gates: Collection[Gate]) -> ResourceSlice:
 
 
 def without_daemon(view: NodeView) -> NodeView:
-    """The same offer while nobody could prepare a claim."""
+    """Taint each device of a view: while the daemon is away nobody could prepare a claim."""
     return replace(view, devices=tuple(replace(each, taints=(*each.taints, AWAY)) for each in view.devices))
 
 
 def quantity(amount: int) -> str:
-    """A Kubernetes quantity, spelled as the API server spells it: `80Gi`, `1500`, `2k`."""
+    """Write a Kubernetes quantity as the API server spells it: `80Gi`, `1500`, `2k`."""
     base, units = (1024, "KMGTPE") if amount >= 1024 and amount % 1024 == 0 else (1000, "kMGTPE")
     unit = 0
     while amount and amount % base == 0 and unit < len(units):
@@ -250,7 +250,7 @@ def _attribute(value: Attribute) -> dict[str, object]:
 
 
 def _capacity(capacity: Capacity, shared: bool) -> DeviceCapacity:
-    """Of a shared device, a claim that asks for less gets a share all the same, so that no more claims come to it."""
+    """Make a capacity. Of a shared device, a claim that asks for less gets a share too, so that no more claims come."""
     value = quantity(capacity.amount)
     if not shared:
         return DeviceCapacity(value)
@@ -275,7 +275,7 @@ def _following(spec: SliceSpec, before: SliceSpec, generation: int) -> SliceSpec
 
 
 def _with_times(spec: SliceSpec, before: SliceSpec) -> SliceSpec:
-    """With the times of taints that were there before: tolerations in seconds count from them."""
+    """Add the times of taints that were there before: tolerations in seconds count from them."""
     times = {
         (device.name, replace(taint, time_added=None)): taint.time_added
         for device in before.devices
