@@ -53,7 +53,7 @@ class Access(Struct, frozen=True, kw_only=True):
             authority = content(self.authority).decode("ascii")
             context = ssl.create_default_context(cadata=authority or None)
             # Python sets it from 3.13 on. Authorities of real clusters (Amazon's EKS) have no authority key identifier,
-            # which RFC 5280 allows a self-signed one (4.2.1.1), or no key usage.
+            # which RFC 5280 allows a self-signed authority (4.2.1.1), or no key usage.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if self.certificate:
                 _load_pair(context, content(self.certificate), content(self.key))

@@ -115,7 +115,7 @@ class DraController:
         self._woken = asyncio.Event()
         self._grouped = asyncio.Event()  # a PodGroup has a claim here
         if self.settings.enabled and fixed.kubelet.podresources:
-            # Before the runtime is asked for events: those of sandboxes are among them then.
+            # Set before we ask the runtime for events, so that events of sandboxes are among them.
             plugin.claims.pods = KubeletPods(told=self._told)
         self._able = time.monotonic()  # when the node could last grant, or began
         self._view = NodeView(

@@ -83,7 +83,7 @@ def offer(
     inventory, usage = node.inventory, ledger.usage()
     withheld = dict.fromkeys(overlaps(ledger), "several-pods") | dict.fromkeys(ledger.stuck, "lost-container")
     domains = _nvlink_domains(inventory)
-    # Counters are for devices that one claim has: whether each of several claims consumes them is not ours to say.
+    # Counters are for devices of one claim: we cannot say whether each of several claims consumes them.
     shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
     parts = [] if shared else [unit for unit in units if isinstance(unit, MigPart)]
     counters: dict[GpuUuid, dict[str, int]] = {unit.uuid: {} for unit in units} | {

@@ -20,14 +20,14 @@ from nri_gpu.policy.kubelet_settings import KubeletSettings
 from nri_gpu.request.annotation import kubelet_key
 
 PODS_MAX: Final = 1024  # sandboxes; kubelets run at most some hundreds
-QUESTIONS_MAX: Final = 256  # the next List answers those that fall out
+QUESTIONS_MAX: Final = 256  # the next List answers the questions that fall out
 
 
 class KubeletTokens:
     """The tokens with which containers prove what the kubelet allocated to them."""
 
     def __init__(self) -> None:
-        self.key: bytes | None = None  # of the tokens
+        self.key: bytes | None = None  # of the tokens; None while there is none
         self.awaited = False  # there will be a key, so containers that come before it are kept
         self.unapplied = False  # the last container that was answered the required CDI device came without its edits
         self._required: set[AllocatedDevice] = set()
@@ -186,7 +186,7 @@ class KubeletPods:
     def put_list(self, pods: Iterable[Pod], listed: Iterable[PodDevices]) -> None:
         """Keep a List. pods: the sandboxes that were known when the List was asked for."""
         found: dict[tuple[str, str], PodDevices | None] = {}
-        for each in listed:  # two entries of one name are the old pod and the new, and nothing tells them apart
+        for each in listed:  # two entries of one name are the old pod and the new pod: nothing tells them apart
             found[each.namespace, each.name] = None if (each.namespace, each.name) in found else each
         for pod in pods:
             devices = found.get((pod.namespace, pod.name), PodDevices(pod.namespace, pod.name))

@@ -21,7 +21,7 @@ from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.advertised import AdvertisedDevices, AllocationError, Device
 
 VERSION: Final = "v1beta1"
-SETTLE_S: Final = 0.02  # changes come in bursts, and only the last one matters
+SETTLE_S: Final = 0.02  # changes come in bursts, and only the last change matters
 
 
 class DevicePluginService(pb_grpc.DevicePluginServicer):

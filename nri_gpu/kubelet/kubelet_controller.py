@@ -92,7 +92,7 @@ class KubeletController:
             plugin.kubelet.awaited = True
             node_state.then(self.changed, *Changed)
         if settings.podresources and (settings.enabled or settings.injects_external):
-            # Before the runtime is asked for events: those of sandboxes are among them then.
+            # Set before we ask the runtime for events, so that events of sandboxes are among them.
             plugin.external.pods = KubeletPods(settled=False)
 
     def begin(self) -> None:

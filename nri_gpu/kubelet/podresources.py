@@ -141,8 +141,8 @@ class QuestionPace(Struct, frozen=True):
     # Between two questions: the kubelet answers 100 requests a second with a burst of 10, and has other clients.
     between: float = 0.02
     list_every: float = 10.0  # between two Lists
-    first: float = 0.1  # wait after a failure
-    longest: float = 5.0  # such wait
+    first: float = 0.1  # after a failure
+    longest: float = 5.0  # at most, after several failures
 
 
 USUAL: Final = QuestionPace()

@@ -41,7 +41,7 @@ from nri_gpu.system.tasks import STUCK_S, Backoff, LogOnce, first_done, to_its_e
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one
-IN_FLIGHT_S: Final = 0.1  # for calls that are being answered: one that is cut off costs a pod its admission
+IN_FLIGHT_S: Final = 0.1  # for calls that are being answered: a call that is cut off costs a pod its admission
 RIVALS_AFTER: Final = 3  # short sessions in a row
 
 
@@ -51,7 +51,7 @@ class EndpointTimes(Struct, frozen=True):
     watched_within: float = 15.0  # after a registration
     look_every: float = 3.0  # inotify is faster, but misses what happens between two looks
     first_wait: float = 0.1  # after a failure
-    longest_wait: float = 30.0  # after failures
+    longest_wait: float = 30.0  # at most, after several failures
     stuck: float = STUCK_S  # not registered for so long is an error in the log
 
 

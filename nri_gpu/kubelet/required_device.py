@@ -122,7 +122,7 @@ class TokenKey:
             return read_key(file)
         except (FileNotFoundError, KeyLengthError):
             pass
-        except NotPrivateError:  # others may have read or written it, and could forge tokens with it
+        except NotPrivateError:  # somebody else may have read or written it, and could forge tokens with it
             known = None
         return make_key(file, known)
 

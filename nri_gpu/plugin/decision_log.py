@@ -16,7 +16,7 @@ from nri_gpu.domain.node import Node
 from nri_gpu.ledger.grant_text import InvalidGrant
 from nri_gpu.policy.model import Policy
 
-# NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
+# NRI can add hooks and cannot remove any, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
 HOOK_ADVICE: Final = (
     "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` names those on this node"
 )

@@ -193,7 +193,7 @@ class Guard:
 
     def _validate_grant(self, container: Container, phrase: str, *, starts: bool = False) -> Reply:
         grant = _grant(container, self._state.key())
-        if isinstance(grant, SignedGrant):  # the policy is read for the others only
+        if isinstance(grant, SignedGrant):  # the policy is read only for other containers
             reason = self._revoked(container) if starts else None
         else:
             reason = validate_start(container, grant, self._state.policy())

@@ -75,7 +75,7 @@ from nri_gpu.system.state import NodeState
 
 # The events we subscribe to: each is a round trip for every container of the node, so no more than these.
 EVENTS: Final = (
-    Event.RUN_POD_SANDBOX,  # pods count for the size of the runtime's list, also those without containers
+    Event.RUN_POD_SANDBOX,  # pods count for the size of the runtime's list, also pods without containers
     Event.CREATE_CONTAINER,
     Event.START_CONTAINER,
     Event.STOP_CONTAINER,
@@ -147,7 +147,7 @@ class Plugin:
         """Return the rules by which `apply` judges events now."""
         settings, inventory = self.state.settings, self.state.node.inventory
         return Rules(
-            # Where it does not tell of each start, one that was created may run.
+            # Where the runtime does not tell of each start, a created container may run.
             created_grace_s=settings.ledger.created_grace_s if self._tells() else math.inf,
             inventory=inventory,
             waits=settings.handover.wait,
@@ -195,14 +195,14 @@ class Plugin:
             self.apply(ClaimsInQuestion(self._needs.clock(), frozenset({container.kubelet.again})))
         now = self._needs.clock()
         if not self._tells():
-            # The kubelet makes the next attempt only after the last one is dead, of which this runtime tells nobody.
+            # The kubelet makes the next attempt only after the last attempt is dead, which this runtime does not tell.
             self._ended(Removed(now, self.ledger.running_before(container.id, container.pod.uid, container.name)))
         rules = self.rules
         ledger = apply(self.ledger, Ticked(now), rules)
         decision = decide(container, node, cleared_for(ledger, container, now), self.policy)
         reply, signed = self._reply(container, decision)
         after = ledger
-        if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
+        if not isinstance(decision, Refuse):  # a refused container may come again for what is reserved for it
             grant = decision.grant if isinstance(decision, Inject) else None
             has = live(container, decision.edits, self.stage_dir)
             after = apply(ledger, Created(now, container, grant, has), rules)
@@ -262,7 +262,7 @@ class Plugin:
         if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
-        # What others give to containers that are not ours is the guard's business, where an operator wants it.
+        # Where an operator wants it, the guard looks at what other plugins give to containers that are not ours.
         reason = validate_adjusted(adjusted, self._key, self.policy, ungranted=False)
         if reason:
             self.counts.refused(reason.code, Outcome.REJECTED)
@@ -295,7 +295,7 @@ class Plugin:
         for container in containers:
             self._hooks.warn_of(container)
         self.external.synchronized(containers)
-        # Sandboxes without a container are asked about once they have one.
+        # A sandbox without a container is asked about once it has a container.
         self._question({each.pod.id: each.pod for each in containers if each.pod.name != "?"}.values())
         self.state.synchronized = True
         self.apply(event)

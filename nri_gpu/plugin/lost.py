@@ -103,7 +103,7 @@ class LostContainers:
         self._watch = FolderWatch(self._look, IN_MODIFY)
         try:
             self._watch.open(files)
-        except OSError:  # a node has few of these (fs.inotify.max_user_instances), and others may use them all
+        except OSError:  # a node has few instances (fs.inotify.max_user_instances), and other programs may use them all
             return False
         return True
 

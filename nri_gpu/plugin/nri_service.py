@@ -30,7 +30,7 @@ CREATE: Final = "CreateContainer"
 # us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
 REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where Configure does not name it (below NRI 0.7)
-# RPCs of one event each: StopContainer always, the others from NRI 0.12. Older runtimes send those by StateChange.
+# RPCs of one event each: StopContainer always, all of them from NRI 0.12. Older runtimes send StateChange instead.
 EVENT_METHODS: Final = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
@@ -117,7 +117,7 @@ class PluginService:
         self._parts = self._payload_bytes = 0  # of Synchronize so far
         self._began = 0.0
         self.configured_at = 0.0  # of the monotonic clock
-        self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: none
+        self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: no timeout
         self._handlers: dict[str, Handler] = {
             **dict.fromkeys(UNUSED_METHODS, lambda _: EMPTY),
             **{method: partial(self._event, event=event) for method, event in EVENT_METHODS.items()},

@@ -125,7 +125,7 @@ class GrantedContainers:
         Its user, and whether its GPU is ready for it, are known only as it starts.
         """
         container, seat = change.container if holds_by_mps(grant) else None, grant.seat
-        if container is not None and seat is None:  # the journal remembers none: it is in the container
+        if container is not None and seat is None:  # the journal remembers no seat: it is in the container
             seat = Seat.read(container.env, None, container.mps_folder)
         if sentence := self._needs.start_hindrance(replace(grant, seat=seat)):
             return Reason(Code.NODE_NOT_READY, sentence)

@@ -70,7 +70,7 @@ class SessionFollowers(Struct, frozen=True):
 
 
 class Supervisor:
-    """The owner of the session, who connects again when it ends. `stop` answers the calls in flight and ends it."""
+    """The one session, made again whenever it ends. `stop` answers the calls in flight and ends it."""
 
     def __init__(
         self,

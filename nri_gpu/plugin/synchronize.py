@@ -16,7 +16,7 @@ from nri_gpu.plugin.starts import GrantedContainers, LedgerHolder
 
 
 class ListedContainers:
-    """The reader of a list, who makes the ledger's event of it."""
+    """The reader of the runtime's list, which makes the ledger's event of it."""
 
     def __init__(self, plugin: LedgerHolder, granted: GrantedContainers, needs: PluginDependencies) -> None:
         self._plugin = plugin
