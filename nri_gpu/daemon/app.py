@@ -22,7 +22,6 @@ from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.dra.dra_controller import DraController
 from nri_gpu.kubelet.kubelet_controller import KubeletController
-from nri_gpu.ledger.events import Recalled
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.decision_log import Refusals
@@ -99,6 +98,7 @@ class Daemon:
         self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, self._repaired)
         self._metrics = MetricsController(fixed.metrics, self._view)
         self._follow()
+        self._recall()
 
     def _make_plugin(self, key: bytes) -> Plugin:
         journal = Journal(self._folder.path / JOURNAL, key)
@@ -128,14 +128,18 @@ class Daemon:
             self._note_policy()
 
     def _recall(self) -> None:
-        """Go by the previous daemon's ledger until the runtime has listed its containers."""
+        """Go by the previous daemon's ledger until the runtime has listed its containers.
+
+        No follower is told: only in a connection is it known whose PIDs the runtime names, and whoever looked for a
+        lost container's processes before would find none, and let its GPU go.
+        """
         file, ledger = self._folder.path / LEDGER, Ledger()
         try:
             ledger = read_ledger(file, time.monotonic())
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; which GPUs were just released is not known")
-        self._plugin.apply(Recalled(time.monotonic(), replace(ledger, claims=self._dra.recalled())))
+        self._state.ledger = replace(ledger, claims=self._dra.recalled())
 
     def watch_policy(self, file: Path) -> None:
         """Reload the policy whenever `file` changes, too."""
@@ -147,7 +151,6 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self._recall()
         self._notifier.feed_watchdog()
         self._liveness.keep(self._is_ready)
         self._kubelet.begin()

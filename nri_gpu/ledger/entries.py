@@ -26,7 +26,6 @@ from nri_gpu.ledger.events import (
     NeverStarted,
     PodGone,
     ProcessesFound,
-    Recalled,
     Reconciled,
     Removed,
     Rules,
@@ -83,8 +82,6 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
             return reduce(lambda after, item: after.with_process(*item), processes.items(), ledger)
         case HeldForLong(_, uuids) if uuids != ledger.stuck:
             return replace(ledger, stuck=uuids)
-        case Recalled(ledger=recalled):
-            return recalled
         case _:
             return ledger
 

@@ -16,7 +16,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
-from nri_gpu.ledger.ledger import Entry, Ledger, Live
+from nri_gpu.ledger.ledger import Entry, Live
 from nri_gpu.ledger.opened import NO_MONITORS, Monitors
 
 
@@ -176,12 +176,6 @@ class Ticked(_At, frozen=True):
     """Time went by."""
 
 
-class Recalled(_At, frozen=True):
-    """The ledger of the daemon before this one, by which it goes until the runtime has listed its containers."""
-
-    ledger: Ledger
-
-
 LedgerEvent = (
     Created
     | Found
@@ -204,7 +198,6 @@ LedgerEvent = (
     | HeldForLong
     | Renumbered
     | Ticked
-    | Recalled
 )
 
 
