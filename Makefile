@@ -72,10 +72,12 @@ clean: ## remove what was made here
 #: tests that take longer, or need more
 
 # The packages that open nothing and read no clock: each of their lines and branches has a test, and faults are found.
+# A traced test may be too late for its deadline; whether it passes is `make test`'s matter.
 PURE := domain policy request injection ttrpc ledger decision nri
 THEIRS := $(PURE:%=tests/unit/%) $(addprefix tests/unit/,plugin kubelet dra records stray verify health) tests/property
 gates: $(READY) ## branch coverage of the pure packages, and whether the tests find seeded faults
-	$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=99 $(THEIRS)
+	-@$(PYTEST) $(PURE:%=--cov=nri_gpu.%) --cov-branch --cov-report= $(THEIRS)
+	$(BIN)/coverage report --show-missing --skip-covered --fail-under=99
 	$(BIN)/python -m bench.seeded_faults --pure
 
 conformance: $(READY) ## all tests on real containerds, whole on each; on others: CONTAINERDS=DIR[:DIR] (needs root)
