@@ -53,7 +53,7 @@ model = ["*"]
 KUBECONFIG: Final = json.dumps(kubeconfig({"server": "https://127.0.0.1:1"}, {"token": "any"}))
 SERVES_S: Final = 30.0
 PAUSE_S: Final = 0.1
-# gpu-busy: what the previous daemon granted, and whose end nobody told, holds its GPU for as long as a request may take.
+# gpu-busy: where nobody told the end of a container, its GPU is held for as long as a request may take.
 FOR_NOW: Final = r"nri-gpu \[(not-granted|node-not-ready|gpu-busy)\]"
 
 
