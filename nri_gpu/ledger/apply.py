@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from nri_gpu.domain.container import Container
 from nri_gpu.ledger.entries import entries_after, superseded
-from nri_gpu.ledger.events import Created, Found, LedgerEvent, Renumbered, Rules, Synchronized
+from nri_gpu.ledger.events import Created, FoundAtStart, LedgerEvent, Renumbered, Rules, Synchronized
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import seen, seen_one
 from nri_gpu.ledger.releasing import releasing_after
@@ -33,7 +33,7 @@ def _opened_after(after: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
     match event:
         case Synchronized() | Renumbered():
             return seen(after, rules.inventory, rules.monitors)
-        case Created(live=live) | Found(live=live) if live is not None:
+        case Created(live=live) | FoundAtStart(live=live) if live is not None:
             return seen_one(after, live, rules.inventory, rules.monitors)
         case _:
             return after

@@ -18,7 +18,7 @@ from nri_gpu.ledger.events import (
     ClaimsInQuestion,
     ClaimsJoined,
     Created,
-    Found,
+    FoundAtStart,
     Gone,
     HeldForLong,
     LedgerEvent,
@@ -46,7 +46,7 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
             if grant:
                 after = after.with_entry(_created(container, grant, at))
             return after.with_live(live) if live else after
-        case Found(at, live, grant):
+        case FoundAtStart(at, live, grant):
             after = ledger.with_entry(Entry(grant, GrantPhase.LAPSED, at)) if grant else ledger
             return after.with_live(live) if live else after
         case Started():

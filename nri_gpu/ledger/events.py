@@ -32,7 +32,7 @@ class Created(_At, frozen=True):
     live: Live | None = None
 
 
-class Found(_At, frozen=True):
+class FoundAtStart(_At, frozen=True):
     """A container is about to start that no list had. grant: by its signed grant; None where the ledger has it."""
 
     live: Live | None
@@ -178,7 +178,7 @@ class Ticked(_At, frozen=True):
 
 LedgerEvent = (
     Created
-    | Found
+    | FoundAtStart
     | Started
     | Stopped
     | Removed

@@ -114,6 +114,8 @@ def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent) -> Ledger:
     Until the pod's sandbox is gone where the container's end was told, else for OPEN_S. A device that the kubelet has
     allocated to another pod since stays that pod's.
     """
+    if after.entries is before.entries:
+        return after
     ended = isinstance(event, Stopped | Removed | Gone)
     for id_, old in before.entries.items():
         new = after.entries.get(id_)

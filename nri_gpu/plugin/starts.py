@@ -17,7 +17,7 @@ from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.kubelet.allocations import KubeletTokens
 from nri_gpu.ledger.apply import apply
-from nri_gpu.ledger.events import Found, Gone, LedgerEvent, Rules, Started
+from nri_gpu.ledger.events import FoundAtStart, Gone, LedgerEvent, Rules, Started
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import live
@@ -96,11 +96,11 @@ class GrantedContainers:
         """Check that a container got its grant: a daemon may have ended between its journal and its answer."""
         container = change.container
         if container is not None and isinstance(self.signed_grant(container), SignedGrant):
-            self._plugin.apply(Found(self._needs.clock(), live(container)))
+            self._plugin.apply(FoundAtStart(self._needs.clock(), live(container)))
         elif container is not None:
             self._plugin.apply(Gone(self._needs.clock(), (change.container_id,)))
 
-    def _run(self, change: Lifecycle, found: Found | None = None) -> Reply:
+    def _run(self, change: Lifecycle, found: FoundAtStart | None = None) -> Reply:
         """Let a granted container start, or refuse it. found: makes it known, where the ledger does not know it."""
         plugin = self._plugin
         ledger = apply(plugin.ledger, found, plugin.rules) if found else plugin.ledger
@@ -145,12 +145,12 @@ class GrantedContainers:
         """
         signed = self.signed_grant(container)
         if isinstance(signed, SignedGrant) and signed.of_nothing:
-            self._plugin.apply(Found(self._needs.clock(), live(container)))
+            self._plugin.apply(FoundAtStart(self._needs.clock(), live(container)))
             return EMPTY
         if isinstance(signed, SignedGrant):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
             grant = self.grant(container, signed, change.pid)
-            return self._run(change, Found(self._needs.clock(), live(container), grant))
+            return self._run(change, FoundAtStart(self._needs.clock(), live(container), grant))
         key = needs_grant(container, self._plugin.policy, starts=True)
         if not key:
             return EMPTY

@@ -20,7 +20,7 @@ from nri_gpu.ledger.events import (
     ClaimsJoined,
     Created,
     DevicesAllocated,
-    Found,
+    FoundAtStart,
     Gone,
     HeldForLong,
     LedgerEvent,
@@ -71,7 +71,7 @@ listed = st.builds(
 processes = st.dictionaries(ids, st.builds(FirstProcess, st.integers(1, 9), st.integers(1, 9)), max_size=2)
 events: st.SearchStrategy[LedgerEvent] = st.one_of(
     st.builds(lambda at, entry: Created(at, make.container(of=entry.grant.pod_name), entry.grant), ats, entries),
-    st.builds(lambda at, entry: Found(at, None, entry.grant), ats, entries),
+    st.builds(lambda at, entry: FoundAtStart(at, None, entry.grant), ats, entries),
     st.builds(Started, ats, ids, allocation=st.one_of(st.none(), allocations)),
     st.builds(Stopped, ats, ids),
     *(st.builds(kind, ats, some) for kind in (Removed, Gone, NeverStarted)),
