@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--pure", action="store_true", help="unit and property tests alone, as `make gates` has it")
     args = parser.parse_args()
-    missed = 0
+    missed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="nri-gpu-faults-") as name:
         trees = SimpleQueue[Path]()
         for number in range(WORKERS):
@@ -102,8 +102,11 @@ def main() -> int:
 
         with ThreadPoolExecutor(WORKERS) as pool:
             for fault, found, took_s in pool.map(seek, (each for each in faults() if args.only in each.name)):
-                missed += not found
+                if not found:
+                    missed.append(fault.name)
                 print(f"{'caught' if found else 'MISSED'}  {took_s:4.0f} s  {fault.name}", flush=True)
+    for name in missed:
+        print(f"MISSED: {name}", file=sys.stderr)
     return 1 if missed else 0
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
@@ -149,6 +149,7 @@ steps = st.tuples(
 
 
 @given(st.lists(steps, min_size=1, max_size=30))
+@example([*((of, 1, 1_000) for of in PODS), (PODS[0], 80, 60_000)])  # the list could be sent, one pod of it not
 def test_who_pays_for_a_list_is_the_pod_that_made_it(life: list[tuple[pb.PodSandbox, int, int]]) -> None:
     """Whatever is created and removed. A step creates so many containers in a pod; none: it removes the pod."""
     node = Node()
