@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
+
 from nri_gpu.decision.asked import is_ignored
 from nri_gpu.domain.allocation import Allocated, gpu_groups
 from nri_gpu.domain.container import ContainerId, FirstProcess
@@ -32,13 +34,10 @@ class ListedContainers:
         """
         entries: list[Entry] = []
         lives: list[Live] = []
-        processes = self._cgroups_of_others(frozenset(item.container.id for item in listed if item.pid))
         ungranted: set[ContainerId] = set()
         self._plugin.kubelet.forget()
         for item in listed:
             container, policy = item.container, self._plugin.policy
-            if process := self._needs.cgroups.first_process(item.pid, container.id):
-                processes[container.id] = process
             if has := live(container):
                 lives.append(has)
             signed = self._granted.signed_grant(container)
@@ -49,7 +48,18 @@ class ListedContainers:
                 ungranted.add(container.id)
         ids = frozenset(item.container.id for item in listed)
         remembered = self._remembered(now, request_timeout_s)
+        holders = {each.grant.container_id for each in (*entries, *remembered)} | {each.container_id for each in lives}
+        processes = self._processes([item for item in listed if item.pid], holders)
         return Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes), frozenset(ungranted)
+
+    def _processes(self, started: Sequence[Listed], holders: Set[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
+        """Find the first processes of those that hold something; a node may have thousands that hold nothing."""
+        found = self._cgroups_of_others(frozenset(item.container.id for item in started))
+        for item in started:
+            id_ = item.container.id
+            if id_ in holders and (process := self._needs.cgroups.first_process(item.pid, id_)):
+                found[id_] = process
+        return found
 
     def _cgroups_of_others(self, seen: frozenset[ContainerId]) -> dict[ContainerId, FirstProcess]:
         """Find the cgroups of containers that ran, whose processes neither the ledger nor the runtime names.

@@ -25,13 +25,15 @@ ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Ev
 
 
 class Cgroups(ContainerCgroups):
-    """Of containers that all have the same processes. left: how many."""
+    """Of containers that all have the same processes. left: how many. asked: for whose first process."""
 
     def __init__(self) -> None:
         super().__init__(same_pids=False)
         self.left = 2
+        self.asked: list[str] = []
 
     def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
+        self.asked.append(container_id)
         return FirstProcess(pid, 1) if pid else None
 
     def lives(self, process: FirstProcess) -> bool:
@@ -99,6 +101,13 @@ def test_one_that_the_runtime_does_not_list_is_lost_and_may_come_back(bench: Los
         assert not bench.plugin.lost.described()
 
     asyncio.run(run())
+
+
+def test_a_list_asks_for_the_processes_of_those_alone_that_hold_something(bench: LostBench) -> None:
+    bench.cgroups.asked.clear()
+    other = nri.pod("other")
+    bench.synchronize([bench.of, other], [bench.made, nri.running(nri.container(other))])
+    assert bench.cgroups.asked == [ID]
 
 
 @pytest.mark.parametrize(
