@@ -17,6 +17,7 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri.convert import Configured, is_privileged
 from nri_gpu.nri.list_size import (
+    FRAME_BYTES,
     GROWTH_BYTES,
     WHOLE_MAX,
     ContainerSize,
@@ -36,6 +37,7 @@ from nri_gpu.policy.plugin_settings import PluginSettings
 CHECKED_BYTES: Final = 64 << 10  # by which the list changes between two looks whether it can be sent
 # What plugins may add to a container between its creation, where it was measured, and its start.
 ADJUSTMENT_BYTES: Final = 64 << 10
+ADDED_BYTES: Final = GROWTH_BYTES + 2 * FRAME_BYTES  # by the list to a request's pod and container, at most
 NAMED: Final = 3  # pods in a refusal
 NAMED_MAX: Final = 10  # pods in what an operator reads
 REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes by envFrom"
@@ -74,7 +76,9 @@ class Sizes:
         limit = self._settings().request_bytes
         if limit and len(payload) > limit:
             return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
-        return self._list_refusal(size_of(payload)) if self._counts else None
+        # As nearly always, whatever the request consists of: then it need not be taken apart before the reply.
+        small = self._listing.total_bytes + len(payload) + ADDED_BYTES <= message_max(splits=self._splits)
+        return self._list_refusal(size_of(payload)) if self._counts and not small else None
 
     def start_refusal(self, payload: bytes) -> Reason | None:
         """Return why a container must not start, or None: it was created while we were away, and is too large."""
