@@ -6,7 +6,7 @@ Modules that declare settings do not postpone their annotations: they are read a
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from fnmatch import translate
+from fnmatch import fnmatchcase, translate
 from functools import cache, reduce
 from operator import or_
 from types import NoneType
@@ -49,7 +49,7 @@ class Globs(Struct, frozen=True):
 
     def first(self, name: str) -> int | None:
         """Return the index of the first pattern that matches, or None."""
-        return next((index for index, each in enumerate(self.patterns) if Globs((each,)).match(name)), None)
+        return next((index for index, each in enumerate(self.patterns) if fnmatchcase(name, each)), None)
 
 
 def is_literal(pattern: str) -> bool:
