@@ -126,7 +126,15 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
                 "the pools",
             ),
         )
-    return advise_for(policy, inventory)
+    return (*_former(topology), *advise_for(policy, inventory))
+
+
+def _former(topology: str | None) -> tuple[Finding, ...]:
+    if not topology:
+        return ()
+    from nri_gpu.inventory.topology_file import former_tables  # a real node does without it
+
+    return tuple(former_tables(topology))
 
 
 def _of_driver(policy: Policy) -> Iterator[Finding]:

@@ -217,6 +217,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "The driver does not answer, or is not loaded.",
             "Load the driver's modules (`nri-gpu prepare`), and see in the kernel's log why they do not answer.",
         ),
+        "topology file has tables that are ignored": (
+            "The topology file has tables that an earlier version knew, and this one has not.",
+            "Take out what the line names; the next version takes it for a fault.",
+        ),
         "not listening for errors of the GPUs; trying again": (
             "The driver's events cannot be waited for, so errors are seen only at the next refresh.",
             "See in the kernel's log what is wrong with the driver; restart it if nothing is.",

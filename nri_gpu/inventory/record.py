@@ -1,4 +1,4 @@
-"""An inventory as the text of a topology file: `parse_scenario` reads back what `topology_text` was made of."""
+"""An inventory as the text of a topology file: `parse_topology` reads back what `topology_text` was made of."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
-from typing import ClassVar, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from msgspec import Meta, Struct, ValidationError, convert, inspect
 from msgspec.structs import FieldInfo, fields
@@ -13,12 +13,7 @@ SHOWN_MAX: Final = 96  # characters of a wrong value that a message repeats
 
 
 class Table(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A table of the file. Its fields declare its keys, with the type and the bounds of each.
-
-    apart: its values may repeat those of tables before it, but not each other.
-    """
-
-    apart: ClassVar[bool] = False
+    """A table of the file. Its fields declare its keys, with the type and the bounds of each."""
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield key and sentence for values that are each right and do not go together."""
@@ -55,8 +50,6 @@ class TableReader:
         if not isinstance(data, dict):
             self.fault(path, "must be a table")
             return None
-        if kind.apart:
-            self._firsts = {}
         before, prefix = len(self.faults), f"{path}." if path else ""
         declared, values = _declared(kind), dict[str, object]()
         for key, (field, meaning) in declared.items():

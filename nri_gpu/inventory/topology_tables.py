@@ -6,10 +6,9 @@ Here and where `Table` is, annotations are not postponed: they are read at each 
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from posixpath import normpath
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, convert, field
-from msgspec.structs import replace
 
 from nri_gpu.domain import bounds
 from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, NodeExtra
@@ -27,12 +26,11 @@ from nri_gpu.domain.gpu import (
     PciBusId,
     parse_bus_id,
 )
-from nri_gpu.domain.health import EventType, RecoveryAction, ScriptedEvent, Sign
+from nri_gpu.domain.health import RESETS, EventType, RecoveryAction, ScriptedEvent, Sign
 from nri_gpu.domain.node import GpuFault, Link, Majors, NumaNode
 from nri_gpu.host.extras import SOCKETS, socket_mount
 from nri_gpu.host.kernel_view import COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
 from nri_gpu.host.modules import CAP_MINOR_MAX, MODULES
-from nri_gpu.inventory.scenario import ScenarioChange, with_recovery
 from nri_gpu.inventory.topology_reader import Table, parsed, unique
 from nri_gpu.request.image_requirements import BRANDS
 
@@ -43,8 +41,6 @@ EXTRAS: Final = tuple(extra for extra in Extra if extra is not Extra.DRM)
 EVENT_KINDS: Final[Mapping[str, EventType]] = {
     kind.name.lower().replace("_", "-"): kind for kind in EventType if kind.name
 }
-GPU_KEYS: Final = ("lost", "unavailable", "signs", "recovery_action", "mig", "present")
-NODE_KEYS: Final = ("driver", "cuda", "majors", "fault")
 _ARCH: Final = bounds.Format(r"[0-9]{1,2}\.[0-9]{1,2}", 'a compute capability ("9.0")')  # in TOML, 8.10 is 8.1
 _MODE: Final = bounds.Format("0[0-7]{3}", 'a mode ("0666")')  # TOML has no 0666
 
@@ -123,8 +119,8 @@ class MigTable(
 Partition = bool | tuple[MigTable, ...]  # `mig`: whether the GPU is in MIG mode, or its MIG devices
 
 
-def _tables(partition: Partition | None) -> tuple[MigTable, ...]:
-    return () if partition is None or isinstance(partition, bool) else partition
+def _tables(partition: Partition) -> tuple[MigTable, ...]:
+    return () if isinstance(partition, bool) else partition
 
 
 def _devices(partition: Partition, gpu_minor: int) -> tuple[MigDevice, ...]:
@@ -133,7 +129,7 @@ def _devices(partition: Partition, gpu_minor: int) -> tuple[MigDevice, ...]:
     return tuple(sorted(found, key=attrgetter("index")))
 
 
-def _twice(partition: Partition | None) -> Iterator[tuple[str, str]]:
+def _twice(partition: Partition) -> Iterator[tuple[str, str]]:
     """Yield each MIG device that has an earlier one's index or instances."""
     met: dict[object, int] = {}
     for place, table in enumerate(_tables(partition)):
@@ -141,6 +137,14 @@ def _twice(partition: Partition | None) -> Iterator[tuple[str, str]]:
         for key, value in ((".index", index), ("", (table.gpu_instance_id, table.compute_instance_id))):
             if (first := met.setdefault((key, value), place)) != place:
                 yield f"mig[{place}]{key}", f"the same as mig[{first}]{key}"
+
+
+def _with_recovery(signs: tuple[Sign, ...], action: RecoveryAction | None) -> tuple[Sign, ...]:
+    """Return the signs of a GPU with that recovery action, as NVML shows them."""
+    if action is None or (action in RESETS) == (Sign.RESET_REQUIRED in signs):
+        return signs
+    others = tuple(sign for sign in signs if sign is not Sign.RESET_REQUIRED)
+    return (*others, Sign.RESET_REQUIRED) if action in RESETS else others
 
 
 class GpuTable(
@@ -179,7 +183,7 @@ class GpuTable(
             **{name: getattr(self, name) for name in self.__struct_fields__ if name in Gpu.__struct_fields__},
             "arch": None if self.arch is None else tuple(map(int, self.arch.split("."))),
             "unavailable": self.unavailable or (bounds.compute_prohibited(self.pci_bus_id) if prohibited else ""),
-            "signs": with_recovery(tuple(dict.fromkeys(self.signs)), self.recovery_action),
+            "signs": _with_recovery(tuple(dict.fromkeys(self.signs)), self.recovery_action),
             "mig_enabled": self.partition is not False,
             "mig": _devices(self.partition, self.minor_number),
             "ecc": None if self.ecc is None else Ecc(self.ecc, bool(pending)),
@@ -297,56 +301,6 @@ class EventTable(Table, frozen=True):
         return ScriptedEvent(self.at_s, self.gpu, self.xid or 0, int(EVENT_KINDS[self.kind]))
 
 
-class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
-    """`[[change]]` of one GPU, or of the node if it names none."""
-
-    apart: ClassVar[bool] = True
-
-    at_s: Seconds
-    gpu: bounds.GpuIndex | None = None
-    lost: bool | None = None
-    unavailable: str | None = None
-    signs: Signs | None = None
-    recovery_action: RecoveryAction | None = None
-    partition: Partition | None = None
-    present: bool | None = None
-    driver: Annotated[str, bounds.VERSION.meta("")] | None = None
-    cuda: Annotated[str, bounds.VERSION.meta("")] | None = None
-    majors: MajorsTable | None = None
-    fault: str | None = None
-
-    @property
-    def keys(self) -> frozenset[str]:
-        values = {key: getattr(self, "partition" if key == "mig" else key) for key in (*GPU_KEYS, *NODE_KEYS)}
-        return frozenset(key for key, value in values.items() if value is not None)
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield keys that do not apply to this target (GPU or node), and keys that contradict each other."""
-        own, others = (NODE_KEYS, GPU_KEYS) if self.gpu is None else (GPU_KEYS, NODE_KEYS)
-        for key in others:
-            if key in self.keys:
-                yield key, "needs `gpu`, which is missing" if self.gpu is None else "is of the node, not of a GPU"
-        if self.keys.isdisjoint(own):
-            yield "", f"changes nothing: {', '.join(own)}"
-        if {"lost", "unavailable"} <= self.keys:
-            yield "lost", "says the same as `unavailable` in other words: one of them"
-        if self.present is False and len(self.keys.intersection(own)) > 1:
-            yield "present", "a GPU that leaves changes in no other way at that time"
-        yield from _twice(self.partition)
-
-    def change(self, gpu_minor: int) -> ScenarioChange:
-        """Return the change. gpu_minor: of the GPU that it changes."""
-        plain = ("at_s", "gpu", "present", "lost", "unavailable", "recovery_action", "driver", "cuda", "fault")
-        change = convert({name: getattr(self, name) for name in plain}, ScenarioChange)
-        return replace(
-            change,
-            signs=None if self.signs is None else tuple(dict.fromkeys(self.signs)),
-            mig_enabled=None if self.partition is None else self.partition is not False,
-            mig=None if self.partition is None else _devices(self.partition, gpu_minor),
-            majors=self.majors and convert(self.majors, Majors, from_attributes=True),
-        )
-
-
 class FileTable(Table, frozen=True):
     schema: Literal[1]
     node: NodeTable
@@ -355,4 +309,3 @@ class FileTable(Table, frozen=True):
     link: tuple[LinkTable, ...] = ()
     numa: tuple[NumaTable, ...] = ()
     event: tuple[EventTable, ...] = ()
-    change: tuple[ChangeTable, ...] = ()

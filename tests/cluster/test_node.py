@@ -54,8 +54,8 @@ def test_a_gpu_that_is_lost_is_withheld_and_said_of_the_pod_that_has_it(cluster:
     cluster.apply(pod("all", 4))
     cluster.wait_phase("all")
     cluster.stop(DAEMON)
-    lost = "".join(f"\n[[change]]\nat_s = 2\ngpu = {index}\nlost = true\n" for index in range(4))
-    cluster.run_daemon(FOUR_GPUS.read_text() + lost)
+    lost = '[[gpu]]\nunavailable = "GPU is lost"\nsigns = ["lost"]\n'
+    cluster.run_daemon(FOUR_GPUS.read_text().replace("[[gpu]]\n", lost))
     cluster.wait_allocatable(0)
     (status,) = cluster.get("pod", "all")["status"]["containerStatuses"]
     (shown,) = status["allocatedResourcesStatus"]

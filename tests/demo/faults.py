@@ -6,7 +6,7 @@ back and is granted again; MIG devices are made, and the driver is swapped. `nri
 
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Final
@@ -15,13 +15,11 @@ from tests.demo import show
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Pod
-from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, Launch, NriGpu
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
 from tests.support.waiting import wait_for
 
-NODE: Final = TOPOLOGIES / "troubled-node.toml"
-CHANGES: Final = "# From here on"  # in that file; here each happens when the demo says so
 OLD, NEW = "580.95.05", "590.10"
 PATIENCE_S: Final = 20.0
 POLICY: Final = """schema = 1
@@ -33,25 +31,21 @@ reprobe_s = 1
 cri_socket = "{cri}"
 stop_grace_s = 0
 """
+LOST: Final = 'unavailable = "GPU is lost"\nsigns = ["lost"]\n'
 CUT: Final = """
-[[change.mig]]
-uuid = "MIG-21bad080-0000-5000-8000-090000000000"
-profile = "1g.10gb"
-gi = 9
-ci = 0
-memory_bytes = 10_200_547_328
+mig = [{ uuid = "MIG-21bad080-0000-5000-8000-090000000000", profile = "1g.10gb", gi = 9, ci = 0 }]
 """
 
 
 class SimulatedNode:
-    """A folder with the node's file, to which changes are added as they happen, and with two drivers."""
+    """A folder with the node's file, which is edited as things happen, and with two drivers."""
 
     def __init__(self, base: Path) -> None:
         base.mkdir()
         self.base, self.node = base, base / "node.toml"
-        self._text = NODE.read_text().partition(CHANGES)[0]
-        self._began = time.monotonic()
-        self.node.write_text(self._text)
+        self._text = FOUR_GPUS.read_text()
+        self._shown: dict[int, str] = {}
+        self._write()
         for version in (OLD, NEW):
             make_driver_root(base / version, version)
         self.install(OLD)
@@ -62,11 +56,26 @@ class SimulatedNode:
         fresh.symlink_to(version)
         fresh.rename(self.base / "driver")
 
-    def happen(self, change: str) -> None:
-        """Of a `[[change]]`, all but its time, which is now."""
-        self._text += f"\n[[change]]\nat_s = {time.monotonic() - self._began:.3f}\n{change}\n"
+    def shows(self, number: int, keys: str) -> None:
+        """From now on a GPU has these keys, and none from before."""
+        self._shown[number] = keys
+        self._write()
+
+    def unload(self) -> None:
+        """Nobody can be asked from now on."""
+        self.node.unlink()
+
+    def load(self, changed: Mapping[str, str]) -> None:
+        """The driver answers again, with other words in the file."""
+        for old, new in changed.items():
+            self._text = self._text.replace(old, new)
+        self._write()
+
+    def _write(self) -> None:
+        head, *gpus = self._text.split("[[gpu]]\n")
+        whole = (f"[[gpu]]\n{self._shown.get(number, '')}{gpu}" for number, gpu in enumerate(gpus))
         fresh = self.base / "node.fresh"
-        fresh.write_text(self._text)
+        fresh.write_text("".join((head, *whole)))
         fresh.rename(self.node)
 
 
@@ -134,7 +143,7 @@ def _a_gpu_dies(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watc
     number = _gpu_of(node, first)
     show.lines("pod train", [f"runs, and has /dev/nvidia{number}"])
     show.step(f"GPU {number} is lost")
-    simulated.happen(f"gpu = {number}\nlost = true")
+    simulated.shows(number, LOST)
     watching.show(f"GPU {number} ", "is bad, because of: GPU is lost")
     wait_for("the container to end", lambda: node.cri.status(first).state == "EXITED", PATIENCE_S)
     line = daemon.wait_logged("container stopped")
@@ -150,7 +159,7 @@ def _a_gpu_dies(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watc
 
 def _it_comes_back(node: Containerd, simulated: SimulatedNode, watching: Alongside, number: int) -> None:
     show.step(f"GPU {number} is back, and granted again after 4 s without trouble")
-    simulated.happen(f"gpu = {number}\nlost = false")
+    simulated.shows(number, "")
     watching.show("is recovering", "is healthy, recovered from: GPU is lost")
     patient = node.cri.run_asking(f"device={number}", "patient")
     show.lines("pod patient", [f"runs, and has /dev/nvidia{_gpu_of(node, patient)}"])
@@ -159,22 +168,23 @@ def _it_comes_back(node: Containerd, simulated: SimulatedNode, watching: Alongsi
 def _mig(node: Containerd, simulated: SimulatedNode, watching: Alongside, number: int) -> None:
     show.step(f"GPU {number} is cut into MIG devices")
     show.refused(node, "mig=1g.10gb")
-    simulated.happen(f"gpu = {number}{CUT}")
+    simulated.shows(number, CUT)
     watching.show(f"GPU {number} (", "is in MIG mode", "1g.10gb", "is new")
     _look(node, node.cri.asking("mig=1g.10gb", "slice"), "slice")
 
 
 def _driver(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching: Alongside) -> None:
     show.step(f"The driver {OLD} is unloaded: nobody can be asked, and the last snapshot serves")
-    simulated.happen('fault = "nvmlInit: Driver Not Loaded (9)"')
-    watching.show("not refreshed: nvmlInit: Driver Not Loaded (9)")
+    simulated.unload()
+    watching.show("not refreshed: ")
     late = node.cri.asking("count=1", "late")
     _look(node, late, "late")
     node.cri.remove_pod(late.id)
     show.step(f"{NEW} is installed and loaded, with another major for nvidia-uvm")
     simulated.install(NEW)
-    majors = "majors = { nvidia = 195, nvidia_uvm = 1520, nvidia_caps = 1521 }"
-    simulated.happen(f'fault = ""\ndriver = "{NEW}"\ncuda = "13.1"\n{majors}')
+    simulated.load(
+        {OLD: NEW, 'cuda = "13.0"': 'cuda = "13.1"', "uvm = 1510": "uvm = 1520", "caps = 1511": "caps = 1521"}
+    )
     watching.show(f"driver {OLD} -> {NEW}", "nvidia-uvm has major 1520, and had 1510", "the driver answers again")
     wait_for("its files", lambda: _staged(daemon, NEW), PATIENCE_S, daemon.log)
     _look(node, node.cri.asking("count=1", "new"), "new")

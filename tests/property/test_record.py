@@ -17,7 +17,7 @@ from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.host.modules import MODULES
 from nri_gpu.inventory.record import scrubbed, topology_text
-from nri_gpu.inventory.topology_file import load_topology, parse_scenario
+from nri_gpu.inventory.topology_file import load_topology, parse_topology
 from nri_gpu.inventory.topology_tables import EXTRAS
 from nri_gpu.request.image_requirements import BRANDS
 from tests.property import strategies
@@ -136,7 +136,7 @@ SAFE: Any = offers.map(
 
 
 def reloaded(inventory: Inventory) -> Inventory:
-    return parse_scenario(topology_text(inventory, "a comment\nof two lines"), "recorded", inventory.taken_at).inventory
+    return parse_topology(topology_text(inventory, "a comment\nof two lines"), "recorded", inventory.taken_at)
 
 
 @settings(max_examples=40)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.nvml_report import read_report
 from nri_gpu.inventory.record import topology_text
-from nri_gpu.inventory.topology_file import parse_scenario
+from nri_gpu.inventory.topology_file import parse_topology
 
 PART = {
     "index": 0,
@@ -139,7 +139,7 @@ def test_garbage_at_any_place_is_refused_or_harmless(place: tuple[Any, ...], val
         assert len(str(error)) < 700
         return
     # What passes can be told of a node, whoever tells it.
-    again = parse_scenario(topology_text(inventory), "report", 1.0).inventory if not value_is_odd(place) else None
+    again = parse_topology(topology_text(inventory), "report", 1.0) if not value_is_odd(place) else None
     assert again is None or [each.uuid for each in again.units] == [each.uuid for each in inventory.units]
 
 

@@ -26,7 +26,7 @@ from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, G
 from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import driver_mounts
 from nri_gpu.injection.inject import Injection, plan
-from nri_gpu.inventory.topology_file import load_scenario, load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 
@@ -213,9 +213,8 @@ LIBRARIES: Final = (
 )
 FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
-# One that plays changes is a node like another when it begins.
-SCENARIOS: Final = {path.stem: load_scenario(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
-NAMES: Final = [name for name, each in SCENARIOS.items() if each.inventory.gpus and not each.changes]
+NODES: Final = {path.stem: load_topology(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
+NAMES: Final = [name for name, node in NODES.items() if node.gpus and not node.script]
 # Golden file -> topology, capabilities, strategy: each topology, and one of them with each capability and strategy.
 CASES: Final = {
     **{f"{t}.compute+utility.txt": (t, "compute+utility", Loader.FOLDERS) for t in NAMES},

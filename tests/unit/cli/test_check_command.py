@@ -140,6 +140,15 @@ def test_pools_are_compared_with_a_topology_or_the_node(checked: Checked, tmp_pa
     assert (done.code, "the pools cannot be compared with this node's GPUs: " in done.out) == (Exit.OK, True)
 
 
+def test_what_an_earlier_version_played_in_a_topology_is_advice(checked: Checked, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f"{FOUR_GPUS.read_text()}[[change]]\nat_s = 3\ngpu = 0\nlost = true\n")
+    line = len(FOUR_GPUS.read_text().splitlines()) + 1
+    done = checked("", "--gpus", file, "-o", "json")
+    advice = [each for each in done.document["advice"] if each.startswith(f"[[change]], line {line} of {file}")]
+    assert (done.code, len(advice)) == (Exit.OK, 1)
+
+
 def test_a_driver_without_libcuda(checked: Checked, tmp_path: Path) -> None:
     root = make_driver_root(tmp_path / "driver")
     policy = f'[driver]\nroot = "{root}"\n'

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from nri_gpu.domain.edits import HARMLESS, Extra
-from nri_gpu.inventory.topology_file import parse_scenario
+from nri_gpu.inventory.topology_file import parse_topology
 from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.select import Terms
 from nri_gpu.request.annotation import parse_claim
@@ -33,4 +33,4 @@ def test_the_policy_allows_what_the_pod_asks_for() -> None:
 
 
 def test_the_topology_is_one() -> None:
-    assert set(parse_scenario(f"schema = 1\n[node]\n{TOPOLOGY}", "f", 1.0).inventory.extras) == {Extra.GDS, Extra.IMEX}
+    assert set(parse_topology(f"schema = 1\n[node]\n{TOPOLOGY}", "f", 1.0).extras) == {Extra.GDS, Extra.IMEX}

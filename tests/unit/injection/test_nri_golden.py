@@ -20,7 +20,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory
 from nri_gpu.injection import driver_mounts
-from nri_gpu.inventory.topology_file import load_scenario, load_topology
+from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.system.state import NodeState
@@ -31,8 +31,7 @@ from tests.support.plugin import NoRecorder
 from tests.unit.cdi.test_specification import FILES, FOLDERS, HWCAPS, LIBRARIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"
-# One that plays changes is a node like another when it begins.
-NAMES: Final = sorted(path.stem for path in TOPOLOGIES.glob("*.toml") if not load_scenario(path).changes)
+NAMES: Final = sorted(path.stem for path in TOPOLOGIES.glob("*.toml") if not load_topology(path).script)
 # One more with each new capability.
 SETS: Final[Mapping[str, Capabilities]] = {
     "c": frozenset({Capability.COMPUTE}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.topology_file import TopologyError, parse_scenario
+from nri_gpu.inventory.topology_file import TopologyError, parse_topology
 
 NODE = "schema = 1\n[node]\n"
 GPU = """[[gpu]]
@@ -26,41 +26,26 @@ gi = 9
 ci = 0
 memory_bytes = 10_200_547_328
 """
-PLAYED = f"""{NODE}driver = "580.95.05"
-{GPU}{SECOND}
-[[change]]
+# What an earlier version played.
+FORMER = f"""[[change]]
 at_s = 3.5
 gpu = 1
 lost = true
-[[change]]
-at_s = 9
-gpu = 1
-lost = false
+recovery_action = "gpu-reset"
 [[change]]
 at_s = 1
 gpu = 0
 {MIG.replace("gpu.mig", "change.mig")}
 [[change]]
-at_s = 20
-gpu = 0
-mig = false
-[[change]]
 at_s = 30
-fault = "nvmlInit: Driver Not Loaded (9)"
-[[change]]
-at_s = 40
 fault = ""
 driver = "590.10"
-cuda = "13.1"
-[[change]]
-at_s = 50
-gpu = 0
-unavailable = "XID 79"
+majors = {{ nvidia = 195 }}
 """
 
 
 def parse(text: str) -> Inventory:
-    return parse_scenario(text, "node.toml", 5.0).after(0)
+    return parse_topology(text, "node.toml", 5.0)
 
 
 def faults(text: str) -> list[str]:

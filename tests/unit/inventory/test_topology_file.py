@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import MigEngines
 from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory, Link, Majors, NumaNode
-from nri_gpu.inventory.topology_file import TopologyError, load_topology
-from tests.unit.inventory.files import GPU, LINK, MIG, NODE, SECOND, faults, parse, part
+from nri_gpu.inventory.topology_file import TopologyError, former_tables, load_topology
+from nri_gpu.inventory.topology_source import TopologySource
+from tests.support.log import Log
+from tests.unit.inventory.files import FORMER, GPU, LINK, MIG, NODE, SECOND, faults, parse, part
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "config/topologies").glob("*.toml"))
@@ -105,6 +109,39 @@ def test_signs(text: str) -> None:
     assert parse(f"{NODE}{GPU}signs = {text}\n").gpus[0].signs == (Sign.THERMAL, Sign.REMAP_PENDING)
 
 
+def test_a_recovery_action_comes_with_its_sign() -> None:
+    """As NVML shows them."""
+    node = f"{NODE}{GPU}signs = 'remap-pending{{}}'\nrecovery_action = '{{}}'\n"
+    gpus = [parse(node.format(*each)).gpus[0] for each in (("", "gpu-reset"), (", reset-required", "none"))]
+    assert [gpu.recovery_action for gpu in gpus] == ["gpu-reset", "none"]
+    assert [gpu.signs for gpu in gpus] == [(Sign.REMAP_PENDING, Sign.RESET_REQUIRED), (Sign.REMAP_PENDING,)]
+
+
+def test_what_an_earlier_version_played_is_ignored_with_one_warning(tmp_path: Path, log: Log) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(NODE + GPU + FORMER)
+    source = TopologySource(file)
+    for _ in range(2):
+        assert replace(asyncio.run(source.refresh()), taken_at=5.0) == parse(NODE + GPU)
+    (line,) = log.warnings()
+    sentence = f"[[change]], line 11 of {file}, is ignored: edit the file to change the node; take it out"
+    assert (line.text, line.fields["fault"]) == ("topology file has tables that are ignored", sentence)
+    assert [each.meaning for each in former_tables(file)] == [sentence]
+
+
+def test_the_source_sees_an_edit(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(NODE + GPU)
+    source = TopologySource(file)
+    assert len(asyncio.run(source.refresh()).gpus) == 1
+    assert source.kernel_view() == (before := source.kernel_view())
+    file.write_text(NODE + GPU + SECOND)
+    assert source.kernel_view() != before
+    assert len(asyncio.run(source.refresh()).gpus) == 2
+    file.unlink()
+    assert source.kernel_view() != before
+
+
 EVENT = "[[event]]\nat_s = 2\ngpu = 0\nxid = 79\n"
 
 
@@ -170,7 +207,7 @@ WRONG_FILE = {
 }
 WRONG_NODE = {
     "node.divrer: unknown key (known here: cuda, driver, extra, majors,": "divrer = 'x'\n",
-    "gpus: unknown key (known here: change, event, fault, gpu, link, node,": "[gpus]\n",
+    "gpus: unknown key (known here: event, fault, gpu, link, node,": "[gpus]\n",
     "node.driver: '5' is not a version (580.95.05)": "driver = '5'\n",
     "gpu: {} is not an array of tables": "[gpu]\n",
     "node.majors.nvidia: 0 is not a whole number from 1 to 4095": "[node.majors]\nnvidia = 0\n",
