@@ -21,7 +21,6 @@ from rich.console import Console
 from nri_gpu.cli import terminal
 from nri_gpu.cli.doctor_command import TONES
 from nri_gpu.cli.page import Line, Page
-from nri_gpu.cli.render import matrix
 from nri_gpu.cli.watch import Asked, live_page, moments
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.view import status_of
@@ -29,10 +28,8 @@ from nri_gpu.doctor.examine import paragraphs
 from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, Health, HealthState, History
-from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.ledger.ledger import Entry
 from tests.support import builders as make
-from tests.support.daemon import TOPOLOGIES
 from tests.unit.daemon.test_view import CLOCK, NOW, view
 from tests.unit.doctor.node import DoctorNode
 from tests.unit.doctor.test_driver_checks import old_uvm
@@ -89,10 +86,6 @@ def _node(entries: list[Entry], *, broken: bool) -> DaemonStatus:
     return status_of(view(make.ledger(*entries), node, history=history, refusals=refusals))
 
 
-def topology() -> Page:
-    return matrix(load_topology(TOPOLOGIES / "pcie-8.toml"))
-
-
 def doctor() -> Page:
     """A node whose driver was loaded again, without a guard."""
     with tempfile.TemporaryDirectory(prefix="ng-") as folder, ExitStack() as sockets:
@@ -106,7 +99,6 @@ def doctor() -> Page:
 COLUMNS: Final = 100
 PICTURES: Final[Mapping[str, tuple[str, Callable[[], Page]]]] = {
     "status-watch.svg": ("nri-gpu status --watch", status_watch),
-    "topology.svg": ("nri-gpu gpus --topology", topology),
     "doctor.svg": ("nri-gpu doctor", doctor),
 }
 

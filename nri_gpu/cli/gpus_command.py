@@ -14,7 +14,7 @@ from typing import Final
 from nri_gpu.cli.ask_daemon import daemon_status, with_health
 from nri_gpu.cli.gpus_document import gpus_document
 from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.render import gpus_page, lines, matrix, show, transition_lines
+from nri_gpu.cli.render import gpus_page, lines, show, transition_lines
 from nri_gpu.cli.working import working
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError
@@ -40,14 +40,12 @@ def run(args: argparse.Namespace) -> int:
             raise
         inventory = Inventory(taken_at=since_boot_s(), fault=str(error), unlisted=error.unlisted)
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
-        return _record(inventory, args.record, scrub=args.scrub)
+        return _record(inventory, args.record)
     status = daemon_status(state_dir) if state_dir else None
     inventory = with_health(inventory, status) if status else inventory
     history = status.transitions if status else None
     if args.output == "json":
         print(json_text(gpus_document(inventory, status)))
-    elif args.topology:
-        show(matrix(inventory))
     else:
         show([*gpus_page(inventory, status), *lines(transition_lines(history), Tone.FAINT)])
     if inventory.fault:
@@ -63,12 +61,11 @@ def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
     return source_of(None, driver.root, driver.library_dirs)
 
 
-def _record(inventory: Inventory, path: str, *, scrub: bool) -> int:
+def _record(inventory: Inventory, path: str) -> int:
     """Write a topology file that `--gpus` simulates, or print it for the path `-`."""
-    from nri_gpu.inventory.record import scrubbed, topology_text
+    from nri_gpu.inventory.record import topology_text
 
-    comment = "Recorded by `nri-gpu gpus --record`" + (", UUIDs made up (--scrub)." if scrub else ".")
-    text = topology_text(scrubbed(inventory) if scrub else inventory, comment)
+    text = topology_text(inventory, "Recorded by `nri-gpu gpus --record`.")
     if path == "-":
         print(text, end="")
         return Exit.OK

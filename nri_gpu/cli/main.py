@@ -163,9 +163,9 @@ VERBS: Final = (
             STATE_DIR,
             OUTPUT,
             _dropped("--watch", "run `nri-gpu status --watch`, which shows holders and health, too"),
-            _switch("--topology", "how the GPUs are connected, as `nvidia-smi topo -m` shows it"),
+            _dropped("--topology", "run `nvidia-smi topo -m`, or read `links` of -o json"),
             _value("--record", "FILE", "write this node as a topology file for --gpus; -: print it"),
-            _switch("--scrub", "with --record: replace the UUIDs by made-up ones"),
+            _dropped("--scrub", "replace the UUIDs in the recorded file, if nobody shall see them"),
         ),
     ),
     Verb(

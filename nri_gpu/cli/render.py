@@ -1,4 +1,4 @@
-"""The printing of pages; and GPUs, their health and their topology, as pages."""
+"""The printing of pages; and GPUs and their health, as pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
 from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import HealthState, History
-from nri_gpu.domain.node import Inventory, KernelGpu, Link
+from nri_gpu.domain.node import Inventory, KernelGpu
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
@@ -161,55 +161,3 @@ def transition_lines(history: History | None) -> Iterator[str]:
 def at(seconds: float) -> str:
     """Return a time in UTC. seconds: since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
-LEGEND: Final = (
-    ("X", "itself"),
-    ("NV#", "that many NVLinks"),
-    ("PIX", "at most one PCIe bridge"),
-    ("PXB", "several PCIe bridges, no host bridge"),
-    ("PHB", "a PCIe host bridge"),
-    ("NODE", "the host bridges of one NUMA node"),
-    ("SYS", "the link between NUMA nodes"),
-    ("?", "unknown"),
-)
-
-
-def of_link(cell: str) -> Tone:
-    """Return the tone of a link, from NVLink, the fastest, to paths that cross NUMA nodes."""
-    if cell.startswith("NV"):
-        return Tone.GOOD
-    return {"PIX": Tone.LINK, "PXB": Tone.LINK, "PHB": Tone.WARN, "NODE": Tone.WARN, "SYS": Tone.BAD}.get(
-        cell, Tone.FAINT
-    )
-
-
-def matrix(inventory: Inventory) -> list[Line | Grid]:
-    """Return a line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
-    links = {(link.a, link.b): link for link in inventory.links}
-    cpus = {node.number: node.cpus for node in inventory.numa}
-    rows: list[Row] = [
-        (
-            f"GPU{gpu.index}",
-            *(Line(cell := _cell(gpu, other, links), of_link(cell)) for other in inventory.gpus),
-            ("" if gpu.numa_node is None else cpus.get(gpu.numa_node, "")) or "N/A",
-            "N/A" if gpu.numa_node is None else str(gpu.numa_node),
-        )
-        for gpu in inventory.gpus
-    ]
-    columns = (
-        Column(""),
-        *(Column(f"GPU{gpu.index}") for gpu in inventory.gpus),
-        *map(Column, ("CPU Affinity", "NUMA Affinity")),
-    )
-    legend = [Line(f"  {word.ljust(4)} = {meaning}", of_link(word)) for word, meaning in LEGEND]
-    return [Grid(columns, tuple(rows)), Line(""), Line("Legend:"), *legend]
-
-
-def _cell(one: Gpu, other: Gpu, links: dict[tuple[int, int], Link]) -> str:
-    if one.index == other.index:
-        return "X"
-    link = links.get((min(one.index, other.index), max(one.index, other.index)))
-    if link is None:
-        return "?"
-    return f"NV{link.nvlink}" if link.nvlink else link.pcie

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar, cast
 
 from msgspec import Struct, to_builtins
-from msgspec.structs import replace
 
 from nri_gpu.domain.edits import Extra, NodeExtra
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
+from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.host.kernel_view import usual_minors
 from nri_gpu.inventory import topology_tables
@@ -23,24 +22,6 @@ def topology_text(inventory: Inventory, comment: str = "") -> str:
     """Return the whole file: all of the inventory but when it was taken, and whether it was simulated."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + "".join(_lines("", to_builtins(_file(inventory))))
-
-
-def scrubbed(inventory: Inventory) -> Inventory:
-    """Return the node with made-up UUIDs: nothing else identifies a single piece of hardware.
-
-    The made-up UUIDs differ in their first letters, as real ones do, since people write them as prefixes.
-    """
-    faults = (replace(each, uuid=_made_up("GPU", each.index, 0) if each.uuid else "") for each in inventory.faults)
-    return replace(inventory, gpus=tuple(map(_scrubbed_gpu, inventory.gpus)), faults=tuple(faults))
-
-
-def _scrubbed_gpu(gpu: Gpu) -> Gpu:
-    parts = tuple(replace(part, uuid=_made_up("MIG", gpu.index, part.index + 1)) for part in gpu.mig)
-    return replace(gpu, uuid=_made_up("GPU", gpu.index, 0), mig=parts)
-
-
-def _made_up(kind: str, gpu: int, part: int) -> GpuUuid:
-    return GpuUuid(f"{kind}-{gpu:02x}{part:02x}0000-0000-4000-8000-{gpu:06x}{part:06x}")
 
 
 def _table(kind: type[T], value: Struct, **others: object) -> T:

@@ -113,35 +113,11 @@ def test_what_is_not_known_is_no_zero(shown: Shown, tmp_path: Path) -> None:
     assert shown(tmp_path / "again.toml", "-o", "json") == shown(tmp_path / "dark.toml", "-o", "json")
 
 
-def test_the_matrix(shown: Shown, tmp_path: Path) -> None:
-    text, inventory = shown(FOUR_GPUS, "--topology").out, load_topology(FOUR_GPUS)
-    heads, *rows = text.partition("\n\n")[0].splitlines()
-    assert heads.split() == ["GPU0", "GPU1", "GPU2", "GPU3", "CPU", "Affinity", "NUMA", "Affinity"]
-    cells = [row.split() for row in rows]
-    assert [row[0] for row in cells] == ["GPU0", "GPU1", "GPU2", "GPU3"]
-    assert all(cells[at][1 + at] == "X" for at in range(4))
-    for link in inventory.links:
-        cell = f"NV{link.nvlink}" if link.nvlink else link.pcie
-        assert cells[link.a][1 + link.b] == cells[link.b][1 + link.a] == cell
-    assert [row[-1] for row in cells] == [str(gpu.numa_node) for gpu in inventory.gpus]
-    cpus = {numa.number: numa.cpus for numa in inventory.numa}
-    assert [row[-2] for row in cells] == [cpus[gpu.numa_node or 0] for gpu in inventory.gpus]
-    assert "PHB  = a PCIe host bridge" in text
-    file, whole = tmp_path / "node.toml", FOUR_GPUS.read_text()
-    file.write_text(whole[: whole.index("[[link]]")])
-    unknown = shown(file, "--topology").out.splitlines()[1]
-    assert unknown.split() == ["GPU0", "X", "?", "?", "?", "0-31,64-95", "0"]
-
-
 def test_a_recording_simulates_the_node(shown: Shown, tmp_path: Path) -> None:
     file = tmp_path / "recorded.toml"
     said = f"{file}: 4 GPUs; try it with `nri-gpu gpus --gpus {file}`\n"
     assert shown(MIG, "--record", file) == Done(Exit.OK, said, "")
     assert shown(file, "-o", "json") == shown(MIG, "-o", "json")
-    shown(MIG, "--record", file, "--scrub")
-    names = {unit.uuid for unit in load_topology(MIG).units}
-    assert not any(name in file.read_text() for name in names)
-    assert len(load_topology(file).units) == len(names)
     done = shown(FOUR_GPUS, "--record", tmp_path / "no/such")
     assert done.code == Exit.UNAVAILABLE
     assert "cannot be written: No such file or directory" in done.err

@@ -75,7 +75,10 @@ def test_wrong_usage_is_2(
 # What a command line of 0.1.0 may have and nothing reads any more; and words of what to do instead.
 DROPPED = {
     "cdi": (["--watch", "--log-level", "debug"], ["enable nri-gpu-cdi.path", "leave it out"]),
-    "gpus": (["--watch"], ["run `nri-gpu status --watch`"]),
+    "gpus": (
+        ["--watch", "--topology", "--scrub"],
+        ["run `nri-gpu status --watch`", "run `nvidia-smi topo -m`", "replace the UUIDs"],
+    ),
     "verify": (["--watch", "--every", "nan"], ["run `nri-gpu verify` from a timer", "the interval of that timer"]),
 }
 

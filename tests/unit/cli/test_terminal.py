@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nri_gpu.cli import terminal
 from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, plain
-from nri_gpu.cli.render import gpus_page, matrix, of_link, of_trouble
+from nri_gpu.cli.render import gpus_page, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
 from nri_gpu.cli.verify_command import verify_page
 from nri_gpu.cli.watch import WatchMoment, live_page
@@ -35,7 +35,6 @@ from tests.unit.daemon.test_view import CLOCK, NOW, OTHER, TRAIN, view
 GOLDENS = Path(__file__).parent / "goldens"
 ROOT = Path(__file__).parents[3]
 MIG = TOPOLOGIES / "mig-a100.toml"
-PCIE = TOPOLOGIES / "pcie-8.toml"
 WHY = "XID 79: the GPU has fallen off the bus"
 
 REFUSED = Refused(
@@ -79,7 +78,6 @@ def pages(*, piped: bool = False) -> dict[str, Page]:
         "watch": live_page(WatchMoment(NOW, ({}, node_in_trouble()), "", None, (LOST, GRANTED))),
         "gpus": gpus_page(load_topology(MIG)),
         "verify": verify_page(CHECKED, make.inventory()),
-        "topology": matrix(load_topology(PCIE)),
     }
 
 
@@ -148,12 +146,8 @@ def test_what_a_terminal_would_obey_is_shown_as_a_question_mark() -> None:
     assert "[bold]x[/]" in shown
 
 
-def test_colour_tells_links_and_troubles_apart() -> None:
-    links = {cell: of_link(cell) for cell in ("NV12", "PIX", "PXB", "PHB", "NODE", "SYS", "X", "?")}
-    assert list(dict.fromkeys(links.values())) == [Tone.GOOD, Tone.LINK, Tone.WARN, Tone.BAD, Tone.FAINT]
-    assert links["X"] == links["?"] == Tone.FAINT
+def test_colour_tells_troubles_apart() -> None:
     assert (of_trouble(WHY), of_trouble("it is in MIG mode")) == (Tone.BAD, Tone.PLAIN)
-    assert "\x1b[32mNV" in drawn(matrix(load_topology(FOUR_GPUS)), 80)
 
 
 def test_the_glance_counts_each_gpu_once() -> None:
@@ -180,7 +174,6 @@ def test_a_real_terminal(columns: int) -> None:
     assert (screen.code, max(map(len, screen.lines)) <= columns) == (Exit.OK, True)
     assert "\x1b[32m" in screen.colours
     assert screen.lines[0].startswith("4 GPUs, driver 580.95.05")
-    assert len(on_terminal(*GPUS, "--topology", columns=columns).colours) > 3
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
