@@ -168,9 +168,8 @@ class MpsDaemon:
         with suppress(MpsError):
             await tools.control(self.folder.pipe, PROBE)
             await self._limit(tools, settings)
-            if self.folder.generation:  # without one, clients write outside the file system made for them
-                self._watch = watch
-                return True
+            self._watch = watch
+            return True
         await self._end(watch, signal.SIGTERM, signal.SIGKILL)
         return False
 

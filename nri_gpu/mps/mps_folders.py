@@ -26,9 +26,9 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class DaemonFolder(Struct, frozen=True):
     """`<state folder>/mps/clients/<uuid>.<generation>`, whose `pipe`, `log` and `shm` a daemon shares with its clients.
 
-    generation: new for each start, so that nothing which clients of an earlier daemon left affects a later one; empty
-    for a daemon started by a version that had one folder for all starts. The daemon writes its own pid file into
-    `pipe`; our note of it, `<state folder>/mps/<uuid>/daemon`, is out of the clients' reach.
+    generation: new for each start, so that nothing which clients of an earlier daemon left affects a later one. The
+    daemon writes its own pid file into `pipe`; our note of it, `<state folder>/mps/<uuid>/daemon`, is out of the
+    clients' reach.
     """
 
     state: Path
@@ -37,7 +37,7 @@ class DaemonFolder(Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        return clients(self.state) / f"{self.uuid}.{self.generation}" if self.generation else self.file.parent
+        return clients(self.state) / f"{self.uuid}.{self.generation}"
 
     @property
     def pipe(self) -> Path:
@@ -134,14 +134,8 @@ def _noted_folder(state: Path, note: Path) -> DaemonFolder:
 
 
 def leftovers(state: Path, kept: frozenset[str]) -> tuple[Path, ...]:
-    """Return everything that is neither a kept folder nor in one; versions before had a GPU's files beside its note."""
-    return tuple(path for path in _all(state) if str(path) not in kept and str(path.parent) not in kept)
-
-
-def _all(state: Path) -> Iterator[Path]:
-    base = clients(state)
-    for folder in state.joinpath("mps").glob("*/"):
-        yield from (path for path in folder.iterdir() if folder == base or path.name not in (NOTE, f".{NOTE}.new"))
+    """Return what clients and daemons left: everything there but the kept folders."""
+    return tuple(path for path in clients(state).glob("*") if str(path) not in kept)
 
 
 def remove(path: Path) -> None:

@@ -39,7 +39,7 @@ from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import Created, Rules, Ticked
 from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation, without
-from nri_gpu.ledger.reservations import reservation_id, reservation_of, reserved_device
+from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, object]
@@ -70,11 +70,11 @@ class _PolicyRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.POLICY
 
 
 class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.LEDGER.value):
-    entries: dict[str, Entry | None]
+    entries: dict[ContainerId, Entry | None]
     foreign: dict[ContainerId, ExternalAllocation | None]
-    leaving: dict[GpuUuid, Releasing | None] = {}  # older logs have none of these three
-    reservations: dict[str, Reservation | None] = {}
-    claims: dict[ClaimUid, PreparedClaim | None] = {}
+    leaving: dict[GpuUuid, Releasing | None]
+    reservations: dict[str, Reservation | None]
+    claims: dict[ClaimUid, PreparedClaim | None]
 
 
 class _ChangedRecord(_LedgerRecord, frozen=True, tag=RecordKind.CHANGED.value):
@@ -192,15 +192,6 @@ def _without(fields: Set[str], record: Record) -> Record:
     return {key: value for key, value in record.items() if key not in fields}
 
 
-def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None:
-    """Return the reservation that an older log recorded as a grant, or None if the grant had lapsed."""
-    grant = entry.grant
-    if grant.mode is None or not entry.holds:
-        return None
-    until = entry.until if isinstance(entry.until, float) else None
-    return reservation_of(device, grant, grant.mode, entry.since, until)
-
-
 _AnyRecord = _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _DecisionRecord | _RepairRecord
 
 
@@ -263,12 +254,9 @@ class Replay:
 
     def _take_changes(self, record: _LedgerRecord) -> None:
         for id_, entry in record.entries.items():
-            if device := reserved_device(id_):  # older logs list reservations among the entries
-                self._take_reservation(device, None if entry is None else _reservation_of(device, entry))
-            else:
-                self._take_entry(ContainerId(id_), entry)
-        for id_, reservation in record.reservations.items():
-            if device := reserved_device(id_):
+            self._take_entry(id_, entry)
+        for name, reservation in record.reservations.items():
+            if device := reserved_device(name):
                 self._take_reservation(device, reservation)
         self.ledger = replace(self.ledger, claims=_updated(self.ledger.claims, record.claims))
         self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, self._watched(record.foreign)))

@@ -43,12 +43,14 @@ def adopted(folder: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
     return asyncio.run(adopt())
 
 
-@pytest.mark.parametrize(("generation", "taken"), [("a", True), ("", False)])
-def test_one_whose_clients_write_without_a_bound_is_ended(
-    child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, generation: str, taken: bool
+@pytest.mark.parametrize("taken", [True, False])
+def test_one_that_serves_is_taken_over_and_another_is_ended(
+    child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, taken: bool
 ) -> None:
     clients(tmp_path).mkdir(parents=True)
-    folder, process = DaemonFolder(tmp_path, UUID, generation), process_of(child.pid)
+    folder, process = DaemonFolder(tmp_path, UUID, "a"), process_of(child.pid)
+    if not taken:
+        (tmp_path / CONTROL).write_text("#!/bin/sh\nexit 1\n")
     assert process
     folder.make()
     folder.note(process)

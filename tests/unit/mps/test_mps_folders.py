@@ -60,7 +60,7 @@ def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
     [
         pytest.param("{pid} {earlier} a\n", False, id="another process of that number"),
         pytest.param("12", False, id="no note"),
-        pytest.param("{pid} {started}\n", True, id="of a version with one folder for all starts"),
+        pytest.param("{pid} {started} a\n", True, id="its own"),
     ],
 )
 def test_a_note_is_its_process_and_no_other(tmp_path: Path, note: str, lives: bool) -> None:
@@ -71,8 +71,6 @@ def test_a_note_is_its_process_and_no_other(tmp_path: Path, note: str, lives: bo
     (noted,) = noted_folders(tmp_path)
     assert noted.noted() == (process if lives else None)
     assert noted.uuid == UUID  # its GPU's mode is still to be given back
-    if lives:
-        assert noted.folder == tmp_path / "mps" / UUID
 
 
 def test_servers_of_other_users_reach_in_and_the_note_stays_closed(tmp_path: Path) -> None:
@@ -83,12 +81,10 @@ def test_servers_of_other_users_reach_in_and_the_note_stays_closed(tmp_path: Pat
 
 def test_what_no_daemon_and_no_container_has_is_left_over(tmp_path: Path) -> None:
     old, now = daemon_folder(tmp_path), daemon_folder(tmp_path, "b")
-    former = tmp_path / "mps" / UUID / "shm"
-    former.mkdir()
     now.file.touch()
     kept = frozenset({str(now.folder)})
-    assert set(leftovers(tmp_path, kept)) == {old.folder, former}
-    assert leftovers(tmp_path, kept | {str(old.folder), str(former.parent)}) == ()
+    assert leftovers(tmp_path, kept) == (old.folder,)
+    assert leftovers(tmp_path, kept | {str(old.folder)}) == ()
     assert leftovers(tmp_path / "nothing", kept) == ()
 
 
