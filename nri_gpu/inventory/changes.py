@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Final
 
-from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
+from nri_gpu.domain.gpu import Gpu, MigDevice, MigPart, Unit, whole
 from nri_gpu.domain.health import HealthState, Transition, TransitionKind
-from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.domain.node import Inventory
 
-_MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
-# Fields with a sentence of their own; all others share one.
-_OWN: Final = frozenset(
-    {"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "remap_pending", "health"}
-)
+_OF_NODE: Final[Mapping[str, TransitionKind]] = {
+    **dict.fromkeys(("driver_version", "cuda_version"), TransitionKind.DRIVER),
+    **dict.fromkeys(
+        ("majors.nvidia", "majors.nvidia_uvm", "majors.nvidia_caps", "majors.modeset"), TransitionKind.MODULE
+    ),
+    **dict.fromkeys(("links", "numa", "extras", "modules"), TransitionKind.FACTS),
+}
+# Of a GPU or a MIG device; all others are facts.
+_KINDS: Final = {
+    "index": TransitionKind.NUMBER,
+    "minor_number": TransitionKind.NUMBER,
+    "mig_enabled": TransitionKind.MIG,
+}
+# Fields with sentences of their own.
+_OWN: Final = frozenset({"uuid", "mig", "unavailable", "signs", "remap_pending", "health"})
 _HOW: Final = {HealthState.HEALTHY: "is healthy, recovered from", HealthState.RECOVERING: "is recovering from"}
 _SHORT: Final = 60  # characters of a fact that a sentence can hold
 
@@ -27,27 +38,10 @@ def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
     if before.fault != after.fault:
         what = after.fault or "the driver answers again"
         yield Transition(kind=TransitionKind.ANSWER, what=what, worse=bool(after.fault))
-    for name, old, new in (
-        ("driver", before.driver_version, after.driver_version),
-        ("CUDA", before.cuda_version, after.cuda_version),
-    ):
-        if old != new:
-            yield Transition(kind=TransitionKind.DRIVER, what=f"{name} {old or '?'} -> {new or '?'}")
-    for field, module in _MODULES:
-        if (was := getattr(before.majors, field)) != (now := getattr(after.majors, field)):
-            yield Transition(kind=TransitionKind.MODULE, what=_major(module, was, now), worse=now is None)
-    if before.majors.modeset != after.majors.modeset:
-        loaded = "is loaded" if after.majors.modeset else "is not loaded, or the driver does not tell"
-        yield Transition(kind=TransitionKind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
-    for field in ("links", "numa", "extras", "modules"):
-        if getattr(before, field) != getattr(after, field):
-            yield Transition(kind=TransitionKind.FACTS, what=f"{field} changed")
-
-
-def _major(module: str, was: int | None, now: int | None) -> str:
-    if now is None:
-        return f"kernel module {module} is no longer loaded"
-    return f"kernel module {module} has major {now}" + ("" if was is None else f", and had {was}")
+    for name, kind in _OF_NODE.items():
+        was, now = map(attrgetter(name), (before, after))
+        if was != now:
+            yield Transition(kind=kind, what=_fact(name, was, now), worse=now is None)
 
 
 def _faults(before: Inventory, after: Inventory) -> Iterator[Transition]:
@@ -56,13 +50,9 @@ def _faults(before: Inventory, after: Inventory) -> Iterator[Transition]:
         if old.get(index) != fault:
             what = f"GPU {index} cannot be described: {fault.reason}"
             yield Transition(kind=TransitionKind.DESCRIPTION, what=what, index=index, worse=True)
-    yield from (_fault_gone(fault, after) for index, fault in old.items() if index not in new)
-
-
-def _fault_gone(fault: GpuFault, after: Inventory) -> Transition:
-    there = any(gpu.index == fault.index for gpu in after.gpus)
-    what = "can be described again" if there else "is gone, and could not be described"
-    return Transition(kind=TransitionKind.DESCRIPTION, what=f"GPU {fault.index} {what}", index=fault.index)
+    for index in old.keys() - new.keys():
+        what = f"GPU {index} can be described again, or is gone"
+        yield Transition(kind=TransitionKind.DESCRIPTION, what=what, index=index)
 
 
 def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
@@ -71,10 +61,9 @@ def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
         if old.get(bus_id) != gpu:
             what = f"GPU {bus_id} is not listed by NVML: {gpu.reason}"
             yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=gpu.given)
-    listed = {gpu.pci_bus_id for gpu in after.gpus}
     for bus_id in old.keys() - new.keys():
-        what = "is listed by NVML now" if bus_id in listed else "is no longer on the bus"
-        yield Transition(kind=TransitionKind.DESCRIPTION, what=f"GPU {bus_id} {what}", uuid=old[bus_id].uuid)
+        what = f"GPU {bus_id} is listed by NVML now, or no longer on the bus"
+        yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=old[bus_id].uuid)
 
 
 def _units(before: Inventory, after: Inventory) -> Iterator[Transition]:
@@ -93,24 +82,29 @@ def _unit(old: Unit, new: Unit) -> Iterator[Transition]:
     if isinstance(old, Gpu) and isinstance(new, Gpu):
         yield from _signs(old, new)
         yield from _health(old, new)
-        yield from _available(old, new)
-        yield from _gpu(old, new)
-    elif isinstance(old, MigPart) and isinstance(new, MigPart):
-        yield from _available(old, new)
-        if old.device.index != new.device.index:
-            yield _of(new, TransitionKind.NUMBER, f"had index {old.device.index}")
+    yield from _available(old, new)
+    was, now = _described(old), _described(new)
+    for name in now.__struct_fields__:
+        if name not in _OWN and name not in now.aside and getattr(was, name) != getattr(now, name):
+            fact = _fact(name, getattr(was, name), getattr(now, name))
+            yield _of(new, _KINDS.get(name, TransitionKind.FACTS), fact)
+
+
+def _described(unit: Unit) -> Gpu | MigDevice:
+    return unit.device if isinstance(unit, MigPart) else unit
+
+
+def _fact(name: str, was: object, now: object) -> str:
+    sentence = f"{name} {was} -> {now}"
+    return sentence if len(sentence) <= _SHORT and "(" not in sentence else f"{name} changed"
 
 
 def _health(old: Gpu, new: Gpu) -> Iterator[Transition]:
     health = new.health
     if old.health.state is not health.state:
         how = _HOW.get(health.state, f"is {health.state}, because of")
-        yield _of(
-            new,
-            TransitionKind.HEALTH,
-            f"{how}: {health.why}",
-            worse=health.state in (HealthState.BAD, HealthState.SUSPECT),
-        )
+        worse = health.state in (HealthState.BAD, HealthState.SUSPECT)
+        yield _of(new, TransitionKind.HEALTH, f"{how}: {health.why}", worse=worse)
 
 
 def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
@@ -135,23 +129,6 @@ def _by_health(unit: Unit, why: str) -> bool:
     return bool(why) and isinstance(unit, Gpu) and not unit.health.grantable
 
 
-def _gpu(old: Gpu, new: Gpu) -> Iterator[Transition]:
-    if old.mig_enabled != new.mig_enabled:
-        yield _of(new, TransitionKind.MIG, f"is {'in' if new.mig_enabled else 'no longer in'} MIG mode")
-    if old.index != new.index:
-        yield _of(new, TransitionKind.NUMBER, f"had index {old.index}")
-    if old.minor_number != new.minor_number:
-        yield _of(new, TransitionKind.NUMBER, f"had minor {old.minor_number}, and has {new.minor_number}")
-    for name in Gpu.__struct_fields__:
-        if name not in _OWN and name not in Gpu.aside and getattr(old, name) != getattr(new, name):
-            yield _of(new, TransitionKind.FACTS, _fact(name, getattr(old, name), getattr(new, name)))
-
-
-def _fact(name: str, was: object, now: object) -> str:
-    sentence = f"has {name} {now}, and had {was}"
-    return sentence if len(sentence) <= _SHORT and "(" not in sentence else f"has another {name}"
-
-
 def _of(unit: Unit, kind: TransitionKind, what: str, *, worse: bool = False) -> Transition:
     return Transition(kind=kind, what=f"{_name(unit)} {what}", uuid=unit.uuid, index=whole(unit).index, worse=worse)
 
@@ -167,7 +144,7 @@ def _name(unit: Unit) -> str:
 
 
 def _unavailable(unit: Unit) -> str:
-    return unit.unavailable if isinstance(unit, Gpu) else unit.device.unavailable
+    return _described(unit).unavailable
 
 
 def _why(unit: Unit) -> str:

@@ -169,7 +169,7 @@ def _mig(node: Containerd, simulated: SimulatedNode, watching: Alongside, number
     show.step(f"GPU {number} is cut into MIG devices")
     show.refused(node, "mig=1g.10gb")
     simulated.shows(number, CUT)
-    watching.show(f"GPU {number} (", "is in MIG mode", "1g.10gb", "is new")
+    watching.show(f"GPU {number} (", "mig_enabled False -> True", "1g.10gb", "is new")
     _look(node, node.cri.asking("mig=1g.10gb", "slice"), "slice")
 
 
@@ -185,7 +185,7 @@ def _driver(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching
     simulated.load(
         {OLD: NEW, 'cuda = "13.0"': 'cuda = "13.1"', "uvm = 1510": "uvm = 1520", "caps = 1511": "caps = 1521"}
     )
-    watching.show(f"driver {OLD} -> {NEW}", "nvidia-uvm has major 1520, and had 1510", "the driver answers again")
+    watching.show(f"driver_version {OLD} -> {NEW}", "nvidia_uvm 1510 -> 1520", "the driver answers again")
     wait_for("its files", lambda: _staged(daemon, NEW), PATIENCE_S, daemon.log)
     _look(node, node.cri.asking("count=1", "new"), "new")
 

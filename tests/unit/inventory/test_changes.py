@@ -30,20 +30,20 @@ CASES = {
     f"GPU 0 ({GPU.uuid}) is unavailable: lost": other(0, unavailable="lost"),
     f"GPU 0 ({GPU.uuid}) is gone": replace(NODE, gpus=NODE.gpus[1:]),
     f"MIG device 1:0 3g.40gb ({PART} is gone": other(1, mig=PARTITIONED.mig[1:]),
-    f"GPU 0 ({GPU.uuid}) is in MIG mode": other(0, mig_enabled=True),
-    f"GPU 7 ({NODE.gpus[3].uuid}) had index 3": other(3, index=7),
-    f"GPU 0 ({GPU.uuid}) had minor 1, and has 9": other(0, minor_number=9),
-    "driver 580.95.05 -> 590.1": replace(NODE, driver_version="590.1"),
-    "kernel module nvidia-uvm has major 511, and had 1510": replace(NODE, majors=replace(NODE.majors, nvidia_uvm=511)),
-    "kernel module nvidia-caps is no longer loaded": replace(NODE, majors=replace(NODE.majors, nvidia_caps=None)),
-    "kernel module nvidia-modeset is loaded": replace(NODE, majors=replace(NODE.majors, modeset=True)),
+    f"GPU 0 ({GPU.uuid}) mig_enabled False -> True": other(0, mig_enabled=True),
+    f"GPU 7 ({NODE.gpus[3].uuid}) index 3 -> 7": other(3, index=7),
+    f"GPU 0 ({GPU.uuid}) minor_number 1 -> 9": other(0, minor_number=9),
+    "driver_version 580.95.05 -> 590.1": replace(NODE, driver_version="590.1"),
+    "majors.nvidia_uvm 1510 -> 511": replace(NODE, majors=replace(NODE.majors, nvidia_uvm=511)),
+    "majors.nvidia_caps 1511 -> None": replace(NODE, majors=replace(NODE.majors, nvidia_caps=None)),
+    "majors.modeset None -> True": replace(NODE, majors=replace(NODE.majors, modeset=True)),
     f"GPU 0 ({GPU.uuid}) shows thermal": other(0, signs=(Sign.THERMAL,)),
     # Health, and nothing of what follows from it.
     f"GPU 0 ({GPU.uuid}) is bad, because of: XID 79": other(0, health=ILL, unavailable="bad since 1970"),
-    f"GPU 0 ({GPU.uuid}) has numa_node 7, and had 0": other(0, numa_node=7),  # a fact without a sentence of its own
-    f"GPU 0 ({GPU.uuid}) has another drm": other(0, drm=(DrmNode("card0", 226, 0),)),
+    f"GPU 0 ({GPU.uuid}) numa_node 0 -> 7": other(0, numa_node=7),
+    f"GPU 0 ({GPU.uuid}) drm changed": other(0, drm=(DrmNode("card0", 226, 0),)),
     "links changed": replace(NODE, links=()),
-    f"MIG device 1:6 3g.40gb ({PART} had index 0": other(
+    f"MIG device 1:6 3g.40gb ({PART} index 0 -> 6": other(
         1, mig=(replace(PARTITIONED.mig[0], index=6), *PARTITIONED.mig[1:])
     ),
     "GPU 4 cannot be described: gone": replace(NODE, faults=(GpuFault(4, "gone"),)),
@@ -54,10 +54,9 @@ RECOVERIES = {
     f"GPU 0 ({GPU.uuid}) is available again": other(0, unavailable="lost"),
     f"GPU 0 ({GPU.uuid}) is new": replace(NODE, gpus=NODE.gpus[1:]),
     "the driver answers again": replace(NODE, fault="x"),
-    "kernel module nvidia-caps has major 1511": replace(NODE, majors=Majors(nvidia=195, nvidia_uvm=1510)),
+    "majors.nvidia_caps None -> 1511": replace(NODE, majors=Majors(nvidia=195, nvidia_uvm=1510)),
     f"GPU 0 ({GPU.uuid}) no longer shows thermal": other(0, signs=(Sign.THERMAL,)),
-    "GPU 0 can be described again": replace(NODE, faults=(GpuFault(0, "gone"),)),
-    "GPU 9 is gone, and could not be described": replace(NODE, faults=(GpuFault(9, "gone"),)),
+    "GPU 0 can be described again, or is gone": replace(NODE, faults=(GpuFault(0, "gone"),)),
 }
 
 
@@ -96,9 +95,7 @@ def test_gpus_that_nvml_does_not_list() -> None:
     (found,) = changes(NODE, with_it)
     assert found.what == f"GPU 0000:f1:00.0 is not listed by NVML: {away.reason}"
     assert (found.kind, found.worse) == (TransitionKind.DESCRIPTION, True)
-    assert sentences(with_it) == ["GPU 0000:f1:00.0 is no longer on the bus"]
-    listed = replace(NODE, gpus=(*NODE.gpus[1:], replace(GPU, pci_bus_id=away.pci_bus_id)))
-    assert "GPU 0000:f1:00.0 is listed by NVML now" in sentences(with_it, listed)
+    assert sentences(with_it) == ["GPU 0000:f1:00.0 is listed by NVML now, or no longer on the bus"]
     assert not changes(NODE, replace(NODE, unlisted=(replace(away, given=False),)))[0].worse
     moved = replace(NODE, unlisted=(replace(away, reason="not bound to a driver"),))
     assert [each.worse for each in changes(with_it, moved)] == [True]

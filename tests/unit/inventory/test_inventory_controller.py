@@ -272,7 +272,7 @@ def test_a_gpu_that_cannot_be_described_is_logged_twice(rig: ControllerRig) -> N
     rig.then(replace(lost, driver_version="590.10"))
     assert not any("cannot be described" in line for line in rig.lines)
     rig.then(NODE)
-    assert any("GPU 7 is gone" in line for line in rig.lines)
+    assert any("GPU 7 can be described again" in line for line in rig.lines)
     assert rig.controller.history.counts[TransitionKind.DESCRIPTION] == 2
 
 
