@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, PciBusId, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, PciBusId, Unit, gpus_of
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
 from nri_gpu.injection.driver_mounts import LIBRARY_PATH
 from nri_gpu.injection.inject import Injection, plan
@@ -74,7 +74,7 @@ def specification(
 
 def _no_gpu(units: Iterable[Unit]) -> Gpu:
     """Return a copy of the first GPU under an identity no GPU has: what it would get belongs to no GPU."""
-    known = tuple(map(whole, units))
+    known = gpus_of(units)
     return replace(
         known[0],
         index=max(gpu.index for gpu in known) + 1,

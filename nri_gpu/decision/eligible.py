@@ -54,13 +54,8 @@ def check_request(
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
     extras = claim.extras if claim.extras != NO_EXTRAS or claim.admin else terms.extras
-    denied = (
-        _denied_source(claim, container, policy)
-        or (not claim.admin and terms.denied_mode(mode))
-        or terms.denied_capabilities(capabilities)
-        or terms.denied_extras(extras.asked)
-    )
-    if denied:
+    denied = _denied_source(claim, container, policy)
+    if denied := denied or terms.denied(None if claim.admin else mode, capabilities, extras.asked):
         return denied
     seat = _mps_seat(claim, container, node, terms) if mode is Mode.MPS else None
     if isinstance(seat, Reason):

@@ -11,7 +11,7 @@ from nri_gpu.decision.placement import Asker, place
 from nri_gpu.decision.refusals import matches, why_not
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
-from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, gpus_of, whole
 from nri_gpu.domain.gpu_request import Claim, Count, Everything, Mode
 from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.domain.node import Inventory, Node
@@ -58,7 +58,7 @@ def nvidia_names(container: Container) -> str:
 def unknown_nodes(container: Container, node: Node) -> str:
     """Return the names of the container's GPU nodes that belong to no usable GPU known here, or empty."""
     majors = node.inventory.majors
-    usable = {whole(unit).minor_number for unit in external_units(container, node)}
+    usable = {gpu.minor_number for gpu in gpus_of(external_units(container, node))}
     odd = (
         device.path
         for device in container.devices
@@ -86,7 +86,7 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
 
 def only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
     """Return the inventory of a node that had nothing but these GPUs and MIG devices."""
-    gpus = {whole(unit).uuid: whole(unit) for unit in held}
+    gpus = {gpu.uuid: gpu for gpu in gpus_of(held)}
     parts = {unit.uuid for unit in held if isinstance(unit, MigPart)}
     cut = (replace(gpu, mig=tuple(each for each in gpu.mig if each.uuid in parts)) for gpu in gpus.values())
     return replace(inventory, gpus=tuple(cut), faults=())

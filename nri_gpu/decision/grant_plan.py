@@ -15,7 +15,7 @@ from nri_gpu.decision.foreign import beyond, completable, external_units, nvidia
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Grant, Inject, Reason
 from nri_gpu.domain.edits import NO_EDITS, Edits
-from nri_gpu.domain.gpu import Capabilities, Capability, Unit, closure, whole
+from nri_gpu.domain.gpu import Capabilities, Capability, Unit, closure, gpus_of
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.device_nodes import covered_node
@@ -90,7 +90,7 @@ def unreached_note(container: Container, edits: Edits) -> str:
 
 
 def _facts(gpus: tuple[Unit, ...], node: Node) -> RequirementFacts:
-    each = tuple(GpuFacts(gpu.arch or (0, 0), gpu.brand) for gpu in map(whole, gpus))
+    each = tuple(GpuFacts(gpu.arch or (0, 0), gpu.brand) for gpu in gpus_of(gpus))
     return RequirementFacts(node.inventory.driver_version, node.inventory.cuda_version, each)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import reduce
 from typing import Final, Self
 
 from msgspec import Struct, field
@@ -96,6 +97,11 @@ class Edits(Struct, frozen=True):
             cpuset_cpus=other.cpuset_cpus or self.cpuset_cpus,
             cpuset_mems=other.cpuset_mems or self.cpuset_mems,
         )
+
+    @staticmethod
+    def merged(parts: Iterable[Edits]) -> Edits:
+        """Return all parts as one; of parts that name the same key, the last wins."""
+        return reduce(Edits.merge, parts, NO_EDITS)
 
 
 NO_EDITS = Edits.of()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import combinations
 from typing import Annotated, ClassVar, Final, NewType
@@ -294,6 +294,11 @@ Unit = Gpu | MigPart  # what can be granted: one has a UUID, and at most one mod
 def whole(unit: Unit) -> Gpu:
     """Return the GPU itself, or the GPU that a MIG device is a part of."""
     return unit.gpu if isinstance(unit, MigPart) else unit
+
+
+def gpus_of(units: Iterable[Unit]) -> tuple[Gpu, ...]:
+    """Return each unit's GPU, in the order of the units: MIG devices of one GPU give it more than once."""
+    return tuple(map(whole, units))
 
 
 def health_of(unit: Unit) -> Health:

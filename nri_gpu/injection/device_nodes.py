@@ -9,7 +9,7 @@ from typing import Final
 from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIACTL_MINOR
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, Unit, gpus_of, whole
 from nri_gpu.domain.node import Inventory, Majors
 
 # Minors that the driver fixes (kernel-open/nvidia-uvm/uvm_common.h). Majors are never constants here.
@@ -73,7 +73,7 @@ def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Maj
     """
     if not gpus or majors.nvidia is None:
         return ()
-    minors = dict.fromkeys(whole(unit).minor_number for unit in gpus)
+    minors = dict.fromkeys(gpu.minor_number for gpu in gpus_of(gpus))
     nodes = [DeviceNode(f"/dev/nvidia{minor}", majors.nvidia, minor) for minor in minors]
     nodes += shared_nodes(capabilities, majors)
     if Capability.GRAPHICS in capabilities:

@@ -26,15 +26,16 @@ class Owner(Struct, frozen=True):
     shared: bool = False  # every container with a grant may have it
 
 
-def unit_numbers(inventory: Inventory) -> Iterator[tuple[DeviceNumber, GpuUuid]]:
-    """Yield in NVML order the number that opens each unit: a GPU's node, a MIG device's compute instance."""
-    majors = inventory.majors
+def unit_numbers(inventory: Inventory) -> list[tuple[DeviceNumber, GpuUuid]]:
+    """Return in NVML order the number that opens each unit: a GPU's node, a MIG device's compute instance."""
+    majors, found = inventory.majors, list[tuple[DeviceNumber, GpuUuid]]()
     for gpu in inventory.gpus:
         if majors.nvidia is not None:
-            yield (majors.nvidia, gpu.minor_number), gpu.uuid
+            found.append(((majors.nvidia, gpu.minor_number), gpu.uuid))
         for device in gpu.mig:
             if majors.nvidia_caps is not None and device.compute_instance_minor is not None:
-                yield (majors.nvidia_caps, device.compute_instance_minor), device.uuid
+                found.append(((majors.nvidia_caps, device.compute_instance_minor), device.uuid))
+    return found
 
 
 def device_numbers(inventory: Inventory) -> Mapping[DeviceNumber, Owner]:

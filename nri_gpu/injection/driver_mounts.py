@@ -14,15 +14,30 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.edits import Mount
+from nri_gpu.domain.edits import Edits, Mount
 from nri_gpu.domain.node import CompatPackage, DriverTree, Loader
 
 LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 PLACE: Final = "/opt/nri-gpu/compat"
 
 
-def compat_mount(package: CompatPackage) -> Mount:
-    return Mount(PLACE, package.path)
+def driver_edits(tree: DriverTree, loader: Loader, container: Container, *, hwcaps: bool, compatible: bool) -> Edits:
+    """Return the mounts of a driver's files, and the path where the container's loader finds them.
+
+    hwcaps: as in `free_places`. compatible: as in `DriverPlaces.search`.
+    """
+    places = free_places(loader, container.mounts, tree, hwcaps=hwcaps)
+    path = library_path(places.search(compatible=compatible), container.env.get(LIBRARY_PATH, ""))
+    return Edits.of(mounts=tree_mounts(tree, places), env=path)
+
+
+def compat_edits(package: CompatPackage, driver: Edits, container: Container) -> Edits:
+    """Put a package before the driver's folders in the path: glibc takes the first library of a name.
+
+    driver: the edits of the driver's files.
+    """
+    behind = driver.env.get(LIBRARY_PATH, container.env.get(LIBRARY_PATH, ""))
+    return Edits.of(mounts=(Mount(PLACE, package.path),), env=library_path([PLACE], behind))
 
 
 def compat_hindrance(container: Container) -> str:

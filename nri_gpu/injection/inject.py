@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Final
 
 from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
-from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, Capability, Unit, gpus_of
 from nri_gpu.domain.gpu_request import NumaBinding
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import CompatPackage, DriverTree, Inventory, Loader, NumaNode
 from nri_gpu.injection import device_nodes
-from nri_gpu.injection.driver_mounts import LIBRARY_PATH, compat_mount, free_places, library_path, tree_mounts
+from nri_gpu.injection.driver_mounts import compat_edits, driver_edits
 from nri_gpu.injection.mps_client import client_edits
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -40,21 +39,19 @@ class Injection(Struct, frozen=True, kw_only=True):
     completes: bool = False  # another component assigned the GPUs, so the container gets no node of a GPU
     mps: Seat | None = None  # its share of an MPS daemon
 
-    @property
-    def library_path(self) -> str:
-        """Return the container's own LD_LIBRARY_PATH, or empty."""
-        return self.container.env.get(LIBRARY_PATH, "")
-
 
 def plan(of: Injection) -> Edits:
     """Return all that is added to the container, each path and key once."""
     driver = _driver(of)
-    parts = [_devices(of), driver, _compat(of, driver), Edits.of(env=visible_devices(of.gpus, void=of.void)), of.extra]
+    parts = [_devices(of), driver]
+    if of.compat:
+        parts.append(compat_edits(of.compat, driver, of.container))
+    parts += [Edits.of(env=visible_devices(of.gpus, void=of.void)), of.extra]
     if of.mps:
         parts.append(client_edits(of.mps))
     if not of.container.pinned:
         parts.append(cpuset_edits(of.gpus, of.inventory.numa, of.numa))
-    return reduce(Edits.merge, parts)
+    return Edits.merged(parts)
 
 
 def _devices(of: Injection) -> Edits:
@@ -69,17 +66,8 @@ def _devices(of: Injection) -> Edits:
 def _driver(of: Injection) -> Edits:
     if of.tree is None:
         return NO_EDITS
-    places = free_places(of.loader, of.container.mounts, of.tree, hwcaps=of.hwcaps)
-    folders = places.search(compatible=Capability.COMPAT32 in of.capabilities)
-    return Edits.of(mounts=tree_mounts(of.tree, places), env=library_path(folders, of.library_path))
-
-
-def _compat(of: Injection, driver: Edits) -> Edits:
-    """Put the package before the driver's folders in the path: glibc takes the first library of a name."""
-    if of.compat is None:
-        return NO_EDITS
-    mount, behind = compat_mount(of.compat), driver.env.get(LIBRARY_PATH, of.library_path)
-    return Edits.of(mounts=(mount,), env=library_path([mount.destination], behind))
+    compatible = Capability.COMPAT32 in of.capabilities
+    return driver_edits(of.tree, of.loader, of.container, hwcaps=of.hwcaps, compatible=compatible)
 
 
 def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding) -> Edits:
@@ -88,7 +76,7 @@ def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: Numa
     It stays unbound if the NUMA node of a GPU is not known: the others' nodes would keep the container away from that
     GPU. A node without CPUs, or without memory, adds none, since the kernel refuses an empty list.
     """
-    wanted = {whole(unit).numa_node for unit in units}
+    wanted = {gpu.numa_node for gpu in gpus_of(units)}
     near = [node for node in nodes if node.number in wanted]
     if binding is NumaBinding.NONE or len(near) < len(wanted):
         return NO_EDITS

@@ -61,7 +61,8 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent) -> Led
             after = _with_all(after, (_lapsing(each, at) for each in ours))
         case Ticked(at):
             known = after.reservations.items()
-            after = after.without_reservations(id_ for id_, each in known if each.until is not None and at > each.until)
+            over = [device for device, each in known if each.until is not None and at > each.until]
+            after = after.without_reservations(over)
         case Synchronized(at):
             return _carried_over(after, at)
         case _:

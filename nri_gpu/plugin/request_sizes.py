@@ -73,12 +73,13 @@ class Sizes:
 
     def refusal(self, payload: bytes) -> Reason | None:
         """Return why this pod or container must not be created, or None. A refusal is logged."""
-        limit = self._settings().request_bytes
+        settings = self._settings()
+        limit = settings.request_bytes
         if limit and len(payload) > limit:
             return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
         # As nearly always, whatever the request consists of: then it need not be taken apart before the reply.
         small = self._listing.total_bytes + len(payload) + ADDED_BYTES <= message_max(splits=self._splits)
-        return self._list_refusal(size_of(payload)) if self._counts and not small else None
+        return self._list_refusal(size_of(payload), settings.max_pods) if self._counts and not small else None
 
     def start_refusal(self, payload: bytes) -> Reason | None:
         """Return why a container must not start, or None: it was created while we were away, and is too large."""
@@ -136,9 +137,9 @@ class Sizes:
             f"annotations{': ' if pods else ''}{_named(pods)}"
         )
 
-    def _list_refusal(self, request: RequestSize) -> Reason | None:
+    def _list_refusal(self, request: RequestSize, max_pods: int) -> Reason | None:
         """Return a refusal of what brings a pod over its share, where the list could not be sent; else None."""
-        more, max_pods = _grown(request), self._settings().max_pods
+        more = _grown(request)
         pod_bytes, share = self._listing.of_pod(request.pod.id, more), share_bytes(max_pods, splits=self._splits)
         if pod_bytes <= share or not (why := self._unsendable(more, pod_bytes)):
             return None

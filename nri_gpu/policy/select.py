@@ -94,6 +94,11 @@ class Terms(Struct, frozen=True, kw_only=True):
         each = ((unit.uuid, members.get(unit.uuid)) for unit in inventory.units)
         return {uuid: pool for uuid, pool in each if pool is None or pool.name not in wanted.patterns}
 
+    def denied(self, mode: Mode | None, capabilities: Capabilities, extras: frozenset[Extra]) -> Reason | None:
+        """Return why a container may not have GPUs in this way, or None. mode: None where it holds none."""
+        denied = self.denied_mode(mode) if mode else None
+        return denied or self.denied_capabilities(capabilities) or self.denied_extras(extras)
+
     def denied_mode(self, mode: Mode) -> Reason | None:
         """Return why a container may not have this mode, or None."""
         allowed, path = self._allowed("modes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum, auto
 
 from msgspec.structs import replace
@@ -116,5 +116,5 @@ class NodeState:
         tell(_concerned(self._then, changes))
 
 
-def _concerned(followers: list[Follower], changes: frozenset[Changed]) -> Iterator[Callable[[], None]]:
-    return (follower for follower, of in followers if of & changes)
+def _concerned(followers: list[Follower], changes: frozenset[Changed]) -> list[Callable[[], None]]:
+    return [follower for follower, of in followers if of & changes]
