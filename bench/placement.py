@@ -154,7 +154,7 @@ class Player:
         def placing(free: tuple[int, ...], size: int) -> tuple[int, ...]:
             asker = Asker(PodUid("asker"), Mode.EXCLUSIVE, strategy)
             claim = Claim(key="gpu.nri.io", text=str(size), wanted=Count(size))
-            units = place(claim, asker, self._inventory, self._held_but(free))
+            units = place(claim, asker, self._inventory, self._held_but(free).usage())
             assert not isinstance(units, Reason), units
             return tuple(self.fabric.places[whole(unit).uuid] for unit in units)
 

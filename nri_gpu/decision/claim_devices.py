@@ -6,19 +6,19 @@ container's name decides about containers alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from nri_gpu.decision.asked import MONITORING
-from nri_gpu.decision.eligible import check_request, node_fault, over_limit
+from nri_gpu.decision.eligible import Others, check_request, node_fault, over_limit
 from nri_gpu.decision.refusals import busy, called, cannot, why_not
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Unit
+from nri_gpu.domain.gpu import GpuUuid, Unit
 from nri_gpu.domain.gpu_request import Claim, Devices, Everything, Mode
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimedDevice, PreparedClaim, device_name
@@ -82,7 +82,9 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
         owned=claim.owned,
         groups=claim.groups,
     )
-    return _held_by_others(whole, all_found, ledger) or _denied(whole, all_found, node, ledger, policy) or whole
+    others = Others(ledger, ledger.usage())  # a claim that is to be prepared has no container yet
+    held = _held_by_others(whole, all_found, others.usage)
+    return held or _denied(whole, all_found, node, others, policy) or whole
 
 
 def _not(code: Code, sentence: str) -> NotPrepared:
@@ -150,9 +152,10 @@ def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reas
     return replace(asked, wanted=given.wanted, mode=asked.mode or default, kubelet=True)
 
 
-def _held_by_others(claim: PreparedClaim, all_found: Sequence[_Found], ledger: Ledger) -> NotPrepared | None:
+def _held_by_others(
+    claim: PreparedClaim, all_found: Sequence[_Found], usage: Mapping[GpuUuid, Usage]
+) -> NotPrepared | None:
     """Return why the claim's GPUs are not free for it, or None."""
-    usage = ledger.usage()
     for found in all_found:
         device, use = found.device, usage.get(found.device.uuid, UNUSED)
         if device.admin:
@@ -175,7 +178,7 @@ def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
 
 
 def _denied(
-    claim: PreparedClaim, all_found: Sequence[_Found], node: Node, ledger: Ledger, policy: Policy
+    claim: PreparedClaim, all_found: Sequence[_Found], node: Node, others: Others, policy: Policy
 ) -> NotPrepared | None:
     """Return why none of the claim's pods may have what it asks for.
 
@@ -187,7 +190,7 @@ def _denied(
         container = Container(id=ContainerId(""), name="", pod=pod)  # stands for the pod's containers
         verdict = _verdict(policy, container)
         if isinstance(verdict, Allowed):
-            reason = _denied_pod(container, verdict, all_found, node, ledger)
+            reason = _denied_pod(container, verdict, all_found, node, others)
         else:
             reason = Reason(Code.NOT_ALLOWED, verdict.sentence) if verdict else None
         if reason is None:
@@ -206,7 +209,7 @@ def _verdict(policy: Policy, container: Container) -> Verdict | None:
 
 
 def _denied_pod(
-    container: Container, allowed: Allowed, all_found: Sequence[_Found], node: Node, ledger: Ledger
+    container: Container, allowed: Allowed, all_found: Sequence[_Found], node: Node, others: Others
 ) -> Reason | None:
     policy = allowed.terms.policy
     for text, admin in dict.fromkeys((each.request.text, each.request.admin) for each in all_found):
@@ -217,6 +220,6 @@ def _denied_pod(
         if reason := node_fault(asked.capabilities, node):
             return reason
         units = tuple(each.unit for each in alike)
-        if not admin and (reason := over_limit(asked, container, node.inventory, ledger, units, claim=True)):
+        if not admin and (reason := over_limit(asked, container, node.inventory, others, units, claim=True)):
             return reason
     return None

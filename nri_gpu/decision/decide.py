@@ -5,12 +5,13 @@ It is pure and total: any container, node, ledger and policy give a Pass, an Inj
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
 from nri_gpu.decision.asked import claim_of
-from nri_gpu.decision.eligible import Candidates, Eligible, check_request, node_fault, over_limit
+from nri_gpu.decision.eligible import Candidates, Eligible, Others, check_request, node_fault, over_limit
 from nri_gpu.decision.foreign import only
 from nri_gpu.decision.grant_plan import (
     NotCompleted,
@@ -24,18 +25,18 @@ from nri_gpu.decision.placement import Asker, place
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.decision.start_check import validate_restored
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Unit
+from nri_gpu.domain.gpu import GpuUuid, Unit
 from nri_gpu.domain.gpu_request import Claim, Count, MigProfiles, Mode, Nothing
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.injection.device_nodes import missing_capability_major
 from nri_gpu.injection.extra_edits import ExtraRequest, extra_edits, extras_note
 from nri_gpu.injection.inject import VISIBLE_DEVICES, disarmed
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.ledger import Entry, Ledger, Usage
 from nri_gpu.policy.model import Disarm, Policy, PrivilegedAction
 from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
 
@@ -160,13 +161,18 @@ def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -
     if held := _held(container, node, ledger):
         return held
     admin, allocation = asked.claim.admin, container.kubelet
-    candidates = Candidates.of(asked, container, node.inventory, ledger)
+    usage = ledger.usage()
+    others = Others.of(container, ledger, usage)
+    candidates = Candidates.of(asked, container, node.inventory, others.usage)
     claims = frozenset(allocation.claims) if isinstance(allocation, Allocated) else frozenset[ClaimUid]()
     asker = Asker(container.pod.uid, asked.mode, asked.terms.policy.placement.strategy, claims)
-    gpus = _place(asked.claim, asker, container, candidates.inventory, Ledger() if admin else ledger)
+    if admin:  # beside whoever holds them
+        gpus = place(asked.claim, asker, candidates.inventory, {})
+    else:
+        gpus = _place(asked.claim, asker, candidates.inventory, usage, others.lost)
     if isinstance(gpus, Reason):
         return candidates.explained(gpus)
-    if not admin and (reason := over_limit(asked, container, node.inventory, ledger, gpus)):
+    if not admin and (reason := over_limit(asked, container, node.inventory, others, gpus)):
         return reason
     if reason := missing_capability_major(gpus, node.inventory.majors):
         return reason
@@ -174,17 +180,16 @@ def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -
 
 
 def _place(
-    claim: Claim, asker: Asker, container: Container, inventory: Inventory, ledger: Ledger
+    claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage], lost: Mapping[ContainerId, Entry]
 ) -> tuple[Unit, ...] | Reason:
     """Return the GPUs of a lost attempt at this container, whose processes may be on them, else the best there are."""
-    lost = ledger.lost_before(container.pod.uid, container.name).values()
-    uuids = {uuid for entry in lost for uuid in entry.grant.uuids}
+    uuids = {uuid for entry in lost.values() for uuid in entry.grant.uuids}
     if uuids and isinstance(claim.wanted, Count | MigProfiles):
         held = tuple(each for each in inventory.units if each.uuid in uuids)
-        again = place(claim, asker, only(held, inventory), ledger)
+        again = place(claim, asker, only(held, inventory), usage)
         if not isinstance(again, Reason):
             return again
-    return place(claim, asker, inventory, ledger)
+    return place(claim, asker, inventory, usage)
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> Chosen | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.decision.mps_seats import folder_fault, seat_fault, single_gpu_fault
 from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus
 from nri_gpu.domain.allocation import Allocated
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
 from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
@@ -24,7 +24,7 @@ from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.domain.text import quoted
 from nri_gpu.injection.device_nodes import missing_modules, two_versions
 from nri_gpu.injection.mps_client import client_hindrance
-from nri_gpu.ledger.ledger import UNUSED, Ledger, Reservation, without
+from nri_gpu.ledger.ledger import UNUSED, Entry, Ledger, Reservation, Usage, without
 from nri_gpu.policy.model import Policy, PrivilegedAction
 from nri_gpu.policy.rules import NO_LIMITS, Pool
 from nri_gpu.policy.select import Allowed, Holdings, Terms
@@ -161,6 +161,23 @@ def _version_fault(files: str, node: Node) -> str:
     return ""
 
 
+class Others(Struct, frozen=True):
+    """All holders of GPUs but one container, lost attempts at it, and the claims by which it asks."""
+
+    ledger: Ledger
+    usage: Mapping[GpuUuid, Usage]  # of `ledger`
+    lost: Mapping[ContainerId, Entry] = {}  # those attempts
+
+    @classmethod
+    def of(cls, container: Container, ledger: Ledger, usage: Mapping[GpuUuid, Usage]) -> Self:
+        """Return the others of a container that is about to be created. usage: of this ledger."""
+        lost = ledger.lost_before(container.pod.uid, container.name)
+        others = ledger.without_containers({container.id, *lost})
+        if isinstance(container.kubelet, Allocated) and container.kubelet.claims:
+            others = replace(others, claims=without(others.claims, frozenset(container.kubelet.claims)))
+        return cls(others, usage if others is ledger else others.usage(), lost)
+
+
 class Candidates(Struct, frozen=True):
     """The GPUs that one request may be placed on, and why the rest of the node's GPUs are left out."""
 
@@ -173,15 +190,15 @@ class Candidates(Struct, frozen=True):
     kubelet_only: str = ""  # what to do if only the kubelet allocates the GPUs that are left out, or empty
 
     @classmethod
-    def of(cls, asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger) -> Self:
-        """Return the candidates of one request. inventory: the whole node's."""
+    def of(cls, asked: Eligible, container: Container, inventory: Inventory, others: Mapping[GpuUuid, Usage]) -> Self:
+        """Return the candidates of one request. inventory: the whole node's. others: usage by others."""
         claim = asked.claim
         # The kubelet allocates within its own pool, so GPUs that it allocated need no second check.
         closed = {} if claim.kubelet else asked.terms.closed_pools(inventory, container.pod.namespace)
         # A full GPU refuses a request that names it or asks for all; a request for any GPU takes another one.
-        full = _full(asked, container, inventory, ledger) if isinstance(claim.wanted, Count | MigProfiles) else {}
+        full = _full(asked, inventory, others) if isinstance(claim.wanted, Count | MigProfiles) else {}
         fitting = fitting_gpus(inventory, claim.selectors) if asked.seat and isinstance(claim.wanted, Count) else ()
-        no_seat = _seat_faults(asked, container, ledger, fitting)
+        no_seat = _seat_faults(asked, others, fitting)
         left = _without(inventory, closed.keys() | full.keys() | no_seat.keys())
         return cls(left, closed, full, no_seat, "" if left.gpus else _kubelet_only(asked, container, closed))
 
@@ -214,7 +231,7 @@ def over_limit(
     asked: Eligible,
     container: Container,
     inventory: Inventory,
-    ledger: Ledger,
+    others: Others,
     chosen: tuple[Unit, ...],
     *,
     claim: bool = False,
@@ -224,16 +241,18 @@ def over_limit(
     claim: a claim that is to be prepared asks, and the container stands for the claim's pod.
     """
     terms = asked.terms
-    full = _full(asked, container, inventory, ledger)
+    full = _full(asked, inventory, others.usage)
     for unit in chosen:
         if unit.uuid in full:
             return _too_many(unit, full[unit.uuid], terms.source)
-    if faults := _seat_faults(asked, container, ledger, chosen):
+    if faults := _seat_faults(asked, others.usage, chosen):
         return next(iter(faults.values()))
     if terms.limits == NO_LIMITS:
         return None
     uuids, exclusive = frozenset(unit.uuid for unit in chosen), asked.mode is Mode.EXCLUSIVE
-    return terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive, claim=claim)
+    return terms.denied_number(
+        uuids, _holdings(container, others.ledger), container.pod, exclusive=exclusive, claim=claim
+    )
 
 
 def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
@@ -253,33 +272,28 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
     return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}"
 
 
-def _seat_faults(
-    asked: Eligible, container: Container, ledger: Ledger, units: Iterable[Unit]
-) -> Mapping[GpuUuid, Reason]:
+def _seat_faults(asked: Eligible, others: Mapping[GpuUuid, Usage], units: Iterable[Unit]) -> Mapping[GpuUuid, Reason]:
     """Return the GPUs among these whose MPS daemon cannot serve the request, each with why."""
     if asked.seat is None:
         return {}
-    usage = _before(container, ledger).usage()
     most = asked.terms.policy.mps.containers_per_gpu
     faults = (
         (
             unit.uuid,
-            folder_fault(unit, asked.unmade) or seat_fault(unit, usage.get(unit.uuid, UNUSED), asked.seat, most),
+            folder_fault(unit, asked.unmade) or seat_fault(unit, others.get(unit.uuid, UNUSED), asked.seat, most),
         )
         for unit in units
     )
     return {uuid: fault for uuid, fault in faults if fault}
 
 
-def _full(
-    asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger
-) -> Mapping[GpuUuid, tuple[int, str]]:
+def _full(asked: Eligible, inventory: Inventory, others: Mapping[GpuUuid, Usage]) -> Mapping[GpuUuid, tuple[int, str]]:
     """Return the GPUs that no more containers may share, with the limit and where it is set."""
     if asked.mode is not Mode.SHARED or not asked.terms.limits_sharing:
         return {}
     members = asked.terms.policy.pool.members(inventory)
     full: dict[GpuUuid, tuple[int, str]] = {}
-    for uuid, used in _before(container, ledger).usage().items():
+    for uuid, used in others.items():
         limit, path = asked.terms.containers_per_gpu(members.get(uuid))
         if used.load >= limit:
             full[uuid] = (limit, path)
@@ -296,25 +310,15 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> Reason:
     )
 
 
-def _before(container: Container, ledger: Ledger) -> Ledger:
-    """Return the ledger without this container, lost attempts at it, and the claims by which it asks."""
-    allocation = container.kubelet
-    claims = allocation.claims if isinstance(allocation, Allocated) else ()
-    lost = ledger.lost_before(container.pod.uid, container.name)
-    before = ledger.without_containers({container.id, *lost})
-    return replace(before, claims=without(before.claims, frozenset(claims)))
-
-
-def _holdings(container: Container, ledger: Ledger) -> Holdings:
+def _holdings(container: Container, others: Ledger) -> Holdings:
     """Return what everybody but this container holds."""
-    before = _before(container, ledger)
     pod: set[GpuUuid] = set()
     namespace: set[GpuUuid] = set()
     exclusive: set[GpuUuid] = set()
     node: set[GpuUuid] = set()
-    grants = (entry.grant for entry in before.entries.values() if entry.holds)
+    grants = (entry.grant for entry in others.entries.values() if entry.holds)
     holders: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = [(grant, grant.held) for grant in grants]
-    holders += [(each, (device.uuid,)) for device, each in before.reservations.items()]
+    holders += [(each, (device.uuid,)) for device, each in others.reservations.items()]
     for holder, uuids in holders:
         node.update(uuids)
         if holder.pod_uid == container.pod.uid:
@@ -323,7 +327,7 @@ def _holdings(container: Container, ledger: Ledger) -> Holdings:
             namespace.update(uuids)
             if holder.mode is Mode.EXCLUSIVE:
                 exclusive.update(uuids)
-    for claim in before.claims.values():
+    for claim in others.claims.values():
         node.update(claim.holds)
         if container.pod.uid in claim.pods:
             pod.update(claim.holds)

@@ -16,7 +16,6 @@ from nri_gpu.domain.gpu_request import Claim, Count, Everything, Mode
 from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.injection.device_numbers import unit_numbers
-from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import numbers_of, opened_uuids
 
 NAMES_SHOWN: Final = 3
@@ -80,7 +79,7 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
     if isinstance(claim.wanted, Count):  # counts what the container holds, MIG devices too
         return "" if sum(matches(unit, claim.selectors) for unit in held) >= claim.wanted.gpus else OTHERS
     asker = Asker(container.pod.uid, Mode.SHARED)
-    placed = place(claim, asker, only(held, inventory), Ledger())
+    placed = place(claim, asker, only(held, inventory), {})
     return OTHERS if isinstance(placed, Reason) else ""
 
 

@@ -40,7 +40,7 @@ from nri_gpu.domain.gpu_request import (
     Strategy,
 )
 from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.ledger import UNUSED, Ledger, Usage
+from nri_gpu.ledger.ledger import UNUSED, Usage
 
 
 class Asker(Struct, frozen=True):
@@ -52,9 +52,10 @@ class Asker(Struct, frozen=True):
     claims: Set[ClaimUid] = frozenset()  # ResourceClaims by which the pod asks
 
 
-def place(claim: Claim, asker: Asker, inventory: Inventory, ledger: Ledger) -> tuple[Unit, ...] | Reason:
-    """Return the GPUs and MIG devices a claim gets, in NVML order, or why it gets none."""
-    usage = ledger.usage()
+def place(
+    claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
+) -> tuple[Unit, ...] | Reason:
+    """Return the GPUs and MIG devices a claim gets, in NVML order, or why it gets none. usage: of the ledger."""
     match claim.wanted:
         case Nothing():
             return ()

@@ -63,7 +63,7 @@ def questions(draw: st.DrawFn) -> tuple[Inventory, Ledger, Asker, int]:
 
 
 def placed(inventory: Inventory, ledger: Ledger, asker: Asker, number: int) -> tuple[Unit, ...] | Reason:
-    return place(parse_claim(make.KEY, str(number)), asker, inventory, ledger)
+    return place(parse_claim(make.KEY, str(number)), asker, inventory, ledger.usage())
 
 
 def score(fabric: Topology, units: tuple[Unit, ...]) -> int:

@@ -48,7 +48,7 @@ ALONE, BESIDE = (make.inventory(found, unlisted=(AWAY,)) for found in ([], [make
 def placed(text: str, found: Found, ledger: Ledger, strategy: Strategy = PACK) -> tuple[Unit, ...] | Reason:
     claim = parse_claim(make.KEY, text)
     inventory = found if isinstance(found, Inventory) else make.inventory(found)
-    return place(claim, Asker(ME.pod.uid, claim.mode or Mode.EXCLUSIVE, strategy), inventory, ledger)
+    return place(claim, Asker(ME.pod.uid, claim.mode or Mode.EXCLUSIVE, strategy), inventory, ledger.usage())
 
 
 def chosen(text: str, found: Found, ledger: Ledger, strategy: Strategy = PACK) -> str:

@@ -175,7 +175,7 @@ def test_whole_gpus_go_together_as_by_annotation(name: str) -> None:
         node.plugin.state.ledger = _held(used)
         free = [each for each in all_of_them if each not in used]
         for size in range(1, len(free) + 1):
-            chosen = place(_claim(size), Asker(PodUid("new"), Mode.EXCLUSIVE), inventory, node.plugin.ledger)
+            chosen = place(_claim(size), Asker(PodUid("new"), Mode.EXCLUSIVE), inventory, node.plugin.ledger.usage())
             assert not isinstance(chosen, Reason)
             assert node.devices.preferred(GPU, free[::-1], (), size) == tuple(each.uuid for each in chosen)
 

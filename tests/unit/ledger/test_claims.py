@@ -119,7 +119,7 @@ def test_refusals_name_the_claim_until_a_container_of_it_has_the_gpu() -> None:
     running = prepared(ledger(entry(0)), prepared_claim(0))
     assert "is held exclusively by ml/train, " in busy(gpu(0), OTHER, Mode.EXCLUSIVE, use(running)).sentence
     asker = Asker(OTHER, Mode.EXCLUSIVE)
-    refused = place(parse_claim("gpu.nri.io", "2"), asker, inventory([gpu(0), gpu(1)]), held)
+    refused = place(parse_claim("gpu.nri.io", "2"), asker, inventory([gpu(0), gpu(1)]), held.usage())
     assert isinstance(refused, Reason)
     assert "held by claim ml/shared:" in refused.sentence
 
@@ -128,8 +128,8 @@ def test_an_annotation_is_placed_beside_claims_and_a_claim_on_its_own() -> None:
     held = prepared(Ledger(), prepared_claim(0))
     asked = parse_claim("gpu.nri.io", "1")
     assert isinstance(asked.wanted, Count)
-    placed = place(asked, Asker(TRAIN, Mode.EXCLUSIVE), inventory(), held)
+    placed = place(asked, Asker(TRAIN, Mode.EXCLUSIVE), inventory(), held.usage())
     assert isinstance(placed, tuple)
     assert placed[0].uuid != uuid(0)
     of_claim = replace(asked, wanted=Devices((uuid(0),)))
-    assert place(of_claim, Asker(TRAIN, Mode.EXCLUSIVE, claims={SHARED}), inventory(), held) == (gpu(0),)
+    assert place(of_claim, Asker(TRAIN, Mode.EXCLUSIVE, claims={SHARED}), inventory(), held.usage()) == (gpu(0),)

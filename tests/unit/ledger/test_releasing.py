@@ -31,7 +31,7 @@ def left(entry: Entry, rules: Rules = RULES) -> Ledger:
 
 def asked(text: str, of: Container, ledger: Ledger) -> tuple[Unit, ...] | Reason:
     claim = parse_claim(make.KEY, text)
-    return place(claim, Asker(of.pod.uid, claim.mode or Mode.EXCLUSIVE), make.inventory(), ledger)
+    return place(claim, Asker(of.pod.uid, claim.mode or Mode.EXCLUSIVE), make.inventory(), ledger.usage())
 
 
 def refusal(text: str, ledger: Ledger) -> str:
