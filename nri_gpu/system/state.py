@@ -41,19 +41,14 @@ class NodeState:
         hwcaps: as in `Node`. later: run something once the reply is on its way.
         """
         self.node = Node(number=1, inventory=inventory, driver_fault=driver_fault, hwcaps=hwcaps)  # newest snapshot
-        self.policy: Policy = policy or Policy.default()  # the one in force
+        self._fallback = fallback or Policy.default()
+        self._put_policy(policy or Policy.default())
         self.ledger = Ledger()  # who holds what
         self.synchronized = False  # the ledger is built from the runtime's list, not from an earlier daemon's file
-        self._fallback = fallback or Policy.default()
         self._later = later
         self._first: list[Follower] = []
         self._then: list[Follower] = []
         self._untold: frozenset[Changed] = frozenset()  # of these changes the followers were not told yet
-
-    @property
-    def settings(self) -> Policy:
-        """Return the policy in force, or the settings that hold while it is broken."""
-        return self._fallback if self.policy.fault else self.policy
 
     @property
     def synchronized_ledger(self) -> Ledger | None:
@@ -73,7 +68,7 @@ class NodeState:
 
     def use(self, policy: Policy) -> None:
         """Decide by this policy from now on."""
-        self.policy = policy
+        self._put_policy(policy)
         self._tell(Changed.POLICY)
 
     def commit(self, ledger: Ledger) -> None:
@@ -99,6 +94,10 @@ class NodeState:
     def put_mps(self, folders: MpsFolders) -> None:
         """Put in place the folders of each GPU's next MPS daemon; a GPU may have none."""
         self._publish(replace(self.node, mps=folders))
+
+    def _put_policy(self, policy: Policy) -> None:
+        self.policy: Policy = policy  # the one in force
+        self.settings: Policy = self._fallback if policy.fault else policy  # those that hold, also while it is broken
 
     def _publish(self, node: Node) -> None:
         self.node = replace(node, number=self.node.number + 1)

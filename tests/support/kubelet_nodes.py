@@ -58,7 +58,8 @@ class PluginNode:
         self.start_daemon(connected=self.devices.connected)
 
     def start_daemon(self, *, connected: bool) -> None:
-        self.node_state.policy, self.node_state.ledger = self.policy, Ledger()
+        self.node_state.use(self.policy)
+        self.node_state.ledger = Ledger()
         needs = PluginDependencies(
             self.clock, lambda action: action(), self.recorder, inventory_age_s=lambda: self.age_s
         )

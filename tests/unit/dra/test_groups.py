@@ -122,7 +122,7 @@ def test_pods_that_are_gone_are_forgotten_once_another_comes(node: ClaimNode) ->
 
 def test_a_limit_counts_the_claim_once_in_its_namespace(node: ClaimNode) -> None:
     limits = {"gpus_per_namespace": 1, "exclusive_gpus_per_namespace": 1}
-    node.node_state.policy = parse_policy({"limits": limits}, "test")
+    node.node_state.use(parse_policy({"limits": limits}, "test"))
     claim = node.prepared(GANG)
     for name in WORKERS:
         assert node.create(member(node, claim, name)) == (uuid(0),)
@@ -132,7 +132,7 @@ def test_a_limit_counts_the_claim_once_in_its_namespace(node: ClaimNode) -> None
 @pytest.mark.parametrize("pods", [(), ("named",)])
 def test_policy_is_asked_for_the_namespace_before_anything_is_held(node: ClaimNode, pods: tuple[str, ...]) -> None:
     rules = [{"namespace": ["ml"], "allow": False, "reason": "no gangs here"}]
-    node.node_state.policy = parse_policy({"rule": rules}, "test")
+    node.node_state.use(parse_policy({"rule": rules}, "test"))
     refused = node.not_prepared(allocated(0, pods=pods, groups=("gang",)))
     assert "no gangs here" in refused.reason.sentence
     assert not node.plugin.ledger.claims
@@ -140,7 +140,7 @@ def test_policy_is_asked_for_the_namespace_before_anything_is_held(node: ClaimNo
 
 def test_policy_by_the_names_of_pods_is_asked_for_each(node: ClaimNode) -> None:
     rules = [{"pod": ["b*"], "allow": False, "reason": "not b"}]
-    node.node_state.policy = parse_policy({"rule": rules}, "test")
+    node.node_state.use(parse_policy({"rule": rules}, "test"))
     claim = node.prepared(GANG)
     assert node.create(member(node, claim, "a")) == (uuid(0),)
     assert "not b" in node.refused(member(node, claim, "b"))

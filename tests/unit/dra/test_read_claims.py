@@ -237,12 +237,12 @@ def test_one_container_has_gpus_by_one_door_and_in_one_way(node: ClaimNode) -> N
 )
 def test_policy_is_asked_for_each_container(node: ClaimNode, policy: dict[str, Any], why: str) -> None:
     claim = node.prepared(allocated(0, 1))
-    node.node_state.policy = parse_policy(policy, "test")
+    node.node_state.use(parse_policy(policy, "test"))
     assert why.replace("\\", "") in node.refused(with_claims(container(), claim))
 
 
 def test_a_limit_counts_a_claims_gpus_once(node: ClaimNode) -> None:
-    node.node_state.policy = parse_policy({"limits": {"gpus_per_namespace": 2, "containers_per_gpu": 1}}, "test")
+    node.node_state.use(parse_policy({"limits": {"gpus_per_namespace": 2, "containers_per_gpu": 1}}, "test"))
     claim = node.prepared(allocated(0, 1))
     assert node.create(with_claims(container(), claim)) == (uuid(0), uuid(1))
     assert "at most 2 GPUs, of which 2 are held already" in node.refused(container("device=2", of="other"))
@@ -252,14 +252,14 @@ def test_a_limit_counts_a_claims_gpus_once(node: ClaimNode) -> None:
 
 @pytest.mark.parametrize("limit", ["gpus_per_pod", "gpus_per_node"])
 def test_a_pods_claim_counts_as_held_by_the_pod_and_on_the_node(node: ClaimNode, limit: str) -> None:
-    node.node_state.policy = parse_policy({"limits": {limit: 1}}, "test")
+    node.node_state.use(parse_policy({"limits": {limit: 1}}, "test"))
     claim = node.prepared(allocated(0))
     assert "of which 1 is held already" in node.refused(container("1"))
     assert node.create(with_claims(container(), claim)) == (uuid(0),)
 
 
 def test_a_claim_has_its_place_on_a_shared_gpu(node: ClaimNode) -> None:
-    node.node_state.policy = parse_policy({"limits": {"containers_per_gpu": 1}}, "test")
+    node.node_state.use(parse_policy({"limits": {"containers_per_gpu": 1}}, "test"))
     claim = node.prepared(allocated(0, text="mode=shared"))
     assert "[over-limit]" in node.refused(container("device=0;mode=shared", of="other"))
     assert node.create(with_claims(container(), claim)) == (uuid(0),)
@@ -276,7 +276,7 @@ def test_a_claim_has_its_place_on_a_shared_gpu(node: ClaimNode) -> None:
 )
 def test_monitoring_has_no_mode_no_extras_and_counts_in_no_limit(node: ClaimNode, policy: dict[str, Any]) -> None:
     node.prepared(allocated(1, name="first"))
-    node.node_state.policy = parse_policy(policy, "test")
+    node.node_state.use(parse_policy(policy, "test"))
     claim = node.prepared(allocated(0, admin=True))
     assert node.create(with_claims(container(), claim)) == (uuid(0),)
 

@@ -63,7 +63,7 @@ def test_one_that_never_started_finds_its_gpu_at_its_next_attempt(node: PluginNo
 
 @pytest.mark.parametrize("grace_s", [GRACE_S, 3600])
 def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(node: PluginNode, grace_s: int) -> None:
-    node.plugin.state.policy = Policy(ledger=LedgerSettings(created_grace_s=grace_s))
+    node.plugin.state.use(Policy(ledger=LedgerSettings(created_grace_s=grace_s)))
     given(node, 0)
     node.clock.now += OPEN_S - 1
     assert "held exclusively by" in str(node.create(container("device=0", of="local")))

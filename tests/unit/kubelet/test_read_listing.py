@@ -110,7 +110,7 @@ def test_replicas_are_shared(node: ExternalNode) -> None:
 
 
 def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either(node: ExternalNode) -> None:
-    node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(may_ask=Globs(("*",))))
+    node.plugin.state.use(replace(node.policy, environment=EnvironmentSettings(may_ask=Globs(("*",)))))
     of = of_plugin(1)
     node.admitted(of, [])
     assert node.create(of) == ()

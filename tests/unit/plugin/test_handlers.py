@@ -122,7 +122,7 @@ def test_a_changed_policy_holds_at_once() -> None:
     of = nri.pod()
     armed = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])
     assert bench.create(of, armed) == pb.CreateContainerResponse()
-    bench.state.policy = DISARMING
+    bench.state.use(DISARMING)
     removed, pair = bench.create(of, armed).adjust.env  # perhaps another plugin's: that must be removed first
     assert (removed.key, pair.key, pair.value) == ("-NVIDIA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "void")
 

@@ -202,7 +202,7 @@ def test_who_is_waited_for(known: int | None, simulated: bool, settings: Handove
 def test_a_reload_may_end_the_waiting() -> None:
     bench = HandoverBench()
     bench.run_and_end()
-    bench.plugin.state.policy = Policy(handover=HandoverSettings(wait=False))
+    bench.plugin.state.use(Policy(handover=HandoverSettings(wait=False)))
     bench.look(2)  # each reload asks for one
     assert bench.withheld == ""
 
