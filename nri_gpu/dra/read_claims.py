@@ -13,6 +13,7 @@ from nri_gpu.domain.allocation import (
     AllocationInvalid,
     AllocationPending,
     KubeletAllocation,
+    PodDevices,
 )
 from nri_gpu.domain.container import MARKERS_MAX, Container, Pod, PodId
 from nri_gpu.domain.gpu_request import Mode
@@ -47,7 +48,7 @@ NOT_ALIKE: Final = (
 
 
 class ClaimAllocations:
-    """The reader of markers. A claim that several pods use may have new pods, of which only their own coming tells.
+    """The pods of claims. A claim that several pods use may have new pods, of which only their own coming tells.
 
     key: of the markers. pods: sandboxes that may be of a claim's PodGroup, to ask the kubelet about; None where the
     kubelet is not asked.
@@ -56,12 +57,6 @@ class ClaimAllocations:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.pods: KubeletPods | None = None
-
-    def read(self, container: Container, ledger: Ledger) -> Container:
-        """Return the container with its markers' devices as its allocation; the same object if it has no marker."""
-        if not container.markers:
-            return container
-        return replace(container, markers={}, kubelet=self._allocation(container, ledger))
 
     def in_question(self, pods: Iterable[Pod], ledger: Ledger) -> frozenset[ClaimUid]:
         """Return the claims that are prepared already, and that one of these pods with a sandbox may share."""
@@ -79,53 +74,76 @@ class ClaimAllocations:
         if self.pods is not None:
             self.pods.remove(pod_id)
 
-    def _allocation(self, container: Container, ledger: Ledger) -> KubeletAllocation:
-        first = shown(next(iter(container.markers)), _NAME_SHOWN_MAX)
-        if container.kubelet is not None:
-            return AllocationInvalid(TWO_DOORS, first)
-        if len(container.markers) > MARKERS_MAX:
-            return AllocationInvalid(f"it and others are more than {MARKERS_MAX} devices of claims", first)
-        claims: dict[ClaimUid, PreparedClaim] = {}
-        devices: dict[tuple[ClaimUid, int], ClaimedDevice] = {}
-        for name, text in container.markers.items():
-            marker = read_marker(name, text, self.key)
-            if marker is None:
-                return AllocationInvalid(NOT_OURS, shown(name, _NAME_SHOWN_MAX))
-            claim = ledger.claims.get(marker.claim)
-            if claim is None or marker.device >= len(claim.devices):
-                return AllocationInvalid(
-                    "the ResourceClaim that it names is not prepared on this node any more: delete the pod",
-                    shown(name, _NAME_SHOWN_MAX),
-                )
-            if not claim.is_for(container):
-                return self._of_others(container, claim)
-            claims[claim.uid] = claim
-            devices[claim.uid, marker.device] = claim.devices[marker.device]
-        return _together(claims, devices.values())
+    def asked_about(self, container: Container, ledger: Ledger) -> PodDevices | None:
+        """Ask the kubelet which claims a container with markers names, where one of a PodGroup may be its pod's.
 
-    def _of_others(self, container: Container, claim: PreparedClaim) -> KubeletAllocation:
-        # Also where the claim is a pod's: other pods may name it, and whoever makes a claim may have it go with a pod.
-        if claim.namespace != container.pod.namespace:
-            return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
-        if claim.groups:
-            return self._of_group(container, claim)
-        return AllocationPending(
-            "this pod was not among those that it is reserved for when it was prepared, so `nri-gpu dra` asks the API "
-            "server again: it will be tried again; if this lasts, see the log of `nri-gpu dra`",
-            _called(claim),
-            claim.uid,
-        )
+        Return what the kubelet has said of the pod so far, or None.
+        """
+        claims = (each for each in ledger.claims.values() if each.groups and each.namespace == container.pod.namespace)
+        if self.pods is None or all(each.is_for(container) for each in claims):
+            return None
+        listed = self.pods.devices_of(container.pod)
+        self.pods.ask(container.pod)
+        return listed
 
-    def _of_group(self, container: Container, claim: PreparedClaim) -> KubeletAllocation:
-        listing = None
-        if self.pods is not None:
-            listing = self.pods.devices_of(container.pod)
-            self.pods.ask(container.pod)
-        listed = listing.container(container.name) if listing else None
-        if listing is None or not listing.containers or (listed and claim.uid in listed.claims):
-            return AllocationPending(NO_ANSWER_YET, _called(claim))
-        groups = listed_names(shown(each, _NAME_SHOWN_MAX) for each in sorted(claim.groups.values()))
-        return AllocationInvalid(NOT_NAMED.format(groups), _called(claim))
+
+def by_markers(
+    container: Container, key: bytes, prepared: Mapping[ClaimUid, PreparedClaim], listed: PodDevices | None
+) -> Container:
+    """Return a container that has markers, with their devices as its allocation.
+
+    key: of the markers. prepared: the claims on this node. listed: as PodResources lists the container's pod.
+    """
+    return replace(container, markers={}, kubelet=_allocation(container, key, prepared, listed))
+
+
+def _allocation(
+    container: Container, key: bytes, prepared: Mapping[ClaimUid, PreparedClaim], listed: PodDevices | None
+) -> KubeletAllocation:
+    first = shown(next(iter(container.markers)), _NAME_SHOWN_MAX)
+    if container.kubelet is not None:
+        return AllocationInvalid(TWO_DOORS, first)
+    if len(container.markers) > MARKERS_MAX:
+        return AllocationInvalid(f"it and others are more than {MARKERS_MAX} devices of claims", first)
+    claims: dict[ClaimUid, PreparedClaim] = {}
+    devices: dict[tuple[ClaimUid, int], ClaimedDevice] = {}
+    for name, text in container.markers.items():
+        marker = read_marker(name, text, key)
+        if marker is None:
+            return AllocationInvalid(NOT_OURS, shown(name, _NAME_SHOWN_MAX))
+        claim = prepared.get(marker.claim)
+        if claim is None or marker.device >= len(claim.devices):
+            return AllocationInvalid(
+                "the ResourceClaim that it names is not prepared on this node any more: delete the pod",
+                shown(name, _NAME_SHOWN_MAX),
+            )
+        if not claim.is_for(container):
+            return _of_others(container, claim, listed)
+        claims[claim.uid] = claim
+        devices[claim.uid, marker.device] = claim.devices[marker.device]
+    return _together(claims, devices.values())
+
+
+def _of_others(container: Container, claim: PreparedClaim, listed: PodDevices | None) -> KubeletAllocation:
+    # Also where the claim is a pod's: other pods may name it, and whoever makes a claim may have it go with a pod.
+    if claim.namespace != container.pod.namespace:
+        return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
+    if claim.groups:
+        return _of_group(container, claim, listed)
+    return AllocationPending(
+        "this pod was not among those that it is reserved for when it was prepared, so `nri-gpu dra` asks the API "
+        "server again: it will be tried again; if this lasts, see the log of `nri-gpu dra`",
+        _called(claim),
+        claim.uid,
+    )
+
+
+def _of_group(container: Container, claim: PreparedClaim, listed: PodDevices | None) -> KubeletAllocation:
+    its = listed.container(container.name) if listed else None
+    if listed is None or not listed.containers or (its and claim.uid in its.claims):
+        return AllocationPending(NO_ANSWER_YET, _called(claim))
+    groups = listed_names(shown(each, _NAME_SHOWN_MAX) for each in sorted(claim.groups.values()))
+    return AllocationInvalid(NOT_NAMED.format(groups), _called(claim))
 
 
 def _called(claim: PreparedClaim) -> str:

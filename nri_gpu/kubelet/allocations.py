@@ -49,19 +49,9 @@ class KubeletTokens:
         """Forget the containers that came before the key: the runtime lists its containers anew."""
         self._unread = {}
 
-    def read(self, container: Container) -> Container:
-        """Return the container with the allocation that its tokens carry; the same object where it has no token."""
-        if not kubelet_key(container.annotations):
-            return container
-        tokens: dict[str, str] = {}
-        others: dict[str, str] = {}
-        for key, value in container.annotations.items():
-            (tokens if key.startswith(KUBELET_KEY) else others)[key] = value
-        return replace(container, annotations=others, kubelet=read_tokens(tokens, self.key))
-
     def allocated(self, container: Container) -> Allocated | None:
         """Return what the tokens of an existing container say, or None; without a key, keep it until there is one."""
-        allocation = self.read(container).kubelet
+        allocation = by_tokens(container, self.key).kubelet
         if isinstance(allocation, Allocated):
             return allocation
         if allocation is not None and self.key is None:
@@ -80,6 +70,20 @@ class KubeletTokens:
         if devices and self._required.issuperset(devices):
             self.unapplied = not mounted
         return mounted
+
+
+def by_tokens(container: Container, key: bytes | None) -> Container:
+    """Return the container with the allocation that its tokens carry; the same object where it has no token.
+
+    key: of the tokens; None while there is none.
+    """
+    if not kubelet_key(container.annotations):
+        return container
+    tokens: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for name, value in container.annotations.items():
+        (tokens if name.startswith(KUBELET_KEY) else others)[name] = value
+    return replace(container, annotations=others, kubelet=read_tokens(tokens, key))
 
 
 def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:

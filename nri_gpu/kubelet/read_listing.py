@@ -71,11 +71,41 @@ NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or
 class Listing(Struct, frozen=True):
     """The answer of PodResources. pod: about the container's pod; None while there is no answer.
 
-    reserved: GPUs that pods in reservation namespaces hold -> the GPU groups of those pods.
+    reserved: GPUs that pods in reservation namespaces hold -> the GPU groups of those pods. settled: as in
+    `KubeletPods`.
     """
 
     pod: PodDevices | None = None
     reserved: Mapping[GpuUuid, frozenset[str]] = {}
+    settled: bool = True
+
+
+def by_listing(
+    container: Container, listing: Listing | None, inventory: Inventory, settings: KubeletSettings
+) -> Container:
+    """Add a container's external allocation, or the fault of its own token; else return the same object.
+
+    listing: None where PodResources is not asked.
+    """
+    if listing is None and not settings.injects_external:
+        return container
+    told = listing or Listing()
+    if container.kubelet is not None:
+        allocation: KubeletAllocation | None = verified(container.kubelet, container, told, settings)
+    else:
+        allocation = external_allocation(container, told, inventory, settings)
+        if isinstance(allocation, AllocationPending) and listing is None:
+            allocation = AllocationPending(NOT_ASKED, allocation.key)
+        if allocation is None and container.pod.annotations and not told.settled:
+            allocation = AllocationPending(JUST_STARTED, BASE_KEY)
+    if (
+        isinstance(allocation, Allocated)
+        and allocation.devices
+        and not allocation.claims
+        and is_reserving(container.pod.namespace, settings)
+    ):
+        allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
+    return container if allocation is container.kubelet else replace(container, kubelet=allocation)
 
 
 def external_allocation(
@@ -240,30 +270,14 @@ class ExternalAllocations:
         known, settings = self.pods.known(), self._settings
         return any(pod.uid.encode() in payload for pod, each in known if settings.injected(each.devices))
 
-    def read(self, container: Container, inventory: Inventory) -> Container:
-        """Add a container's external allocation, or the fault of its own token; else return the same object."""
-        settings = self._settings
-        if self.pods is None and not settings.injects_external:
-            return container
-        listing = Listing()
-        if self.pods is not None:
-            listing = Listing(self.pods.devices_of(container.pod), self._reserved(self.pods, settings))
-        if container.kubelet is not None:
-            allocation: KubeletAllocation | None = verified(container.kubelet, container, listing, settings)
-        else:
-            allocation = external_allocation(container, listing, inventory, settings)
-            if isinstance(allocation, AllocationPending) and self.pods is None:
-                allocation = AllocationPending(NOT_ASKED, allocation.key)
-            if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
-                allocation = AllocationPending(JUST_STARTED, BASE_KEY)
-        if (
-            isinstance(allocation, Allocated)
-            and allocation.devices
-            and not allocation.claims
-            and is_reserving(container.pod.namespace, settings)
-        ):
-            allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
-        return container if allocation is container.kubelet else replace(container, kubelet=allocation)
+    def listing(self, pod: Pod) -> Listing | None:
+        """Return what PodResources says of a container's pod, which is asked where it has said nothing yet.
+
+        None where it is not asked at all.
+        """
+        if self.pods is None:
+            return None
+        return Listing(self.pods.devices_of(pod), self._reserved(self.pods, self._settings), self.pods.settled)
 
     def complain(self, container: Container) -> None:
         """Log a fault of the container's allocation, once for each container of a pod."""

@@ -66,6 +66,7 @@ from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers
 from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
+from nri_gpu.plugin.read_allocation import Found, read_allocation
 from nri_gpu.plugin.rechecks import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.synchronize import ListedContainers
@@ -188,9 +189,8 @@ class Plugin:
             return EMPTY
         self.observe()
         node = self.aged(self.state.node)
-        container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
-        container = self.claims.read(container, self.ledger)
-        container = self.external.read(container, node.inventory)
+        container = convert.request_from_pb(payload, self.stage_dir)
+        container = read_allocation(container, self._found(container))
         if isinstance(container.kubelet, AllocationPending) and container.kubelet.again:
             self.apply(ClaimsInQuestion(self._needs.clock(), frozenset({container.kubelet.again})))
         now = self._needs.clock()
@@ -216,6 +216,18 @@ class Plugin:
         self.state.commit(after)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply
+
+    def _found(self, container: Container) -> Found:
+        """Return what is known of a container's allocation, and ask the kubelet what it has not said yet."""
+        return Found(
+            token_key=self.kubelet.key,
+            marker_key=self.claims.key,
+            claims=self.ledger.claims,
+            named=self.claims.asked_about(container, self.ledger) if container.markers else None,
+            listing=self.external.listing(container.pod),
+            inventory=self.state.node.inventory,
+            settings=self.state.settings.kubelet,
+        )
 
     def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:
         """Return the answer, and the signed grant in it; an empty text where the answer has no grant."""

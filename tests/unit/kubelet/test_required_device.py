@@ -15,6 +15,7 @@ from nri_gpu.domain.allocation import REQUIRED_DESTINATION, REQUIRED_SOURCE, All
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.domain.value import canonical
+from nri_gpu.kubelet.allocations import by_tokens
 from nri_gpu.kubelet.required_device import (
     FILE_NAME,
     KEY_FILE,
@@ -133,7 +134,7 @@ def test_the_annotation_only_shapes(claim: str, refused: str) -> None:
 
 def test_a_recorded_request_says_what_the_kubelet_gave() -> None:
     """So that `nri-gpu replay` decides it again; the signature is for nobody's log."""
-    of = PluginNode().plugin.kubelet.read(from_kubelet(token(0, 3)))
+    of = by_tokens(from_kubelet(token(0, 3)), TOKENS)
     assert isinstance(of.kubelet, Allocated)
     assert of.kubelet.uuids == (uuid(0), uuid(3))
     assert container_of(container_json(of)) == of
