@@ -8,7 +8,6 @@ writes tests/fixtures/cdi/ anew; read the difference before you commit it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,11 +23,11 @@ from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, Gpu, Unit, closure, whole
 from nri_gpu.domain.node import DriverTree, Loader
-from nri_gpu.injection import driver_mounts
 from nri_gpu.injection.inject import Injection, plan
 from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
+from tests.support.goldens import FILES, FIXTURES, LIBRARIES, compare
 
 SCHEMA: Final = json.loads((Path(__file__).parents[2] / "support" / "cdi_schema.json").read_text())
 TREE: Final = DriverTree(
@@ -190,7 +189,7 @@ def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
     assert applied(alone, "1:0").devices == planned(cut.parts[0]).devices
 
 
-FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"
+FOLDER: Final = FIXTURES / "cdi"
 # One more row with each new capability.
 CAPABILITIES: Final[dict[str, Capabilities]] = {
     "compute+utility": frozenset({Capability.COMPUTE, Capability.UTILITY}),
@@ -201,18 +200,6 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
     "ngx": frozenset({Capability.NGX}),
     "utility+compat32": frozenset({Capability.UTILITY, Capability.COMPAT32}),
 }
-# A few of the files that go in one by one, of every capability that has some.
-FILES: Final = {
-    Capability.COMPUTE: ("/etc/OpenCL/vendors/nvidia.icd",),
-    Capability.GRAPHICS: ("/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
-    Capability.DISPLAY: ("/usr/lib/xorg/modules/drivers/nvidia_drv.so",),
-}
-LIBRARIES: Final = (
-    ("lib64/libcuda.so.580.95.05", ("libcuda.so.580.95.05", "libcuda.so.1", "libcuda.so")),
-    ("lib64/libnvidia-ml.so.580.95.05", ("libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1")),
-)
-FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
-HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
 NODES: Final = {path.stem: load_topology(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
 NAMES: Final = [name for name, node in NODES.items() if node.gpus and not node.script]
 # Golden file -> topology, capabilities, strategy: each topology, and one of them with each capability and strategy.
@@ -252,9 +239,8 @@ def tree(name: str) -> DriverTree:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_shipped_topologies_are_described_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", HWCAPS)
-    monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", FOLDERS)
+@pytest.mark.usefixtures("on_x86_64")
+def test_the_shipped_topologies_are_described_as_before(name: str) -> None:
     topology, capabilities, loader = CASES[name]
     inventory = load_topology(TOPOLOGIES / f"{topology}.toml")
     document = cdi.specification(
@@ -264,12 +250,7 @@ def test_the_shipped_topologies_are_described_as_before(name: str, monkeypatch: 
         tree=tree(capabilities),
         loader=loader,
     )
-    golden = FOLDER / name
-    text = "\n".join(lines(document)) + "\n"
-    if os.environ.get("NRI_GPU_GOLDENS") == "write":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text)
-    assert golden.read_text() == text
+    compare(FOLDER / name, "\n".join(lines(document)) + "\n")
 
 
 def test_every_golden_file_has_its_case() -> None:

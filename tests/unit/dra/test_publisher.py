@@ -18,7 +18,7 @@ from nri_gpu.dra.questions import NodeView, Taint
 from tests.support.api_server import GATES, Canned, StandInApiServer
 from tests.support.log import Log
 from tests.support.waiting import POLL_S, aside, wait_for
-from tests.unit.dra.test_slices import BAD, device, view
+from tests.unit.dra.offers import BAD, device, view
 
 NODE: Final = "node1"
 UNPUBLISHED: Final = "ResourceSlices not published, trying again"

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.dra.questions import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
+from nri_gpu.dra.questions import Attribute, Capacity, NodeView, Version
 from nri_gpu.dra.slices import (
     ALL_GATES,
     AWAY,
@@ -31,24 +31,9 @@ from nri_gpu.dra.slices import (
     without_daemon,
 )
 from tests.support.api_server import canonical
+from tests.unit.dra.offers import BAD, GIB, device, view
 
-GIB: Final = 1 << 30
 NODE: Final = "node1"
-BAD: Final = Taint("gpu.nri.io/unhealthy", "bad", "NoSchedule")
-
-
-def view(*devices: OfferedDevice, **parts: object) -> NodeView:
-    whole = NodeView(number=1, driver="gpu.nri.io", dir="", registry_dir="", cdi_dir="", known=True, devices=devices)
-    return replace(whole, **parts)
-
-
-def device(
-    name: str = "gpu-0", *taints: Taint, attributes: dict[str, Attribute] | None = None, **parts: object
-) -> OfferedDevice:
-    made = OfferedDevice(
-        name=name, attributes=attributes or {"type": "gpu"}, capacity={"memory": Capacity(80 * GIB, 20 * GIB)}
-    )
-    return replace(made, taints=taints, **parts)
 
 
 def as_json(found: object) -> object:

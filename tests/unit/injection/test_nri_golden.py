@@ -8,10 +8,8 @@ of each line stand the sets of capabilities that it is given with, by their lett
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -19,7 +17,6 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory
-from nri_gpu.injection import driver_mounts
 from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
@@ -27,10 +24,9 @@ from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.frames import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
+from tests.support.goldens import FILES, FIXTURES, LIBRARIES, compare
 from tests.support.plugin import NoRecorder
-from tests.unit.cdi.test_specification import FILES, FOLDERS, HWCAPS, LIBRARIES
 
-FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"
 NAMES: Final = sorted(path.stem for path in TOPOLOGIES.glob("*.toml") if not load_topology(path).script)
 # One more with each new capability.
 SETS: Final[Mapping[str, Capabilities]] = {
@@ -111,11 +107,6 @@ def text_of(topology: str) -> str:
 
 
 @pytest.mark.parametrize("topology", NAMES)
-def test_it_is_what_it_was(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", HWCAPS)
-    monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", FOLDERS)
-    golden, text = FOLDER / f"{topology}.txt", text_of(topology)
-    if os.environ.get("NRI_GPU_GOLDENS") == "write":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text)
-    assert golden.read_text() == text
+@pytest.mark.usefixtures("on_x86_64")
+def test_it_is_what_it_was(topology: str) -> None:
+    compare(FIXTURES / "nri" / f"{topology}.txt", text_of(topology))

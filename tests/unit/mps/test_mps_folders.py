@@ -22,8 +22,9 @@ from nri_gpu.mps.mps_folders import (
 from nri_gpu.system.process import process_of
 from nri_gpu.system.selinux import SHARED, label_of
 from tests.support import mps
-from tests.unit.systemd.test_units import MPS as UNIT
+from tests.support.unit_file import OURS, Unit
 
+UNIT = Unit.read(OURS.with_name("nri-gpu.service.d") / "mps.conf")
 UUID = GpuUuid("GPU-0")
 CLIENT = 1000
 

@@ -25,7 +25,7 @@ from tests.support import builders as make
 from tests.support.log import Log
 from tests.support.running import running
 from tests.support.scripted_runtime import until
-from tests.unit.stray.test_judge import ID, INVENTORY, OTHER_ID, TRAIN, listed, number, use
+from tests.unit.stray.known import ID, INVENTORY, OTHER_ID, TRAIN, listed, number, use
 
 WHOLE = Extent(100, 0, whole=True)
 FOUND = "stray gpu use"
