@@ -80,7 +80,6 @@ class Kubelet(pb_grpc.RegistrationServicer):
         self.cdi_devices: tuple[str, ...] = ()  # of the last Allocate
         self.clients: dict[str, Client] = {}
         self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
-        self._init: set[tuple[str, str]] = set()
         self._keyed_by_resource = keyed_by_resource  # before kubernetes#135437
         self._changed = asyncio.Condition()
         self._admitting = asyncio.Lock()
@@ -155,13 +154,8 @@ class Kubelet(pb_grpc.RegistrationServicer):
     def in_use(self, resource: str) -> set[str]:
         return {id_ for given in self.checkpoint.values() for id_ in given.get(resource, ((), {}))[0]}
 
-    async def admit(
-        self, pod: str, container: str, wants: Mapping[str, int], *, init: bool = False
-    ) -> Mapping[str, str]:
-        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts.
-
-        init: it ends before the next one of its pod begins, which is given its devices first.
-        """
+    async def admit(self, pod: str, container: str, wants: Mapping[str, int]) -> Mapping[str, str]:
+        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts."""
         async with self._admitting:
             given = dict(self.checkpoint.get((pod, container), {}))
             for resource, count in wants.items():
@@ -172,21 +166,9 @@ class Kubelet(pb_grpc.RegistrationServicer):
                         f"{resource}"
                     )
                 if len(has) < count:
-                    given[resource] = await self._allocate(resource, count, sorted(self._reusable(pod, resource)))
+                    given[resource] = await self._allocate(resource, count)
             self.checkpoint[pod, container] = given
-            if init:
-                self._init.add((pod, container))
             return self.replayed(pod, container)
-
-    def lose_state(self, pod: str, container: str) -> None:
-        """What a node's restart can cost: the kubelet then allocates once more as the container starts, anything."""
-        del self.checkpoint[pod, container]
-
-    def _reusable(self, pod: str, resource: str) -> set[str]:
-        """Of the pod's init containers, and not of another that runs beside the one that is admitted."""
-        of_pod = {name: set(given[resource][0]) for name, given in self.checkpoint.items() if resource in given}
-        ended = {id_ for name, ids in of_pod.items() if name in self._init and name[0] == pod for id_ in ids}
-        return ended - {id_ for name, ids in of_pod.items() if name not in self._init for id_ in ids}
 
     def replayed(self, pod: str, container: str) -> Mapping[str, str]:
         """What the checkpoint hands out at each start; on a key that comes twice one wins, in random order."""
@@ -201,18 +183,13 @@ class Kubelet(pb_grpc.RegistrationServicer):
         """The pod is over."""
         self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != pod}
 
-    async def _allocate(
-        self, resource: str, count: int, reusable: Sequence[str]
-    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """devicesToAllocate: of those to be used again, then of the others, with a hint where there is a choice."""
-        chosen = set(reusable[:count])
-        available = set(self.healthy(resource)) - self.in_use(resource) - chosen
-        if len(available) + len(chosen) < count:
-            raise AdmissionError(f"requested {count} of {resource}, available {len(available) + len(chosen)}")
-        if len(available) > count - len(chosen) > 0:
-            chosen = await self.preferred(resource, available | chosen, shuffled(chosen), count)
-        elif len(chosen) < count:
-            chosen |= available
+    async def _allocate(self, resource: str, count: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """devicesToAllocate: of those that are free, with a hint where there is a choice."""
+        chosen = set(self.healthy(resource)) - self.in_use(resource)
+        if len(chosen) < count:
+            raise AdmissionError(f"requested {count} of {resource}, available {len(chosen)}")
+        if len(chosen) > count:
+            chosen = await self.preferred(resource, chosen, (), count)
         ids = shuffled(chosen)
         response = await self.allocate(resource, ids)
         return tuple(ids), dict(response.container_responses[0].annotations)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Final
 
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.decision.placement import Asker, place
 from nri_gpu.decision.topology import topology_of
-from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid
-from nri_gpu.domain.gpu_request import Claim, Count, Mode
 from nri_gpu.domain.node import GpuFault
-from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
-from tests.support.daemon import TOPOLOGIES
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
 from tests.support.kubelet_nodes import GPU, PluginNode
@@ -159,29 +152,6 @@ def test_two_containers_in_one_question() -> None:
     assert f"ids={uuid(1)},{uuid(3)};" in one
     assert f"ids={uuid(0)};" in two
     assert {device.uuid for device in node.plugin.ledger.reservations} == {uuid(0), uuid(1), uuid(3)}
-
-
-NODES: Final = ("hgx-h100.toml", "dgx-a100.toml", "pcie-8.toml")
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_whole_gpus_go_together_as_by_annotation(name: str) -> None:
-    """Every number of GPUs, beside every pair that is in use."""
-    inventory = load_topology(TOPOLOGIES / name, boot_clock=lambda: 0.0)
-    node = PluginNode()
-    node.node_state.put_inventory(inventory)
-    all_of_them = [each.uuid for each in inventory.gpus]
-    for used in [(), *combinations(all_of_them, 2)]:
-        node.plugin.state.ledger = _held(used)
-        free = [each for each in all_of_them if each not in used]
-        for size in range(1, len(free) + 1):
-            chosen = place(_claim(size), Asker(PodUid("new"), Mode.EXCLUSIVE), inventory, node.plugin.ledger.usage())
-            assert not isinstance(chosen, Reason)
-            assert node.devices.preferred(GPU, free[::-1], (), size) == tuple(each.uuid for each in chosen)
-
-
-def _claim(size: int) -> Claim:
-    return Claim(key="k", text=str(size), wanted=Count(size))
 
 
 def _held(used: tuple[GpuUuid, ...]) -> Ledger:

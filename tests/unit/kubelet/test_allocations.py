@@ -152,16 +152,6 @@ def without_key(node: PluginNode, *containers: Container) -> None:
     node.relist([(each, True) for each in containers])
 
 
-def test_a_key_that_comes_late_tells_whose_containers_there_are(node: PluginNode) -> None:
-    of = running(node, given(node, 0))
-    without_key(node, of)
-    assert all(device.why for device in node.devices.devices(GPU))
-    node.keyed()
-    assert not any(device.why for device in node.devices.devices(GPU))
-    node.stop(of)
-    assert "ml/train" in str(node.create(container("device=0", of="thief")))
-
-
 def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over(node: PluginNode) -> None:
     over, local = running(node, given(node, 0)), running(node, container("device=1", of="local"))
     forger = replace(local, annotations={key: "v1" for key in over.annotations})

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
-from nri_gpu.domain.container import Container
 from nri_gpu.domain.node import GpuFault
-from nri_gpu.ledger.reservations import OPEN_S
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from tests.support.builders import container, gpu, gpus, mig_gpu, mig_uuid, uuid
 from tests.support.kubelet import AdmissionError, Kubelet
-from tests.support.kubelet_nodes import GPU, KubeletNode, again, from_kubelet
+from tests.support.kubelet_nodes import GPU, KubeletNode, from_kubelet
 
 MIXED = KubeletSettings(mig_strategy=MigStrategy.MIXED)
 
@@ -28,11 +26,6 @@ async def served(folder: Path) -> AsyncIterator[tuple[Kubelet, KubeletNode]]:
     async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         yield kubelet, node
-
-
-async def admitted(kubelet: Kubelet, gpus: int = 1, name: str = "main") -> Container:
-    """A container of pod `train` that the kubelet has just allocated GPUs for."""
-    return from_kubelet(await kubelet.admit("train", name, {GPU: gpus}), name=name)
 
 
 async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
@@ -94,32 +87,6 @@ async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
                 node.clock.now += 100  # the grace is over, and the next look is the clock's
                 node.controller.changed()
             await kubelet.wait_healthy(GPU, 4)
-
-
-async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
-    """An init container that goes on is never made room of, and two containers of one pod are asked for one by one."""
-    async with served(folder) as (kubelet, node):
-        made = [again(await admitted(kubelet, name=each), n) for n, each in enumerate(("proxy", "main", "metrics"))]
-        held = [node.create(each) for each in made]
-        assert len({*held}) == 3
-        assert all(node.start(each) for each in made)
-        node.stop(made[1])
-        assert "ml/train" in str(node.create(container(f"device={held[1][0]}", of="thief")))
-        assert node.create(again(made[1], 9)) == held[1]
-
-
-async def test_a_kubelet_that_lost_its_state_allocates_once_more(folder: Path) -> None:
-    async with served(folder) as (kubelet, node):
-        await kubelet.admit("train", "main", {GPU: 2})
-        kubelet.lose_state("train", "main")
-        of = await admitted(kubelet, 2)
-        held = node.create(of)
-        assert {*held} == kubelet.in_use(GPU)
-        node.start(of)
-        # What it had allocated before and gave to nobody is kept from annotations for a while, and no longer.
-        node.clock.now += OPEN_S + 100
-        others = tuple(sorted({uuid(index) for index in range(4)} - {*held}))
-        assert node.create(container("2", of="local")) == others
 
 
 async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:

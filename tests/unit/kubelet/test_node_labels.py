@@ -172,10 +172,6 @@ def test_of_several_models_the_one_there_are_most_of() -> None:
     assert found["nvidia.com/gpu.compute.major"] == "8"
 
 
-def test_a_node_without_gpus_says_so() -> None:
-    assert node_labels(make.inventory((), driver_version="", cuda_version=""), "", OFF) == {"nvidia.com/gpu.count": "0"}
-
-
 @pytest.mark.parametrize(
     ("arch", "name"),
     [((7, 5), "turing"), ((8, 6), "ampere"), ((8, 9), "ada-lovelace"), ((12, 0), "blackwell"), ((2, 0), None)],

@@ -61,12 +61,6 @@ async def test_the_claims_of_a_pod_are_those_of_our_cdi_devices(folder: Path) ->
         assert [*main.claims, *side.claims] == ["8c5e-7d4f"]
 
 
-async def test_all_pods_and_what_can_be_given(folder: Path) -> None:
-    async with served(folder) as (_, client):
-        assert await client.list() == (TRAIN,)
-        assert await client.allocatable() == {GPU: ("a", "b")}
-
-
 async def test_a_list_beyond_grpcs_usual_limit(folder: Path) -> None:
     async with served(folder) as (server, client):
         ids = [f"GPU-{number:032x}" for number in range(120_000)]

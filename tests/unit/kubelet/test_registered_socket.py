@@ -49,12 +49,6 @@ async def test_options_are_answered_while_register_waits(folder: Path, log: Log)
         assert not log.warnings()
 
 
-async def test_a_kubelet_that_comes_later_is_noticed(folder: Path, log: Log) -> None:
-    async with KubeletNode(folder), Kubelet(folder) as kubelet:
-        await kubelet.wait_healthy(GPU, 4)
-    assert len(log.said("not registered with the kubelet, trying again")) <= 2  # no folder, then no socket
-
-
 async def test_no_kubelet_for_minutes_is_an_error_once(folder: Path, log: Log) -> None:
     phrase = "not registered with the kubelet, trying again"
     kubelet = Kubelet(folder)
