@@ -56,24 +56,6 @@ def a_slice(name: str = "00-slice", node: str = NODE) -> ResourceSlice:
     return ResourceSlice(SliceMetadata(name), SliceSpec(driver=DRIVER, pool=SlicePool(node, 1, 1), node_name=node))
 
 
-async def test_slices_are_made_listed_changed_and_removed(api: ApiServer) -> None:
-    made = await api.create(a_slice())
-    other = await api.create(a_slice("00-other", "node2"))
-    assert made.metadata.uid
-    assert made.version < other.version
-    changed = await api.update(replace(made, spec=replace(made.spec, pool=SlicePool(NODE, 2, 1))))
-    assert changed.spec.pool.generation == 2
-    listed = await api.slices(NODE, DRIVER)
-    assert listed.items == (replace(changed, api_version="resource.k8s.io/v1", kind="ResourceSlice"),)
-    await api.delete(changed)
-    assert (await api.slices(NODE, DRIVER)).items == ()
-
-
-async def test_a_dry_run_keeps_nothing(api: ApiServer, server: StandInApiServer) -> None:
-    assert (await api.create(a_slice(), dry_run=True)).metadata.name == "00-slice"
-    assert server.slices == {}
-
-
 async def test_connections_are_kept(api: ApiServer, server: StandInApiServer) -> None:
     made = await api.create(a_slice())
     for _ in range(5):
@@ -82,14 +64,6 @@ async def test_connections_are_kept(api: ApiServer, server: StandInApiServer) ->
             await api.node_uid("none")
     await api.delete(made)
     assert server.connected == 1
-
-
-async def test_a_claim_and_a_node_are_read(api: ApiServer, server: StandInApiServer) -> None:
-    uid = server.add_claim("ml", "train", status={"allocation": {}})
-    node_uid = server.add_node(NODE)
-    claim = json.loads(await api.claim("ml", "train"))
-    assert (claim["metadata"]["uid"], claim["status"]) == (uid, {"allocation": {}})
-    assert await api.node_uid(NODE) == node_uid
 
 
 async def test_names_cannot_leave_their_place_in_a_path(api: ApiServer, server: StandInApiServer) -> None:

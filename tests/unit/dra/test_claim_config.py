@@ -46,10 +46,6 @@ def test_a_former_extra_is_taken() -> None:
     assert parse_claim("KEY", text(extras=["profile"]), given=True).extras == Extras(ignored=("profile",))
 
 
-def test_one_that_asks_for_nothing_is_empty() -> None:
-    assert text() == ""
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [

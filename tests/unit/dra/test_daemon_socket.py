@@ -101,19 +101,6 @@ async def test_garbage_is_told_so(tmp_path: Path, question: bytes, sentence: str
         assert await DaemonClient(tmp_path).ask(ANSWERS[2][0]) == Unprepared()
 
 
-async def test_a_client_that_takes_no_answer_holds_nobody_up(tmp_path: Path) -> None:
-    large = ClaimFault("x" * (8 << 20))
-
-    async def say(question: Question) -> Answer:
-        return large if isinstance(question, AskView) else Unprepared()
-
-    async with listening(tmp_path, say, replace(LIMITS, patience_s=0.05)) as path:
-        _, writer = await asyncio.open_unix_connection(path, limit=1)
-        writer.write(msgspec.json.encode(AskView()) + b"\n")
-        assert await DaemonClient(tmp_path).ask(ANSWERS[2][0]) == Unprepared()
-        writer.close()
-
-
 async def test_a_bug_is_a_fault(tmp_path: Path, log: Log) -> None:
     async def broken(question: Question) -> Answer:
         raise OSError(5, str(question))

@@ -359,6 +359,14 @@ async def test_the_settings_of_the_start_hold(tmp_path: Path) -> None:
         assert all(each.shared for each in (await at.view()).devices)
 
 
+async def test_a_claim_is_released_although_the_runtime_is_away(tmp_path: Path) -> None:
+    async with serving(tmp_path) as at:
+        await at.prepare(claim("gpu-7"))
+        at.controller.connected(False)
+        assert await at.client.ask(AskUnprepare(UID)) == Unprepared()
+        assert not at.recorded()
+
+
 async def test_prepared_claims_are_recalled(tmp_path: Path) -> None:
     async with serving(tmp_path) as at:
         await at.prepare(claim("gpu-7"))

@@ -16,13 +16,13 @@ from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.driver_process import DriverProcess, DriverTimes
-from nri_gpu.dra.questions import AskPrepare, ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
+from nri_gpu.dra.questions import ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
 from nri_gpu.system.storage import text_of
 from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import HEALTH, DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
 from tests.support.log import Log
-from tests.support.resource_claims import DRIVER, NODE, POD, UID, resource_claim
+from tests.support.resource_claims import DRIVER, NODE, UID, resource_claim
 
 DRIVER_TIMES = DriverTimes(
     retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, look=0.3, claims=TIMES, sockets=QUICK
@@ -212,18 +212,6 @@ async def test_an_answer_that_is_no_view_is_a_daemon_that_is_away(folder: Path, 
     assert "two versions" in log.one("daemon not reached, trying again").fields["fault"]
 
 
-async def test_a_claim_whose_pods_may_have_changed_is_prepared_again(folder: Path) -> None:
-    async with served(folder) as (kubelet, node, _):
-        await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
-        node.api_server.put(resource_claim(pods={POD: "web", "pod-2": "api"}))
-        node.daemon.reread.add(CLAIM)
-        await node.daemon.change()
-        await until(lambda: not node.daemon.reread)
-        last = node.daemon.asked[-1]
-        assert isinstance(last, AskPrepare)
-        assert set(last.claim.pods.values()) == {"web", "api"}
-
-
 async def test_a_claim_that_cannot_be_read_is_read_again_and_that_is_said_once(folder: Path, log: Log) -> None:
     async with served(folder) as (kubelet, node, _):
         await kubelet.prepare(DRIVER, node.api_server.put(resource_claim()))
@@ -260,21 +248,3 @@ async def test_another_driver_or_folder_in_the_policy_ends_the_process_to_begin_
         with pytest.raises(RestartNeededError, match=r"another dra\.driver"):
             await serving
     assert not list((folder / "plugins_registry").iterdir())
-
-
-async def test_two_processes_on_a_node_serve_one_after_the_other_with_claims_alive(folder: Path) -> None:
-    node = DraNode(folder)
-    async with DraKubelet(folder) as kubelet:
-        async with process(node):
-            await kubelet.wait_for_driver(DRIVER)
-            claim = node.api_server.put(resource_claim())
-            devices = await kubelet.prepare(DRIVER, claim)
-            newer = TakingPublisher()
-            serving = asyncio.create_task(driver_process(node, newer).serve())
-            await until(lambda: newer.views)
-            assert kubelet.registered == 1
-        await kubelet.wait("the newer one", lambda: kubelet.registered == 2 and bool(kubelet.drivers))
-        assert await kubelet.prepare(DRIVER, claim) == devices
-        await kubelet.unprepare(DRIVER, claim)
-        assert node.files() == []
-        await cancelled([serving])

@@ -128,15 +128,6 @@ async def test_unprepare_without_the_daemon_fails_for_the_kubelet_to_try_again(f
         assert not node.daemon.prepared
 
 
-async def test_a_kubelet_that_restarts_finds_the_same_sockets(folder: Path) -> None:
-    async with served(folder) as (kubelet, node):
-        claim = node.api_server.put(resource_claim())
-        await kubelet.prepare(DRIVER, claim)
-        await kubelet.restart()
-        await kubelet.wait_for_driver(DRIVER)
-        assert set(await kubelet.prepare(DRIVER, claim)) == {UID}
-
-
 async def test_a_refusal_is_said_once_and_answered_by_a_new_socket(folder: Path, log: Log) -> None:
     kubelet = DraKubelet(folder)
     kubelet.refuse = "not yet"

@@ -102,10 +102,8 @@ async def test_a_fault_that_passes_is_waited_for_and_one_that_stays_is_told_in_t
     node.daemon.faults = [ClaimFault("GPU 0 is being released", passing=True)] * 2
     await node.claims.prepare(ASKED)
     node.daemon.faults = [ClaimFault("GPU 0 is being released", passing=True)] * 50
-    began = time.monotonic()
     assert await sentence(node) == "GPU 0 is being released"
-    assert time.monotonic() - began < 5 * TIMES.passing
-    assert node.daemon.faults
+    assert node.daemon.faults, "the kubelet would wait for all of them"
 
 
 HOLDER = PreparedName(ClaimUid("uid-holder"), "ml", "holder")
@@ -132,9 +130,8 @@ async def test_a_gpu_whose_holder_is_ending_is_waited_for(node: DraNode, holder:
     await node.claims.prepare(ASKED)
     assert node.api_server.reads == 2  # the claim, and its holder once
     node.daemon.faults = [HELD] * 50
-    began = time.monotonic()
     assert await sentence(node) == HELD.sentence
-    assert time.monotonic() - began < 5 * TIMES.passing
+    assert node.daemon.faults, "the kubelet would wait for all of them"
 
 
 async def test_a_gpu_whose_holder_goes_on_is_not_waited_for(node: DraNode) -> None:

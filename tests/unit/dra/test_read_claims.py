@@ -49,15 +49,6 @@ def test_each_container_gets_the_devices_that_it_names(node: ClaimNode) -> None:
     assert node.create(container(name="none")) == ()
 
 
-def test_pods_and_containers_of_one_claim_share_it(node: ClaimNode) -> None:
-    claim = node.prepared(allocated(0, pods=("train", "eval")))
-    for of in ("train", "eval"):
-        for name in ("main", "side"):
-            made = with_claims(container(of=of, name=name), claim)
-            assert node.create(made) == (uuid(0),)
-            assert node.start(made)
-
-
 def test_what_a_claim_has_is_kept_while_nothing_runs(node: ClaimNode) -> None:
     claim = node.prepared(allocated(0))
     assert "is held exclusively by claim ml/shared" in node.refused(container("device=0", of="other"))
@@ -296,35 +287,10 @@ def test_what_podresources_lists_is_not_asked_of_claims(node: ClaimNode) -> None
     assert node.create(made) == (uuid(0),)
 
 
-def test_claims_outlive_the_daemon_and_its_list_of_containers(node: ClaimNode) -> None:
-    claim = node.prepared(allocated(0))
-    made = with_claims(container(), claim)
-    node.create(made)
-    node.start(made)
-    node.restarted({made.id: (made, True)})
-    assert node.plugin.ledger.claims == {SHARED: claim}
-    assert node.plugin.ledger.entries[made.id].grant.uuids == (uuid(0),)
-    assert "is held exclusively by ml/train" in node.refused(container("device=0", of="other"))
-    assert node.prepared(allocated(0)) == claim
-
-
 def test_a_container_made_without_us_does_not_start(node: ClaimNode) -> None:
     claim = node.prepared(allocated(0))
     assert not node.start(with_claims(container(), claim))
     assert not node.start(container(markers={"NRI_GPU_CLAIM_X": "forged"}))
-
-
-def test_gpus_of_claims_are_taken_from_the_device_plugin(node: ClaimNode) -> None:
-    node.prepared(allocated(0))
-    node.prepared(allocated(1, name="two", text="mode=shared"))
-    node.prepared(allocated(2, name="three", admin=True))
-    assert node.taken(shared=False) == {uuid(0), uuid(1)}
-    assert node.taken(shared=True) == {uuid(0)}
-    made = with_claims(container(), node.prepared(allocated(0)))
-    node.create(made)
-    assert node.taken(shared=False) == {uuid(0), uuid(1)}
-    node.unprepare(SHARED)
-    assert node.taken(shared=False) == {uuid(0), uuid(1)}  # its container still has it
 
 
 def test_a_pod_without_uid_is_in_no_claim(node: ClaimNode) -> None:

@@ -140,45 +140,6 @@ def test_a_slices_name_is_one_of_kubernetes_and_of_this_node_alone(node: str) ->
     assert name == next(iter(slice_specs(view(device("other"), driver=driver), node, ALL_GATES)))
 
 
-def test_nothing_is_written_where_nothing_changed() -> None:
-    offer = view(device(), device("gpu-1", BAD))
-    there = published(offer)
-    assert [each.spec.pool.generation for each in there.values()] == [1]
-    assert not plan_writes(slice_specs(offer, NODE, ALL_GATES), there.values())
-    assert not plan_writes({}, ())
-
-
-def test_one_update_keeps_the_generation_and_more_raise_it_for_all() -> None:
-    many = [device(f"gpu-{n}") for n in range(DEVICES_MAX + 1)]
-    there = published(view(*many))
-    assert [each.spec.pool.generation for each in there.values()] == [1, 1]
-    one = plan_writes(slice_specs(view(device("gpu-0", BAD), *many[1:]), NODE, ALL_GATES), there.values())
-    assert ([each.spec.pool.generation for each in one.update], one.create, one.delete) == ([1], (), ())
-    both = [device("gpu-0", BAD), *many[1:-1], device("gpu-64", BAD)]
-    writes = plan_writes(slice_specs(view(*both), NODE, ALL_GATES), there.values())
-    assert [each.spec.pool.generation for each in writes.update] == [2, 2]
-
-
-def test_a_slice_that_is_gone_is_made_again_with_a_new_generation_of_all() -> None:
-    many = [device(f"gpu-{n}") for n in range(DEVICES_MAX + 1)]
-    there = published(view(*many))
-    first = min(there)
-    writes = plan_writes(slice_specs(view(*many), NODE, ALL_GATES), [there[first]])
-    assert [each.metadata.name for each in writes.update] == [first]
-    assert {each.spec.pool.generation for each in (*writes.update, *writes.create)} == {2}
-
-
-def test_what_is_no_longer_wanted_is_deleted() -> None:
-    many = [device(f"gpu-{n}") for n in range(DEVICES_MAX + 1)]
-    there = published(view(*many))
-    writes = plan_writes(slice_specs(view(many[0]), NODE, ALL_GATES), there.values())
-    assert [each.metadata.name for each in writes.delete] == [max(there)]
-    assert [each.spec.pool.resource_slice_count for each in writes.update] == [1]
-    nothing = plan_writes(slice_specs(view(), NODE, ALL_GATES), there.values())
-    assert {each.metadata.name for each in nothing.delete} == set(there)
-    assert not nothing.update
-
-
 def test_a_taint_that_stays_keeps_its_time() -> None:
     sent = next(iter(published(view(device("gpu-0", BAD)))))
     offer = view(device("gpu-0", BAD))
