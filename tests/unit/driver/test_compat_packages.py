@@ -209,17 +209,6 @@ def test_a_look_follows_the_folder(node: DriverHost, folder: Path) -> None:
     assert cudas(node) == []
 
 
-def test_a_package_stays_as_long_as_a_container_has_it(node: DriverHost, folder: Path) -> None:
-    (package,) = node.look().compat
-    node.held = frozenset({package.generation})
-    shutil.rmtree(folder / CUDA)
-    assert cudas(node) == []
-    assert package.generation in node.staged()
-    node.held = frozenset()
-    node.look()
-    assert package.generation not in node.staged()
-
-
 def test_a_package_that_could_not_be_staged_is_tried_again(node: DriverHost) -> None:
     node.stage_dir.mkdir()
     node.stage_dir.chmod(0o777)

@@ -22,7 +22,6 @@ from nri_gpu.health.event_child import (
     WaitingFailed,
     parse_line,
 )
-from nri_gpu.system.child import LineProcess
 from tests.support.log import Log
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
 from tests.support.scripted_runtime import until
@@ -276,47 +275,3 @@ async def test_a_process_that_sends_a_malformed_line_is_replaced(
     assert set(listener.events) == {xid(0, 79)}
     assert len(listener.events) in (4, 5), "what follows a malformed line is not read"
     assert listener.doubts >= 4
-
-
-class Stuck:
-    """A process inside the kernel, where no signal reaches it: it cannot be made, so this stands in."""
-
-    pid = 4711
-    gone = False
-    ends = 0
-
-    async def send(self, line: bytes) -> None:
-        """Lost."""
-
-    async def receive(self) -> bytes:
-        return b""
-
-    def last_line(self) -> str:
-        return ""
-
-    async def end(self, grace_s: float) -> int | None:
-        self.ends += 1
-        return -9 if self.gone else None
-
-
-async def test_beside_a_process_that_cannot_be_killed_no_other_is_started(
-    tmp_path: Path, listening: Listening, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck, real_start, started = Stuck(), LineProcess.start, []
-
-    async def start(command: Sequence[str]) -> Stuck:
-        started.append(command)
-        return stuck
-
-    root = build_fake_nvml(tmp_path, GPUS)
-    monkeypatch.setattr(LineProcess, "start", start)
-    async with listening(1) as listener:
-        await listener.until(lambda: len(listener.pauses) >= 5)
-        assert len(started) == 1
-        assert stuck.ends >= 5, "it is tried again"
-        assert listener.logged("process 4711 still hangs in start and cannot be killed") == 1
-        monkeypatch.setattr(LineProcess, "start", real_start)
-        stuck.gone = True
-        await listener.listens(1)
-        happen(root, 1, EventType.XID, 79)
-        await listener.until(lambda: listener.events)

@@ -9,24 +9,6 @@ from nri_gpu.nri.convert import may_concern
 from nri_gpu.request.image_requirements import TOTAL_MAX
 from tests.support import builders as make
 
-FULL = make.container(
-    of=make.pod(annotations={"gpu.nri.io/pod": "1"}, runtime_handler="runc"),
-    annotations={"gpu.nri.io/grant": "x"},
-    env={"LD_LIBRARY_PATH": "/a=b", "NVIDIA_VISIBLE_DEVICES": ""},
-    devices=(DeviceRef("/dev/nvidia0", 195, 0), DeviceRef("/dev/fuse", 10, 229)),
-    mounts=frozenset({"/proc", "/dev"}),
-    cdi_devices=("nvidia.com/gpu=0", "x.org/y=z"),
-    nvidia_hooks=frozenset({"nvidia-cdi-hook", "nvidia-ctk"}),
-    rlimits=frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"}),
-    pinned=True,
-    privileged=True,
-    markers={"NRI_GPU_CLAIM_A_0": "v1;claim=a;device=0;mac=0"},
-)
-
-
-def test_a_request_says_what_was_put_in() -> None:
-    assert convert.request_from_pb(make.create_payload(FULL)) == FULL
-
 
 @pytest.mark.parametrize(("kind", "counts"), [("c", True), ("u", True), ("b", False), ("p", False)])
 def test_only_a_character_device_is_a_node_of_a_gpu(kind: str, counts: bool) -> None:
