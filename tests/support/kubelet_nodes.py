@@ -193,7 +193,7 @@ def token(*indices: int, key: bytes = TOKENS, shared: bool = False) -> dict[str,
     return {token_key(GPU): write_token(GPU, [uuid(index) for index in indices], key, shared=shared)}
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], object]) -> None:
     """Until it holds, for at most 10 s."""
     async with asyncio.timeout(10):
         while not holds():  # noqa: ASYNC110 - a server in this very loop is asked

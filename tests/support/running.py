@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def running(work: Coroutine[object, object, object]) -> AsyncIterator[None]:
+async def running(work: Coroutine[object, object, None]) -> AsyncIterator[asyncio.Task[None]]:
     """In the end it is cancelled and waited for."""
     task = asyncio.create_task(work)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -46,6 +46,7 @@ from tests.support.ledgers import after
 from tests.support.log import Log
 from tests.support.plugin import KEY
 from tests.support.podresources import PodResourcesServer
+from tests.support.running import running
 
 UID: Final = ClaimUid("8c5e6c5a-7d4f-4a53-8d7a-3f1c9f1f1e01")
 OTHER: Final = ClaimUid("8c5e6c5a-7d4f-4a53-8d7a-3f1c9f1f1e02")
@@ -98,13 +99,9 @@ async def serving(
     controller = DraController(folder, node.node_state, node.plugin, using, lasting_s=lasting_s, wait_s=wait_s)
     controller.configured(NEW_RUNTIME)
     controller.connected(connected)
-    running = asyncio.create_task(controller.run())
-    await asyncio.sleep(0)
-    try:
+    async with running(controller.run()):
+        await asyncio.sleep(0)
         yield Setting(folder, node, controller, DaemonClient(folder))
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_runtime_that_may_drop_cdi_devices_gets_no_claims_until_policy_says_that_it_does_not(

@@ -18,11 +18,12 @@ from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.driver_process import DriverProcess, DriverTimes
 from nri_gpu.dra.questions import ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
 from nri_gpu.system.storage import text_of
-from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import HEALTH, DraKubelet
 from tests.support.dra_node import QUICK, TIMES, DraNode
+from tests.support.kubelet_nodes import until
 from tests.support.log import Log
 from tests.support.resource_claims import DRIVER, NODE, UID, resource_claim
+from tests.support.running import running
 
 DRIVER_TIMES = DriverTimes(
     retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, look=0.3, claims=TIMES, sockets=QUICK
@@ -51,11 +52,6 @@ class TakingPublisher:
         await asyncio.Event().wait()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():  # noqa: ASYNC110 - several parts have no event of it
-        await asyncio.sleep(0.005)
-
-
 def driver_process(node: DraNode, publisher: TakingPublisher, times: DriverTimes = DRIVER_TIMES) -> DriverProcess:
     return DriverProcess(node.daemon, node.api_server, publisher, DeviceHealthService(NODE), times)
 
@@ -63,11 +59,8 @@ def driver_process(node: DraNode, publisher: TakingPublisher, times: DriverTimes
 @asynccontextmanager
 async def process(node: DraNode, times: DriverTimes = DRIVER_TIMES) -> AsyncIterator[TakingPublisher]:
     publisher = TakingPublisher()
-    serving = asyncio.create_task(driver_process(node, publisher, times).serve())
-    try:
+    async with running(driver_process(node, publisher, times).serve()):
         yield publisher
-    finally:
-        await cancelled([serving])
 
 
 @asynccontextmanager

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
 from nri_gpu.dra.questions import ClaimFault
-from nri_gpu.system.tasks import cancelled
 from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
 from tests.support.dra_node import QUICK, DraNode
+from tests.support.kubelet_nodes import until
 from tests.support.log import Log
 from tests.support.resource_claims import CONFIG, DRIVER, UID, opaque, resource_claim, result
+from tests.support.running import running
 
 BOTH = pytest.mark.parametrize("version", ["v1.DRAPlugin", "v1beta1.DRAPlugin"])
 NOT_REGISTERED = "DRA driver not registered, trying again"
@@ -29,12 +30,9 @@ NOT_REGISTERED = "DRA driver not registered, trying again"
 async def opened(sockets: KubeletSockets) -> AsyncIterator[None]:
     """As a process serves it, from beginning to end."""
     await sockets.hold()
-    running = asyncio.create_task(sockets.run())
-    try:
+    async with running(sockets.run()):
         yield
-    finally:
-        await cancelled([running])
-        sockets.release()
+    sockets.release()
 
 
 @asynccontextmanager
@@ -156,11 +154,9 @@ async def test_a_kubelet_that_comes_late_or_has_other_folders_is_waited_for(fold
     node, kubelet = DraNode(folder), DraKubelet(folder)
     (folder / "plugins").mkdir()
     async with opened(node.sockets(replace(QUICK, watched_within=0.0))):
-        while not log.warnings():  # noqa: ASYNC110 - no event of it
-            await asyncio.sleep(0.01)
+        await until(lambda: len(log.warnings()) == 1)
         (folder / "plugins_registry").mkdir()
-        while len(log.warnings()) < 2:  # noqa: ASYNC110 - no event of it
-            await asyncio.sleep(0.01)
+        await until(lambda: len(log.warnings()) == 2)
         async with kubelet:
             await kubelet.wait_for_driver(DRIVER)
     first, second = log.warnings()
@@ -186,8 +182,7 @@ async def test_the_next_process_takes_over_when_the_one_before_ends(folder: Path
         async with opened(older.sockets()):
             await kubelet.wait_for_driver(DRIVER)
             waiting = asyncio.create_task(sockets.hold())
-            while not log.said("waiting for another nri-gpu dra"):  # noqa: ASYNC110 - no event of it
-                await asyncio.sleep(0.01)
+            await until(lambda: bool(log.said("waiting for another nri-gpu dra")))
             claim = older.api_server.put(resource_claim())
             await kubelet.prepare(DRIVER, claim)
             assert not waiting.done()
@@ -204,6 +199,5 @@ async def test_a_path_too_long_for_a_socket_is_explained(folder: Path, log: Log)
     node.daemon.view = replace(node.daemon.view, dir=str(folder / ("x" * 90)))
     (folder / ("x" * 90)).mkdir()
     async with opened(node.sockets()):
-        while not log.warnings():  # noqa: ASYNC110 - no event of it
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(log.warnings()))
     assert "shorten dra.driver or dra.dir in the policy" in log.warnings()[0].fields["fault"]

@@ -17,33 +17,30 @@ from nri_gpu.dra.publisher import Publisher, PublisherTimes
 from nri_gpu.dra.questions import NodeView, Taint
 from tests.support.api_server import GATES, Canned, StandInApiServer
 from tests.support.log import Log
+from tests.support.running import running
 from tests.support.waiting import POLL_S, aside, wait_for
 from tests.unit.dra.offers import BAD, device, view
 
 NODE: Final = "node1"
 UNPUBLISHED: Final = "ResourceSlices not published, trying again"
 QUICK: Final = PublisherTimes(first_wait=0.02, longest_wait=0.1, apart=0.01, longest_apart=0.05, away=0.2, removed=0.02)
+API_QUICK: Final = ApiTimes(connect=1, read=1, answer=2)
 AWAY_KEYS: Final = ["gpu.nri.io/daemon-not-running"]
 OFFER: Final = view(device("gpu-0"), device("gpu-1"))
 
 
 @asynccontextmanager
 async def publishing(
-    server: StandInApiServer, offer: NodeView | None = OFFER, times: PublisherTimes = QUICK, *, node: bool = True
+    server: StandInApiServer, offer: NodeView = OFFER, times: PublisherTimes = QUICK, api_times: ApiTimes = API_QUICK
 ) -> AsyncIterator[Publisher]:
-    if node and NODE not in server.nodes:
+    if NODE not in server.nodes:
         server.add_node(NODE)
-    api = ApiServer(server.access(), times=ApiTimes(connect=1, read=1, answer=2))
+    api = ApiServer(server.access(), times=api_times)
     publisher = Publisher(api, NODE, times=times)
-    if offer:
-        publisher.put(offer)
-    running = asyncio.create_task(publisher.run())
-    try:
+    publisher.put(offer)
+    async with running(publisher.run()):
         yield publisher
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        api.close()
+    api.close()
 
 
 @pytest.fixture
@@ -263,18 +260,11 @@ async def test_conflicts_lost_watches_and_forgotten_history_are_mended_in_silenc
 
 
 async def test_a_server_ends_a_watch_and_the_next_goes_on(server: StandInApiServer) -> None:
-    server.add_node(NODE)
-    api = ApiServer(server.access(), times=ApiTimes(watch=1.8))
-    publisher = Publisher(api, NODE, times=QUICK)
-    publisher.put(OFFER)
-    running = asyncio.create_task(publisher.run())
-    await until(lambda: server.count("GET", "watch=1") == 2)
-    server.delete_slices(NODE)
-    await until(lambda: len(names(server)) == 2)
-    assert server.count("GET", "resourceslices?fieldSelector") - server.count("GET", "watch=1") == 1  # one list
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    api.close()
+    async with publishing(server, api_times=ApiTimes(watch=1.8)):
+        await until(lambda: server.count("GET", "watch=1") == 2)
+        server.delete_slices(NODE)
+        await until(lambda: len(names(server)) == 2)
+        assert server.count("GET", "resourceslices?fieldSelector") - server.count("GET", "watch=1") == 1  # one list
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from nri_gpu.health.event_child import (
 )
 from tests.support.log import Log
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
+from tests.support.running import running
 from tests.support.scripted_runtime import until
 
 GPUS = tuple(FakeGpu(uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
@@ -71,12 +72,8 @@ def listening(tmp_path: Path, log: Log) -> Listening:
     async def listening(*gpus: int, silence_s: float = 15.0) -> AsyncIterator[Listener]:
         listener = Listener(tmp_path, log, silence_s)
         listener.child.listen(frozenset(BUS_IDS[gpu] for gpu in gpus))
-        task = asyncio.create_task(listener.child.run())
-        try:
+        async with running(listener.child.run()):
             yield listener
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     return listening
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -31,6 +30,7 @@ from nri_gpu.system.state import Changed, NodeState
 from tests.support.builders import container, entry, ledger, pod, uuid
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
 from tests.support.log import Log
+from tests.support.running import running
 from tests.support.scripted_runtime import until
 
 RETRY_S = 0.01
@@ -136,17 +136,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-@asynccontextmanager
-async def running(daemon: Daemon) -> AsyncIterator[None]:
-    task = asyncio.create_task(daemon.controller.run())
-    try:
-        yield
-    finally:
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_an_event_counts_at_once_and_is_logged_once(daemon: Daemon, log: Log) -> None:
     daemon.shows()
     for _ in range(3):
@@ -210,7 +199,7 @@ async def test_many_events_cause_few_refreshes(daemon: Daemon, event: GpuEvent, 
 )
 async def test_gpus_that_are_listened_to(tmp_path: Path, events: Events, idle: list[str], held: list[str]) -> None:
     daemon = Daemon(tmp_path, events=events)
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows()
         await daemon.listening.until(idle)
         daemon.hold()
@@ -221,7 +210,7 @@ async def test_gpus_that_are_listened_to(tmp_path: Path, events: Events, idle: l
 
 async def test_refreshes_are_more_frequent_while_a_gpu_is_unhealthy(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, reprobe_s=0)
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows(())
         for _ in range(5):
             await asyncio.sleep(0)
@@ -248,7 +237,7 @@ STEPS: dict[str, Callable[[Daemon], None]] = {
 @pytest.mark.parametrize("order", list(permutations(STEPS)), ids="-".join)
 async def test_containers_are_stopped_in_any_order_of_causes(daemon: Daemon, order: Sequence[str]) -> None:
     """Bad before the runtime tells who holds it, or before policy says stop, or after both."""
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows()
         for step in order:
             await turns()
@@ -266,7 +255,7 @@ async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path) ->
     before.controller.with_health(with_parts(look((), ()), 1, 0))
     before.controller.take_event(xid(79, gpu=1))
     daemon = Daemon(tmp_path, containers=OnBad.STOP)
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         await turns()
         daemon.hold(PARTS[0])  # Synchronize, and no look yet
         await turns()
@@ -275,7 +264,7 @@ async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path) ->
 
 async def test_a_mig_device_that_is_missing_causes_one_refresh(daemon: Daemon) -> None:
     """A held MIG device that was removed is no GPU that was lost."""
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows()
         daemon.hold(PARTS[2])
         for _ in range(5):
@@ -288,7 +277,7 @@ async def test_a_stop_that_failed_is_tried_again(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, containers=OnBad.STOP)
     daemon.runtime.obeys = False
     daemon.hold()
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows()
         bad(daemon)
         began = asyncio.get_running_loop().time()
@@ -307,7 +296,7 @@ async def test_a_stop_that_failed_is_tried_again(tmp_path: Path) -> None:
 async def test_a_container_that_appears_on_a_recovering_gpu_is_stopped(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, containers=OnBad.STOP, fatal_xids=frozenset({79}))
     daemon.hold()
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows()
         bad(daemon)
         await turns()
@@ -323,7 +312,7 @@ async def test_a_container_that_appears_on_a_recovering_gpu_is_stopped(tmp_path:
 async def test_a_container_is_reported_once_for_each_loss(daemon: Daemon, log: Log) -> None:
     daemon.use(fatal_xids=frozenset({79}))
     daemon.hold()
-    async with running(daemon):
+    async with running(daemon.controller.run()):
         daemon.shows()
         bad(daemon)
         for _ in range(3):

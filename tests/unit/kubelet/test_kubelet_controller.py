@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -27,24 +26,15 @@ from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
 from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, said, until
 from tests.support.log import Log
+from tests.support.running import running
 from tests.support.waiting import wait_for
-
-
-@contextlib.asynccontextmanager
-async def running(controller: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(controller.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_installation_without_grpcio_serves_on(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "nri_gpu.kubelet.registered_socket", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
     node = PluginNode()
-    async with running(KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True))) as task:
+    async with running(KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True)).run()) as task:
         await said(log, "import of grpc")
         assert not task.done()
     assert "grpc" in log.one("device plugin cannot be served").fields["fault"]
@@ -76,8 +66,7 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
         monkeypatch.setattr(node.plugin, "lapse", lapse)
         await kubelet.wait_healthy(GPU, 4)
         bugs.append(ZeroDivisionError("ours"))
-        while not log.warnings():  # noqa: ASYNC110 - no event of it
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(log.warnings()))
         await asyncio.sleep(0.2)  # ten more looks
         assert await kubelet.allocate(GPU, kubelet.healthy(GPU)[:1])
         bugs.clear()
@@ -114,11 +103,10 @@ async def test_the_key_is_read_where_no_endpoint_can_be(folder: Path) -> None:
     node, file = keyless(folder)
     controller = controller_on(folder, node, registration=Registration.WATCHER)
     controller.begin()
-    async with running(controller):
+    async with running(controller.run()):
         file.parent.mkdir()
-        while node.plugin.kubelet.key is None:
-            controller.changed()
-            await asyncio.sleep(0.01)
+        controller.changed()
+        await until(lambda: node.plugin.kubelet.key is not None)
         assert not (folder / "plugins_registry").exists()
 
 
@@ -205,7 +193,7 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path) -> Non
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
     node = ExternalNode()
     settings = replace(INJECTING, enabled=False, podresources=str(folder / "none.sock"))
-    async with running(KubeletController(node.node_state, node.plugin, settings)):
+    async with running(KubeletController(node.node_state, node.plugin, settings).run()):
         await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
 
 

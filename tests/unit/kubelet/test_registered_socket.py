@@ -15,9 +15,8 @@ from nri_gpu.kubelet.required_device import KEY_FILE
 from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival
-from tests.support.kubelet_nodes import GPU, QUICK, KubeletNode, said
+from tests.support.kubelet_nodes import GPU, QUICK, KubeletNode, said, until
 from tests.support.log import Line, Log
-from tests.support.scripted_runtime import until
 
 WATCHER = KubeletSettings(registration=Registration.WATCHER)
 both = pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
@@ -25,19 +24,6 @@ both = pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["r
 
 def ours(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("nri-gpu-*.sock"))
-
-
-async def wait_said(log: Log, text: str, times: int) -> None:
-    """Until that was said so many times."""
-    while len(log.said(text)) < times:  # noqa: ASYNC110 - no event of it
-        await asyncio.sleep(0.01)
-    assert len(log.said(text)) == times
-
-
-async def wait_level(log: Log, text: str, level: str) -> None:
-    """Until that was said at that level."""
-    while not any(line.level == level for line in log.said(text)):  # noqa: ASYNC110 - no event of it
-        await asyncio.sleep(0.01)
 
 
 async def test_options_are_answered_while_register_waits(folder: Path, log: Log) -> None:
@@ -54,7 +40,7 @@ async def test_no_kubelet_for_minutes_is_an_error_once(folder: Path, log: Log) -
     kubelet = Kubelet(folder)
     kubelet.refuse = "not yet"
     async with KubeletNode(folder, times=replace(QUICK, stuck=0.05)), kubelet:
-        await wait_level(log, phrase, "ERROR")
+        await until(lambda: any(line.level == "ERROR" for line in log.said(phrase)))
         refused = kubelet.refused
         await kubelet.wait("more tries", lambda: kubelet.refused > refused + 2)
         kubelet.refuse = ""
@@ -123,7 +109,7 @@ async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
         await kubelet.wait_healthy(GPU, 4)
         first = kubelet.clients[GPU].path
         assert first.parent == kubelet.registry
-        await wait_said(log, "registered with the kubelet", 1)
+        await until(lambda: len(log.said("registered with the kubelet")) == 1)
         await kubelet.restart()
         await kubelet.wait_healthy(GPU, 4)
         for times in (1, 2):  # the same fault twice, with success between: it is news each time
@@ -135,7 +121,7 @@ async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
             assert len(known(log)) == times
             kubelet.refuse = ""
             await kubelet.wait_healthy(GPU, 4)
-            await wait_said(log, "registered with the kubelet", 2 + times)
+            await until(lambda: len(log.said("registered with the kubelet")) == 2 + times)  # noqa: B023
 
 
 async def test_a_watcher_that_looks_elsewhere_is_told_of(folder: Path, log: Log) -> None:
@@ -199,7 +185,7 @@ async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: Ku
             rival.close()  # what it left behind is of nobody
             await kubelet.wait_healthy(GPU, 4)
             # The kubelet may have the list before its answer to the registration is read.
-            await until("the status to be registered", lambda: node.statuses()[0].registered)
+            await until(lambda: node.statuses()[0].registered)
             assert [each.fault for each in node.statuses()] == [""]
 
 
