@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Final
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,14 +14,35 @@ from nri_gpu.decision.claim_devices import prepared
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
-from nri_gpu.dra.offered_devices import HELD, UNHEALTHY, not_ready, offer
+from nri_gpu.dra.offered_devices import HELD, UNHEALTHY, CounterSets, not_ready, offer
+from nri_gpu.dra.questions import OfferedDevice, Version
 from nri_gpu.ledger.ledger import UNUSED, Ledger
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.model import Policy
 from tests.property import strategies as some
-from tests.unit.dra.test_offered_devices import within_limits
+
+LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+VALUE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+IDENTIFIER: Final = re.compile(r"(?:[a-z0-9.]{1,63}/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
+SEMVER: Final = re.compile(r"(?:0|[1-9]\d*)(?:\.(?:0|[1-9]\d*)){2}")
+EFFECTS: Final = {"NoSchedule", "NoExecute"}
 
 replicas = st.sampled_from([1, 1, 4])
+
+
+def within_limits(devices: Sequence[OfferedDevice], counter_sets: CounterSets) -> None:
+    """What the API server demands of devices."""
+    assert len({each.name for each in devices}) == len(devices)
+    for device in devices:
+        assert LABEL.fullmatch(device.name)
+        assert len(device.attributes) + len(device.capacity) <= 32
+        assert all(IDENTIFIER.fullmatch(each) for each in (*device.attributes, *device.capacity))
+        assert all(len(each) <= 64 for each in device.attributes.values() if isinstance(each, str))
+        versions = [each.text for each in device.attributes.values() if isinstance(each, Version)]
+        assert all(SEMVER.fullmatch(each) for each in versions)
+        assert all(VALUE.fullmatch(each.value) and each.effect in EFFECTS for each in device.taints)
+        for counter, amount in device.counters.items():
+            assert amount <= counter_sets[device.counter_set][counter]
 
 
 @given(some.nodes, some.ledgers, some.policies, replicas)

@@ -174,21 +174,6 @@ def _settings(edits: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
     yield from ((("env", pair.partition("=")[0]), pair) for pair in edits.get("env", ()))
 
 
-def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
-    cut = make.mig_gpu(1)
-    units: tuple[Unit, ...] = (make.gpu(0), *cut.parts)
-    document = specification(units)
-    jsonschema.validate(document, SCHEMA)
-    names = ["0", make.uuid(0), "1:0", make.mig_uuid(1, 0), "1:1", make.mig_uuid(1, 1), "all"]
-    assert [*devices(document)] == names
-    assert applied(document, "1:0", "1:1").devices == planned(*cut.parts).devices
-    assert applied(document, make.mig_uuid(1, 1)).devices == planned(cut.parts[1]).devices
-    assert applied(document, "all").devices == planned(*units).devices
-    alone = specification(cut.parts, tree=None)
-    assert "/dev/nvidia6" not in {node["path"] for node in alone["containerEdits"]["deviceNodes"]}
-    assert applied(alone, "1:0").devices == planned(cut.parts[0]).devices
-
-
 FOLDER: Final = FIXTURES / "cdi"
 # One more row with each new capability.
 CAPABILITIES: Final[dict[str, Capabilities]] = {

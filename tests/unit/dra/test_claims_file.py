@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -62,54 +63,55 @@ def test_this_boot_is_the_kernel_s(tmp_path: Path) -> None:
     assert ClaimsFile(tmp_path, BOOT).read() == {}
 
 
-DAMAGE = {
-    "another boot": (BOOT.encode(), BOOT[:-1].encode() + b"2", "checksum"),
-    "another GPU": (make.uuid(0).encode(), make.uuid(3).encode(), "checksum"),
-    "another checksum": (b'"sha256":"', b'"sha256":"0', "checksum"),
-    "not JSON": (b'{"sha256"', b'{"sha256', "malformed"),
-    "half of it": (b'"schema"', b"", "malformed"),
-    "nothing": (None, b"", "truncated"),
-    "something else": (None, b'{"grants":[]}', "sha256"),
-    "no text": (None, b"\xff\xfe", "malformed"),
+Spoil = Callable[[Path], object]
+
+
+def edited(before: bytes, after: bytes) -> Spoil:
+    return lambda file: file.write_bytes(file.read_bytes().replace(before, after, 1))
+
+
+def written(text: bytes) -> Spoil:
+    return lambda file: file.write_bytes(text)
+
+
+def made_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+TOMORROWS = b'{"schema":"nri-gpu/claims/v2","boot_id":"%s","claims":[]}' % BOOT.encode()
+SEALED = b'{"sha256":"%s","document":%s}' % (hashlib.sha256(TOMORROWS).hexdigest().encode(), TOMORROWS)
+# What becomes of a file that was written, and why it is dropped.
+DAMAGE: dict[str, tuple[Spoil, str]] = {
+    "another boot, by hand": (edited(BOOT.encode(), BOOT[:-1].encode() + b"2"), "checksum"),
+    "another GPU": (edited(make.uuid(0).encode(), make.uuid(3).encode()), "checksum"),
+    "another checksum": (edited(b'"sha256":"', b'"sha256":"0'), "checksum"),
+    "not JSON": (edited(b'{"sha256"', b'{"sha256'), "malformed"),
+    "half of it": (edited(b'"schema"', b""), "malformed"),
+    "nothing": (written(b""), "truncated"),
+    "something else": (written(b'{"grants":[]}'), "sha256"),
+    "no text": (written(b"\xff\xfe"), "malformed"),
     "deep": (
-        None,
-        b'{"sha256":"","document":' + b"[" * 100_000,
+        written(b'{"sha256":"","document":' + b"[" * 100_000),
         "recursion" if sys.version_info < (3, 14) else "truncated",
     ),
+    "of another boot": (
+        lambda file: ClaimsFile(file.parent, "another").write([CLAIM]),
+        "before this machine was start",
+    ),
+    "of another version": (written(SEALED), "nri-gpu/claims/v2"),
+    "a folder": (made_a_folder, "Is a directory"),
 }
 
 
-@pytest.mark.parametrize(("before", "after", "why"), DAMAGE.values(), ids=DAMAGE)
-def test_what_cannot_be_trusted_is_dropped(
-    tmp_path: Path, log: Log, before: bytes | None, after: bytes, why: str
-) -> None:
+@pytest.mark.parametrize(("spoil", "why"), DAMAGE.values(), ids=DAMAGE)
+def test_what_cannot_be_trusted_is_dropped(tmp_path: Path, log: Log, spoil: Spoil, why: str) -> None:
     ClaimsFile(tmp_path, BOOT).write([CLAIM])
-    file = tmp_path / FILE_NAME
-    file.write_bytes(after if before is None else file.read_bytes().replace(before, after, 1))
+    spoil(tmp_path / FILE_NAME)
     assert ClaimsFile(tmp_path, BOOT).read() == {}
     fault = log.one("prepared claims dropped").fields["fault"]
     assert why in fault
     assert fault.endswith(CONSEQUENCE)
-
-
-def test_another_boot_is_dropped(tmp_path: Path, log: Log) -> None:
-    ClaimsFile(tmp_path, "another").write([CLAIM])
-    assert ClaimsFile(tmp_path, BOOT).read() == {}
-    assert "before this machine was started" in log.one("prepared claims dropped").fields["fault"]
-
-
-def test_another_version_is_dropped(tmp_path: Path, log: Log) -> None:
-    document = b'{"schema":"nri-gpu/claims/v2","boot_id":"%s","claims":[]}' % BOOT.encode()
-    sealed = b'{"sha256":"%s","document":%s}' % (hashlib.sha256(document).hexdigest().encode(), document)
-    (tmp_path / FILE_NAME).write_bytes(sealed)
-    assert ClaimsFile(tmp_path, BOOT).read() == {}
-    assert "nri-gpu/claims/v2" in log.one("prepared claims dropped").fields["fault"]
-
-
-def test_a_file_that_cannot_be_opened_is_dropped(tmp_path: Path, log: Log) -> None:
-    (tmp_path / FILE_NAME).mkdir()
-    assert ClaimsFile(tmp_path, BOOT).read() == {}
-    assert "Is a directory" in log.one("prepared claims dropped").fields["fault"]
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

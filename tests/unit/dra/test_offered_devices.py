@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,11 +28,6 @@ from tests.support.daemon import TOPOLOGIES
 from tests.support.ledgers import after
 
 MIB: Final = make.MIB
-LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-VALUE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-IDENTIFIER: Final = re.compile(r"(?:[a-z0-9.]{1,63}/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
-SEMVER: Final = re.compile(r"(?:0|[1-9]\d*)(?:\.(?:0|[1-9]\d*)){2}")
-EFFECTS: Final = {"NoSchedule", "NoExecute"}
 CLUSTER: Final = "01234567-89ab-cdef-0123-456789abcdef"
 
 
@@ -279,23 +273,3 @@ def test_the_first_devices_are_linked_sets() -> None:
     assert sorted(order) == list(range(8))
     assert [inside(order[at : at + 2]) for at in (0, 2, 4, 6)] == [2, 2, 2, 2]
     assert inside(order[:4]) == inside(order[4:]) == max(inside(range(4)), inside(range(4, 8)))
-
-
-def within_limits(devices: Sequence[OfferedDevice], counter_sets: CounterSets) -> None:
-    """What the API server demands of devices."""
-    assert len({each.name for each in devices}) == len(devices)
-    for device in devices:
-        assert LABEL.fullmatch(device.name)
-        assert len(device.attributes) + len(device.capacity) <= 32
-        assert all(IDENTIFIER.fullmatch(each) for each in (*device.attributes, *device.capacity))
-        assert all(len(each) <= 64 for each in device.attributes.values() if isinstance(each, str))
-        versions = [each.text for each in device.attributes.values() if isinstance(each, Version)]
-        assert all(SEMVER.fullmatch(each) for each in versions)
-        assert all(VALUE.fullmatch(each.value) and each.effect in EFFECTS for each in device.taints)
-        for counter, amount in device.counters.items():
-            assert amount <= counter_sets[device.counter_set][counter]
-
-
-@pytest.mark.parametrize("name", sorted(each.stem for each in TOPOLOGIES.glob("*.toml")))
-def test_what_is_offered_is_within_the_limits_of_the_api(name: str) -> None:
-    within_limits(*offered(load_topology(TOPOLOGIES / f"{name}.toml"), hindrance="driver-not-ready"))

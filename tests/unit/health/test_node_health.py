@@ -129,10 +129,6 @@ def test_states_in_time(timeline: str) -> None:
         assert state(health, 1) == expected, step
 
 
-def test_a_healthy_gpu_that_was_removed_is_forgotten() -> None:
-    assert UUIDS[1] not in looked(looked(UNSEEN, 0), 10, look(())).records
-
-
 def test_a_refresh_that_failed_changes_nothing() -> None:
     health = looked(UNSEEN, 0)
     assert health.after_inventory(Inventory(taken_at=1, fault="no driver"), RULES, at(1)) == (health, ())

@@ -143,17 +143,6 @@ def test_a_profile_that_is_cut_away_keeps_its_resource_without_devices() -> None
     assert [(each.id, bool(each.why)) for each in node.devices.devices(GPU)] == [(uuid(0), False), (uuid(1), True)]
 
 
-def test_two_containers_in_one_question() -> None:
-    """A kubelet sends one, the messages hold many."""
-    node = PluginNode()
-    first, second = node.devices.allocate(GPU, [[uuid(3), uuid(1)], [uuid(0)]])
-    ((key, one),), ((_, two),) = first.annotations.items(), second.annotations.items()
-    assert key == "gpu.nri.io/kubelet.nvidia.com_gpu"
-    assert f"ids={uuid(1)},{uuid(3)};" in one
-    assert f"ids={uuid(0)};" in two
-    assert {device.uuid for device in node.plugin.ledger.reservations} == {uuid(0), uuid(1), uuid(3)}
-
-
 def _held(used: tuple[GpuUuid, ...]) -> Ledger:
     other = replace(foreign(), uuids=frozenset(used))
     return ledger(others=[other] if used else [])

@@ -132,25 +132,29 @@ def test_what_the_kubelet_is_offered(gpus: Sequence[Gpu], settings: dict[str, An
     assert {name: value for name, value in told.items() if not name.endswith(aside)} == expected
 
 
-def test_what_is_not_known_has_no_label() -> None:
-    unknown = ("nvidia.com/gpu.memory", "nvidia.com/gpu.family", "nvidia.com/gpu.compute.major")
-    found = node_labels(make.inventory([make.gpu(0, memory_bytes=None, arch=None)]), "", KubeletSettings(enabled=True))
-    assert found.keys().isdisjoint(unknown)
-    assert found["nvidia.com/gpu.count"] == "1"
-    some = [make.gpu(0), make.gpu(1, memory_bytes=None)]
-    assert unknown[0] not in node_labels(make.inventory(some), "", KubeletSettings(enabled=True))
+T4 = make.gpu(0, model="Tesla T4", memory_bytes=16 << 30, arch=(7, 5))
+UNKNOWN = make.gpu(0, memory_bytes=None, arch=None)
+FAMILIES = {"turing": (7, 5), "ampere": (8, 6), "ada-lovelace": (8, 9), "blackwell": (12, 0), None: (2, 0)}
+# Labels below nvidia.com/gpu of such GPUs; None: there is none.
+FACTS: dict[str, tuple[Sequence[Gpu], dict[str, Any], dict[str, str | None]]] = {
+    "what is not known": ([UNKNOWN], {}, {"memory": None, "family": None, "compute.major": None, "count": "1"}),
+    "what is not known of one": ([make.gpu(0), make.gpu(1, memory_bytes=None)], {}, {"memory": None}),
+    "memory of whole GPUs": (WHOLE, ONE_KIND, {"memory": str((WHOLE[0].memory_bytes or 0) >> 20)}),
+    "memory of MIG devices": (ALIKE, ONE_KIND, {"memory": str((ALIKE[0].mig[0].memory_bytes or 0) >> 20)}),
+    "memory of nothing that is offered": (HALF, ONE_KIND, {"memory": "0"}),
+    "the model there are most of": (
+        [T4, make.gpu(1), make.gpu(2)],
+        {},
+        {"count": "3", "product": A100, "compute.major": "8"},
+    ),
+    **{f"family {name}": ([make.gpu(0, arch=arch)], {}, {"family": name}) for name, arch in FAMILIES.items()},
+}
 
 
-def test_memory_is_the_resources() -> None:
-    single = KubeletSettings(enabled=True, mig_strategy=MigStrategy.SINGLE)
-    part = make.mig_gpu(0).mig[0]
-    assert node_labels(make.inventory(ALIKE), "", single)["nvidia.com/gpu.memory"] == str(
-        (part.memory_bytes or 0) >> 20
-    )
-    assert node_labels(make.inventory(HALF), "", single)["nvidia.com/gpu.memory"] == "0"
-    assert node_labels(make.inventory(WHOLE), "", single)["nvidia.com/gpu.memory"] == str(
-        (WHOLE[0].memory_bytes or 0) >> 20
-    )
+@pytest.mark.parametrize(("gpus", "settings", "labels"), FACTS.values(), ids=FACTS)
+def test_facts_of_gpus(gpus: Sequence[Gpu], settings: dict[str, Any], labels: dict[str, str | None]) -> None:
+    found = node_labels(make.inventory(gpus), "", convert(settings | {"enabled": True}, KubeletSettings))
+    assert {name: found.get(f"nvidia.com/gpu.{name}") for name in labels} == labels
 
 
 def test_without_the_kubelet_nobody_counts_replicas_and_annotations_ask_by_profile() -> None:
@@ -162,23 +166,6 @@ def test_without_the_kubelet_nobody_counts_replicas_and_annotations_ask_by_profi
     assert found["nvidia.com/mig-3g.40gb.memory"] == "40192"
     assert (found["nvidia.com/mig-2c.3g.40gb.slices.gi"], found["nvidia.com/mig-2c.3g.40gb.slices.ci"]) == ("3", "2")
     assert not [name for name in found if "replicas" in name or "sharing" in name or "strategy" in name]
-
-
-def test_of_several_models_the_one_there_are_most_of() -> None:
-    small = {"model": "Tesla T4", "memory_bytes": 16 << 30, "arch": (7, 5)}
-    found = node_labels(make.inventory((make.gpu(0, **small), make.gpu(1), make.gpu(2))), "", OFF)
-    assert found["nvidia.com/gpu.count"] == "3"
-    assert found["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
-    assert found["nvidia.com/gpu.compute.major"] == "8"
-
-
-@pytest.mark.parametrize(
-    ("arch", "name"),
-    [((7, 5), "turing"), ((8, 6), "ampere"), ((8, 9), "ada-lovelace"), ((12, 0), "blackwell"), ((2, 0), None)],
-)
-def test_families(arch: tuple[int, int], name: str | None) -> None:
-    """Of an unknown architecture nothing is said."""
-    assert node_labels(make.inventory((make.gpu(0, arch=arch),)), "", OFF).get("nvidia.com/gpu.family") == name
 
 
 LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
@@ -219,13 +206,6 @@ def test_every_name_and_value_is_one_kubernetes_takes() -> None:
             for name, value in node_labels(load_topology(file), "A machine, (R) of 2026", offered).items():
                 assert NAME.fullmatch(name), name
                 assert VALUE.fullmatch(value), value
-
-
-def test_a_model_as_a_value_has_one_dash_for_blanks_and_keeps_the_end_that_says_it_is_shared() -> None:
-    assert value_of("NVIDIA  RTX (TM) 6000 ") == "NVIDIA-RTX-TM-6000"
-    shared = KubeletSettings(enabled=True, replicas=2)
-    product = node_labels(make.inventory((make.gpu(0, model="N" * 90),)), "", shared)["nvidia.com/gpu.product"]
-    assert (len(product), product[-8:]) == (63, "N-SHARED")
 
 
 def test_the_machine_is_told_where_it_is_known(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -75,9 +75,28 @@ class Audited:
 # --- what is kept and logged ------------------------------------------------------------------------------------------
 
 
-async def test_what_the_kubelet_allocated_is_no_finding() -> None:
-    audited = Audited()
+def allocated(audited: Audited) -> None:
     audited.given = {("ml", "train"): frozenset({make.uuid(1)})}
+
+
+def excepted(audited: Audited) -> None:
+    audited.state.use(replace(audited.state.policy, stray=replace(ON, exceptions=Globs(("ml/*",)))))
+
+
+def monitors(audited: Audited) -> None:
+    audited.state.use(replace(audited.state.policy, foreign=ForeignSettings(monitors=Globs(("ml/tr*",)))))
+
+
+def granted(audited: Audited) -> None:
+    audited.state.commit(make.ledger(make.entry(1, to=TRAIN)))
+
+
+@pytest.mark.parametrize("may", [allocated, excepted, monitors, granted])
+async def test_who_may_use_it_is_no_finding_any_more(may: Callable[[Audited], None]) -> None:
+    audited = Audited()
+    await audited.look()
+    assert audited.found == [ID]
+    may(audited)
     await audited.look()
     assert audited.found == []
 
@@ -92,12 +111,6 @@ async def test_while_the_kubelet_does_not_say_its_pods_are_findings(log: Log) ->
     audited.given = {("ml", "train"): frozenset({make.uuid(1)})}
     await audited.look()
     assert (audited.controller.fault, audited.found) == ("", [])
-
-
-async def test_an_exception_is_no_finding() -> None:
-    audited = Audited(replace(ON, exceptions=Globs(("ml/*",))))
-    await audited.look()
-    assert (audited.looks, audited.found) == (1, [])
 
 
 async def test_a_pid_that_was_used_again_is_another_process() -> None:
@@ -137,14 +150,6 @@ async def test_a_program_that_the_host_runs_each_minute_is_logged_once(log: Log)
     assert len(log.said(FOUND)) == 2
 
 
-async def test_a_grant_ends_the_finding() -> None:
-    audited = Audited()
-    await audited.look()
-    audited.state.commit(make.ledger(make.entry(1, to=TRAIN)))
-    await audited.look()
-    assert audited.found == []
-
-
 async def test_the_mps_daemons_that_we_started_are_ours() -> None:
     audited = Audited()
     program = f"{audited.state.settings.driver.stage_dir}/580.95.05-1a2b3c4d/all/bin/nvidia-cuda-mps-server"
@@ -169,13 +174,6 @@ async def test_on_the_host_whoever_shares_our_cgroup_is_no_part_of_us() -> None:
     audited.extent = replace(WHOLE, cgroups=HOST.cgroups)
     await audited.look(HOST)
     assert audited.found == [str(HOST.pid)]
-
-
-async def test_a_monitor_is_left_alone() -> None:
-    audited = Audited()
-    audited.state.use(replace(audited.state.policy, foreign=ForeignSettings(monitors=Globs(("ml/tr*",)))))
-    await audited.look()
-    assert (audited.looks, audited.found) == (1, [])
 
 
 UNSEEN = {

@@ -70,18 +70,7 @@ def only(seen: Seen, **fields: Any) -> str:  # noqa: ANN401
     return sentence
 
 
-def test_as_granted() -> None:
-    assert told(TRAINER) == told(BYSTANDER) == told(BYSTANDER, grant=grant()) == []
-
-
 # --- devices ----------------------------------------------------------------------------------------------------------
-
-
-def test_rules_that_were_widened() -> None:
-    for seen, granted in ((TRAINER, {*NODES}), (BYSTANDER, set[DeviceNumber]())):
-        sentence = only(seen, opens={*granted, OTHER})
-        assert sentence.startswith(f"can open /dev/nvidia6 (195:6, GPU 1, {make.uuid(1)}), not granted")
-        assert "widened after it was created" in sentence
 
 
 def test_everything_opened_is_one_sentence_with_the_gpus_first() -> None:
@@ -147,10 +136,6 @@ def test_a_gpu_that_is_gone() -> None:
     assert f"was granted {make.uuid(0)}, which is not on this node now" in said[0]
     assert "a GPU that nri-gpu does not know" in said[1]
     assert "the driver was loaded again" in said[1]
-
-
-def test_a_node_beyond_the_grants_is_anothers() -> None:
-    assert "an external allocation" in only(TRAINER, spec=spec(*NODES, OTHER), opens={*NODES, OTHER})
 
 
 def test_a_privileged_container_may_open_everything() -> None:
@@ -237,10 +222,6 @@ def test_mounts_that_only_the_kernel_or_only_the_spec_has() -> None:
 )
 def test_an_environment_that_says_something_else(env: tuple[str, ...], words: str) -> None:
     assert words in only(TRAINER, spec=spec(*NODES, env=env))
-
-
-def test_void_with_a_list_of_its_own_is_as_granted() -> None:
-    assert told(TRAINER, spec=spec(*NODES, env=("NVIDIA_VISIBLE_DEVICES=void", f"NRI_GPU_UUIDS={make.uuid(0)}"))) == []
 
 
 def test_a_grant_that_is_not_valid_grants_nothing() -> None:
