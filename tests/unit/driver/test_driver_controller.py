@@ -54,18 +54,6 @@ def test_a_module_that_was_unloaded_is_not_one_that_never_was(tmp_path: Path) ->
     assert host.module_changes == 1
 
 
-def test_a_driver_that_is_gone_is_said_and_found_again(host: DriverHost) -> None:
-    host.look()
-    aside = host.root.with_name("aside")
-    host.root.rename(aside)
-    gone = host.look()
-    assert gone.driver is None
-    assert "is not a directory" in gone.driver_fault
-    assert host.look() is gone
-    aside.rename(host.root)
-    assert host.driver().version == OLD
-
-
 @pytest.mark.parametrize("what", ["compute/lib64/libcuda.so.1", "compute/bin/nvidia-cuda-mps-server", "compute", "."])
 def test_staged_files_that_vanish_are_made_again(host: DriverHost, what: str) -> None:
     before = host.driver()
@@ -156,12 +144,3 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(host: 
             await until("the files", lambda: fresh.node_state.node.driver == files)
 
     asyncio.run(released())
-
-
-async def test_it_goes_on_looking_and_can_be_told_to(host: DriverHost) -> None:
-    async with running(host.controller.run()):
-        await until("the first look", lambda: host.node_state.node.driver)
-        host.module = NEW
-        host.install(NEW)
-        host.controller.look_again()
-        await until("the new driver", lambda: host.node_state.node.generation.startswith(NEW))

@@ -21,11 +21,6 @@ from nri_gpu.driver.elf import read_elf
 from nri_gpu.driver.stage import stage
 from tests.support.driver_root import (
     CONFIGS,
-    GRAPHICS,
-    LIBRARIES,
-    NGX,
-    OWN_VERSIONS,
-    VIDEO,
     Layout,
     make_driver_root,
 )
@@ -150,13 +145,6 @@ def of(*words: str) -> Capabilities:
     return closure(frozenset(map(Capability, words)))
 
 
-def names(folder: str | Path, part: str) -> set[str]:
-    """What a part of a tree holds, but for the parts that are inside it."""
-    here = Path(folder, part)
-    paths = (path.relative_to(here) for path in here.rglob("*") if not path.is_dir())
-    return {str(path) for path in paths if path.parts[0] not in ("bin", "lib32")}
-
-
 def test_nothing_is_missing_of_a_whole_driver(whole: FoundDriver) -> None:
     assert dict(whole.missing) == {capability: () for capability in Capability}
     assert (whole.unknown, whole.left_out) == ((), ())
@@ -165,52 +153,12 @@ def test_nothing_is_missing_of_a_whole_driver(whole: FoundDriver) -> None:
     }
 
 
-def test_every_library_has_the_names_that_programs_open(files: DriverFiles) -> None:
-    tree = files.trees[frozenset(Capability)].path
-    every = LIBRARIES | VIDEO | GRAPHICS | NGX
-    sonames = {str(Path(name).with_name(soname.format(V=V))) for name, soname in every.items()}
-    assert {f"{name}.so.{V}" for name in every} | sonames <= names(tree, "lib64")
-    assert {soname for soname, _ in OWN_VERSIONS.values()} <= names(tree, "lib64")
-    assert {"libcuda.so", "libnvidia-opticalflow.so", "libGLX_indirect.so.0", "libvdpau_nvidia.so.1"} <= names(
-        tree, "lib64"
-    )
-    assert all(Path(tree, "lib64", name).is_file() for name in names(tree, "lib64")), "a link leads nowhere"
-    assert names(tree, "lib32") >= {f"{name}.so.{V}" for name in every} | sonames
-    assert read_elf(Path(tree, "lib32/libcuda.so.1").resolve()).bits == 32  # type: ignore[union-attr] # it is there
-    assert not any(
-        name.startswith(("libEGL.so", "libnvidia-gtk3", "libnvidia-sandboxutils")) for name in names(tree, ".")
-    )
-
-
 def test_a_link_to_the_allocator_is_what_gbm_loads(files: DriverFiles) -> None:
     tree = Path(files.trees[of("graphics")].path)
     assert os.fspath((tree / "lib64/gbm/nvidia-drm_gbm.so").readlink()) == "../libnvidia-allocator.so.1"
     assert (tree / "lib64/gbm/nvidia-drm_gbm.so").samefile(
         tree / "extra/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so"
     )
-
-
-@pytest.mark.parametrize("capability", Capability)
-def test_a_set_holds_its_own_and_nothing_else(whole: FoundDriver, files: DriverFiles, capability: Capability) -> None:
-    if capability is Capability.COMPAT32:
-        assert of("compat32") not in files.trees
-        return
-    wanted = closure(frozenset({capability}))
-    tree = files.trees[wanted].path
-    own = {file.name for file in whole.libraries if file.capabilities & wanted}
-    assert {name for name in names(tree, "lib64") if not Path(tree, "lib64", name).is_symlink()} == own
-    assert not any(
-        Path(tree, folder).is_symlink() or Path(tree, folder).exists() for folder in ("lib32", "lib64/lib32")
-    )
-    assert {path for _, path in files.trees[wanted].files} == {
-        f"extra/{file.name}" for file in whole.singles if file.capabilities & wanted
-    }
-    assert all(Path(tree, path).is_file() for _, path in files.trees[wanted].files)
-
-
-def test_32_bit_libraries_are_those_of_the_others(files: DriverFiles) -> None:
-    tree = files.trees[of("utility", "compat32")].path
-    assert {name.partition(".so")[0] for name in names(tree, "lib32")} == {"libnvidia-ml", "libnvidia-cfg"}
 
 
 def test_each_closed_set_has_a_tree_and_equal_ones_share_it(files: DriverFiles, tmp_path: Path) -> None:

@@ -101,14 +101,6 @@ async def test_folders_are_there_as_soon_as_a_container_can_be_created_with_them
     assert len(given(node_state)) == 8
 
 
-async def test_no_folder_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
-    clients(tmp_path).mkdir(parents=True)
-    node_state = NodeState(make.inventory())
-    following(tmp_path, node_state)
-    node_state.use(WITH_MPS)
-    assert list(clients(tmp_path).iterdir()) == []
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 async def test_a_folder_is_published_only_once_it_is_there(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(folder: DaemonFolder) -> None:
