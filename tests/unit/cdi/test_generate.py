@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +29,9 @@ from nri_gpu.system.storage import boot_id
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.driver_root import make_driver_root
-from tests.support.waiting import wait_for
 
 V: Final = "580.95.05"
 NEWER: Final = "590.10.01"
-WAIT_S: Final = 10.0
 
 
 class Place:
@@ -227,32 +222,6 @@ def test_what_can_be_given_has_a_name(place: Place) -> None:
     for majors, names in ((make.MAJORS, [*whole, *part, "all"]), (some, [*whole, "all"])):
         document = json.loads(specification_text(make.inventory(gpus, majors=majors), place.options()))
         assert [device["name"] for device in document["devices"]] == names
-
-
-@pytest.mark.parametrize(("node", "names"), [(FOUR_GPUS.read_text(), 9), ("schema = 1\n[node]\n", 0)])
-def test_a_service_that_watched_writes_once_and_stays(place: Place, node: str, names: int) -> None:
-    """One that ended would be started again and again."""
-    place.topology.write_text(node)
-    place.file.parent.mkdir()
-    place.file.write_text('{"kind": "nvidia.com/gpu", "devices": "of yesterday"}')
-    command = [*place.command, "--watch", "--log-level", "debug", "--output", str(place.file)]
-    process = subprocess.Popen([sys.executable, "-m", "nri_gpu", *command], stderr=subprocess.PIPE, text=True)
-    try:
-        signals = Path(f"/proc/{process.pid}/status")
-        wait_for(
-            "sigwait, which lets through what it waits for",
-            lambda: "SigBlk:\t0000000000000001" in signals.read_text(),
-            WAIT_S,
-        )
-        written = len(place.specification()["devices"]) if place.file.exists() else 0
-        process.send_signal(signal.SIGHUP)
-        process.terminate()
-        _, log = process.communicate(timeout=WAIT_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert (process.returncode, written) == (Exit.OK, names)
-    assert "enable nri-gpu-cdi.path" in log
 
 
 def test_the_folder_of_a_daemon_is_left_to_it(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

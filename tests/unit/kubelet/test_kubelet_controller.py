@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.app import Daemon
-from nri_gpu.domain.errors import Exit
 from nri_gpu.kubelet.advertised import NOT_CONNECTED
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.required_device import KEY_FILE, TokenKey
@@ -27,7 +24,6 @@ from tests.support.kubelet import Kubelet
 from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, said, until
 from tests.support.log import Log
 from tests.support.running import running
-from tests.support.waiting import wait_for
 
 
 async def test_an_installation_without_grpcio_serves_on(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,51 +139,6 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
         assert devices.hindrance() == NOT_CONNECTED
         daemon._ready()  # a connection that was being made
         assert devices.hindrance() == NOT_CONNECTED
-
-
-def emptied(folder: Path) -> bool:
-    """Whether it is gone, since it was emptied before anything more came into it."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
-        folder.rmdir()
-    return not folder.exists()
-
-
-MOUNTED = """
-set -e
-mkdir "$1/kubelet" "$1/seen"
-mount --bind "$1/kubelet" "$1/seen"
-exec "$2" -m nri_gpu run --gpus "$3" --state-dir "$1/state" --socket "$1/no.sock" \\
-    --stage-dir "$1/drivers" --policy "$1/policy.toml"
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path) -> None:
-    """A pod's mount of the folder above pins the one that was removed, and only a new container has the next."""
-    own = folder / "kubelet" / "device-plugins"
-    seen = folder / "seen" / "device-plugins"
-    (folder / "policy.toml").write_text(
-        f'[kubelet]\nenabled = true\ndir = "{seen}"\nregistry_dir = "{seen}"\n'
-        f'registration = "watcher"\ncdi_dir = "{folder}/cdi"\n'
-    )
-    alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
-    command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
-        try:
-            wait_for("mount", (folder / "seen").exists, 20)
-            own.mkdir()
-            wait_for("key", (own / KEY_FILE).exists, 20)
-            wait_for("folder gone", lambda: emptied(own), 20)
-            wait_for("folder gone", lambda: emptied(folder / "kubelet"), 20)
-            (folder / "kubelet").mkdir()
-            _, said = daemon.communicate(timeout=20)
-        finally:
-            daemon.kill()
-    assert daemon.returncode == Exit.UNAVAILABLE
-    assert "shows no other one made in its place" in said
-    assert "Traceback" not in said
 
 
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Opens the socket for device events with no more calls than nri-gpu.service has.
 
-python -m tests.unit.inventory.confined_netlink
+python -m tests.system.confined_netlink
 """
 
 from __future__ import annotations
