@@ -83,19 +83,24 @@ def nvswitches(proc: Path) -> int:
 
 NODE_FOLDERS: Final = ("", "nvidia-caps", "nvidia-caps-imex-channels", "dri")
 CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
+PCI_FOLDERS: Final = ("devices", "drivers/nvidia", "drivers/vfio-pci")  # of functions that came, went, or were bound
 
 
 def kernel_view(folders: HostFolders) -> Hashable:
-    """Return modules, majors, GPUs, MIG instances and device nodes. It takes up to 1 ms with MIG on eight GPUs."""
+    """Return modules, majors, GPUs, PCI functions, MIG instances and device nodes.
+
+    It takes up to 1 ms with MIG on eight GPUs.
+    """
     try:
         majors = host_majors(folders.proc)
     except InventoryError:
         majors = None
     # A module that was loaded anew has another inode, so a reload between two looks shows.
     modules = tuple(_inode(folders.sys / "module" / name) for name in MODULES)
-    gpus = tuple(_names(folders.proc / "driver/nvidia/gpus"))
+    gpus = _names(folders.proc / "driver/nvidia/gpus")
+    functions = tuple(_names(folders.sys / "bus/pci" / each) for each in PCI_FOLDERS)
     instances = tuple(_subfolders(folders.proc / "driver/nvidia/capabilities", CAPABILITIES_DEPTH))
-    return modules, majors, gpus, instances, tuple(_device_nodes(folders.dev))
+    return modules, majors, gpus, functions, instances, tuple(_device_nodes(folders.dev))
 
 
 def module_load(sys: Path) -> str:
@@ -104,11 +109,11 @@ def module_load(sys: Path) -> str:
     return f"{boot_id()}/{inode}" if inode else ""
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: Path) -> tuple[str, ...]:
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 (the names are enough)
+        return tuple(sorted(os.listdir(folder)))  # noqa: PTH208 (the names are enough)
     except OSError:
-        return []
+        return ()
 
 
 def _subfolders(folder: Path, depth: int) -> Iterator[str]:

@@ -31,7 +31,7 @@ ENTRANCES: Final[Mapping[str, Entrance]] = {
     "policy": Entrance("fuzz_documents", "the policy"),
     "topology": Entrance("fuzz_documents", "topology files"),
     "manifest": Entrance("fuzz_documents", "pod manifests of `nri-gpu explain`"),
-    "kernel": Entrance("fuzz_kernel", "/proc, /sys, uevents, device cgroups, eBPF programs, container bundles"),
+    "kernel": Entrance("fuzz_kernel", "/proc, /sys, device cgroups, eBPF programs, container bundles"),
     "node": Entrance(
         "fuzz_node", "others' configuration, the driver's files and processes, as `doctor` and `prepare` read"
     ),

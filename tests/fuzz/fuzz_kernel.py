@@ -15,7 +15,6 @@ from nri_gpu.domain.errors import UnseenError
 from nri_gpu.driver.elf import parse_elf
 from nri_gpu.host.kernel_view import HostFolders, gpus_on_the_bus, host_majors, numa_nodes, unlisted_gpus
 from nri_gpu.host.modules import CAP_MINOR_MAX, majors_by_name, read_mig_minors
-from nri_gpu.inventory.node_watch import concerns_gpus, parse_uevent
 from nri_gpu.system.cgroups import mounts_of
 from nri_gpu.verify.bpf_program import READ, WRITE, lets_through, parse_program
 from nri_gpu.verify.in_kernel import Kernel
@@ -49,10 +48,6 @@ def mig_minors(data: bytes) -> bool:
     found = read_mig_minors(data.decode(errors="replace"))
     assert all(0 <= minor <= CAP_MINOR_MAX for minor in found.values())
     return bool(found)
-
-
-def uevent(data: bytes) -> bool:
-    return concerns_gpus(parse_uevent(data))
 
 
 def mountinfo(data: bytes) -> bool:
@@ -125,7 +120,6 @@ def elf(data: bytes) -> bool:
 READERS: Final[dict[str, Callable[[bytes], object]]] = {
     "devices": devices,
     "mig-minors": mig_minors,
-    "uevent": uevent,
     "mountinfo": mountinfo,
     "cgroup": cgroup,
     "information": information,
@@ -143,7 +137,6 @@ KERNEL: Final = Target(
             "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n509 nvidia-uvm\n\nBlock devices:\n  8 sd\n",
         ),
         *named("mig-minors", "gpu0/gi0/access 3\nconfig 1\n"),
-        *named("uevent", "change@/devices/x\0ACTION=change\0SUBSYSTEM=pci\0PCI_ID=10DE:20B0\0DRIVER=nvidia\0"),
         *named("mountinfo", MOUNTINFO, CGROUPS),
         *named("cgroup", "4:devices:/abc\n\nc 195:0 rw\na *:* rwm\n"),
         *named(

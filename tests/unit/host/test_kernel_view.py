@@ -158,6 +158,7 @@ def test_a_node_that_the_device_cgroup_closes_is_as_none(
 # --- the view that is compared ----------------------------------------------------------------------------------------
 
 MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
+PCI = "sys/bus/pci"
 
 
 @pytest.fixture
@@ -180,6 +181,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "an instance is made": lambda base: (base / MIG / "gi2").mkdir(),
     "a compute instance goes": lambda base: (base / MIG / "gi1/ci0").rmdir(),
     "a GPU leaves": lambda base: shutil.rmtree(base / "proc/driver/nvidia/gpus/0000:01:00.0"),
+    "a GPU comes that no driver has": lambda base: (base / PCI / "devices/0000:02:00.0").mkdir(parents=True),
+    "a GPU is bound": lambda base: (base / PCI / "drivers/nvidia/0000:01:00.0").mkdir(parents=True),
+    "a virtual machine gets a GPU": lambda base: (base / PCI / "drivers/vfio-pci/0000:01:00.0").mkdir(parents=True),
     "a module is unloaded": lambda base: (base / "sys/module/nvidia").rmdir(),
     "a module comes": lambda base: (base / "sys/module/nvidia_uvm").mkdir(),
     "a major comes": lambda base: (base / "proc/devices").write_text(
