@@ -46,7 +46,7 @@ def plan(of: Injection) -> Edits:
     parts = [_devices(of), driver]
     if of.compat:
         parts.append(compat_edits(of.compat, driver, of.container))
-    parts += [Edits.of(env=visible_devices(of.gpus, void=of.void)), of.extra]
+    parts += [Edits(env=visible_devices(of.gpus, void=of.void)), of.extra]
     if of.mps:
         parts.append(client_edits(of.mps))
     if not of.container.pinned:
@@ -76,13 +76,15 @@ def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: Numa
     It stays unbound if the NUMA node of a GPU is not known: the others' nodes would keep the container away from that
     GPU. A node without CPUs, or without memory, adds none, since the kernel refuses an empty list.
     """
+    if binding is NumaBinding.NONE:
+        return NO_EDITS
     wanted = {gpu.numa_node for gpu in gpus_of(units)}
     near = [node for node in nodes if node.number in wanted]
-    if binding is NumaBinding.NONE or len(near) < len(wanted):
+    if len(near) < len(wanted):
         return NO_EDITS
     cpus = [node.cpus for node in near if node.cpus] if binding is not NumaBinding.MEMORY else []
     mems = [str(node.number) for node in near if node.memory] if binding is not NumaBinding.CPUS else []
-    return Edits.of(cpuset_cpus=",".join(cpus), cpuset_mems=",".join(mems))
+    return Edits(cpuset_cpus=",".join(cpus), cpuset_mems=",".join(mems))
 
 
 def visible_devices(gpus: tuple[Unit, ...], *, void: bool) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ def releasing_after(before: Ledger, after: Ledger, event: LedgerEvent, rules: Ru
                 for holder, uuid, first_started in _left(before, after)
                 if rules.unknown_waits or uuid in rules.counted
             }
-            return after.with_releasing({**after.releasing, **left})
+            return after.with_releasing({**after.releasing, **left}) if left else after
 
 
 def _left(before: Ledger, after: Ledger) -> Iterator[tuple[Grant | Reservation, GpuUuid, int | None]]:
@@ -50,15 +50,14 @@ def _left(before: Ledger, after: Ledger) -> Iterator[tuple[Grant | Reservation, 
     """
     if after.entries is before.entries and after.reservations is before.reservations:
         return
-    holding = {id_ for id_, entry in after.entries.items() if entry.holds}
     for id_, entry in before.entries.items():
-        if entry.used_exclusively and id_ not in holding:
+        if entry.used_exclusively and not ((still := after.entries.get(id_)) and still.holds):
             process = before.processes.get(id_)
             yield from ((entry.grant, uuid, process.started if process else None) for uuid in entry.grant.uuids)
-    held = {uuid for id_ in holding for uuid in after.entries[id_].grant.held}
+    given_up = before.reservations.keys() - after.reservations.keys()
+    held = {uuid for each in after.entries.values() if each.holds for uuid in each.grant.held} if given_up else set()
     for device, each in before.reservations.items():
-        given_up = device not in after.reservations and device.uuid not in held
-        if given_up and each.until is None and each.mode is Mode.EXCLUSIVE:
+        if device in given_up and device.uuid not in held and each.until is None and each.mode is Mode.EXCLUSIVE:
             yield each, device.uuid, None
 
 

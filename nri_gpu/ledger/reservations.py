@@ -62,7 +62,7 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent) -> Led
         case Ticked(at):
             known = after.reservations.items()
             over = [device for device, each in known if each.until is not None and at > each.until]
-            after = after.without_reservations(over)
+            after = after.without_reservations(over) if over else after
         case Synchronized(at):
             return _carried_over(after, at)
         case _:

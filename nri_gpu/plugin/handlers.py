@@ -187,7 +187,8 @@ class Plugin:
         """Answer CreateContainer: what to add to this container, or why it must not be created."""
         if not self._needs_reading(payload, self.state.node):
             return EMPTY
-        self.observe()
+        rules = self.rules
+        self._observe(rules)
         node = self.aged(self.state.node)
         container = convert.request_from_pb(payload, self.stage_dir)
         container = read_allocation(container, self._found(container))
@@ -197,7 +198,6 @@ class Plugin:
         if not self._tells():
             # The kubelet makes the next attempt only after the last attempt is dead, which this runtime does not tell.
             self._ended(Removed(now, self.ledger.running_before(container.id, container.pod.uid, container.name)))
-        rules = self.rules
         ledger = apply(self.ledger, Ticked(now), rules)
         decision = decide(container, node, cleared_for(ledger, container, now), self.policy)
         reply, signed = self._reply(container, decision)
@@ -211,10 +211,10 @@ class Plugin:
             decision, after = Refuse(UNRECORDED), ledger
             reply, signed = self._reply(container, decision)
         self._exits.told(container.id)
-        self.counts.decided(decision)
         self._needs.recorder.decided(container, decision, node, now)
         self.state.commit(after)
-        self._log_later(container, decision, node, self._needs.clock() - now)
+        elapsed_s = self._needs.clock() - now
+        self._needs.later(lambda: self._note(container, decision, node, elapsed_s))
         return reply
 
     def _found(self, container: Container) -> Found:
@@ -261,13 +261,14 @@ class Plugin:
             self._granted.revoked = {**self._granted.revoked, **revoked}
         return written or not revoked.keys() - self._granted.revoked.keys()
 
-    def _log_later(self, container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
-        later = self._needs.later
-        later(lambda: log_decision(container, decision, node, elapsed_s, self._needs.refusals))
+    def _note(self, container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
+        """Count and log a decision, once its reply is on its way."""
+        self.counts.decided(decision)
+        log_decision(container, decision, node, elapsed_s, self._needs.refusals)
         if isinstance(container.kubelet, AllocationInvalid):
-            later(lambda: self.external.complain(container))
+            self.external.complain(container)
         if container.nvidia_hooks and not isinstance(decision, Pass):
-            later(lambda: self._hooks.warn_of(container))
+            self._hooks.warn_of(container)
 
     def validate(self, payload: bytes) -> Reply:
         """Answer ValidateContainerAdjustment: reject if our reply and other plugins' did not make what was granted."""
@@ -340,7 +341,10 @@ class Plugin:
 
         A number may be another GPU's by now, and the policy may make a pod a monitor, or a monitor an ordinary pod.
         """
-        observed = self.state.node.inventory, self.monitors.now
+        self._observe(self.rules)
+
+    def _observe(self, rules: Rules) -> None:
+        observed = rules.inventory, rules.monitors
         if self._observed is None or any(map(is_not, observed, self._observed)):
             before, self._observed = overlaps(self.ledger), observed
             self.apply(Renumbered(self._needs.clock()))
