@@ -9,16 +9,13 @@ from pathlib import Path
 import yaml
 
 from nri_gpu.domain.edits import HARMLESS, Extra
-from nri_gpu.inventory.topology_file import parse_topology
 from nri_gpu.policy.read import parse_policy
 from nri_gpu.policy.select import Terms
 from nri_gpu.request.annotation import parse_claim
 
 TEXT = (Path(__file__).parents[3] / "docs" / "extras.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)(?::N)?` \|.*\| (yes|no) \|$", TEXT, re.MULTILINE)
-YAML, POLICY, TOPOLOGY = (
-    body for _, body in re.findall(r"^```(yaml|toml)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-)
+YAML, POLICY = (body for _, body in re.findall(r"^```(yaml|toml)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 
 
 def test_every_extra_has_its_row_with_its_default() -> None:
@@ -30,7 +27,3 @@ def test_the_policy_allows_what_the_pod_asks_for() -> None:
     claim = parse_claim("gpu.nri.io", value)
     assert claim.extras.channels == (0,)
     assert Terms(policy=parse_policy(tomllib.loads(POLICY), "f")).denied_extras(claim.extras.asked) is None
-
-
-def test_the_topology_is_one() -> None:
-    assert set(parse_topology(f"schema = 1\n[node]\n{TOPOLOGY}", "f", 1.0).extras) == {Extra.GDS, Extra.IMEX}
