@@ -145,7 +145,7 @@ FAILURES: dict[str, tuple[list[str], Exit, str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), FAILURES.values(), ids=FAILURES)
-def test_failures(
+def test_a_failure_has_its_exit_code_and_says_why(
     place: Place,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -49,19 +49,6 @@ def test_each_container_gets_the_devices_that_it_names(node: ClaimNode) -> None:
     assert node.create(container(name="none")) == ()
 
 
-def test_what_a_claim_has_is_kept_while_nothing_runs(node: ClaimNode) -> None:
-    claim = node.prepared(allocated(0))
-    assert "is held exclusively by claim ml/shared" in node.refused(container("device=0", of="other"))
-    assert "is held exclusively by claim ml/shared" in node.refused(container("device=0"))  # its own pod, by annotation
-    made = with_claims(container(), claim)
-    node.create(made)
-    node.start(made)
-    node.stop(made)
-    assert "held exclusively by claim ml/shared" in node.refused(container("device=0", of="other"))
-    node.unprepare(SHARED)
-    assert node.create(container("device=0", of="other")) == (uuid(0),)
-
-
 def test_the_claims_that_hold_a_gpu_are_named_where_nobody_else_does(node: ClaimNode) -> None:
     claim = node.prepared(allocated(0, pods=("train",)))
     other = allocated(0, name="next", pods=("next",))

@@ -89,14 +89,10 @@ def link_to_a_missing_file(root: Path) -> None:
 
 
 class Row(Struct, frozen=True):
-    """A layout, and which NVML and which libcuda are taken of it; empty: none, or no driver.
-
-    before: the two were found by one search; None: the same. module: that is loaded.
-    """
+    """A layout, and which NVML and which libcuda are taken of it; empty: none, or no driver. module: that is loaded."""
 
     make: Callable[[Path], object]
-    after: tuple[str, str]
-    before: tuple[str, str] | None = None
+    taken: tuple[str, str]
     module: str = ""
     configured: tuple[str, ...] = ()
 
@@ -110,7 +106,7 @@ LAYOUTS: dict[str, Row] = {
     "the root itself": Row(lambda root: put_libraries(root, "."), both(".")),
     "Ubuntu, Fedora's multiarch kin": Row(made("ubuntu"), both(MULTIARCH)),
     "RHEL, Fedora, openSUSE": Row(made("rhel"), both("usr/lib64")),
-    "Arch": Row(lambda root: put_libraries(root, "usr/lib"), both("usr/lib"), (both("usr/lib")[0], "")),
+    "Arch": Row(lambda root: put_libraries(root, "usr/lib"), both("usr/lib")),
     "Debian": Row(made("debian"), both(f"{DEBIAN}/current")),
     "configured": Row(
         lambda root: [put_libraries(root, "run/driver/lib"), put_libraries(root, "usr/lib64", OLD)],
@@ -147,37 +143,31 @@ LAYOUTS: dict[str, Row] = {
         (both("lib64")[0], ""),
     ),
     "a 32-bit copy first": Row(thirty_two_bits_first, both("lib64")),
-    "no links": Row(lambda root: put_libraries(root, "lib64", linked=False), both("lib64"), ("", both("lib64")[1])),
-    # from here on the layouts for which the search was made one
+    "no links": Row(lambda root: put_libraries(root, "lib64", linked=False), both("lib64")),
     "Debian's tesla-535": Row(
         lambda root: [put_libraries(root, f"{DEBIAN}/tesla-535", "535.274.02"), alternatives(root, "tesla-535")],
         both(f"{DEBIAN}/tesla-535", "535.274.02"),
-        ("", ""),
     ),
     "two drivers, the alternative on 535": Row(
         side_by_side,
         both(f"{DEBIAN}/tesla-535", "535.274.02"),
-        both(f"{DEBIAN}/current", "550.163.01"),
         module="535.274.02",
     ),
     "two drivers, 550 loaded, the alternative on 535": Row(
         side_by_side, both(f"{DEBIAN}/current", "550.163.01"), module="550.163.01"
     ),
-    "470 left in usr/lib64": Row(leftovers_in_usr_lib64, both(MULTIARCH), both("usr/lib64", OLD), module=V),
+    "470 left in usr/lib64": Row(leftovers_in_usr_lib64, both(MULTIARCH), module=V),
     "470 left in usr/lib64, no module": Row(leftovers_in_usr_lib64, both("usr/lib64", OLD)),
     "470 left in usr/lib64, and ld.so.conf": Row(
         lambda root: [leftovers_in_usr_lib64(root), loader(root, f"/{MULTIARCH}")],
         both(MULTIARCH),
-        both("usr/lib64", OLD),
     ),
     "470 left in usr/lib64, another loaded": Row(leftovers_in_usr_lib64, both("usr/lib64", OLD), module="590.1"),
     "upgraded under a loaded module": Row(made("ubuntu"), both(MULTIARCH), module=OLD),
     "CUDA's compatibility in ld.so.conf.d": Row(cuda_compat, both(MULTIARCH)),
-    "a link to an older library's missing file": Row(
-        link_to_a_missing_file, both("usr/lib64"), ("", both("usr/lib64")[1])
-    ),
+    "a link to an older library's missing file": Row(link_to_a_missing_file, both("usr/lib64")),
     "a folder that only ld.so.conf names": Row(
-        lambda root: [put_libraries(root, "opt/driver"), loader(root, "/opt/driver")], both("opt/driver"), ("", "")
+        lambda root: [put_libraries(root, "opt/driver"), loader(root, "/opt/driver")], both("opt/driver")
     ),
 }
 
@@ -195,8 +185,7 @@ def test_which_libraries_are_taken(tmp_path: Path, row: Row) -> None:
     else:
         libcuda = next((file.source.relative for file in found.libraries if file.name.startswith(CUDA)), "")
     taken = str(nvml.relative_to(tmp_path)) if nvml else "", libcuda
-    assert taken == tuple(os.path.normpath(each) if each else "" for each in row.after)
-    assert row.before != row.after
+    assert taken == tuple(os.path.normpath(each) if each else "" for each in row.taken)
 
 
 def test_the_other_drivers_are_named(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
-def test_malformed_lines(line: bytes) -> None:
+def test_a_malformed_line_is_no_event(line: bytes) -> None:
     with pytest.raises(MalformedLineError):
         parse_line(line)
 

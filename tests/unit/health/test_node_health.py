@@ -49,7 +49,7 @@ def looked_by(rules: HealthSettings, health: NodeHealth, seconds: float, invento
         (GpuEvent(UUIDS[0], 0x10000), None),
     ],
 )
-def test_classes_of_events(event: GpuEvent, signal: Signal | None) -> None:
+def test_an_event_has_the_class_of_its_kind(event: GpuEvent, signal: Signal | None) -> None:
     assert meaning_of(event, RULES).signal is signal
 
 

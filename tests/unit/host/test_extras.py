@@ -109,7 +109,7 @@ NODES: dict[str, tuple[Extra, Things]] = {
 
 
 @pytest.mark.parametrize(("nodes", "extra", "things"), [(nodes, *case) for nodes, case in NODES.items()], ids=NODES)
-def test_nodes(host: Host, nodes: str, extra: Extra, things: Things) -> None:
+def test_an_extra_is_its_nodes_and_no_others(host: Host, nodes: str, extra: Extra, things: Things) -> None:
     host.put(things)
     found = host.find(extra).nodes
     assert nodes == ", ".join(f"{node.path} {node.major}:{node.minor} {node.mode:04o}" for node in found)

@@ -31,7 +31,9 @@ CASES = {
 
 
 @pytest.mark.parametrize(("sysfs", "proc", "version"), CASES.values(), ids=CASES)
-def test_module_version(tmp_path: Path, sysfs: str | None, proc: str | None, version: str) -> None:
+def test_the_version_of_the_loaded_module_is_read_where_the_kernel_has_it(
+    tmp_path: Path, sysfs: str | None, proc: str | None, version: str
+) -> None:
     (tmp_path / "module/nvidia").mkdir(parents=True)
     for name, text in (("module/nvidia/version", sysfs), ("proc", proc)):
         if text is not None:
@@ -77,7 +79,7 @@ MAJORS = {
 
 
 @pytest.mark.parametrize(("text", "majors"), MAJORS.values(), ids=MAJORS)
-def test_majors(text: str, majors: Majors) -> None:
+def test_majors_are_read_by_whole_names(text: str, majors: Majors) -> None:
     assert read_majors(text) == majors
 
 

@@ -24,7 +24,7 @@ OWNERS = {
 
 
 @pytest.mark.parametrize(("text", "owner"), OWNERS.values(), ids=OWNERS)
-def test_ownership(text: str, owner: Ownership) -> None:
+def test_nodes_have_the_owner_and_mode_that_the_driver_was_told(text: str, owner: Ownership) -> None:
     assert params_ownership(text) == owner
 
 
@@ -46,7 +46,7 @@ def test_what_is_unclear_is_refused(text: str, words: str) -> None:
         params_ownership(text)
 
 
-def test_the_minor_of_a_gpu() -> None:
+def test_the_minor_of_a_gpu_is_read_or_refused() -> None:
     assert gpu_minor(information(5)) == 5
     assert gpu_minor(information(5, excluded="Yes")) is None
     assert gpu_minor("Device Minor: \t 247\n") == 247
@@ -55,7 +55,7 @@ def test_the_minor_of_a_gpu() -> None:
             gpu_minor(text)
 
 
-def test_a_capability() -> None:
+def test_a_capability_is_its_minor_and_owner_or_refused() -> None:
     text = "DeviceFileMinor: 3\nDeviceFileMode: 292\nDeviceFileModify: 0\n"
     assert capability(text) == (3, Ownership(0o444, 0, 0, modify=False))
     for wrong in (

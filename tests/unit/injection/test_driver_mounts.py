@@ -6,6 +6,8 @@ from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import driver_mounts
 from nri_gpu.injection.driver_mounts import TREE_PLACES, DriverPlaces, free_places, library_path, tree_mounts
 
+pytestmark = pytest.mark.usefixtures("on_x86_64")
+
 TREE = DriverTree(
     "/stage/g/all",
     ("nvidia-smi", "nvidia-debugdump"),
@@ -19,12 +21,6 @@ SMI, DUMP = "/usr/bin/nvidia-smi", "/usr/bin/nvidia-debugdump"
 LIBRARIES = f"{TREE.path}/lib64"
 # Where a container of containerd's always has mounts.
 USUAL = frozenset({"/proc", "/dev", "/dev/pts", "/dev/shm", "/sys", "/sys/fs/cgroup", "/etc/hosts", "/etc/resolv.conf"})
-
-
-@pytest.fixture(autouse=True)
-def _x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_mounts, "HWCAPS_PLACES", HWCAPS)
-    monkeypatch.setattr(driver_mounts, "DEFAULT_PLACES", (DEBIAN, RHEL))
 
 
 def given(loader: Loader, taken: frozenset[str] = USUAL, tree: DriverTree = TREE) -> dict[str, str]:

@@ -65,12 +65,12 @@ def sentences(before: Inventory, after: Inventory = NODE) -> list[str]:
 
 
 @pytest.mark.parametrize(("sentence", "after"), CASES.items(), ids=CASES)
-def test_sentences(sentence: str, after: Inventory) -> None:
+def test_a_change_is_one_sentence(sentence: str, after: Inventory) -> None:
     assert sentences(NODE, after) == [sentence]
 
 
 @pytest.mark.parametrize(("sentence", "before"), RECOVERIES.items(), ids=RECOVERIES)
-def test_sentences_of_recovery(sentence: str, before: Inventory) -> None:
+def test_a_recovery_is_one_sentence(sentence: str, before: Inventory) -> None:
     assert sentences(before) == [sentence]
 
 

@@ -256,7 +256,7 @@ def test_a_sign_that_comes_and_goes_calls_no_follower(rig: ControllerRig) -> Non
         (gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad"), []),
     ],
 )
-def test_followers(rig: ControllerRig, after: Inventory, looks: list[str]) -> None:
+def test_followers_look_at_what_concerns_them(rig: ControllerRig, after: Inventory, looks: list[str]) -> None:
     rig.then(NODE)
     assert rig.then(after) == looks
     (happened,) = rig.controller.history.last

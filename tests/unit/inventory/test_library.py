@@ -24,7 +24,9 @@ NONE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "words"), NONE.values(), ids=NONE)
-def test_no_library(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+def test_a_library_that_is_not_there_or_cannot_be_loaded_is_said(
+    tmp_path: Path, spoil: Callable[[Path], object], words: str
+) -> None:
     root = tmp_path / "root"
     root.mkdir()
     spoil(root)
@@ -52,7 +54,7 @@ ADVICE = {
 
 
 @pytest.mark.parametrize(("failure", "words"), ADVICE.values(), ids=ADVICE)
-def test_advice(failure: StartFailure, words: str) -> None:
+def test_a_failed_start_comes_with_advice(failure: StartFailure, words: str) -> None:
     sentence = advice(failure)
     assert sentence.startswith(failure.error)
     assert words in sentence

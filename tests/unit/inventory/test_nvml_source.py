@@ -85,7 +85,7 @@ def threads() -> int:
     return sum(thread.name == "nri-gpu-files" for thread in threading.enumerate())
 
 
-async def test_results_and_errors() -> None:
+async def test_a_reader_passes_on_results_and_errors_of_its_thread() -> None:
     reader = FileReader(5.0)
     assert await reader.run("adding", lambda: 1 + 1) == 2
     with pytest.raises(ZeroDivisionError):

@@ -265,7 +265,7 @@ PARTS = (
 PARTITIONED = FakeGpu(minor=2, mig=(1, 1), memory_bytes=80 * 2**30, parts=PARTS)
 
 
-def test_mig_devices(machine: Machine) -> None:
+def test_mig_devices_have_the_profile_of_their_slices_or_name(machine: Machine) -> None:
     """Their profiles follow from slices and memory, or from the driver's own name."""
     whole, cut = machine.look([FakeGpu(mig=(-1, -1)), PARTITIONED]).gpus
     assert (whole.mig_enabled, whole.mig, cut.mig_enabled) == (False, (), True)
@@ -340,7 +340,7 @@ def test_while_mig_mode_is_changing_there_are_no_mig_devices(machine: Machine) -
     assert all("MIG mode is changing: it takes effect with the GPU's next reset" in gpu.unavailable for gpu in gpus)
 
 
-def test_mig_devices_that_fail(machine: Machine) -> None:
+def test_mig_devices_that_fail_cost_their_gpu_or_themselves(machine: Machine) -> None:
     for function in ("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"):
         for code in (15, 999):
             first, cut = machine.look([FakeGpu(), PARTITIONED], [Act(function, "fail", code, gpu=1)]).gpus

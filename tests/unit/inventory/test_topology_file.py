@@ -79,7 +79,9 @@ def test_bus_ids_are_normalised() -> None:
         (0, "gi_minor = -1\n", (None, 85)),
     ],
 )
-def test_capability_minors(minor: int, said: str, minors: tuple[int | None, int | None]) -> None:
+def test_capability_minors_are_those_given_or_as_drivers_number_them(
+    minor: int, said: str, minors: tuple[int | None, int | None]
+) -> None:
     (gpu,) = parse(NODE + GPU.replace("minor = 0", f"minor = {minor}") + MIG + said).gpus
     assert gpu.mig_enabled
     (device,) = gpu.mig
@@ -105,7 +107,7 @@ def test_a_gpu_in_prohibited_mode_is_unavailable_in_a_simulation_too() -> None:
 
 
 @pytest.mark.parametrize("text", ['"thermal, remap-pending"', '["thermal", "remap-pending", "thermal"]'])
-def test_signs(text: str) -> None:
+def test_signs_are_a_list_or_one_text_with_commas(text: str) -> None:
     assert parse(f"{NODE}{GPU}signs = {text}\n").gpus[0].signs == (Sign.THERMAL, Sign.REMAP_PENDING)
 
 
@@ -179,7 +181,7 @@ mounts = [{ destination = "/run/nvidia-persistenced/socket", source = "/srv/sock
 """
 
 
-def test_extras() -> None:
+def test_extras_are_read_with_nodes_mounts_and_channels() -> None:
     inventory = parse(NODE + EXTRAS)
     socket = Mount(
         "/run/nvidia-persistenced/socket", "/srv/socket", ("rbind", "rprivate", "ro", "nosuid", "nodev", "noexec")
@@ -274,7 +276,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize(("expected", "text"), WRONG.items(), ids=WRONG)
-def test_wrong_value(expected: str, text: str) -> None:
+def test_a_wrong_value_is_one_fault(expected: str, text: str) -> None:
     (fault,) = faults(text)
     assert fault.startswith(expected)
 

@@ -44,7 +44,7 @@ async def served(
 
 
 @pytest.mark.parametrize("gets", [True, False], ids=["get", "list instead"])
-async def test_one_pod(folder: Path, gets: bool) -> None:
+async def test_one_pod_is_asked_for_by_get_or_read_off_the_list(folder: Path, gets: bool) -> None:
     async with served(folder, gets=gets) as (server, client):
         assert await client.get("default", "train") == TRAIN
         assert await client.get("default", "other") == PodDevices("default", "other")
@@ -93,7 +93,7 @@ async def test_faults_are_one_sentence(folder: Path, fault: tuple[grpc.StatusCod
             assert str(error.value).isprintable()
 
 
-async def test_deadlines(folder: Path) -> None:
+async def test_a_kubelet_that_is_slow_is_given_up(folder: Path) -> None:
     async with served(folder, timeout_s=0.05) as (server, client):
         server.delay_s = 5.0
         for question in (client.get("default", "train"), client.list()):

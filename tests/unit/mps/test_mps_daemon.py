@@ -67,6 +67,14 @@ def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: M
     assert adopted(folder, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
 
 
+def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
+    clients(tmp_path).mkdir(parents=True)
+    daemon = MpsDaemon(DaemonFolder(tmp_path, UUID, "a"), lambda: DaemonFolder(tmp_path, UUID, "next"))
+    with pytest.raises(MpsError, match="no file system of its own"):
+        daemon.prepare()
+    assert list(clients(tmp_path).iterdir()) == []
+
+
 def test_a_driver_without_its_server_is_told_before_a_client_meets_it() -> None:
     tree = DriverTree("/staged", (CONTROL, SMI), (), (), ())
     with pytest.raises(MpsError, match=f"has no {SERVER}: install that part of it"):

@@ -97,7 +97,7 @@ def test_what_is_not_worth_decoding(adjusted: pb.CreateContainerResponse, concer
     assert concerns_us(nri.validate(asking, nri.container(asking), {"20-x": adjusted}))
 
 
-def test_the_verdict() -> None:
+def test_a_verdict_is_silence_or_a_rejection_in_one_line() -> None:
     assert verdict_to_pb(None) == b""
     verdict = pb.ValidateContainerAdjustmentResponse.FromString(verdict_to_pb(Reason(Code.NOT_GRANTED, "no\n.")))
     assert verdict.reject

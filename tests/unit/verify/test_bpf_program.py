@@ -76,7 +76,7 @@ def test_a_rule_for_one_device(major: int, minor: int, access: int) -> None:
         (0xC4, -8, 1, 0xFFFFFFFC),
     ],
 )
-def test_arithmetic(opcode: int, left: int, right: int, expected: int) -> None:
+def test_arithmetic_is_the_kernels_of_32_bits(opcode: int, left: int, right: int, expected: int) -> None:
     signed = expected - 2**32 if expected >> 31 else expected
     for by_register in (0, 8):
         operand = (opcode | by_register, 0, 2, 0, 0 if by_register else right)
@@ -85,7 +85,7 @@ def test_arithmetic(opcode: int, left: int, right: int, expected: int) -> None:
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1), st.sampled_from([0x05, 0x06]))
-def test_comparisons(left: int, right: int, kind: int) -> None:
+def test_comparisons_are_the_kernels_of_both_widths(left: int, right: int, kind: int) -> None:
     bits = 64 if kind == 0x05 else 32
     a, b = left & (1 << bits) - 1, right & (1 << bits) - 1
     expected = {

@@ -84,7 +84,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_verdicts(host: Host) -> None:
+def test_each_container_has_a_verdict(host: Host) -> None:
     host.add("train", 0)
     host.add("web")
     host.add("agent", resources=SpecResources((SpecRule(allow=True, access="rwm"),)))

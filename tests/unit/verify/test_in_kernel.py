@@ -71,7 +71,7 @@ IN_V1, IN_V2 = f"5:cpu,devices:/pods/{ID}\n", f"0::/pods/{ID}\n"
         ("b 195:1 rw", READ, GPU, False),
     ],
 )
-def test_a_rule_of_v1(line: str, access: int, number: tuple[int, int], expected: bool) -> None:
+def test_a_rule_of_cgroup_v1_is_read(line: str, access: int, number: tuple[int, int], expected: bool) -> None:
     assert DeviceRule.parse(line).lets_through(access, *number) is expected
 
 
@@ -81,7 +81,7 @@ def test_a_number_that_may_only_be_read_can_be_opened() -> None:
     assert not DeviceFilter((DeviceRule.parse("c 195:1 m"),)).opens(GPU)
 
 
-def test_cgroup_v1(tmp_path: Path) -> None:
+def test_on_cgroup_v1_its_list_decides_alone(tmp_path: Path) -> None:
     host = Host(tmp_path, IN_V1 + IN_V2, V1)
     host.list_devices("c 1:3 rwm\nc 195:1 rw\n")
     assert (host.filter().opens(GPU), host.filter().opens((195, 2))) == (True, False)
@@ -91,7 +91,9 @@ def test_cgroup_v1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("programs", "expected"), [({}, True), ({4: ALLOW}, True), ({4: ALLOW, 5: DENY}, False), ({4: DENY}, False)]
 )
-def test_cgroup_v2(tmp_path: Path, programs: Mapping[int, bytes], expected: bool) -> None:
+def test_on_cgroup_v2_every_program_has_to_let_through(
+    tmp_path: Path, programs: Mapping[int, bytes], expected: bool
+) -> None:
     host = Host(tmp_path, IN_V2, V2, programs)
     assert host.filter().opens(GPU) is expected
     assert host.asked == [tmp_path / "unified" / "pods" / ID]
