@@ -99,7 +99,9 @@ async def test_a_node_in_dev_and_in_a_folder_that_is_new(folder: Path) -> None:
         assert node.reports == 2
 
 
-async def test_in_a_sandbox_without_inotify_looks_are_enough_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+async def test_in_a_sandbox_without_inotify_looks_are_enough_and_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
     def refuse() -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
