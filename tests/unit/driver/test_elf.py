@@ -8,8 +8,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.compat_packages import NOTE_OWNER, NOTE_SECTION
@@ -75,15 +73,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_elf(tmp_path / "gone")
     with pytest.raises(DriverError, match="Is a directory"):
         read_elf(tmp_path)
-
-
-@given(st.lists(st.tuples(st.integers(0, len(CUDA) - 1), st.integers(0, 255)), max_size=8))
-def test_a_damaged_library_is_an_elf_or_none(damage: list[tuple[int, int]]) -> None:
-    data = bytearray(CUDA)
-    for position, byte in damage:
-        data[position] = byte
-    result = parsed(bytes(data))
-    assert result is None or result.bits in {32, 64}
 
 
 SAID = compat.note("13.0", (535, 550, 570))
