@@ -11,17 +11,18 @@ import socket
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.error import HTTPError
 
 from tests.support import packages
-from tests.support.waiting import wait_for
+from tests.support.waiting import aside, wait_for
 
 MONITORING: Final = Path(__file__).parents[2] / "deploy" / "monitoring"
 ALERTS: Final = MONITORING / "alerts.yaml"
 READY_S: Final = 30.0
+PATIENCE_S: Final = 20.0
 EVERY: Final = "200ms"
 CONFIG: Final = """
 global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {every}}}
@@ -96,3 +97,8 @@ class Prometheus:
         url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)["data"]
+
+
+async def asked_until(what: str, fact: Callable[[], object]) -> None:
+    """Until Prometheus says so, asked less often than it scrapes."""
+    await aside(wait_for, what, fact, PATIENCE_S, poll_s=0.1)

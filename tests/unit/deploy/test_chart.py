@@ -11,7 +11,6 @@ import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from nri_gpu.records.policy_file import PolicyText, build_policy
 from nri_gpu.request.annotation import select_annotation
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make
+from tests.support.chart import CLAIMS, ELSEWHERE, VARIANTS, container, daemon_sets, found, one, pod
 from tests.support.daemon import FOUR_GPUS
 from tests.support.helm import CHART, RefusedError, Release, documents, parsed, render, values
 from tests.support.prometheus import ALERTS
@@ -43,77 +43,12 @@ ROOT = CHART.parents[2]
 PAGE = (ROOT / "docs" / "kubernetes-install.md").read_text()
 CHANGE_OVER = (ROOT / "docs" / "foreign.md").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-ELSEWHERE = Release("other", "elsewhere")
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 ADMISSION = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 NEWER = {*ADMISSION, "DeviceClass"}  # than the oldest
 RIGHTS = {"ClusterRole", "ClusterRoleBinding", "DeviceClass"}  # for the DRA driver
 OPERATORS = {"ServiceMonitor"}  # whose schemas are not Kubernetes' own
-CLAIMS: dict[str, Any] = {"kubelet": {"enabled": False}, "dra": {"enabled": True}}
-VARIANTS: Mapping[str, dict[str, Any]] = {
-    "defaults": {},
-    "annotations": {"kubelet": {"enabled": False}},
-    "beside": {"kubelet": {"enabled": False, "podResources": True}},
-    "all of it": {
-        "policy": '[namespaces]\nallow = ["*"]\n',
-        "kubelet": {"registration": "watcher", "root": "/data/kubelet"},
-        "labels": {"enabled": True},
-        "admission": {"action": "Deny", "namespaceSelector": {"matchLabels": {"team": "gpu"}}},
-        "guard": {"criDir": "/run/containerd"},
-        "image": {"tag": "1.2.3", "pullSecrets": [{"name": "registry"}]},
-        "podAnnotations": {"example.com/a": "b"},
-        "podLabels": {"team": "gpu"},
-        "maxSurge": "10%",
-    },
-    "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
-    "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True}},
-    "health": {"health": {"criDir": "/run/containerd"}},
-    "claims": CLAIMS | {"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
-    "claims elsewhere": CLAIMS | {"kubelet": {"enabled": False, "root": "/data/kubelet"}},
-    "metrics": {"metrics": {"enabled": True}},
-    "scraped by the operator": {
-        "metrics": {"enabled": True, "scrape": "serviceMonitor", "port": 9999, "labels": {"release": "prometheus"}},
-    },
-    "least of it": {
-        "guard": {"enabled": False},
-        "admission": {"enabled": False},
-        "affinity": {"nodeAffinity": None},
-        "tolerations": [],
-        "nodeSelector": {"kubernetes.io/os": None},
-        "resources": {"requests": None, "limits": {"cpu": 0.5}},
-    },
-    "nulls": {
-        **dict.fromkeys(("affinity", "tolerations", "nodeSelector", "resources", "podAnnotations", "podLabels")),
-        "guard": {"resources": None},
-        "admission": {"namespaceSelector": None},
-        "metrics": {"labels": None},
-    },
-}
-
-
-@cache
-def found(variant: str = "defaults") -> list[dict[str, Any]]:
-    return documents(ELSEWHERE, **VARIANTS[variant])
-
-
-def one(among: list[dict[str, Any]], kind: str, name: str) -> Any:  # noqa: ANN401 - parsed YAML
-    (only,) = (each for each in among if (each["kind"], each["metadata"]["name"]) == (kind, name))
-    return only
-
-
-def daemon_sets(variant: str = "defaults") -> dict[str, dict[str, Any]]:
-    sets = [each for each in found(variant) if each["kind"] == "DaemonSet"]
-    return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in sets}
-
-
-def pod(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
-    return daemon_sets(variant)[component]["spec"]["template"]["spec"]
-
-
-def container(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
-    (only,) = pod(component, variant)["containers"]
-    return only
 
 
 def mount(component: str, variant: str = "defaults", **fields: str) -> Any:  # noqa: ANN401 - parsed YAML

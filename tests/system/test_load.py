@@ -22,10 +22,9 @@ from nri_gpu.ledger.grant_text import sign_grant
 from tests.support import nri_messages as nri
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.metrics import entry
-from tests.support.prometheus import Prometheus, free_port
+from tests.support.prometheus import Prometheus, asked_until, free_port
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 from tests.support.waiting import aside, in_a_loop
-from tests.unit.daemon.test_prometheus import asked_until
 
 HOLDERS: Final = 10_000
 SEEN: Final = f"count(nri_gpu_grant_info) >= {HOLDERS}"

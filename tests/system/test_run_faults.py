@@ -17,7 +17,7 @@ from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 from tests.support.scripted_runtime import until
 from tests.support.silent import SilentFile
-from tests.unit.daemon.chain import (
+from tests.system.chain import (
     CUT,
     DRIVER,
     HANDLE,

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.support.chart import container
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
 from tests.support.guard import NriGuard
 from tests.support.kubeconfig import kubeconfig
 from tests.support.little import NriGpuInLittle
 from tests.support.waiting import wait_for
-from tests.unit.deploy.test_chart import container
 
 # A call that never returns, in the thread of the event loop.
 STUCK = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))"

@@ -34,6 +34,7 @@ from tests.support.scripted_runtime import Listener, ScriptedRuntime, until
 DRIVER: Final = "580.95.05"
 PATIENCE_S: Final = 20.0
 PROMPT_S: Final = 1.0  # what a create may take on a busy machine; the shortest deadline of a call is longer
+LISTENER: Final = "nri_gpu.health.nvml_events"
 INIT, HANDLE, NAME = "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"
 # A hang of the driver is to be noticed within the patience of a test; everything else is as it is shipped.
 PROGRAM: Final = """
@@ -282,3 +283,9 @@ def command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+async def listens(chain: Chain, gpus: int = 2, times: int = 1) -> None:
+    """Somebody began to listen to so many GPUs, so often."""
+    said = f"listening for errors of gpus gpus={gpus}"
+    await until("somebody to listen", lambda: chain.daemon.log().count(said) >= times, PATIENCE_S)

@@ -10,17 +10,9 @@ import pytest
 
 from nri_gpu.domain.health import EventType
 from tests.support.nvml import Act, happen
-from tests.support.scripted_runtime import until
-from tests.unit.daemon.chain import CUT, DRIVER, HANDLE, INIT, PARTS, PATIENCE_S, TWO, Chain
+from tests.system.chain import CUT, DRIVER, HANDLE, INIT, LISTENER, PARTS, TWO, Chain, listens
 
 WAIT = "nvmlEventSetWait_v2"
-LISTENER = "nri_gpu.health.nvml_events"
-
-
-async def listens(chain: Chain, gpus: int = 2, times: int = 1) -> None:
-    """Somebody began to listen to so many GPUs, so often."""
-    said = f"listening for errors of gpus gpus={gpus}"
-    await until("somebody to listen", lambda: chain.daemon.log().count(said) >= times, PATIENCE_S)
 
 
 async def receives_events(chain: Chain) -> None:

@@ -19,7 +19,7 @@ from bench.wire import Contest
 from tests import ground
 from tests.support.errors import HarnessError
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 
 
 def test_a_figure_is_marked_against_its_budget() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from nri_gpu import __version__
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[2]
 # What setuptools adds to the checkout.
 ADDED: Final = {"PKG-INFO", "setup.cfg"}
 # From the tree to below `share/nri-gpu`. share/ itself is as it is in the tree.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,10 +19,9 @@ from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guar
 from nri_gpu.records.policy_file import LAST_GOOD
 from tests.support import nri_messages as nri
 from tests.support.nvml import Act, FakeHealth, happen
-from tests.support.prometheus import ALERTS, MONITORING, Prometheus, free_port
+from tests.support.prometheus import ALERTS, MONITORING, Prometheus, asked_until, free_port
 from tests.support.waiting import aside, in_a_loop
-from tests.unit.daemon.chain import HANDLE, INIT, PATIENCE_S, TWO, Chain
-from tests.unit.daemon.test_run_health import LISTENER, listens
+from tests.system.chain import HANDLE, INIT, LISTENER, TWO, Chain, listens
 from tests.unit.stray.holding import FULL, MAJOR, cgroup_of, holding, into
 
 GUARD: Final = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=True)
@@ -72,14 +69,6 @@ class Monitored:
     async def fires(self, alert: str) -> None:
         """Until it does."""
         await asked_until(alert, lambda: alert in self.prometheus.firing())
-
-
-async def asked_until(what: str, fact: Callable[[], object]) -> None:
-    """Until Prometheus says so, asked less often than it scrapes."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not await aside(fact):
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.1)
 
 
 @pytest.fixture
@@ -235,7 +224,7 @@ async def test_each_alert_fires_on_its_fault(monitored: Monitored) -> None:
             await monitored.fires("NriGpuPolicyUnusable")
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     others = {"NriGpuDown", "NriGpuInventoryFault", "NriGpuPolicyRejected", "NriGpuPolicyUnusable"}
-    # They are not provoked here: tests/unit/deploy has these.
+    # They are not provoked here: test_alert_rules.py has these.
     elsewhere = {
         *("NriGpuOverlappingGrants", "NriGpuLostContainers"),
         *("NriGpuGpuNeedsReset", "NriGpuGpuFailsApplications"),

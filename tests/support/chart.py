@@ -1,0 +1,75 @@
+"""The chart in each of its variants, as Helm renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from tests.support.helm import Release, documents
+
+ELSEWHERE = Release("other", "elsewhere")
+CLAIMS: dict[str, Any] = {"kubelet": {"enabled": False}, "dra": {"enabled": True}}
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "defaults": {},
+    "annotations": {"kubelet": {"enabled": False}},
+    "beside": {"kubelet": {"enabled": False, "podResources": True}},
+    "all of it": {
+        "policy": '[namespaces]\nallow = ["*"]\n',
+        "kubelet": {"registration": "watcher", "root": "/data/kubelet"},
+        "labels": {"enabled": True},
+        "admission": {"action": "Deny", "namespaceSelector": {"matchLabels": {"team": "gpu"}}},
+        "guard": {"criDir": "/run/containerd"},
+        "image": {"tag": "1.2.3", "pullSecrets": [{"name": "registry"}]},
+        "podAnnotations": {"example.com/a": "b"},
+        "podLabels": {"team": "gpu"},
+        "maxSurge": "10%",
+    },
+    "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
+    "stray": {"kubelet": {"enabled": False}, "stray": {"enabled": True}},
+    "health": {"health": {"criDir": "/run/containerd"}},
+    "claims": CLAIMS | {"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
+    "claims elsewhere": CLAIMS | {"kubelet": {"enabled": False, "root": "/data/kubelet"}},
+    "metrics": {"metrics": {"enabled": True}},
+    "scraped by the operator": {
+        "metrics": {"enabled": True, "scrape": "serviceMonitor", "port": 9999, "labels": {"release": "prometheus"}},
+    },
+    "least of it": {
+        "guard": {"enabled": False},
+        "admission": {"enabled": False},
+        "affinity": {"nodeAffinity": None},
+        "tolerations": [],
+        "nodeSelector": {"kubernetes.io/os": None},
+        "resources": {"requests": None, "limits": {"cpu": 0.5}},
+    },
+    "nulls": {
+        **dict.fromkeys(("affinity", "tolerations", "nodeSelector", "resources", "podAnnotations", "podLabels")),
+        "guard": {"resources": None},
+        "admission": {"namespaceSelector": None},
+        "metrics": {"labels": None},
+    },
+}
+
+
+@cache
+def found(variant: str = "defaults") -> list[dict[str, Any]]:
+    return documents(ELSEWHERE, **VARIANTS[variant])
+
+
+def one(among: list[dict[str, Any]], kind: str, name: str) -> Any:  # noqa: ANN401 - parsed YAML
+    (only,) = (each for each in among if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return only
+
+
+def daemon_sets(variant: str = "defaults") -> dict[str, dict[str, Any]]:
+    sets = [each for each in found(variant) if each["kind"] == "DaemonSet"]
+    return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in sets}
+
+
+def pod(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
+    return daemon_sets(variant)[component]["spec"]["template"]["spec"]
+
+
+def container(component: str, variant: str = "defaults") -> Any:  # noqa: ANN401 - parsed YAML
+    (only,) = pod(component, variant)["containers"]
+    return only
