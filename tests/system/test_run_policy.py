@@ -13,8 +13,6 @@ import pytest
 
 from nri_gpu.domain.errors import Exit
 from nri_gpu.nri.subscription import Event
-from nri_gpu.records.policy_file import LAST_GOOD
-from nri_gpu.records.policy_memory import IN_FORCE
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
@@ -34,30 +32,28 @@ GONE: Final = "is missing, and a policy was in force: put it back, or run `nri-g
 class Node:
     """A machine with the unit's folders, and the runtime that its daemon serves."""
 
-    def __init__(self, folder: Path, *, unit: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.policy, self.lib = folder / "policy.toml", folder / "lib"
         self.lib.mkdir()
         self.unit = {"STATE_DIRECTORY": f"{self.lib}:{self.lib}/drivers"}
         root = make_driver_root(folder / "driver")
-        environment = self.unit if unit else {}
         socket = folder / "nri.sock"
-        self.launch = Launch(
-            folder / "d", socket, default_policy=self.policy, driver_root=root, environment=environment
-        )
+        self.launch = Launch(folder / "d", socket, default_policy=self.policy, driver_root=root, environment=self.unit)
         self.daemon = NriGpu(self.launch)
 
     @asynccontextmanager
-    async def serving(self, config: str = "") -> AsyncIterator[ScriptedRuntime]:
-        """With the daemon started, and killed at the end. config: what the runtime sends by Configure."""
+    async def serving(self) -> AsyncIterator[ScriptedRuntime]:
+        """With the daemon started, and killed at the end."""
         async with Listener(self.launch.socket) as listener:
             self.daemon.start()
             try:
-                yield await self.connected(listener, config)
+                yield await self.connected(listener)
             finally:
                 self.daemon.kill()
                 self.daemon.__exit__()
 
     async def connected(self, listener: Listener, config: str = "") -> ScriptedRuntime:
+        """config: what the runtime sends by Configure."""
         runtime = await listener.accept(PATIENCE_S)
         await runtime.register(config=config)
         await runtime.synchronize()
@@ -119,56 +115,6 @@ async def test_a_file_that_vanishes_lets_nobody_ask(node: Node) -> None:
         await node.reload(RELOADED)
         assert await told(runtime) == ""
         assert (await aside(node.verb, "status")).returncode == Exit.OK
-
-
-async def test_a_file_that_is_put_back_is_in_force_again(node: Node) -> None:
-    node.policy.write_text(PROD)
-    async with node.serving() as runtime:
-        node.policy.write_text("")
-        await node.reload(KEPT)
-        assert DENIED in await told(runtime)
-        node.policy.write_text('[namespaces]\nallow = ["ml"]\n')
-        await node.reload(RELOADED)
-        assert await told(runtime) == ""
-        await aside(node.daemon.wait_logged, "policy lets more namespaces ask for GPUs namespaces=ml")
-
-
-async def test_by_hand_and_at_first_no_file_means_the_defaults(folder: Path) -> None:
-    node = Node(folder, unit=False)
-    async with node.serving() as runtime:
-        assert await told(runtime) == ""
-        node.policy.write_text(PROD)
-        await node.reload(RELOADED)
-        assert DENIED in await told(runtime)
-        node.policy.unlink()
-        await node.reload(RELOADED)
-        assert await told(runtime) == ""
-    assert not (node.lib / IN_FORCE).exists()
-
-
-async def test_an_upgrade_with_an_empty_table_refuses_nobody(node: Node) -> None:
-    """d995626f took the file, and kept it."""
-    node.policy.write_text("[stray]\n")
-    node.launch.state.mkdir(parents=True)
-    (node.launch.state / LAST_GOOD).write_text("[stray]\n")
-    async with node.serving() as runtime:
-        assert await told(runtime) == ""
-        assert "policy has a table without a key" in node.daemon.log()
-        check = await aside(node.verb, "check")
-        assert (check.returncode, f"{node.policy}:1: stray: has no key" in check.stdout) == (Exit.FINDING, True)
-        assert (await aside(node.verb, "status")).returncode == Exit.OK
-        await node.reload(KEPT)
-        assert await told(runtime) == ""
-
-
-async def test_an_upgrade_where_there_was_no_policy(node: Node) -> None:
-    """d995626f kept an empty `policy.last` then."""
-    node.launch.state.mkdir(parents=True)
-    (node.launch.state / LAST_GOOD).touch()
-    async with node.serving() as runtime:
-        assert await told(runtime) == ""
-        await node.reload(RELOADED)
-        assert await told(runtime) == ""
 
 
 async def test_a_policy_that_the_runtime_sends_no_more(node: Node) -> None:

@@ -7,15 +7,12 @@ import contextlib
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_gpu.daemon.metrics import LIMITS, MetricsController
 from nri_gpu.daemon.view import View
@@ -25,7 +22,6 @@ from tests.support.daemon import UUIDS
 from tests.support.log import Log
 from tests.support.metrics import entry, ledger, scraped, view
 from tests.support.prometheus import free_port
-from tests.support.scripted_runtime import until
 
 VIEW: Final = view(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(10_000)))
 GET: Final = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n"
@@ -114,15 +110,6 @@ async def test_what_is_no_scrape_is_told_so(folder: Path, request_: bytes, statu
         assert sentence in said.body
 
 
-async def test_a_socket_is_roots_alone_and_replaces_what_a_dead_daemon_left(folder: Path) -> None:
-    path = folder / "m"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
-    async with serving(str(path)):
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert (await asked(str(path))).status == 200
-
-
 async def test_a_file_in_the_way_is_kept(folder: Path, log: Log) -> None:
     path = folder / "m"
     path.write_text("mine")
@@ -146,49 +133,6 @@ async def test_an_address_of_others_from_the_command_line(log: Log) -> None:
 async def test_off_is_off(log: Log) -> None:
     async with serving(""):
         assert log.lines == []
-
-
-async def test_a_scraper_that_never_reads_or_never_asks_is_closed(folder: Path) -> None:
-    """It costs no more than a page: what it does not read is never made."""
-    async with serving(path := str(folder / "m"), limits=replace(LIMITS, patience_s=4.0)):
-        for request in (GET, b""):
-            with socket.socket(socket.AF_UNIX) as deaf:
-                deaf.connect(path)
-                deaf.sendall(request)
-                await asyncio.sleep(0.1)
-                assert (await asked(path)).status == 200  # meanwhile others are served
-                await until("it to be closed", partial(_is_closed, deaf))
-
-
-def _is_closed(client: socket.socket) -> bool:
-    """Whether nobody is at the other end; what was sent is left unread."""
-    try:
-        client.send(b"x", socket.MSG_DONTWAIT)
-    except OSError:
-        return True
-    return False
-
-
-async def test_idle_connections_do_not_blind_it(listen: str) -> None:
-    async with serving(listen):
-        idle = [await connected(listen) for _ in range(5 * LIMITS.places)]
-        assert (await asked(listen)).status == 200
-        for _, writer in idle:
-            writer.transport.abort()
-
-
-async def test_scrapes_of_ten_thousand_holders_keep_nobody_waiting(folder: Path) -> None:
-    """What the loop is late by, while as many as may scrape at once; a request of the runtime would wait as long."""
-    late: list[float] = []
-    async with serving(path := str(folder / "m")):
-        scrapes = asyncio.gather(*(asked(path) for _ in range(LIMITS.each)))
-        while not scrapes.done():
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            late.append(time.thread_time() - began)
-        assert {each.status for each in await scrapes} == {200}
-    assert len(late) > 20
-    assert sorted(late)[-3] < 0.03  # four pages, made at once with four clients that read them here
 
 
 async def test_a_bug_in_a_metric_ends_only_the_scrape(folder: Path, log: Log) -> None:
