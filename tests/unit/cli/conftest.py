@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.cli.main import main
+from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS
 from tests.support.schemas import conforming
+from tests.support.views import status_json, view
 
 
 class Done(Struct, frozen=True):
@@ -29,6 +34,26 @@ class Done(Struct, frozen=True):
 
 
 NriGpuCall = Callable[..., Done]
+FREE = status_json(view(node=make.node(driver_version="580.95.05")))
+
+
+@contextmanager
+def daemon(folder: Path, answer: bytes) -> Iterator[Path]:
+    """Something that answers one question with these bytes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "control.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield folder
+        thread.join()
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from nri_gpu.records.policy_file import LAST_GOOD
 from nri_gpu.records.policy_memory import IN_FORCE
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
-from tests.unit.cli.conftest import Done, NriGpuCall
-from tests.unit.cli.test_status_command import daemon
-from tests.unit.daemon.test_view import status_json, view
+from tests.support.views import status_json, view
+from tests.unit.cli.conftest import Done, NriGpuCall, daemon
 from tests.unit.policy.samples import OLD
 
 CONFIG = Path(__file__).parents[3] / "config"

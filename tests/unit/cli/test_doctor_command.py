@@ -20,9 +20,8 @@ from nri_gpu.cli.terminal import show_whole
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.node import Majors
 from tests.support import builders as make
-from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.cli.test_status_command import daemon
-from tests.unit.daemon.test_view import status_json, view
+from tests.support.views import status_json, view
+from tests.unit.cli.conftest import NriGpuCall, daemon
 from tests.unit.doctor.node import VERSION, DoctorNode
 from tests.unit.doctor.node import node as node
 

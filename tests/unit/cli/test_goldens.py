@@ -24,11 +24,11 @@ from nri_gpu.doctor.examine import to_text
 from nri_gpu.host.kernel_view import HostFolders
 from tests.support.driver_root import make_driver_root
 from tests.support.schemas import conforming
+from tests.support.views import NOW
 from tests.unit.cli.conftest import NriGpuCall
 from tests.unit.cli.test_replay_command import record
 from tests.unit.cli.test_terminal import COMMANDS, GOLDENS, GRANTED, LOST, MIG, ROOT, node_in_trouble, unstyled
 from tests.unit.cli.test_verify_command import CHECKED
-from tests.unit.daemon.test_view import NOW
 from tests.unit.doctor.test_examine import REPORT
 from tests.unit.host.host_tree import NVIDIA, UVM, host_below
 

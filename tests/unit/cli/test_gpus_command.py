@@ -25,8 +25,8 @@ from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.kernel import make_information, make_pci
+from tests.support.views import view
 from tests.unit.cli.conftest import Done, NriGpuCall
-from tests.unit.daemon.test_view import view
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "gpus"
 ALL = [*sorted(TOPOLOGIES.glob("*.toml")), *sorted(FIXTURES.glob("*.toml"))]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +41,9 @@ from nri_gpu.system.liveness import LivenessFile
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.support.ledgers import after
-from tests.unit.cli.conftest import Done, NriGpuCall
-from tests.unit.daemon.test_view import CLOCK, NOW, status_json, view
+from tests.support.views import CLOCK, NOW, status_json, view
+from tests.unit.cli.conftest import FREE, Done, NriGpuCall, daemon
 
-FREE = status_json(view(node=make.node(driver_version="580.95.05")))
 CLAIMED = ClaimedDevice(request="gpu", pool="node", device="gpu-7", uuid=make.uuid(0), mode=Mode.SHARED)
 TRAINING = PreparedClaim(
     uid=ClaimUid("claim"),
@@ -57,25 +53,6 @@ TRAINING = PreparedClaim(
     devices=(CLAIMED,),
 )
 TRAIN, OTHER = make.container(of="train"), make.container(of="other")
-
-
-@contextmanager
-def daemon(folder: Path, answer: bytes) -> Iterator[Path]:
-    """Something that answers one question with these bytes."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "control.sock"))
-        listener.listen()
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield folder
-        thread.join()
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.terminal import STYLE, on_terminal
+from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
 from tests.unit.cli.test_verify_command import CHECKED
-from tests.unit.daemon.test_view import CLOCK, NOW, OTHER, TRAIN, view
 
 GOLDENS = Path(__file__).parent / "goldens"
 ROOT = Path(__file__).parents[3]

@@ -21,8 +21,7 @@ from nri_gpu.verify.container_report import ContainerReport, Report, Verdict
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.verify.oci_bundles import TASKS
 from tests.support import builders as make
-from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.cli.test_status_command import FREE
+from tests.unit.cli.conftest import FREE, NriGpuCall
 
 KEY = bytes(KEY_BYTES)
 GOOD = ContainerReport(

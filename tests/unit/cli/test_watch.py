@@ -25,8 +25,8 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.stray.judge import StrayUse
 from tests.support import builders as make
 from tests.support.ledgers import after
+from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
 from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.daemon.test_view import CLOCK, NOW, OTHER, TRAIN, view
 
 EMPTY = status_of(view())
 

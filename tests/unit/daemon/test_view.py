@@ -1,60 +1,22 @@
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
-from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.cli.status_page import faults
-from nri_gpu.daemon.answers import DaemonStatus, KubeletStatus, PolicyStatus, RuntimeConnection
-from nri_gpu.daemon.view import View, status_of
+from nri_gpu.daemon.answers import KubeletStatus, PolicyStatus
+from nri_gpu.daemon.view import status_of
 from nri_gpu.domain.allocation import ResourceStatus
-from nri_gpu.domain.container import Cgroup, FirstProcess
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Node
 from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
-from nri_gpu.plugin.counts import Counts
-from nri_gpu.policy.model import Policy
 from tests.support import builders as make
 from tests.support.ledgers import prepared
-
-NOW, CLOCK = 1_800_000_000.0, 5_000.0
-TRAIN, OTHER = make.container(of="train"), make.container(of="other")
-
-
-def started(ledger: Ledger) -> Ledger:
-    """With a first process of each container that ran, in a cgroup of its own."""
-    for id_ in (id_ for id_, entry in ledger.entries.items() if entry.ran and id_ not in ledger.processes):
-        ledger = ledger.with_process(id_, FirstProcess(41, 1, Cgroup("", f"/kubepods/{id_}")))
-    return ledger
-
-
-def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) -> View:  # noqa: ANN401 - of a View
-    return View(
-        **{
-            "node": node or make.node(),
-            "ledger": started(ledger or make.ledger()),
-            "connection": RuntimeConnection(ready=True, since_s=NOW - 60, name="containerd", version="2.1.9"),
-            "wall": NOW,
-            "monotonic": CLOCK,
-            "inventory_age_s": 3.0,
-            "inventory_fault": "",
-            "policy": PolicyStatus("/etc/nri-gpu/policy.toml", ""),
-            "settings": Policy(),
-            "counts": Counts(),
-            **fields,
-        }
-    )
-
-
-def status_json(seen: View) -> Any:  # noqa: ANN401 - JSON values
-    sent = json.loads(json.dumps(to_builtins(status_of(seen))))
-    assert convert(sent, DaemonStatus) == status_of(seen)  # as a client reads it
-    return sent
+from tests.support.views import CLOCK, NOW, OTHER, TRAIN, status_json, view
 
 
 def said(ledger: Ledger) -> dict[str, Any]:

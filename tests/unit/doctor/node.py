@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DaemonStatus, PolicyStatus
+from nri_gpu.daemon.answers import DaemonStatus, PolicyStatus, RuntimeConnection
 from nri_gpu.daemon.view import status_of
 from nri_gpu.doctor.examine import DoctorDocument, examine
 from nri_gpu.doctor.examined import Examined
@@ -26,13 +26,19 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import BUILT_IN, NamespaceRules, Policy
 from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
-from tests.unit.daemon.test_view import view
+from tests.support.views import view
 from tests.unit.host.host_tree import HostTree, address, host_below
 
 VERSION: Final = "580.95.05"
 RELEASE: Final = "6.1.0-44-amd64"
 CONTAINERD: Final = "#!/bin/sh\necho containerd github.com/containerd/containerd {version} deadbeef\n"
 CONFIG: Final = 'version = 3\n[plugins."io.containerd.nri.v1.nri"]\n  disable = false\n'
+TOML: Final = "etc/containerd/config.toml"
+K3S: Final = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+DOCKERS: Final = 'disabled_plugins = ["cri"]\n'
+PLUGINS: Final = "var/lib/kubelet/device-plugins"
+CHECKPOINT: Final = f"{PLUGINS}/kubelet_internal_checkpoint"
+HEALTHY: Final = '{"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}}, "Checksum": 1}'
 HEALTHY_POLICY: Final = Policy(namespaces=NamespaceRules(allow=Globs(("ml",))))
 HEALTHY_GUARD: Final = GuardStatus(
     pid=os.getpid(), started=process_started(os.getpid()), connected=True, runtime="containerd", validates=True
@@ -162,6 +168,19 @@ class DoctorNode:
         """The one finding that is not ok."""
         (finding,) = self.found(**changes).values()
         return finding
+
+
+def stopped(node: DoctorNode) -> None:
+    for name in ("comm", "cmdline", "exe"):
+        node.remove(f"proc/700/{name}")
+
+
+def installed(node: DoctorNode) -> None:
+    node.write("usr/bin/nvidia-container-runtime", "")
+
+
+def away(**fields: Any) -> RuntimeConnection:  # noqa: ANN401 - of a RuntimeConnection
+    return RuntimeConnection(**{"ready": True, "since_s": 0.0, "name": "containerd", "version": "2.1.9", **fields})
 
 
 @pytest.fixture

@@ -7,17 +7,13 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.finding import Level
 from nri_gpu.policy.model import Disarm, EnvironmentSettings, VisibleDevices
-from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode
+from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode, installed
 
 IDLE = replace(HEALTHY_POLICY, environment=EnvironmentSettings(visible_devices=VisibleDevices.VOID, disarm=Disarm.ALL))
 DEFAULT = CONFIG + (
     '[plugins."io.containerd.cri.v1.runtime".containerd]\n  default_runtime_name = "nvidia"\n'
     '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "io.containerd.runc.v2"\n'
 )
-
-
-def installed(node: DoctorNode) -> None:
-    node.write("usr/bin/nvidia-container-runtime", "")
 
 
 def test_nvidia_as_the_default_runtime(node: DoctorNode) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, SynchronizeStatus
+from nri_gpu.daemon.answers import PolicyStatus, SynchronizeStatus
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Level
@@ -17,7 +17,7 @@ from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.mps_settings import MpsSettings
 from tests.support import builders as make
-from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode
+from tests.unit.doctor.node import HEALTHY_GUARD, HEALTHY_POLICY, DoctorNode, away
 
 SILENCE: dict[str, tuple[OSError | ValueError, Level, str, str]] = {
     "none": (FileNotFoundError(), Level.ERROR, "no nri-gpu runs", "systemctl enable --now nri-gpu"),
@@ -35,10 +35,6 @@ def test_a_daemon_that_does_not_answer(
     finding = node.only(status=None, silence=silence)
     assert (finding.level, finding.subject, words in finding.meaning) == (level, "daemon", True)
     assert any(fix in line for line in finding.fix)
-
-
-def away(**fields: Any) -> RuntimeConnection:  # noqa: ANN401 - of a RuntimeConnection
-    return RuntimeConnection(**{"ready": True, "since_s": 0.0, "name": "containerd", "version": "2.1.9", **fields})
 
 
 LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)

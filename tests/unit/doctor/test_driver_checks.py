@@ -17,7 +17,7 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy
 from tests.support import builders as make
 from tests.support.driver_root import put_libraries
-from tests.unit.daemon.test_view import view
+from tests.support.views import view
 from tests.unit.doctor.node import HEALTHY_POLICY, RELEASE, VERSION, DoctorNode
 from tests.unit.host.host_tree import NVIDIA, OLD_UVM, address
 

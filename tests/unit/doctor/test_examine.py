@@ -14,8 +14,7 @@ from nri_gpu.doctor.examine import DoctorDocument, Section, summary, to_text
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.finding import error, ok, unseen, warning
 from tests.support.schemas import conforming
-from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_component_checks import installed
+from tests.unit.doctor.node import DoctorNode, installed
 
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
 REPORT = DoctorDocument.of(

@@ -12,9 +12,7 @@ import pytest
 
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
-from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_component_checks import installed
-from tests.unit.doctor.test_kubelet_checks import CHECKPOINT, HEALTHY, PLUGINS
+from tests.unit.doctor.node import CHECKPOINT, HEALTHY, PLUGINS, DoctorNode, installed
 
 
 def garbage(path: Path) -> None:

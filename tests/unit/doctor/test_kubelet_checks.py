@@ -17,11 +17,8 @@ from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
 from nri_gpu.policy.model import Policy
 from tests.support.builders import uuid
 from tests.support.podresources import PodResourcesThread
-from tests.unit.doctor.node import CONFIG, HEALTHY_POLICY, DoctorNode
+from tests.unit.doctor.node import CHECKPOINT, CONFIG, HEALTHY, HEALTHY_POLICY, PLUGINS, DoctorNode
 
-PLUGINS = "var/lib/kubelet/device-plugins"
-CHECKPOINT = f"{PLUGINS}/kubelet_internal_checkpoint"
-HEALTHY = '{"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1", "GPU-2"]}}, "Checksum": 1}'
 OFFERED = ResourceStatus("nvidia.com/gpu", registered=True, since_s=1.0, fault="")
 
 

@@ -9,9 +9,7 @@ import pytest
 from nri_gpu.doctor.runtime_settings import NRI
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.finding import Level
-from tests.unit.doctor.node import CONFIG, CONTAINERD, DoctorNode
-from tests.unit.doctor.test_runtimes import TOML, stopped
-from tests.unit.doctor.test_two_runtimes import DOCKERS, K3S
+from tests.unit.doctor.node import CONFIG, CONTAINERD, DOCKERS, K3S, TOML, DoctorNode, stopped
 
 MICROK8S = "var/snap/microk8s/7001/args/containerd.toml"
 

@@ -9,8 +9,7 @@ import pytest
 
 from nri_gpu.doctor.runtime_settings import containerd_settings
 from nri_gpu.domain.finding import Finding, Level
-from tests.unit.doctor.node import CONFIG, DoctorNode
-from tests.unit.doctor.test_runtimes import TOML, stopped
+from tests.unit.doctor.node import CONFIG, TOML, DoctorNode, stopped
 
 CRI = '[plugins."io.containerd.cri.v1.runtime".containerd]\ndefault_runtime_name = "nvidia"\n'
 IMPORTING = 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n'

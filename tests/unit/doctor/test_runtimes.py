@@ -12,10 +12,9 @@ from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings, seconds
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.finding import Level, unseen
-from tests.unit.doctor.node import CONFIG, DoctorNode
+from tests.unit.doctor.node import CONFIG, TOML, DoctorNode, stopped
 
 Break = Callable[[DoctorNode], object]
-TOML = "etc/containerd/config.toml"
 SUDO = "sudo nri-gpu doctor"
 VALIDATOR = '\n[plugins."io.containerd.nri.v1.nri".default_validator]\n'
 
@@ -36,11 +35,6 @@ def old(node: DoctorNode) -> None:
 def ancient(node: DoctorNode) -> None:
     node.program("1.6.20")
     node.write(TOML, "version = 2\n")
-
-
-def stopped(node: DoctorNode) -> None:
-    for name in ("comm", "cmdline", "exe"):
-        node.remove(f"proc/700/{name}")
 
 
 def stranger(node: DoctorNode) -> None:

@@ -11,11 +11,7 @@ from msgspec.structs import replace
 from nri_gpu.doctor.runtimes import ContainerRuntime, container_runtime
 from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.finding import Finding, Level
-from tests.unit.doctor.node import CONFIG, DoctorNode
-from tests.unit.doctor.test_daemon_checks import away
-
-K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-DOCKERS = 'disabled_plugins = ["cri"]\n'
+from tests.unit.doctor.node import CONFIG, DOCKERS, K3S, DoctorNode, away
 
 
 def k3s(node: DoctorNode, text: str = CONFIG) -> None:
