@@ -31,8 +31,7 @@ from nri_gpu.domain.health import Happened, Health, HealthState, History
 from nri_gpu.ledger.ledger import Entry
 from tests.support import builders as make
 from tests.support.views import CLOCK, NOW, view
-from tests.unit.doctor.node import DoctorNode
-from tests.unit.doctor.test_driver_checks import old_uvm
+from tests.unit.doctor.node import DoctorNode, old_uvm
 from tests.unit.host.host_tree import host_below
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"

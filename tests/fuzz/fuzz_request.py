@@ -12,7 +12,7 @@ from nri_gpu.domain.gpu_request import Count, Devices, Nothing
 from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS, parse_claim
 from tests.fuzz.target import Target
 from tests.support.claims import format_claim
-from tests.unit.request.test_annotation import BAD, GOOD
+from tests.unit.request.samples import BAD, GOOD
 
 KEY: Final = "gpu.nri.io"
 PIECES: Final = (*"=<>;,:.*01 \t\n\u0660", ">=", "<=", "-1", "9.0", "40Gi")

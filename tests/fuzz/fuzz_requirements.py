@@ -18,7 +18,7 @@ from nri_gpu.request.image_requirements import (
     unmet,
 )
 from tests.fuzz.target import Target
-from tests.unit.request.test_image_requirements import MALFORMED, NOT_TRUE, REAL, TRUE
+from tests.unit.request.required import MALFORMED, NOT_TRUE, REAL, TRUE
 
 GRAMMAR: Final = (
     *("cuda", "driver", "arch", "brand", "=", "!=", "<", "<=", ">", ">=", ",", " ", "12", "12.4", "470", "9.0", "."),

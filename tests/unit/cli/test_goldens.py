@@ -26,10 +26,19 @@ from tests.support.driver_root import make_driver_root
 from tests.support.schemas import conforming
 from tests.support.views import NOW
 from tests.unit.cli.conftest import NriGpuCall
-from tests.unit.cli.test_replay_command import record
-from tests.unit.cli.test_terminal import COMMANDS, GOLDENS, GRANTED, LOST, MIG, ROOT, node_in_trouble, unstyled
-from tests.unit.cli.test_verify_command import CHECKED
-from tests.unit.doctor.test_examine import REPORT
+from tests.unit.cli.printed import (
+    CHECKED,
+    COMMANDS,
+    GOLDENS,
+    GRANTED,
+    LOST,
+    MIG,
+    REPORT,
+    ROOT,
+    node_in_trouble,
+    record,
+    unstyled,
+)
 from tests.unit.host.host_tree import NVIDIA, UVM, host_below
 
 pytestmark = pytest.mark.usefixtures("on_x86_64")

@@ -8,35 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.decision.decide import decide
 from nri_gpu.domain.errors import Exit
-from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.policy.model import Policy
-from nri_gpu.records.audit_records import changed_record, decision_record, node_record, policy_record
-from tests.support import builders as make
-from tests.support.ledgers import decided
 from tests.unit.cli.conftest import Done, NriGpuCall
+from tests.unit.cli.printed import record
 
-POLICY = '[namespaces]\nallow = ["ml"]\n'
 OLD_NODE = (
     '{"kind": "node", "schema": "nri-gpu/audit/v1", "node": {"number": 3, "inventory": {"taken_at": 1.0}, "profiles": '
     '{"folder": "/var/lib/nri-gpu/drivers/profiles", "minors": [0, 1]}}}'
 )
 Replayed = Callable[..., Done]
-
-
-def record(file: Path) -> None:
-    """Two pods of namespace ml that each got a GPU, and one whose request was nonsense."""
-    node, ledger, now = make.node(), Ledger(), 10.0
-    lines = [node_record(node), policy_record("policy.toml", POLICY, "")]
-    for name, claim in (("one", "device=0"), ("two", "device=1"), ("three", "nonsense")):
-        container = make.container(claim, of=name)
-        decision = decide(container, node, ledger, Policy.default())
-        lines.append(decision_record(container, decision, 1_800_000_000.0, now))
-        old, ledger = ledger, decided(ledger, decision, now)
-        if changed := changed_record(old, ledger):
-            lines.append(changed)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture

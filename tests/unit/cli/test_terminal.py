@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import io
-from functools import cache
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -19,57 +17,14 @@ from nri_gpu.cli.render import gpus_page, of_trouble
 from nri_gpu.cli.status_page import counted, status_page
 from nri_gpu.cli.verify_command import verify_page
 from nri_gpu.cli.watch import WatchMoment, live_page
-from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.view import status_of
-from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.errors import Exit
-from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.domain.health import Happened, Health, HealthState, History
 from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
-from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
-from tests.support.terminal import STYLE, on_terminal
-from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
-from tests.unit.cli.test_verify_command import CHECKED
-
-GOLDENS = Path(__file__).parent / "goldens"
-ROOT = Path(__file__).parents[3]
-MIG = TOPOLOGIES / "mig-a100.toml"
-WHY = "XID 79: the GPU has fallen off the bus"
-
-REFUSED = Refused(
-    number=7,
-    at_s=NOW - 3,
-    what="container refused",
-    code="gpu-busy",
-    reason="asked for 2, and 1 is free: wait until ml/alone is done.",
-    namespace="ml",
-    pod="greedy",
-    container="main",
-)
-LOST = Happened(number=1, at_s=NOW - 60, kind="health", uuid=make.uuid(2), index=2, worse=True, what=f"GPU 2: {WHY}")
-WHAT = "GPU 1 is held by ml/train, container main (shared)"
-GRANTED = Happened(at_s=NOW - 70, kind="held", uuid=make.uuid(1), index=None, worse=False, what=WHAT)
-
-
-@cache
-def node_in_trouble() -> DaemonStatus:
-    """Held, shared and free GPUs, and one that fell off the bus; the runtime is away."""
-    bad = make.gpu(2, unavailable=f"bad since then because of {WHY}", health=Health(HealthState.BAD, NOW - 60, WHY, 1))
-    node = make.node([make.gpu(0), make.gpu(1), bad, make.gpu(3)], driver_version="580.95.05")
-    shared = [make.entry(1, to=each, mode=Mode.SHARED, since=CLOCK - 70) for each in (TRAIN, OTHER)]
-    alone = make.entry(0, to=make.container(of="alone"), since=CLOCK - 7500)
-    return status_of(
-        view(
-            make.ledger(alone, *shared),
-            node,
-            connection=RuntimeConnection(
-                ready=False, since_s=NOW - 5, name="containerd", version="2.1.9", fault="gone"
-            ),
-            history=History(NOW - 9000, 1, {"health": 1}, (LOST,)),
-            refusals=(REFUSED,),
-        )
-    )
+from tests.support.daemon import FOUR_GPUS
+from tests.support.terminal import on_terminal
+from tests.support.views import NOW, view
+from tests.unit.cli.printed import CHECKED, COMMANDS, GOLDENS, GRANTED, LOST, MIG, WHY, node_in_trouble, unstyled
 
 
 def pages(*, piped: bool = False) -> dict[str, Page]:
@@ -87,27 +42,12 @@ def drawn(page: Page, width: int) -> str:
     return written.getvalue()
 
 
-def unstyled(text: str) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in STYLE.sub("", text).splitlines())
-
-
 CASES = [(name, width) for name in pages() for width in (80, 200)]
 
 
 @pytest.mark.parametrize(("name", "width"), CASES)
 def test_pages_against_goldens(name: str, width: int) -> None:
     assert unstyled(drawn(pages()[name], width)) == (GOLDENS / f"{name}-{width}.txt").read_text()
-
-
-# Real commands, which run in this tree's root.
-COMMANDS = {
-    "explain": (
-        "explain",
-        GOLDENS / "pod.yaml",
-        *("--gpus", FOUR_GPUS, "--policy", GOLDENS / "empty-policy.toml"),
-    ),
-    "check": ("check", (GOLDENS / "bad-policy.toml").relative_to(ROOT)),
-}
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -17,33 +17,14 @@ from nri_gpu.daemon.answers import InventoryAnswer
 from nri_gpu.domain.errors import Exit
 from nri_gpu.records.policy_file import LAST_GOOD
 from nri_gpu.system.storage import KEY_BYTES
-from nri_gpu.verify.container_report import ContainerReport, Report, Verdict
+from nri_gpu.verify.container_report import Report
 from nri_gpu.verify.node_snapshot import SNAPSHOT_FILE, Evidence, Snapshot, to_bytes
 from nri_gpu.verify.oci_bundles import TASKS
 from tests.support import builders as make
 from tests.unit.cli.conftest import FREE, NriGpuCall
+from tests.unit.cli.printed import BAD, GOOD, HIDDEN, report
 
 KEY = bytes(KEY_BYTES)
-GOOD = ContainerReport(
-    id="a", pod="ml/train", container="main", verdict=Verdict.OK, mode="exclusive", gpu_uuids=(make.uuid(1),)
-)
-WIDENED = (
-    f"can open /dev/nvidia5 (195:5, GPU 2, {make.uuid(2)}), not granted, and its spec does not say so: its device "
-    "rules were widened after it was created; stop it, and find out who did that"
-)
-BAD = ContainerReport(id="b", pod="ml/web", container="main", verdict=Verdict.DIFFERS, differences=(WIDENED,))
-AGENT = ContainerReport(
-    id="d", pod="kube-system/agent", container="node-exporter", verdict=Verdict.PRIVILEGED, privileged=True
-)
-IDLE = ContainerReport(id="e", pod="default/web", container="main", verdict=Verdict.NO_GPU)
-HIDDEN = ContainerReport(id="c", pod="ml/vm", container="main", verdict=Verdict.UNSEEN, unseen="it is a VM")
-
-
-def report(*containers: ContainerReport, **fields: object) -> Report:
-    return Report(**{"numbers_from": "daemon", "containers": containers, **fields})  # type: ignore[arg-type]
-
-
-CHECKED = report(GOOD, BAD, HIDDEN, AGENT, IDLE, unseen=("container 0a1b of ml/lost, which has GPUs",))
 
 
 @pytest.fixture

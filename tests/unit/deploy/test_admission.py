@@ -16,7 +16,7 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS, parse_claim
 from tests.property.test_request_parse import sentences
 from tests.support.helm import documents
-from tests.unit.request.test_annotation import GOOD
+from tests.unit.request.samples import GOOD
 
 
 def policy() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from nri_gpu.policy.model import BUILT_IN, NamespaceRules, Policy
 from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
 from tests.support.views import view
-from tests.unit.host.host_tree import HostTree, address, host_below
+from tests.unit.host.host_tree import OLD_UVM, HostTree, address, host_below
 
 VERSION: Final = "580.95.05"
 RELEASE: Final = "6.1.0-44-amd64"
@@ -181,6 +181,12 @@ def installed(node: DoctorNode) -> None:
 
 def away(**fields: Any) -> RuntimeConnection:  # noqa: ANN401 - of a RuntimeConnection
     return RuntimeConnection(**{"ready": True, "since_s": 0.0, "name": "containerd", "version": "2.1.9", **fields})
+
+
+def old_uvm(node: DoctorNode) -> None:
+    """A node from before the module was loaded again."""
+    node.remove("dev/nvidia-uvm")
+    node.tree.node("nvidia-uvm", OLD_UVM, 0)
 
 
 @pytest.fixture

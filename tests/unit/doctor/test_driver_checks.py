@@ -18,8 +18,8 @@ from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy
 from tests.support import builders as make
 from tests.support.driver_root import put_libraries
 from tests.support.views import view
-from tests.unit.doctor.node import HEALTHY_POLICY, RELEASE, VERSION, DoctorNode
-from tests.unit.host.host_tree import NVIDIA, OLD_UVM, address
+from tests.unit.doctor.node import HEALTHY_POLICY, RELEASE, VERSION, DoctorNode, old_uvm
+from tests.unit.host.host_tree import NVIDIA, address
 
 Break = Callable[[DoctorNode], object]
 
@@ -27,12 +27,6 @@ Break = Callable[[DoctorNode], object]
 def test_a_healthy_node_has_no_findings(node: DoctorNode) -> None:
     assert node.found() == {}
     assert node.examine().counts[Level.OK] >= 10
-
-
-def old_uvm(node: DoctorNode) -> None:
-    """A node from before the module was loaded again."""
-    node.remove("dev/nvidia-uvm")
-    node.tree.node("nvidia-uvm", OLD_UVM, 0)
 
 
 def no_modules(node: DoctorNode) -> None:

@@ -10,17 +10,10 @@ import time
 import pytest
 
 from nri_gpu.cli.page import json_text
-from nri_gpu.doctor.examine import DoctorDocument, Section, summary, to_text
+from nri_gpu.doctor.examine import summary, to_text
 from nri_gpu.doctor.sockets import SocketState, socket_state
-from nri_gpu.domain.finding import error, ok, unseen, warning
 from tests.support.schemas import conforming
 from tests.unit.doctor.node import DoctorNode, installed
-
-LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
-REPORT = DoctorDocument.of(
-    Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
-    Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
-)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -13,7 +13,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.nri.subscription import Event
 from tests.support import nri_messages as nri
 from tests.support.plugin import Bench
-from tests.unit.plugin.test_lost import Cgroups
+from tests.unit.plugin.lasting import Cgroups
 
 
 def attempt(bench: Bench, number: int) -> frozenset[GpuUuid]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
-from nri_gpu.domain.container import ContainerId, FirstProcess
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.ledger.events import AllocationKnown
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
@@ -18,29 +18,11 @@ from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import Bench
 from tests.support.scripted_runtime import until
+from tests.unit.plugin.lasting import Cgroups
 
 ID = "container-first-main"
 STILL_RUNS = "container is over for the runtime, and its processes hold its GPUs"
 ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
-
-
-class Cgroups(ContainerCgroups):
-    """Of containers that all have the same processes. left: how many. asked: for whose first process."""
-
-    def __init__(self) -> None:
-        super().__init__(same_pids=False)
-        self.left = 2
-        self.asked: list[str] = []
-
-    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
-        self.asked.append(container_id)
-        return FirstProcess(pid, 1) if pid else None
-
-    def lives(self, process: FirstProcess) -> bool:
-        return self.left > 0
-
-    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
-        return tuple(range(100, 100 + self.left))
 
 
 class LostBench(Bench):

@@ -26,7 +26,7 @@ from tests.support.log import Log
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, Flavour
 from tests.support.plugin import Bench, ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.plugin.test_transport import cut_off
+from tests.unit.plugin.raw import cut_off
 
 each_version = pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS.keys())
 PLAIN: Final = nri.pod("plain")

@@ -21,6 +21,7 @@ from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_6, NRI_0_12
 from tests.support.plugin import ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime, until
+from tests.unit.plugin.raw import cut_off, frame, mux
 
 Stage = Callable[[ScriptedRuntime], Awaitable[object]]
 
@@ -37,19 +38,6 @@ STAGES: Final[dict[str, Stage]] = {
     "half synchronized": half_a_synchronize,
     "ready": ScriptedRuntime.handshake,
 }
-
-
-def mux(conn_id: int, payload: bytes, length: int | None = None) -> bytes:
-    return conn_id.to_bytes(4, "big") + (len(payload) if length is None else length).to_bytes(4, "big") + payload
-
-
-def frame(length: int, stream_id: int, kind: int, data: bytes = b"") -> bytes:
-    return length.to_bytes(4, "big") + stream_id.to_bytes(4, "big") + bytes((kind, 0)) + data
-
-
-def cut_off(length: int) -> bytes:
-    """A message of that length as NRI 0.6 writes it: the first 4 KiB, when its mux refuses the whole."""
-    return mux(1, (frame(length, 1001, 1) + b"\0" * 4096)[:4096])
 
 
 # name -> bytes, words of the reason for which the connection ends: by itself, or once nothing follows them

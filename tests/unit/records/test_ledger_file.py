@@ -20,8 +20,8 @@ from nri_gpu.records.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support import nri_messages as nri
+from tests.support.handover import GRACE_S, HandoverBench
 from tests.support.ledgers import after
-from tests.unit.plugin.test_rechecks import GRACE_S, HandoverBench
 
 
 def kept(folder: Path, ledger: Ledger) -> Path:

@@ -1,0 +1,125 @@
+"""What several tests of verbs print, and the goldens that it is held against."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
+from nri_gpu.daemon.view import status_of
+from nri_gpu.decision.decide import decide
+from nri_gpu.doctor.examine import DoctorDocument, Section
+from nri_gpu.domain.decision import Refused
+from nri_gpu.domain.finding import error, ok, unseen, warning
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.health import Happened, Health, HealthState, History
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.policy.model import Policy
+from nri_gpu.records.audit_records import changed_record, decision_record, node_record, policy_record
+from nri_gpu.verify.container_report import ContainerReport, Report, Verdict
+from tests.support import builders as make
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.ledgers import decided
+from tests.support.terminal import STYLE
+from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
+
+GOLDENS = Path(__file__).parent / "goldens"
+ROOT = Path(__file__).parents[3]
+MIG = TOPOLOGIES / "mig-a100.toml"
+WHY = "XID 79: the GPU has fallen off the bus"
+
+REFUSED = Refused(
+    number=7,
+    at_s=NOW - 3,
+    what="container refused",
+    code="gpu-busy",
+    reason="asked for 2, and 1 is free: wait until ml/alone is done.",
+    namespace="ml",
+    pod="greedy",
+    container="main",
+)
+LOST = Happened(number=1, at_s=NOW - 60, kind="health", uuid=make.uuid(2), index=2, worse=True, what=f"GPU 2: {WHY}")
+WHAT = "GPU 1 is held by ml/train, container main (shared)"
+GRANTED = Happened(at_s=NOW - 70, kind="held", uuid=make.uuid(1), index=None, worse=False, what=WHAT)
+
+
+@cache
+def node_in_trouble() -> DaemonStatus:
+    """Held, shared and free GPUs, and one that fell off the bus; the runtime is away."""
+    bad = make.gpu(2, unavailable=f"bad since then because of {WHY}", health=Health(HealthState.BAD, NOW - 60, WHY, 1))
+    node = make.node([make.gpu(0), make.gpu(1), bad, make.gpu(3)], driver_version="580.95.05")
+    shared = [make.entry(1, to=each, mode=Mode.SHARED, since=CLOCK - 70) for each in (TRAIN, OTHER)]
+    alone = make.entry(0, to=make.container(of="alone"), since=CLOCK - 7500)
+    return status_of(
+        view(
+            make.ledger(alone, *shared),
+            node,
+            connection=RuntimeConnection(
+                ready=False, since_s=NOW - 5, name="containerd", version="2.1.9", fault="gone"
+            ),
+            history=History(NOW - 9000, 1, {"health": 1}, (LOST,)),
+            refusals=(REFUSED,),
+        )
+    )
+
+
+def unstyled(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in STYLE.sub("", text).splitlines())
+
+
+# Real commands, which run in this tree's root.
+COMMANDS = {
+    "explain": (
+        "explain",
+        GOLDENS / "pod.yaml",
+        *("--gpus", FOUR_GPUS, "--policy", GOLDENS / "empty-policy.toml"),
+    ),
+    "check": ("check", (GOLDENS / "bad-policy.toml").relative_to(ROOT)),
+}
+
+
+GOOD = ContainerReport(
+    id="a", pod="ml/train", container="main", verdict=Verdict.OK, mode="exclusive", gpu_uuids=(make.uuid(1),)
+)
+WIDENED = (
+    f"can open /dev/nvidia5 (195:5, GPU 2, {make.uuid(2)}), not granted, and its spec does not say so: its device "
+    "rules were widened after it was created; stop it, and find out who did that"
+)
+BAD = ContainerReport(id="b", pod="ml/web", container="main", verdict=Verdict.DIFFERS, differences=(WIDENED,))
+AGENT = ContainerReport(
+    id="d", pod="kube-system/agent", container="node-exporter", verdict=Verdict.PRIVILEGED, privileged=True
+)
+IDLE = ContainerReport(id="e", pod="default/web", container="main", verdict=Verdict.NO_GPU)
+HIDDEN = ContainerReport(id="c", pod="ml/vm", container="main", verdict=Verdict.UNSEEN, unseen="it is a VM")
+
+
+def report(*containers: ContainerReport, **fields: object) -> Report:
+    return Report(**{"numbers_from": "daemon", "containers": containers, **fields})  # type: ignore[arg-type]
+
+
+CHECKED = report(GOOD, BAD, HIDDEN, AGENT, IDLE, unseen=("container 0a1b of ml/lost, which has GPUs",))
+
+
+POLICY = '[namespaces]\nallow = ["ml"]\n'
+
+
+def record(file: Path) -> None:
+    """Two pods of namespace ml that each got a GPU, and one whose request was nonsense."""
+    node, ledger, now = make.node(), Ledger(), 10.0
+    lines = [node_record(node), policy_record("policy.toml", POLICY, "")]
+    for name, claim in (("one", "device=0"), ("two", "device=1"), ("three", "nonsense")):
+        container = make.container(claim, of=name)
+        decision = decide(container, node, ledger, Policy.default())
+        lines.append(decision_record(container, decision, 1_800_000_000.0, now))
+        old, ledger = ledger, decided(ledger, decision, now)
+        if changed := changed_record(old, ledger):
+            lines.append(changed)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
+REPORT = DoctorDocument.of(
+    Section("driver", (ok("modules", "are loaded"), error("nodes", "are missing " * 12, "nri-gpu prepare", LONG))),
+    Section("nri-gpu", (warning("guard", "is away", "# in a file:", "a = 1"), unseen("daemon", "root only"))),
+)
