@@ -73,7 +73,7 @@ def specification(
 
 
 def _no_gpu(units: Iterable[Unit]) -> Gpu:
-    """Return a copy of the first GPU under an identity no GPU has: what it would get belongs to no GPU."""
+    """Return a copy of the first GPU under an identity no GPU has. Edits planned for it are common to all GPUs."""
     known = gpus_of(units)
     return replace(
         known[0],

@@ -114,7 +114,7 @@ class NodeControllers:
             await self._driver.looked.wait()
 
     def runs(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield the work that has to run, each until it is cancelled."""
+        """Yield the coroutines that run until they are cancelled."""
         yield from (self._driver.run(), self.cache.run(), self.health.run(), self._watch.run())
         yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
 

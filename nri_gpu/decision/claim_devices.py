@@ -180,9 +180,9 @@ def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
 def _denied(
     claim: PreparedClaim, all_found: Sequence[_Found], node: Node, others: Others, policy: Policy
 ) -> NotPrepared | None:
-    """Return why none of the claim's pods may have what it asks for.
+    """Return why policy lets no pod of the claim have its devices.
 
-    None if one pod may, or if only its containers can show. A group's pods are known by their namespace alone.
+    None if one pod may, or if only its containers will tell. A group's pods are known by their namespace alone.
     """
     reason: Reason | None = None
     for uid, name in (*claim.pods.items(), *([(PodUid(""), "")] if claim.groups else [])):
@@ -199,7 +199,7 @@ def _denied(
 
 
 def _verdict(policy: Policy, container: Container) -> Verdict | None:
-    """Return what policy says of every container of that pod or namespace, or None if more than the name decides."""
+    """Return policy's verdict if the name of the pod or namespace alone settles it, or None."""
     for rule in policy.rule.rules:
         wide = replace(rule, container=None, runtime_handler=None, labels=None, qos=None)
         wide = wide if container.pod.name else replace(wide, pod=None)

@@ -20,7 +20,7 @@ VOLTA: Final = (7, 0)
 
 
 def single_gpu_fault(claim: Claim) -> Reason | None:
-    """Return why a request cannot be served in this mode, whatever is free, or None: each GPU has its own daemon."""
+    """Return why mode=mps cannot serve a request however free the node is, or None: each GPU has its own daemon."""
     wanted = claim.wanted
     if (isinstance(wanted, Count) and wanted.gpus == 1) or (isinstance(wanted, Devices) and len(wanted.ids) == 1):
         return None

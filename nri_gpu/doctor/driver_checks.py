@@ -139,7 +139,7 @@ def _not_loaded(seen: Examined, subject: str) -> Finding:
 
 
 def _versions(seen: Examined) -> Iterator[Finding]:
-    """Check the versions of the modules and of the driver's files."""
+    """Compare the versions of the loaded modules with that of the driver's files."""
     subject, settings = "driver versions", seen.policy.driver
     root, where = seen.at(settings.root), settings.root
     if settings.host_root and not root.is_dir():

@@ -95,7 +95,7 @@ def _device(device: PreparedDevice) -> pb.Device:
 
 
 def _sentence(error: Exception, claim: PreparedName, phrase: str) -> str:
-    """Write, and log, what the kubelet is told of an error. Nobody else logs it: the kubelet asks again."""
+    """Log an error and return the sentence for the kubelet. Only this function logs it: the kubelet tries again."""
     bound = logger.bind(namespace=claim.namespace, name=claim.name)
     if isinstance(error, NriGpuError):
         reason = clipped(str(error), SENTENCE_MAX)

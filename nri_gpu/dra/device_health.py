@@ -50,7 +50,7 @@ class DeviceHealthService:
         )
 
     def put(self, view: NodeView) -> None:
-        """Take what the daemon says of the devices now. The kubelet is told nothing before the daemon knows them."""
+        """Take the daemon's view of the devices. The kubelet is told nothing before the first view of known devices."""
         answer = pb.NodeWatchResourcesResponse(devices=[self._health(each) for each in view.devices])
         if view.known and answer != self._answer:
             self._answer = answer

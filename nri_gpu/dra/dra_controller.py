@@ -67,7 +67,7 @@ NO_GROUPS: Final = ClaimFault(
 
 
 class ClaimsPlugin(Protocol):
-    """The parts that claims need of the NRI plugin."""
+    """The calls that the DRA controller makes on the NRI plugin."""
 
     claims: ClaimAllocations
 
@@ -209,7 +209,7 @@ class DraController:
         return view
 
     def view(self) -> NodeView:
-        """Return the view of now. It has the previous view's number exactly if nothing changed."""
+        """Return the current view. Its number changes only when its contents do."""
         state = self._node_state
         node = self._plugin.aged(state.node)
         word = "cdi-off" if self._cdi_off else not_ready(node, state.policy, connected=self._connected)

@@ -135,7 +135,7 @@ class DriverProcess:
         await self._publisher.run()
 
     async def _tell(self) -> None:
-        """Tell the daemon how publishing goes: the question for the next view may last, with the report of before."""
+        """Send a fresh publishing report: the pending AskView may block for long and carries an older one."""
         while True:
             await self._publisher.reported.wait()
             self._publisher.reported.clear()

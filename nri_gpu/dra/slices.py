@@ -210,7 +210,7 @@ def specimen(driver: str, node: str, gates: Collection[Gate]) -> ResourceSlice:
 
 
 def without_daemon(view: NodeView) -> NodeView:
-    """Taint each device of a view: while the daemon is away nobody could prepare a claim."""
+    """Taint every device of a view as away, for as long as the daemon cannot prepare a claim."""
     return replace(view, devices=tuple(replace(each, taints=(*each.taints, AWAY)) for each in view.devices))
 
 

@@ -87,7 +87,7 @@ def by_tokens(container: Container, key: bytes | None) -> Container:
 
 
 def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
-    """Return the GPUs that our device plugin cannot allocate: claims hold them, or pods that have them from elsewhere.
+    """Return the GPUs the device plugin must not offer: held by annotation, claim or another component's allocation.
 
     shared: sharing a GPU does not count as holding it, unless for another device plugin.
     """
@@ -95,8 +95,8 @@ def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -
     def ours(entry: Entry) -> bool:
         if entry.allocation is not None:
             return not settings.injected(entry.allocation.devices)
-        # For seconds only the journal knows an entry, and nobody knows whose it is. If it was the kubelet's and is
-        # gone, a device that is unhealthy for that long costs the next pod its admission, for good.
+        # For some seconds a grant known only from the journal may be the kubelet's. It counts as ours: an unhealthy
+        # device in that window would fail the next pod's admission permanently.
         return entry.remembered or (shared and entry.grant.mode is Mode.SHARED)
 
     others = [entry.grant for entry in ledger.entries.values() if entry.holds and not ours(entry)]

@@ -127,10 +127,7 @@ class KubeletController:
         return tuple(endpoint.status() for endpoint in self._endpoints.values())
 
     def fail_open(self) -> str:
-        """Return why a container to which the kubelet gave GPUs may start although we never saw it, but for the guard.
-
-        Empty where it may not.
-        """
+        """Return why containers with kubelet GPUs can start unseen on this node, but for the guard, or empty."""
         return self._required.fault() or (UNAPPLIED if self._plugin.kubelet.unapplied else "")
 
     async def run(self) -> None:

@@ -237,7 +237,7 @@ class Endpoint:
         self._waits.reset()
 
     def _kubelet_signature(self) -> Signature | None:
-        """Return what tells a socket of the kubelet's from its next socket; None where there is no socket."""
+        """Return the signature of the kubelet's socket, which changes when the kubelet makes a new one, or None."""
         return signature(self._kubelet, follow=False)
 
     def _ended(self, why: str) -> None:

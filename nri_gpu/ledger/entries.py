@@ -214,9 +214,9 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
 def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, Entry]:
     """Choose who holds among the entries of a list, so that no two hold one GPU.
 
-    The list does not say which created containers had lapsed. One whose GPUs another container holds has; of two
-    created ones the first in the list holds. One whose GPUs nobody took holds them again, for another grace. External
-    allocations do not count here: they may have come after the grant.
+    The list does not say which created containers had lapsed. A created container has lapsed if another container now
+    holds its GPUs. If two created containers claim a GPU, the first listed keeps it. If nobody took its GPUs, a created
+    container holds them again, for another grace. External allocations do not count: they may be newer than the grant.
     ledger: what else counts.
     """
     entries = tuple(listed)

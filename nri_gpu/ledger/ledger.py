@@ -56,7 +56,7 @@ class GrantPhase(StrEnum):
 
 
 class Lapse(StrEnum):
-    """When a created container lapses, where that is no point in time of its own."""
+    """The rule by which a created container lapses when it has no deadline."""
 
     AFTER_GRACE = "grace"  # the policy's `created_grace_s` after it was created
     # Never where the runtime listed it as created: it may be in the middle of its start, an event that we then do not
@@ -231,11 +231,14 @@ class Usage(Struct, frozen=True):
         return self._held_from(mode, {pod_uid}.union(*ours.values()), ours.keys())
 
     def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
-        """Return whether its holders keep it from a claim to prepare: exclusive is to all of the claim's pods."""
+        """Return whether holders other than the claim's pods keep this GPU from the claim."""
         return self._held_from(mode, claim.pods.keys(), {claim.uid})
 
     def _held_from(self, mode: Mode, pods: Set[PodUid], claims: Set[ClaimUid]) -> bool:
-        """Return whether others than these pods and claims keep it from that mode. Modes never mix on one GPU."""
+        """Return whether a holder outside these pods and claims keeps this GPU from `mode`.
+
+        A GPU is never held in two modes.
+        """
         if self.mode not in (None, mode):
             return True
         if mode is Mode.SHARED:

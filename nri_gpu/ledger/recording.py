@@ -45,4 +45,4 @@ class Recorder(Protocol):
         """Note revoked containers that are gone."""
 
     def remembered(self, since: float) -> Iterable[Remembered]:
-        """Return what this daemon or an earlier one granted since then, and is not settled."""
+        """Return unsettled grants made at `since` or later, by this daemon or an earlier one."""

@@ -17,7 +17,7 @@ from loguru import logger
 
 from nri_gpu.domain.container import ContainerId
 
-TOLD_WITHIN_S: Final = 1.0  # by a runtime that does tell; so what it says and how it is logged stay the rule
+TOLD_WITHIN_S: Final = 1.0  # how long to wait for the runtime's own exit event, which takes precedence
 WATCHED_MAX: Final = 512  # descriptors, of the 1,024 that a process has by default
 
 

@@ -391,7 +391,7 @@ class Plugin:
     # --- events ---
 
     def _concerns(self, payload: bytes) -> bool:
-        """Return whether an event can change anything: not if nobody has a device, and its container asked for none."""
+        """Return whether an event can matter: some container holds a device, or this one requests a GPU."""
         return bool(
             self.ledger.entries
             or self.ledger.reservations

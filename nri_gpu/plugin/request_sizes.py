@@ -72,7 +72,7 @@ class Sizes:
         self._splits = configured.from_nri_0_7
 
     def refusal(self, payload: bytes) -> Reason | None:
-        """Return why this pod or container must not be created, or None. A refusal is logged."""
+        """Return why a pod or container is too large, for itself or for the runtime's list, or None. Log a refusal."""
         settings = self._settings()
         limit = settings.request_bytes
         if limit and len(payload) > limit:

@@ -129,7 +129,7 @@ class Supervisor:
 
     @property
     def facts(self) -> SessionFacts:
-        """Return the facts of this connection, or of the last one."""
+        """Return the facts of the current session, or of the last one while there is none."""
         answered = self._transport.answered if self._transport else None
         return replace(self._facts, answered=answered) if answered else self._facts
 

@@ -60,7 +60,7 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
     ] = 60
 
     def seat(self, asked: MpsLimits, uid: int | None) -> Seat:
-        """Fill in the settings that a request leaves out."""
+        """Return the share a request gets: the policy's defaults for what it leaves out, at most the policy's most."""
         memory = asked.memory_mib or self.default_memory_mib
         if self.most_memory_mib:
             memory = min(memory or self.most_memory_mib, self.most_memory_mib)

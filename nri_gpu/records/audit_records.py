@@ -125,7 +125,7 @@ def ledger_record(ledger: Ledger) -> dict[str, object]:
 
 
 def changed_record(old: Ledger, new: Ledger) -> dict[str, object] | None:
-    """Return the changes, or None if nothing has changed."""
+    """Return the record of how two ledgers differ, or None if they are equal."""
     changes = _changes(old, new)
     return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
 
@@ -224,7 +224,7 @@ class Replay:
         self._decided: set[ContainerId] = set()
 
     def take(self, record: object) -> Compared | None:
-        """Take one record; return the comparison for a decision. Raises: ValueError, if the record is not ours."""
+        """Replay one record. Return the comparison if it is a decision. Raises: ValueError: the record is not ours."""
         try:
             found = convert(record, _AnyRecord)
         except ValidationError as error:

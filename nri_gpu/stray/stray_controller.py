@@ -43,11 +43,11 @@ _Seen = tuple[str, StrayProcess]  # a finding's container, and one of its proces
 
 
 class LookError(NriGpuError):
-    """The reason why a look found nothing out: one sentence."""
+    """A scan failed; the message says why, in one sentence."""
 
 
 class Look(Struct, frozen=True):
-    """The result of one look."""
+    """The result of one scan."""
 
     uses: tuple[Use, ...]
     extent: Extent

@@ -62,7 +62,7 @@ def _info(descriptor: int, length: int, address: int) -> tuple[int, int]:
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """Run a command; return its result and its attributes, in which the kernel has written. Raises: OSError."""
+    """Call bpf(2). Return its result, and the attributes as the kernel left them. Raises: OSError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(f"nri-gpu does not know bpf(2) on {platform.machine()}")

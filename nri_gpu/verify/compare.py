@@ -97,9 +97,9 @@ def _has(granted: Set[str], number: DeviceNumber, owner: Owner, nodes: Set[Devic
 
 
 def _origin(seen: Seen, number: DeviceNumber, nodes: Set[DeviceNumber], *, moved: bool) -> str:
-    """Return the template for how the container came to an ungranted number, or empty if it does not have it.
+    """Return the message template for how the container reached an ungranted device, or empty if it cannot.
 
-    moved: what it was granted has another number now.
+    moved: the granted device has a new number now.
     """
     if number not in seen.opens:
         return _SPEC_ALONE if number in nodes else ""
