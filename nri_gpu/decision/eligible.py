@@ -311,7 +311,7 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> Reason:
 
 
 def _holdings(container: Container, others: Ledger) -> Holdings:
-    """Return the GPUs that its pod, its namespace and the whole node hold. others: the ledger without this container."""
+    """Return the GPUs that its pod, its namespace and the node hold. others: the ledger without this container."""
     pod: set[GpuUuid] = set()
     namespace: set[GpuUuid] = set()
     exclusive: set[GpuUuid] = set()
