@@ -19,7 +19,8 @@ from nri_gpu.domain.health import NO_HISTORY, NO_NOTES, HealthNotes, HealthState
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.health.xids import ActionClass
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation, Usage
+from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation, Usage
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.plugin.counts import Counts
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.model import Policy

@@ -23,7 +23,8 @@ from nri_gpu.domain.gpu_request import Claim, Devices, Everything, Mode
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimedDevice, PreparedClaim, device_name
 from nri_gpu.domain.text import clipped, quoted, shown
-from nri_gpu.ledger.ledger import UNUSED, Ledger, Usage
+from nri_gpu.ledger.holders import UNUSED, Usage
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import Allowed, Verdict, select, stale_fault
 from nri_gpu.request.annotation import parse_claim

@@ -36,7 +36,8 @@ from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.injection.device_nodes import missing_capability_major
 from nri_gpu.injection.extra_edits import ExtraRequest, extra_edits, extras_note
 from nri_gpu.injection.inject import VISIBLE_DEVICES, disarmed
-from nri_gpu.ledger.ledger import Entry, Ledger, Usage
+from nri_gpu.ledger.holders import Usage
+from nri_gpu.ledger.ledger import Entry, Ledger
 from nri_gpu.policy.model import Disarm, Policy, PrivilegedAction
 from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
 

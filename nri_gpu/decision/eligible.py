@@ -24,7 +24,8 @@ from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.domain.text import quoted
 from nri_gpu.injection.device_nodes import missing_modules, two_versions
 from nri_gpu.injection.mps_client import client_hindrance
-from nri_gpu.ledger.ledger import UNUSED, Entry, Ledger, Reservation, Usage, without
+from nri_gpu.ledger.holders import UNUSED, Reservation, Usage
+from nri_gpu.ledger.ledger import Entry, Ledger, without
 from nri_gpu.policy.model import Policy, PrivilegedAction
 from nri_gpu.policy.rules import NO_LIMITS, Pool
 from nri_gpu.policy.select import Allowed, Holdings, Terms
@@ -162,7 +163,7 @@ def _version_fault(files: str, node: Node) -> str:
 
 
 class Others(Struct, frozen=True):
-    """All holders of GPUs but one container, lost attempts at it, and the claims by which it asks."""
+    """Everybody that holds GPUs, but for one container, lost attempts at it, and the claims by which it asks."""
 
     ledger: Ledger
     usage: Mapping[GpuUuid, Usage]  # of `ledger`

@@ -11,7 +11,8 @@ from nri_gpu.domain.gpu import MigPart, Unit
 from nri_gpu.domain.gpu_request import Claim, Count, Devices, Mode
 from nri_gpu.domain.mps import MIB, Seat
 from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.ledger import Ledger, Usage
+from nri_gpu.ledger.holders import Usage
+from nri_gpu.ledger.ledger import Ledger
 
 # Clients of one server, by NVIDIA's documentation of MPS: 48 from Volta on, 16 before.
 CLIENTS: Final = 48

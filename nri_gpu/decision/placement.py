@@ -40,7 +40,7 @@ from nri_gpu.domain.gpu_request import (
     Strategy,
 )
 from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.ledger import UNUSED, Usage
+from nri_gpu.ledger.holders import UNUSED, Usage
 
 
 class Asker(Struct, frozen=True):

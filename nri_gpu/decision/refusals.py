@@ -25,7 +25,7 @@ from nri_gpu.domain.gpu_request import (
 )
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
-from nri_gpu.ledger.ledger import ExternalAllocation, Releasing, Usage
+from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Usage
 
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
 MEMORY_UNKNOWN: Final = "its memory is unknown"  # NVML tells no memory of a GPU that shares the host's

@@ -23,7 +23,8 @@ from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import device_name
 from nri_gpu.dra.questions import Attribute, Capacity, OfferedDevice, Taint, Version
 from nri_gpu.kubelet.node_labels import family
-from nri_gpu.ledger.ledger import UNUSED, Ledger, Usage
+from nri_gpu.ledger.holders import UNUSED, Usage
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.health_settings import OnBad
 from nri_gpu.policy.model import Policy

@@ -34,7 +34,8 @@ from nri_gpu.ledger.events import (
     Synchronized,
     Ticked,
 )
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, Usage, taken, without
+from nri_gpu.ledger.holders import Usage, taken
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, without
 from nri_gpu.ledger.reservations import has_listed
 
 

@@ -12,7 +12,8 @@ from nri_gpu.domain.edits import NO_EDITS, Edits, staged_below
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.injection.device_numbers import unit_numbers
-from nri_gpu.ledger.ledger import ExternalAllocation, Ledger, Live
+from nri_gpu.ledger.holders import ExternalAllocation
+from nri_gpu.ledger.ledger import Ledger, Live
 from nri_gpu.policy.forms import NOTHING, Globs
 
 

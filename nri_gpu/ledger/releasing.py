@@ -15,7 +15,8 @@ from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.events import LedgerEvent, Looked, Rules, Ticked
-from nri_gpu.ledger.ledger import Ledger, Releasing, Reservation
+from nri_gpu.ledger.holders import Releasing, Reservation
+from nri_gpu.ledger.ledger import Ledger
 
 
 def releasing_after(before: Ledger, after: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:

@@ -37,7 +37,8 @@ from nri_gpu.ledger.events import (
     Synchronized,
     Ticked,
 )
-from nri_gpu.ledger.ledger import UNNAMED_POD, UNUSED, Ledger, Reservation
+from nri_gpu.ledger.holders import UNNAMED_POD, UNUSED, Reservation
+from nri_gpu.ledger.ledger import Ledger
 
 # An image of tens of gigabytes is pulled between Allocate and CreateContainer, and nobody tells when a pod is given up.
 OPEN_S: Final = 900.0

@@ -9,7 +9,8 @@ from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid, Unit
 from nri_gpu.domain.node import Inventory
-from nri_gpu.ledger.ledger import Ledger, Releasing
+from nri_gpu.ledger.holders import Releasing
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.system.cgroups import ContainerCgroups
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import Backoff

@@ -38,7 +38,8 @@ from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import Created, Rules, Ticked
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation, without
+from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation
+from nri_gpu.ledger.ledger import Entry, Ledger, without
 from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.policy.model import Policy
 

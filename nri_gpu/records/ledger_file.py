@@ -15,7 +15,8 @@ from nri_gpu.domain.container import ContainerId, FirstProcess, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Live, Releasing, Reservation
+from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, Live
 from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.storage import write_whole

@@ -36,7 +36,8 @@ from nri_gpu.domain.gpu import (
 )
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
+from nri_gpu.ledger.holders import ExternalAllocation, Releasing
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy import model
 from nri_gpu.policy.forms import UNLIMITED, Globs

@@ -16,7 +16,8 @@ from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, PreparedClaim
 from nri_gpu.dra.offered_devices import HELD, UNHEALTHY, CounterSets, not_ready, offer
 from nri_gpu.dra.questions import OfferedDevice, Version
-from nri_gpu.ledger.ledger import UNUSED, Ledger
+from nri_gpu.ledger.holders import UNUSED
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.model import Policy
 from tests.property import strategies as some

@@ -21,7 +21,8 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import MigEngines
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.value import canonical, decode, encode
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, Lapse
+from nri_gpu.ledger.holders import ExternalAllocation
+from nri_gpu.ledger.ledger import Entry, Lapse
 from nri_gpu.records.audit_records import container_json, container_of
 from tests.property import strategies
 from tests.support import builders as make

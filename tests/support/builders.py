@@ -22,7 +22,8 @@ from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Inventory, Majors, Node
 from nri_gpu.domain.resource_claim import ClaimedDevice, PreparedClaim
 from nri_gpu.ledger.grant_text import sign_grant
-from nri_gpu.ledger.ledger import Entry, ExternalAllocation, GrantPhase, Ledger
+from nri_gpu.ledger.holders import ExternalAllocation
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 
 KEY: Final = "gpu.nri.io"
 MIB: Final = 2**20

@@ -32,7 +32,8 @@ from nri_gpu.domain.resource_claim import ClaimedDevice, ClaimUid, PreparedClaim
 from nri_gpu.dra.questions import DriverReport
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.ledger.events import DevicesAllocated
-from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
+from nri_gpu.ledger.holders import Releasing
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.health_settings import OtherXids

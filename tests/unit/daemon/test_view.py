@@ -13,7 +13,8 @@ from nri_gpu.domain.allocation import ResourceStatus
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Node
-from nri_gpu.ledger.ledger import GrantPhase, Ledger, Releasing
+from nri_gpu.ledger.holders import Releasing
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from tests.support import builders as make
 from tests.support.ledgers import prepared
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, status_json, view

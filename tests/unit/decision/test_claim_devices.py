@@ -15,7 +15,8 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, PreparedClaim, device_name
-from nri_gpu.ledger.ledger import Ledger, Releasing
+from nri_gpu.ledger.holders import Releasing
+from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
 from tests.support.builders import container, entry, foreign, gpu, ledger, mig_gpu, mig_uuid, node, prepared_claim, uuid

@@ -12,7 +12,8 @@ from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu_request import Count, Devices, Mode
 from nri_gpu.ledger.events import PodGone, Stopped, Synchronized, Ticked
-from nri_gpu.ledger.ledger import UNUSED, Entry, GrantPhase, Ledger, Releasing, Usage
+from nri_gpu.ledger.holders import UNUSED, Releasing, Usage
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.request.annotation import parse_claim
 from tests.support.builders import container, entry, foreign, gpu, inventory, ledger, prepared_claim, uuid
 from tests.support.ledgers import after, prepared, unprepared

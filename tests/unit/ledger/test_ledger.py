@@ -8,7 +8,8 @@ from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.apply import cleared_for
 from nri_gpu.ledger.events import Gone, PodGone, Removed, Started, Stopped, Synchronized, Ticked
-from nri_gpu.ledger.ledger import UNUSED, Entry, ExternalAllocation, GrantPhase, Ledger, Usage
+from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from tests.support import builders as make
 from tests.support.ledgers import GRACE_S, after
 

@@ -13,7 +13,8 @@ from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Unit
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.events import Looked, Rules, Stopped, Synchronized
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing
+from nri_gpu.ledger.holders import Releasing
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
 from nri_gpu.request.annotation import parse_claim
 from tests.support import builders as make
 from tests.support.ledgers import RULES, after

@@ -12,7 +12,7 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.events import Gone, Ticked
-from nri_gpu.ledger.ledger import Releasing
+from nri_gpu.ledger.holders import Releasing
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.rechecks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.forms import Globs

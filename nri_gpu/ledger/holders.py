@@ -1,0 +1,177 @@
+"""The holders of one GPU, and whom they keep from it: capacity is judged here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.allocation import AllocatedDevice
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.domain.resource_claim import ClaimHold, ClaimUid, PreparedClaim
+from nri_gpu.domain.value import Recorded
+
+
+class Releasing(Recorded, frozen=True):
+    """A GPU or MIG device that one pod held exclusively and has released, while its processes may still be on it.
+
+    pod: that pod's `namespace/name`. since: seconds on the monotonic clock when its container ended. grace_s: seconds
+    after which other pods get the GPU whatever NVML shows. processes: how many NVML has shown on it since; None while
+    it could not tell. first_started: its container's first process, in clock ticks since boot; None: not known.
+    """
+
+    pod_uid: PodUid
+    pod: str
+    since: float
+    grace_s: float
+    processes: int | None = None
+    first_started: int | None = None
+
+    def blocks(self, pod_uid: PodUid) -> bool:
+        """Return whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
+        return pod_uid != self.pod_uid
+
+    def __str__(self) -> str:
+        """`ml/train: 2 processes still hold it`."""
+        if self.processes is None:
+            return f"{self.pod}: whether processes still hold it is not known yet"
+        return f"{self.pod}: {self.processes} process{'es still hold' if self.processes > 1 else ' still holds'} it"
+
+
+UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocated to and nobody has named yet
+
+
+class Reservation(Recorded, frozen=True, kw_only=True):
+    """A device that the kubelet allocated to a pod of which no container has it now.
+
+    It keeps the device's GPU from others as a grant does. namespace, pod_name: "kubelet" and the resource while nobody
+    has named the pod; pod_uid is then UNNAMED_POD. since, until: seconds on the monotonic clock when it began, and when
+    it lapses; until None: it is kept as long as the pod's sandbox is there.
+    """
+
+    device: AllocatedDevice
+    mode: Mode
+    namespace: str
+    pod_name: str
+    since: float
+    until: float | None
+    pod_uid: PodUid = UNNAMED_POD
+    pod_id: PodId = PodId("")
+    container_name: str = "-"
+
+
+class ExternalAllocation(Recorded, frozen=True):
+    """A container that can open GPUs and MIG devices which no signed grant on it names.
+
+    container: its name, where it was granted other GPUs and its device numbers became these GPUs'; empty where another
+    component assigned them. name: its name, whoever assigned them. watched: those of uuids that it opens and does not
+    hold, since its pod is a monitor. regained: those that it holds again, since its pod was one.
+    """
+
+    container_id: ContainerId
+    pod_id: PodId
+    pod: str
+    uuids: frozenset[GpuUuid]
+    container: str = ""
+    name: str = ""
+    watched: frozenset[GpuUuid] = frozenset()
+    regained: frozenset[GpuUuid] = frozenset()
+
+    @property
+    def held(self) -> frozenset[GpuUuid]:
+        """Return the GPUs that it keeps from others."""
+        return self.uuids - self.watched
+
+
+STILL_THERE: Final = "over, but its processes are not: see `nri-gpu status`"
+_STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
+
+
+class Usage(Struct, frozen=True):
+    """The holders of one GPU or MIG device."""
+
+    grants: Mapping[ContainerId, Grant] = {}
+    reservations: Mapping[AllocatedDevice, Reservation] = {}
+    external: Mapping[ContainerId, ExternalAllocation] = {}
+    releasing: Releasing | None = None  # the pod that held it before, as long as other pods wait for that
+    claims: Mapping[ClaimUid, ClaimHold] = {}
+    lost: frozenset[ContainerId] = frozenset()  # of the grants: the runtime says that these containers are over
+
+    @property
+    def holders(self) -> tuple[Grant | Reservation, ...]:
+        return (*self.grants.values(), *self.reservations.values())
+
+    @property
+    def mode(self) -> Mode | None:
+        """Return the mode of its holders; None where it has none."""
+        # A lapsed container that started while we were away may have left two modes on one GPU.
+        modes = {each.mode for each in (*self.holders, *self.claims.values())}
+        return next((each for each in _STRICTEST_FIRST if each in modes), None)
+
+    @property
+    def pods(self) -> Mapping[PodUid, str]:
+        """Map the UIDs of its holders' pods to `namespace/name`, with what is odd about a pod."""
+        names = {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
+        lost = (self.grants[each].pod_uid for each in self.lost)
+        return names | {uid: f"{names[uid]} ({STILL_THERE})" for uid in lost}
+
+    @property
+    def idle_claims(self) -> tuple[str, ...]:
+        """List the claims that hold it while no container of their pods does: `claim namespace/name`."""
+        pods = self.pods.keys() if self.claims else ()
+        return tuple(each.claim.called for each in self.claims.values() if each.claim.pods.keys().isdisjoint(pods))
+
+    @property
+    def load(self) -> int:
+        """Count the containers, reservations and claims without a container on it."""
+        return len(self.grants) + len(self.reservations) + len(self.external) + len(self.idle_claims)
+
+    def blocks(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
+        """Return whether a container of that pod cannot have this GPU in that mode. claims: as in `held_from`."""
+        if self.held_from(mode, pod_uid, claims):
+            return True
+        fellows = any(pod_uid in each.claim.pods for each in self.claims.values())  # of the pod that released it
+        return self.releasing is not None and self.releasing.blocks(pod_uid) and not fellows
+
+    def held_from(self, mode: Mode, pod_uid: PodUid, claims: Set[ClaimUid] | None = None) -> bool:
+        """Return whether its holders of now are why a container of that pod cannot have it.
+
+        claims: those by which the container asks; None: whichever are reserved for its pod.
+        """
+        ours = {
+            uid: each.claim.pods
+            for uid, each in self.claims.items()
+            if pod_uid in each.claim.pods and (claims is None or uid in claims)
+        }
+        return self._held_from(mode, {pod_uid}.union(*ours.values()), ours.keys())
+
+    def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
+        """Return whether holders other than the claim's pods keep this GPU from the claim."""
+        return self._held_from(mode, claim.pods.keys(), {claim.uid})
+
+    def _held_from(self, mode: Mode, pods: Set[PodUid], claims: Set[ClaimUid]) -> bool:
+        """Return whether a holder outside these pods and claims keeps this GPU from `mode`.
+
+        A GPU is never held in two modes.
+        """
+        if self.mode not in (None, mode):
+            return True
+        if mode is Mode.SHARED:
+            return False
+        if mode is Mode.MPS:  # the daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
+            return bool(self.external)
+        others = any(each.pod_uid not in pods for each in self.holders)
+        return others or bool(self.external) or not claims >= self.claims.keys()
+
+
+UNUSED: Final = Usage()
+
+
+def taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
+    """Return whether others hold what was granted, so that the container cannot have it any more."""
+    mode = grant.mode
+    return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
