@@ -1,4 +1,4 @@
-"""The checks of nri-gpu itself: its daemon and guard, its policy, its files."""
+"""The checks of nri-gpu itself: its daemon and guard, its policy, its files, what it says of its GPUs' health."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.doctor.units import is_installed
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.driver.stage_owner import stage_advice
+from nri_gpu.health.health_notes import failing, reset_steps, withhold_steps
 from nri_gpu.mps.mps_folders import mps_advice
 from nri_gpu.plugin.guard_status import read_guard_status
 from nri_gpu.policy.findings import advise
@@ -236,3 +237,16 @@ def guard_finding(seen: Examined) -> Finding:
         )
     how = "creations and starts" if status.validates else "starts"
     return ok(subject, f"connected, and checks {how} of containers")
+
+
+def health_findings(seen: Examined) -> Iterator[Finding]:
+    """Report GPUs that wait for a reset, and those on which the applications of several namespaces fail."""
+    for gpu in seen.status.gpus if seen.status else ():
+        notes, name = gpu.notes, f"GPU {gpu.place}"
+        if notes.reset:
+            yield error(name, f"it is withheld until it was reset: {notes.reset}", *reset_steps(gpu.uuid))
+        if notes.soon:
+            soon, *_ = reset_steps(gpu.uuid)
+            yield warning(name, f"it is offered to nobody once its holder has gone: {notes.soon}", soon)
+        if notes.namespaces:
+            yield warning(name, failing(notes), *withhold_steps(gpu.uuid))

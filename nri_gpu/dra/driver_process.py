@@ -26,8 +26,8 @@ from nri_gpu.dra.questions import AskView, DriverReport, NodeView, PreparedName
 from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
 from nri_gpu.system.folder_watch import folder_changed
 from nri_gpu.system.liveness import LivenessFile
-from nri_gpu.system.service_manager import Notifier
-from nri_gpu.system.tasks import Backoff, LogOnce, cancelled, exit_code, first_done, raised_alone
+from nri_gpu.system.service_manager import Notifier, run_until_told
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone
 
 REFRESHED_AT_ONCE: Final = 4  # claims
 THREADS: Final = 33  # the watch, and 32 questions to the API server at once; asyncio has 6 on two processors
@@ -83,21 +83,11 @@ class DriverProcess:
 
     async def run(self) -> Exit:
         """Serve until SIGTERM or SIGINT. Slices stay: the next process is there before the kubelet removes them."""
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the daemon reads the policy
-        self._notifier.feed_watchdog()
+        # The daemon reads the policy.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
         # Ready also while it waits for its lock: only then is the process before it told to stop.
         self._liveness.keep(lambda: True)
-        serving, stopping = asyncio.create_task(self.serve()), asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        code = exit_code((serving,))
-        self._notifier.stopping()
-        await cancelled((serving, stopping))
-        self._notifier.close()
-        logger.info("stopped")
-        return code
+        return await run_until_told(asyncio.create_task(self.serve()), self._notifier)
 
     async def serve(self) -> None:
         """Serve until cancelled. Raises: RestartNeededError."""

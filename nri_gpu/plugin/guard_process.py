@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -33,8 +32,8 @@ from nri_gpu.records.policy_file import (
 )
 from nri_gpu.system.container_stops import stop_containers
 from nri_gpu.system.liveness import LivenessFile
-from nri_gpu.system.service_manager import Notifier
-from nri_gpu.system.tasks import LogOnce, cancelled, exit_code, later
+from nri_gpu.system.service_manager import Notifier, run_until_told
+from nri_gpu.system.tasks import LogOnce, cancelled, later
 
 DRAIN_S: Final = 2.0
 
@@ -89,27 +88,18 @@ class GuardProcess:
         sizes = Sizes(lambda: _plugin_settings(state.policy(), settings), later, counts=False)
         followers = SessionFollowers(self._configured, self._ready, self._away, self._away)
         self._supervisor = Supervisor(self._guard, lambda: identity, followers, sizes)
-        self._stop = asyncio.Event()
         self._stopping: set[asyncio.Task[None]] = set()
         state.policy()  # parsed now, and not while the runtime waits
 
     async def run(self) -> Exit:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        self._notifier.feed_watchdog()
         self._keep_writing()
         self._liveness.keep(lambda: self._status.connected)
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        code = exit_code((serving,))
-        self._notifier.stopping()
+        return await run_until_told(serving, self._notifier, self._ending)
+
+    async def _ending(self) -> None:
         await self._supervisor.stop(DRAIN_S)
-        await cancelled((serving, stopping, *self._stopping))
-        self._notifier.close()
-        logger.info("stopped")
-        return code
+        await cancelled(self._stopping)
 
     def _configured(self, configured: Configured) -> None:
         self._guard.runtime, self._guard.version = configured.runtime, configured.version

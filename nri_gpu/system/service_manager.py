@@ -1,11 +1,17 @@
-"""sd_notify(3): ready, status, watchdog, stopping. Silent where there is no service manager."""
+"""sd_notify(3): ready, status, watchdog, stopping. Silent where there is no service manager. And a process's life."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+
+from loguru import logger
+
+from nri_gpu.domain.errors import Exit
+from nri_gpu.system.tasks import cancelled, exit_code
 
 
 class Notifier:
@@ -58,3 +64,23 @@ class Notifier:
 def _one_line(status: str) -> str:
     """Join the lines of a status, perhaps the runtime's text: the manager reads each line as an assignment."""
     return " ".join(status.split())
+
+
+async def run_until_told(
+    serving: asyncio.Task[None], notifier: Notifier, ending: Callable[[], Awaitable[None]] | None = None
+) -> Exit:
+    """Serve until SIGTERM, SIGINT, or the task's own end. ending: awaited before the task is cancelled."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    notifier.feed_watchdog()
+    stopping = asyncio.create_task(told.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    code = exit_code((serving,))
+    notifier.stopping()
+    if ending:
+        await ending()
+    await cancelled((serving, stopping))
+    notifier.close()
+    logger.info("stopped")
+    return code
