@@ -367,7 +367,7 @@ def _warn_of(dropped: Mapping[str, str]) -> None:
     from loguru import logger  # set up by now
 
     for name, fix in dropped.items():
-        logger.bind(name=name, fix=fix).warning("option is gone and ignored")
+        logger.bind(name=name, fix=fix).warning("option was removed and is ignored")
 
 
 def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:

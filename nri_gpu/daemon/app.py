@@ -138,7 +138,7 @@ class Daemon:
             ledger = read_ledger(file, time.monotonic())
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
-            bound.warning("last ledger not read; which GPUs were just released is not known")
+            bound.warning("last ledger not read; recently released GPUs are unknown")
         self._state.ledger = replace(ledger, claims=self._dra.recalled())
 
     def watch_policy(self, file: Path) -> None:
@@ -220,10 +220,10 @@ class Daemon:
         self._node.look_again()
 
     def _warn_of_fixed(self, policy: Policy) -> None:
-        if restart_only(policy) != restart_only(self._fixed):
-            logger.warning(
-                "socket, folders, audit log, refresh interval, [kubelet], [dra], [metrics] change with a restart only"
-            )
+        in_force = restart_only(self._fixed)
+        changed = [name for name, value in restart_only(policy).items() if value != in_force[name]]
+        if changed:
+            logger.bind(settings=", ".join(changed)).warning("reloaded policy changes settings that need a restart")
 
     def _configured(self, configured: Configured) -> None:
         self._plugin.runtime = configured.runtime
@@ -312,7 +312,7 @@ class Daemon:
         """Take root's word that a GPU was reset."""
         uuid, due = self._node.health.repaired(word)
         if due:
-            logger.bind(gpu_uuid=uuid, reason=due).warning("root says that a gpu was reset")
+            logger.bind(gpu_uuid=uuid, reason=due).warning("root reported a GPU as reset")
             if self._audit:
                 self._audit.repaired(uuid, due)
         return RepairedAnswer(uuid, due, self._state.settings.health.hold_down_s)

@@ -1,6 +1,6 @@
 """The log: loguru, set up once. It writes fixed phrases with fields to stderr or to the journal, and never blocks.
 
-    logger.bind(gpu_uuid=uuid, rule=rule.name).info("gpu granted")
+    logger.bind(gpu_uuid=uuid, rule=rule.name).info("GPU granted")
 
 The runtime waits for our answer and starts containers without us when it is late, so a log that blocks would harm the
 whole node. A line is written only when the write cannot block. When its reader stalls, some lines are kept, the others
@@ -37,7 +37,7 @@ FIELDS: Final = (
     "socket", "path", "attempt", "gpus", "grants", "foreign", "ungranted", "waiting", "driver_version",
     "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
     "dropped", "lasting_s", "fix", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
-    "lost", "cgroup", "pids", "namespaces", "peer", "follower", "replaced",
+    "lost", "cgroup", "pids", "namespaces", "settings", "peer", "follower", "replaced",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

@@ -22,12 +22,22 @@ from nri_gpu.verify.node_snapshot import EvidenceSource, SnapshotController
 HEALTH_FILE: Final = "health.json"  # in the state folder
 
 
-def restart_only(policy: Policy) -> tuple[object, ...]:
-    """Return the settings of the process's whole life; a reload that changes one logs that it needs a restart."""
+def restart_only(policy: Policy) -> Mapping[str, object]:
+    """Return the settings and sections that hold for the life of the process, by their names in the policy."""
     driver = policy.driver
-    folders = (driver.root, driver.host_root, driver.library_dirs, driver.stage_dir, policy.compat.dir)
-    sections = (policy.audit, policy.kubelet, policy.dra, policy.metrics)
-    return (policy.plugin.socket, folders, policy.inventory.refresh_s, *sections)
+    return {
+        "plugin.socket": policy.plugin.socket,
+        "driver.root": driver.root,
+        "driver.host_root": driver.host_root,
+        "driver.library_dirs": driver.library_dirs,
+        "driver.stage_dir": driver.stage_dir,
+        "compat.dir": policy.compat.dir,
+        "inventory.refresh_s": policy.inventory.refresh_s,
+        "[audit]": policy.audit,
+        "[kubelet]": policy.kubelet,
+        "[dra]": policy.dra,
+        "[metrics]": policy.metrics,
+    }
 
 
 class NodeControllers:

@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from typing import Final
 
 REPORT: Final = "Report it with the traceback that the log has."
-MAKE_ROOM: Final = "Make room under /run, or mend what the line names."
+MAKE_ROOM: Final = "Make room under /run, or fix what the line names."
 
 # Section of docs/messages.md -> phrase -> cause and fix, a sentence each.
 CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Connection to the runtime": {
         "runtime not reached, trying again": (
-            "Nobody answers on the runtime's NRI socket, so containers start without GPUs.",
+            "The runtime's NRI socket does not answer, so containers start without GPUs.",
             "Start containerd, switch NRI on in its configuration, or set plugin.socket in the policy to its "
             "NRI socket.",
         ),
         "runtime does not list its containers yet": (
-            "containerd stops a container with a long grace, and until that is over lets no plugin in and "
-            "creates nothing.",
+            "containerd is stopping a container with a long grace; until that has ended it accepts no plugin and "
+            "creates no container.",
             "Let the pod with the long grace end, or kill its process; if none is ending, restart containerd.",
         ),
         "connection ended, reconnecting": (
             "The runtime closed the connection or stopped answering, or nri-gpu needs another list of containers.",
             "Find out in the runtime's own log (journalctl -u containerd) why it drops the plugin or restarts.",
         ),
-        "connection ended by a bug of ours": ("A bug in nri-gpu ended the connection.", REPORT),
+        "bug: connection to the runtime ended": ("A bug in nri-gpu ended the connection.", REPORT),
         "no connection survives Synchronize": (
             "The runtime cannot send its list of containers, so no container is granted a GPU.",
             "Remove the pods with the largest environments and annotations, which the line names.",
@@ -38,7 +38,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "If the runtime had to connect again, it could not send its list of containers.",
             "Remove the pods that the line names, or make their environments and annotations smaller.",
         ),
-        "its next creation will be refused": (
+        "container is too large to be created again": (
             "A container runs whose description is larger than plugin.request_bytes.",
             "Set enableServiceLinks: false for its pod, or mount as a volume what comes by envFrom.",
         ),
@@ -47,8 +47,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Take nri-gpu out of the runtime's plugin folder and run it as a service.",
         ),
         "request failed": (
-            "A request of the runtime came too late, too large or not as it should be, and was answered with an error.",
-            "Look the code in its reason up under Refusals.",
+            "A request of the runtime was late, too large or malformed, and was answered with an error.",
+            "Look up the code in its reason under Refusals.",
         ),
         "request rejected": (
             "The runtime sent a message that the protocol does not allow.",
@@ -59,13 +59,12 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Let the container ask for fewer GPUs or extras, and report it.",
         ),
         "bug in a handler": ("A bug in nri-gpu; the container was refused.", REPORT),
-        "ending, to be started again": (
-            "nri-gpu sees a folder that was removed and made anew, and only a new process can see the new one.",
+        "exiting to be restarted": (
+            "A folder that nri-gpu has mounted was removed and re-created; only a new process can mount the new one.",
             "Nothing, if a service manager or the kubelet starts it again; else start it.",
         ),
-        "bug: a change was not followed; all else goes on": (
-            "A part of nri-gpu, `follower` in the line, failed when it was told that the node, the policy or "
-            "the grants changed.",
+        "bug: a follower of changes failed; the rest goes on": (
+            "A part of nri-gpu, `follower` in the line, failed when the node, the policy or the grants changed.",
             "Report it with the traceback that the log has; until then restart nri-gpu if that part matters.",
         ),
         "bug: a task ended by an exception, so nri-gpu ends": ("A bug in nri-gpu.", REPORT),
@@ -74,7 +73,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Report it if it comes again.",
         ),
         "log lines lost": (
-            "Whoever reads the log was too slow, and so many lines were dropped.",
+            "The reader of the log was too slow, and this many lines were dropped.",
             "Find out what keeps journald, or the reader of stderr, from reading.",
         ),
     },
@@ -85,14 +84,14 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "container runs without the GPUs it asked for": (
             "The container was created and started while neither the daemon nor the guard was connected.",
-            "Delete its pod so that it is made anew, or set guard.stop_ungranted = true.",
+            "Delete its pod so that it is re-created, or set guard.stop_ungranted = true.",
         ),
         "container runs with a grant that is not valid": (
-            "Its grant was signed with another key, or somebody forged it.",
-            "Delete its pod so that it is made anew.",
+            "Its grant was signed with another key, or is forged.",
+            "Delete its pod so that it is re-created.",
         ),
         "container never started and its cgroup is not seen: it keeps its GPUs until it is removed": (
-            "The runtime heeds no refused start, so the container may run, and its cgroup cannot be looked at.",
+            "The runtime heeds no refused start, so the container may run, and its cgroup cannot be read.",
             "Let nri-gpu see the host's cgroups (`nri-gpu doctor`), or delete the pod.",
         ),
         "process of a container cannot be watched": (
@@ -102,50 +101,51 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "or raise LimitNOFILE=.",
         ),
         "signed grant ignored": (
-            "The grant on a container was signed with another key, or somebody forged it.",
-            "Delete the pod so that it is made anew, and find out who may write pods with the annotation "
+            "The grant on a container was signed with another key, or is forged.",
+            "Delete the pod so that it is re-created, and find out who may write pods with the annotation "
             "gpu.nri.io/grant.",
         ),
         "new signing key: grants signed with the old one are not valid any more": (
-            "The key file was damaged, or somebody else than root could have read or written it.",
+            "The key file was damaged, or users other than root could have read or written it.",
             "Delete the pods whose grants are reported as not valid, and find out who changed the file.",
         ),
         "key not read: no signed grant is valid": (
-            "The guard may not read the daemon's key, or others could have, so it refuses every container that asks.",
-            "Run the guard as root with the daemon's --state-dir, and restart the daemon if others could read the key.",
+            "The guard may not read the daemon's key, or other users could, so it refuses every container that "
+            "requests GPUs.",
+            "Run the guard as root with the daemon's --state-dir; restart the daemon if other users could read it.",
         ),
         "a container has NVIDIA's hooks": (
             "Something else injects GPUs on this node too: a runtime, a CDI specification or a plugin of NVIDIA's.",
             "Remove what `nri-gpu check` names.",
         ),
-        "granted, but not all of it reaches the program": (
-            "Image or pod set a variable or a path that hides a part of what was granted.",
-            "Change in image or pod what the line names.",
+        "part of a grant is hidden from the program": (
+            "The image or the pod sets a variable or a path that hides a part of the grant.",
+            "Change what the line names, in the image or the pod.",
         ),
-        "container passed that can use GPUs": (
-            "A container that asked for nothing can open GPUs, as it is privileged or its device rules allow all.",
+        "container that requests no GPU can open GPUs": (
+            "A container without a request can open GPUs: it is privileged, or its device rules allow all devices.",
             "Take those rights from the pod.",
         ),
-        "container is on a bad gpu": (
+        "container holds an unhealthy GPU": (
             "A GPU failed under a container that holds it.",
             'Delete the pod so that it gets another GPU, or set health.containers = "stop".',
         ),
-        "stray gpu use": (
-            "A process has NVIDIA's device nodes open, and nobody granted it to its container or to the host.",
-            "Do what the line says: end it, have it ask for a GPU, or list it in stray.exceptions.",
+        "stray GPU use": (
+            "A process has NVIDIA's device nodes open, and its container or the host was not granted the GPU.",
+            "Do what the line says: end the process, request a GPU for it, or list it in stray.exceptions.",
         ),
-        "stray use not looked for": (
-            "A look at the processes of the host failed.",
-            "Mend what the line says; until then nobody is told who uses GPUs without a grant.",
+        "scan for stray GPU use failed": (
+            "A scan of the host's processes failed.",
+            "Fix what the line names; until then no use of GPUs without a grant is reported.",
         ),
-        "stray use is looked for in part": (
-            "nri-gpu may not see every process of the host, or the kubelet does not say what it allocated.",
+        "scan for stray GPU use is incomplete": (
+            "nri-gpu may not see every process of the host, or the kubelet does not report its allocations.",
             "Install the systemd drop-in stray.conf, or set the chart's stray.enabled (docs/stray.md).",
         ),
-        "bug: stray use not looked for": ("A bug in nri-gpu.", REPORT),
+        "bug: scan for stray GPU use failed": ("A bug in nri-gpu.", REPORT),
         "container stopped": (
-            "The policy has nri-gpu stop such containers, and it did; the line has the reason.",
-            "Nothing: a controller of the pod starts it again.",
+            "nri-gpu stopped the container, as the policy asks; the line has the reason.",
+            "Nothing: the pod's controller starts it again.",
         ),
         "container not stopped": (
             "The runtime refused to stop a container.",
@@ -155,7 +155,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "The runtime's CRI socket does not answer.",
             "Set guard.cri_socket to the runtime's CRI socket.",
         ),
-        "`nri-gpu check` will not see this guard": (
+        "guard status not written": (
             "The guard cannot write its status file.",
             "Make room or give it rights to the folder that the line names; it guards all the same.",
         ),
@@ -163,52 +163,52 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Policy": {
         "policy not usable": (
             "The policy file has a fault, at the line that is named, or is gone.",
-            "Mend the file, or put it back, until `nri-gpu check` is content, then reload nri-gpu.",
+            "Fix the file or put it back until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
         "policy not reloaded, the old one stays": (
             "The policy file has a fault or is gone, or the runtime sends no policy any more; the policy from "
             "before holds on.",
-            "Mend it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
+            "Fix it or put it back, then reload nri-gpu; for the defaults run `nri-gpu check --forget` before.",
         ),
         "policy has a table without a key": (
             "The table has its defaults, and a reload would reject it: perhaps the file was cut off.",
             "Give the table a key, or take its heading out.",
         ),
         "policy has settings that are ignored": (
-            "The policy file has settings that an earlier version knew, and this one has not.",
-            "Take out what the line names; the next version takes it for a fault.",
+            "The policy file has settings that this version has no longer.",
+            "Remove what the line names; the next version rejects it.",
         ),
         "policy lets more namespaces ask for GPUs": (
-            "The new policy lets namespaces ask that might not by the one before: those that are named.",
-            "Nothing, if it is meant; else narrow the policy, and reload nri-gpu.",
+            "The new policy allows namespaces that the previous policy denied; the line names them.",
+            "Nothing, if that is intended; else narrow the policy and reload nri-gpu.",
         ),
         "started on the last good policy": (
             "The policy file has a fault or is gone, so the last one without a fault is in force.",
-            "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+            "Fix the file until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
         "policy file still has a fault": (
-            "The policy file has a fault for minutes now, and another policy, or none, is in force.",
-            "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+            "The policy file has had a fault for minutes; another policy, or none, is in force.",
+            "Fix the file until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
         "last good policy not usable either": (
-            "The policy that was kept for this case cannot be read, or this version does not accept it.",
-            "Mend the policy file, then reload nri-gpu.",
+            "The policy that is kept for this case cannot be read, or this version does not accept it.",
+            "Fix the policy file, then reload nri-gpu.",
         ),
-        "no good policy is kept: every container that asks will be refused": (
-            "The policy file has a fault or is gone, and none was ever good since the last boot.",
-            "Mend the file until `nri-gpu check` is content, then reload nri-gpu.",
+        "no good policy is kept: every container that requests GPUs is refused": (
+            "The policy file has a fault or is gone, and no policy was good since the last boot.",
+            "Fix the file until `nri-gpu check` accepts it, then reload nri-gpu.",
         ),
-        "policy not usable: whatever asks needs a grant": (
-            "The guard can read no policy, so it excuses no container from having a grant.",
-            "Mend the policy file; the guard reads it again by itself.",
+        "policy not usable: every container that requests GPUs needs a valid grant": (
+            "The guard can read no policy, so it exempts no container from having a grant.",
+            "Fix the policy file; the guard reads it again by itself.",
         ),
         "policy not kept for the next start": (
             "The policy, or that it is in force, could not be written, so that the next start may refuse all "
             "or take the defaults.",
-            "Make room there, or mend what the line names.",
+            "Make room there, or fix what the line names.",
         ),
-        "socket, folders, audit log, refresh interval, [kubelet], [dra], [metrics] change with a restart only": (
-            "The new policy changes a setting that holds for the life of the process.",
+        "reloaded policy changes settings that need a restart": (
+            "The new policy changes settings that hold for the life of the process; the field `settings` names them.",
             "Restart nri-gpu when it suits: containers keep their GPUs.",
         ),
     },
@@ -218,46 +218,46 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Load the driver's modules (`nri-gpu prepare`), and see in the kernel's log why they do not answer.",
         ),
         "topology file has tables that are ignored": (
-            "The topology file has tables that an earlier version knew, and this one has not.",
-            "Take out what the line names; the next version takes it for a fault.",
+            "The topology file has tables that this version has no longer.",
+            "Remove what the line names; the next version rejects it.",
         ),
-        "not listening for errors of the GPUs; trying again": (
+        "not listening for GPU errors, trying again": (
             "The driver's events cannot be waited for, so errors are seen only at the next refresh.",
             "See in the kernel's log what is wrong with the driver; restart it if nothing is.",
         ),
-        "cannot listen for errors of this gpu": (
+        "cannot listen for errors of this GPU": (
             "The driver has no events for this GPU.",
-            "Nothing: its health is looked at with each refresh.",
+            "Nothing: its health is checked at each refresh.",
         ),
-        "event without its gpu: refreshing all gpus": (
-            "The driver reported an error and did not say of which GPU.",
-            "Nothing: all GPUs are looked at again.",
+        "event names no GPU: refreshing all GPUs": (
+            "The driver reported an error without naming the GPU.",
+            "Nothing: all GPUs are checked again.",
         ),
-        "gpu health changed": (
+        "GPU health changed": (
             "A GPU failed or shows signs of failing; the line has the reason.",
             "Follow docs/health.md for that reason; the GPU is granted again once it recovers.",
         ),
-        "xid is not in the catalogue": (
+        "XID is not in the catalogue": (
             "The driver reported an XID that NVIDIA's catalogue does not have; each number is logged once.",
             "Look the number up; put it into health.fatal_xids or health.ignored_xids if you know better.",
         ),
-        "root says that a gpu was reset": (
-            "Somebody ran `nri-gpu repaired`; the line has what had asked for the reset.",
-            "Nothing, if it was reset; else withhold it by a [[pool]] for nobody.",
+        "root reported a GPU as reset": (
+            "Root ran `nri-gpu repaired`; the line has the reason for the reset.",
+            "Nothing, if it was reset; else withhold it by a [[pool]] that no namespace may use.",
         ),
-        "gpu cannot be described": (
+        "GPU cannot be described": (
             "The driver answers for this GPU with errors.",
             "See the kernel's log; reset the GPU, or reboot.",
         ),
         "node changed": (
             "A GPU, MIG device or module went away, or got worse.",
-            "Nothing, if you did it; else see the kernel's log.",
+            "Nothing, if you did this; else see the kernel's log.",
         ),
         "unusual capability minors, used as they are": (
-            "The driver numbers its MIG capability nodes otherwise than known.",
+            "The driver numbers its MIG capability nodes in an unknown way.",
             "Nothing, if containers work on MIG devices; else report it.",
         ),
-        "saved health not read": ("The file with the GPUs' health is damaged.", "Nothing: health is looked at anew."),
+        "saved health not read": ("The file with the GPUs' health is damaged.", "Nothing: health is checked again."),
         "health not saved": (
             "The GPUs' health could not be written to the state folder, so a restart forgets it.",
             MAKE_ROOM,
@@ -268,7 +268,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "MPS daemon ended by itself": (
             "NVIDIA's control daemon ended, and the containers that used it lost the GPU.",
-            "Delete their pods so that they are made anew.",
+            "Delete their pods so that they are re-created.",
         ),
         "folder of an ended MPS daemon not removed": (
             "A folder of a daemon that ended cannot be removed.",
@@ -278,34 +278,34 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Driver": {
         "driver files not found": (
-            "The driver's libraries are not where they are looked for, or cannot be staged.",
+            "The driver's libraries are not in the folders that nri-gpu searches, or cannot be staged.",
             "Install the driver's libraries, or set driver.root; `nri-gpu driver` shows what is found.",
         ),
         "driver lacks a library that containers need": (
-            "The driver has no libcuda or no libnvidia-ml, so whoever asks for compute or utility is refused.",
+            "The driver has no libcuda or no libnvidia-ml, so requests for compute or utility are refused.",
             "Install that part of the driver (libcuda1, nvidia-driver-cuda); `nri-gpu driver` lists what is there.",
         ),
         "driver files left out": (
-            "Some files of the driver cannot be given to containers.",
-            "Mend those that the line names, or reinstall the driver; `nri-gpu driver` lists them.",
+            "Some files of the driver cannot be mounted into containers.",
+            "Fix the files that the line names, or reinstall the driver; `nri-gpu driver` lists them.",
         ),
-        "the new driver's kernel module is not loaded: containers get the old one's staged files until it is": (
-            "The driver's files were upgraded and the old kernel module is still loaded.",
-            "Load the new module, which needs that nobody uses a GPU, or reboot.",
+        "new driver's kernel module is not loaded: containers get the old driver's staged files": (
+            "The driver's files were upgraded, but the old kernel module is still loaded.",
+            "Load the new module while no process uses a GPU, or reboot.",
         ),
         "GPU granted to several pods, to one exclusively": (
-            "One of these pods started without daemon and guard, or is no monitor any more and opens the other "
-            "one's GPU.",
-            "Delete all of these pods but one; nobody else is granted that GPU.",
+            "One of these pods started without daemon and guard, or is no longer a monitor and opens the GPU of "
+            "another of them.",
+            "Delete all of these pods but one; until then no other pod is granted that GPU.",
         ),
-        "container is over for the runtime, and its processes hold its GPUs": (
+        "container has ended for the runtime, but its processes still hold its GPUs": (
             "Its processes outlive the first one, or the runtime lists it no more (paused at a restart, its "
             "shim hangs or is dead).",
             "End the processes that it names, or thaw a paused container ([handover.md](handover.md)).",
         ),
-        "staged driver files were changed by others": (
-            "Somebody removed or changed files in the stage folder.",
-            "Find out who; the files are staged again.",
+        "staged driver files were changed outside nri-gpu": (
+            "Another program removed or changed files in the stage folder.",
+            "Find out which program; the files are staged again.",
         ),
         "old driver files not removed": (
             "Staged files of an earlier driver cannot be removed.",
@@ -334,19 +334,18 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Python cannot import grpcio: this installation is broken.",
             "Install nri-gpu again, with all that it depends on (docs/install.md).",
         ),
-        "what the kubelet allocated to monitors is not known": (
-            "The kubelet does not say which GPUs the pods of foreign.monitors hold, so they hold what was "
-            "granted alone.",
+        "kubelet allocations of monitors are unknown": (
+            "The kubelet does not report which GPUs the pods of foreign.monitors hold, so only their grants count.",
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
-        "PodResources not answered, trying again": (
-            "The kubelet's PodResources socket does not answer, so allocations of others are not known.",
+        "PodResources does not answer, trying again": (
+            "The kubelet's PodResources socket does not answer, so allocations of other device plugins are not known.",
             "Start the kubelet, or set kubelet.podresources to its socket.",
         ),
         "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),
         "kubelet allocation not valid": (
-            "What the kubelet says it gave a container cannot be granted.",
-            "Delete the pod so that it is admitted anew.",
+            "The kubelet allocated GPUs to a container that cannot be granted.",
+            "Delete the pod so that its replacement is admitted again.",
         ),
         "required CDI device not written, containers can start without nri-gpu": (
             "The CDI file that keeps unseen containers from starting cannot be written.",
@@ -371,8 +370,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Start `nri-gpu run` with `--dra` (policy: dra.enabled) and the same --state-dir.",
         ),
         "prepared ResourceClaims not compared with the API server": (
-            "A second pod of a claim waits, and claims that were deleted meanwhile keep their GPUs.",
-            "Mend what the line says about the API server or the daemon.",
+            "A second pod of a claim waits, and claims that were deleted since then keep their GPUs.",
+            "Fix what the line reports about the API server or the daemon.",
         ),
         "CDI specification of a prepared claim was missing, written again": (
             "Something on the node removed or changed a file in kubelet.cdi_dir without which containers with "
@@ -383,40 +382,40 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "A file without which containers of that claim do not start again is missing, and cannot be written.",
             "Make room in that folder and let `nri-gpu dra` write there.",
         ),
-        "waiting for another nri-gpu dra": (
+        "waiting for another nri-gpu dra to exit": (
             "Two processes serve one driver on this node, as in an update; one at a time does.",
             "Nothing in an update; else end the process that the line names.",
         ),
-        "ResourceClaim released that the kubelet did not unprepare": (
+        "ResourceClaim released although the kubelet did not unprepare it": (
             "A prepared claim was deleted or freed while the kubelet or nri-gpu was away.",
             "Nothing: its GPUs are free again.",
         ),
-        "bug: a ResourceClaim met an exception": ("A bug in nri-gpu; the kubelet tries that claim again.", REPORT),
+        "bug: request for a ResourceClaim failed": ("A bug in nri-gpu; the kubelet tries that claim again.", REPORT),
         "ResourceSlices not published, trying again": (
             "The API server is away or refuses the slices, so the scheduler does not learn what this node offers now.",
-            "Mend what the line names: the way to the API server, the rights of the service account, or the "
+            "Fix what the line names: the route to the API server, the rights of the service account, or the "
             "node's name.",
         ),
-        "the API server lacks features, so less is published": (
+        "feature gates are off on the API server, publishing without them": (
             "Feature gates that the line names are off, so taints, shared devices or counters are not "
             "published (docs/dra.md).",
-            "Switch them on in API server, scheduler and controller manager, or let it be.",
+            "Switch them on in API server, scheduler and controller manager, or accept what is published.",
         ),
     },
     "State, control socket, metrics and audit log": {
-        "ledger.json not written; the grants on the containers hold": (
+        "ledger.json not written; signed grants on containers stay valid": (
             "The state folder cannot be written.",
             MAKE_ROOM,
         ),
-        "journal not written; the grants on the containers hold": (
-            "The state folder cannot be written, so a crash may forget grants of the last seconds.",
+        "journal not written; signed grants on containers stay valid": (
+            "The state folder cannot be written, so a crash may lose the grants of the last seconds.",
             MAKE_ROOM,
         ),
-        "bug in the journal; the grants on the containers hold": (
+        "bug in the journal; signed grants on containers stay valid": (
             "A bug in nri-gpu kept a grant out of the journal; one that takes another container's GPUs is refused.",
             REPORT,
         ),
-        "last ledger not read; which GPUs were just released is not known": (
+        "last ledger not read; recently released GPUs are unknown": (
             "ledger.json is damaged.",
             "Nothing: the runtime lists who holds what.",
         ),
@@ -430,9 +429,9 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "tries again.",
             MAKE_ROOM,
         ),
-        "driver process not served": (
+        "DRA DRA DRA DRA driver process not served": (
             "The daemon cannot answer `nri-gpu dra`, for the reason that the line names.",
-            "Mend it and restart nri-gpu; until then no claim is prepared.",
+            "Fix it and restart nri-gpu; until then no claim is prepared.",
         ),
         "snapshot not written; a restart will wait for the driver": ("The state folder cannot be written.", MAKE_ROOM),
         "snapshot ignored": (
@@ -449,20 +448,20 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             REPORT,
         ),
         "audit log: decisions lost": (
-            "Decisions came faster than the disk takes them, or it took none for a while.",
+            "Decisions came faster than the disk could write them, or it wrote none for a while.",
             "Put audit.dir on a faster disk, or one with room.",
         ),
         "no control socket: nri-gpu status does not work": (
             "The socket in the state folder cannot be made.",
-            "Mend what the line names, then restart nri-gpu.",
+            "Fix what the line names, then restart nri-gpu.",
         ),
         "socket accepts no connections": (
             "The process has no free file descriptor, or no memory.",
             "End what keeps connections to the socket that the line names open, or raise LimitNOFILE=.",
         ),
         "too many connections at once": (
-            "A user or an address (`peer`) has all places of a socket that it may have, so connections that "
-            "ask nothing give way.",
+            "A user or an address (`peer`) has as many connections to a socket as it may have, so idle "
+            "ones are closed.",
             "End what keeps connections to the socket that the line names open.",
         ),
         "only root can ask for status": (
@@ -471,16 +470,16 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "liveness file not written": (
             "The file `alive` in the folder of `--run-dir` cannot be made or written; the chart's probes go by it.",
-            "Make room in the folder of --run-dir, or mend what the line names.",
+            "Make room in the folder of --run-dir, or fix what the line names.",
         ),
         "metrics are not served": (
             "The address of metrics.listen cannot be used, or this installation is broken.",
             "Correct metrics.listen, or install nri-gpu again, as the line says.",
         ),
         "bug in an answer": ("A bug in nri-gpu.", REPORT),
-        "option is gone and ignored": (
-            "A command line has an option that an earlier version knew, and this one has not.",
-            "Take it out and do what the line says instead; the next version takes it for a fault.",
+        "option was removed and is ignored": (
+            "A command line has an option that this version has no longer.",
+            "Remove it and do what the line says instead; the next version rejects it.",
         ),
     },
 }

@@ -101,5 +101,5 @@ def _sentence(error: Exception, claim: PreparedName, phrase: str) -> str:
         reason = clipped(str(error), SENTENCE_MAX)
         bound.bind(reason=reason).info(phrase)
         return f"nri-gpu: {reason}"
-    bound.opt(exception=error).error("bug: a ResourceClaim met an exception")
+    bound.opt(exception=error).error("bug: request for a ResourceClaim failed")
     return f"nri-gpu: a bug ({type(error).__name__}): report it with the log of `nri-gpu dra`"

@@ -69,7 +69,7 @@ class KubeletSockets:
                 self._all_well()
                 return
             fault = f"another process{lock_holder(lock)} serves {self._driver}: this one begins when that one ends"
-            self._log.note("waiting for another nri-gpu dra", fault, path=str(self.folder))
+            self._log.note("waiting for another nri-gpu dra to exit", fault, path=str(self.folder))
             os.close(lock)
             await asyncio.sleep(LOOK_S)
 

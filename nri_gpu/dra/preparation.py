@@ -119,7 +119,7 @@ class ClaimPreparation:
                     raise
                 await self._release(known.uid)
                 bound = logger.bind(namespace=known.namespace, name=known.name, reason=str(error))
-                bound.warning("ResourceClaim released that the kubelet did not unprepare")
+                bound.warning("ResourceClaim released although the kubelet did not unprepare it")
 
     async def sweep(self) -> None:
         """Remove the specifications that were left by a boot before this one. Raises: NriGpuError."""
@@ -127,7 +127,7 @@ class ClaimPreparation:
         for uid in left - await self._prepared():
             async with self._alone(uid):
                 if uid not in await self._prepared() and self._specifications.remove(uid):
-                    logger.bind(name=uid).info("CDI specification removed of a ResourceClaim that is not prepared")
+                    logger.bind(name=uid).info("CDI specification of an unprepared ResourceClaim removed")
 
     def _alone(self, uid: ClaimUid) -> asyncio.Lock:
         return self._locks.setdefault(uid, asyncio.Lock())

@@ -244,7 +244,7 @@ class Publisher:
             logger.bind(gpus=devices).info("ResourceSlices published")
         self._log.clear()
         if missing:
-            self._log_gates.note("the API server lacks features, so less is published", ", ".join(missing))
+            self._log_gates.note("feature gates are off on the API server, publishing without them", ", ".join(missing))
         else:
             self._log_gates.clear()
         self._report(DriverReport(published=devices, missing=missing))

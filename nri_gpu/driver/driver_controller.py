@@ -131,7 +131,7 @@ class DriverController:
         if changed(self._root, self._library_dirs, last.signatures, last.found):
             return True
         if driver is not None and self._staged is not None and staged_signatures(driver) != self._staged:
-            logger.bind(generation=driver.generation).warning("staged driver files were changed by others")
+            logger.bind(generation=driver.generation).warning("staged driver files were changed outside nri-gpu")
             return True
         return last.found is None and self._clock() - last.at >= self._retry_s
 
@@ -171,7 +171,7 @@ class DriverController:
         waits = node.driver is not None and node.driver.version == kernel != version and not self._simulated
         if waits and self._waiting != version:
             logger.bind(driver_version=version).warning(
-                "the new driver's kernel module is not loaded: containers get the old one's staged files until it is"
+                "new driver's kernel module is not loaded: containers get the old driver's staged files"
             )
         self._waiting = version if waits else ""
         return waits

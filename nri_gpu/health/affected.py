@@ -89,7 +89,7 @@ class Stops:
             if unit not in stop.reported:
                 stop.reported.add(unit)
                 bound = logger.bind(gpu_uuid=unit, reason=why, pod_name=holder.name, container_id=container)
-                bound.warning("container is on a bad gpu")
+                bound.warning("container holds an unhealthy GPU")
 
     def _due(self, holders: Iterable[str]) -> Iterator[str]:
         now = asyncio.get_running_loop().time()

@@ -177,7 +177,7 @@ class EventChild:
             fault = await self._serve()
             if fault:
                 self._down = True
-                self._faults.warning("not listening for errors of the GPUs; trying again", fault)
+                self._faults.warning("not listening for GPU errors, trying again", fault)
                 self._sink.doubt()
                 await self._sleep(self._backoff.next_s())
 
@@ -239,16 +239,16 @@ class EventChild:
                 self._sink.event(line.event)
             case Watching(gpus, failed):
                 self._listening = bool(gpus)
-                logger.bind(gpus=len(gpus)).debug("listening for errors of gpus")
+                logger.bind(gpus=len(gpus)).debug("listening for GPU errors")
                 for bus_id, why in failed.items():
-                    self._warn_once(f"{bus_id}: {_printable(why)}", "cannot listen for errors of this gpu")
+                    self._warn_once(f"{bus_id}: {_printable(why)}", "cannot listen for errors of this GPU")
             case UnplacedEvent(why):
-                self._warn_once(why, "event without its gpu: refreshing all gpus")
+                self._warn_once(why, "event names no GPU: refreshing all GPUs")
                 self._sink.doubt()
 
     def _works(self) -> None:
         if self._down:
-            logger.bind(attempt=self._backoff.failures).info("listening for errors of gpus again")
+            logger.bind(attempt=self._backoff.failures).info("listening for GPU errors again")
         self._down = False
 
     def _warn_once(self, fault: str, phrase: str) -> None:

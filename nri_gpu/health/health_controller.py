@@ -130,7 +130,7 @@ class HealthController:
         module = self._module_load() if meaning_of(event, self._settings).reset else ""
         health, changes = self._health.after_event(event, self._settings, now, module)
         bound = logger.bind(gpu_uuid=event.uuid, event=f"{event.kind:#x}", xid=event.xid)
-        bound.log("INFO" if changes else "DEBUG", "gpu event")
+        bound.log("INFO" if changes else "DEBUG", "GPU event")
         failed = before is not None and self.xids.count(
             event, before.units | {event.uuid}, self._node_state.ledger, now
         )
@@ -288,7 +288,7 @@ def _log(change: HealthChange) -> None:
         before=change.before.value,
         changes=change.now.changes,
     )
-    bound.log(_LEVELS.get(change.now.state, "INFO"), "gpu health changed")
+    bound.log(_LEVELS.get(change.now.state, "INFO"), "GPU health changed")
 
 
 def _log_replaced(forgotten: Mapping[str, str], inventory: Inventory) -> None:

@@ -58,7 +58,7 @@ class XidLog:
     def _log_unknown(self, event: GpuEvent) -> None:
         if event.xid not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add(event.xid)
-            logger.bind(gpu_uuid=event.uuid, xid=event.xid).warning("xid is not in the catalogue")
+            logger.bind(gpu_uuid=event.uuid, xid=event.xid).warning("XID is not in the catalogue")
 
 
 def by_action(counts: Mapping[tuple[str, ActionClass], int], uuid: str) -> Mapping[ActionClass, int]:

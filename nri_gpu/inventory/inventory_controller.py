@@ -116,7 +116,7 @@ class InventoryCache:
         self._backoff.reset()
         self._answered = self._boot_clock()
         if not self.confirmed and self.current and not self.current.fault:
-            logger.info("the last snapshot is confirmed" if _same(self.current, inventory) else "the node has changed")
+            logger.info("last snapshot is confirmed" if _same(self.current, inventory) else "the node has changed")
         self.confirmed = True
         before, self.current = self.current, inventory
         if before is None or not _same(before, inventory):
@@ -227,6 +227,6 @@ def _log(transition: Transition) -> None:
     if transition.uuid:
         bound = bound.bind(gpu_uuid=transition.uuid)
     if transition.kind is TransitionKind.DESCRIPTION and transition.worse:
-        bound.bind(fault=transition.what).warning("gpu cannot be described")
+        bound.bind(fault=transition.what).warning("GPU cannot be described")
     else:
         bound.bind(reason=transition.what).log("WARNING" if transition.worse else "INFO", "node changed")

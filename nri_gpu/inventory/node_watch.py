@@ -79,7 +79,7 @@ class NodeWatch:
             watch.open(self._folders)
             self._inotify = watch
         except OSError as error:
-            logger.bind(fault=str(error)).info("no inotify: looking for changes of device nodes each second")
+            logger.bind(fault=str(error)).info("no inotify: polling device nodes for changes each second")
 
     async def _wait(self, limit_s: float) -> bool:
         """Wait, and return whether something woke us before the time was up."""

@@ -183,7 +183,7 @@ class Inquiry:
                     self._log.clear()
                     await asyncio.sleep(self._pace.between)
                     continue
-                self._log.warning("PodResources not answered, trying again", fault)
+                self._log.warning("PodResources does not answer, trying again", fault)
                 await asyncio.sleep(self._waits.next_s())
         finally:
             await self._client.close()

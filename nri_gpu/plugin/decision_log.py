@@ -98,17 +98,17 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
                 "reason": compat,
                 "replaced": ",".join(sorted(edits.env.keys() & container.env.keys())),
             }
-            phrase = "container completed for GPUs that others gave it" if completes else "gpu granted"
+            phrase = "container completed for GPUs that another component allocated" if completes else "GPU granted"
             facts |= {name: fact for name, fact in held.items() if fact}
             logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)
             if note:
-                logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
+                logger.bind(**facts, fault=note).warning("part of a grant is hidden from the program")
         case Refuse(reason):
             refusals.add(facts, reason, "container refused")
         case Pass(_, why, note):
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:
-                logger.bind(**facts, fault=note).warning("container passed that can use GPUs")
+                logger.bind(**facts, fault=note).warning("container that requests no GPU can open GPUs")
 
 
 def container_fields(container: Container) -> dict[str, str]:

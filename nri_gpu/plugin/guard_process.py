@@ -63,7 +63,7 @@ def daemon_state(folder: Path, path: Path | None) -> DaemonState:
             return load_last_good(folder) or load_policy(path)
         except (PolicyError, OSError) as error:
             fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
-            logger.bind(fault=fault).error("policy not usable: whatever asks needs a grant")
+            logger.bind(fault=fault).error("policy not usable: every container that requests GPUs needs a valid grant")
             return Policy.broken(fault)
 
     files = (folder / LAST_GOOD, path or DEFAULT_PATH)
@@ -136,7 +136,7 @@ class GuardProcess:
         try:
             write_guard_status(self._run_dir, self._status)
         except OSError as error:
-            self._faults.warning("`nri-gpu check` will not see this guard", str(error), path=str(self._run_dir))
+            self._faults.warning("guard status not written", str(error), path=str(self._run_dir))
         else:
             self._faults.clear()
 

@@ -326,7 +326,7 @@ class Plugin:
     def exited(self, container_id: ContainerId) -> None:
         """Let a container be over: its process ended, and the runtime did not tell."""
         if self._holds(container_id):
-            logger.bind(container_id=container_id).info("container ended, and the runtime did not tell")
+            logger.bind(container_id=container_id).info("container ended without an event from the runtime")
             self._ended(Stopped(self._needs.clock(), container_id), container_id)
         else:  # it told of its pod's end
             self._exits.told(container_id)

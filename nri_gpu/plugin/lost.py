@@ -144,6 +144,6 @@ class LostContainers:
             bound = logger.bind(namespace=namespace, pod_name=pod_name, container_name=each.container)
             bound = bound.bind(container_id=each.container_id, gpu_uuid=",".join(each.uuids), cgroup=each.cgroup)
             bound.bind(pids=",".join(map(str, each.pids))).warning(
-                "container is over for the runtime, and its processes hold its GPUs"
+                "container has ended for the runtime, but its processes still hold its GPUs"
             )
         self._warned = frozenset(described)

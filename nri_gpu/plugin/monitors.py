@@ -57,7 +57,7 @@ class MonitorPods:
                 try:
                     listed = await self._ask(self._state.settings.kubelet.podresources)
                 except AllocationsUnknownError as error:
-                    self._log.warning("what the kubelet allocated to monitors is not known", str(error))
+                    self._log.warning("kubelet allocations of monitors are unknown", str(error))
                     await asyncio.sleep(waits.next_s())
                     continue
                 waits.reset()

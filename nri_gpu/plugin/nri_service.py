@@ -255,7 +255,7 @@ class PluginService:
     def _shutdown(self, payload: bytes) -> Reply:
         """Answer Shutdown, and do nothing: only the end of the connection counts. No released runtime calls it."""
         del payload
-        logger.info("the runtime asked to shut down")
+        logger.info("runtime asked nri-gpu to shut down")
         return EMPTY
 
     def unsent(self, request: RequestReceived) -> None:

@@ -118,7 +118,7 @@ class Sizes:
             if holder.size_bytes <= limit:
                 break
             fault = f"{holder.name} has {holder.size_bytes} bytes, over plugin.request_bytes = {limit}: {REMEDY}"
-            logger.bind(fault=fault).warning("its next creation will be refused")
+            logger.bind(fault=fault).warning("container is too large to be created again")
         self._check()
 
     def cut_short(self, listing: ListSize, announced_bytes: int = 0) -> str:

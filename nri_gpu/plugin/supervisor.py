@@ -235,7 +235,7 @@ class Supervisor:
         if self._inherited and reason is None:
             logger.bind(fault=sentence).info("connection ended, and this plugin with it")
         elif isinstance(reason, LocalProtocolError):
-            logger.opt(exception=reason).error("connection ended by a bug of ours")
+            logger.opt(exception=reason).error("bug: connection to the runtime ended")
         else:
             self._faults.warning("connection ended, reconnecting", sentence, attempt=self._backoff.failures + 1)
         self._followers.away(sentence)

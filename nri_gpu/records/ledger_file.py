@@ -227,7 +227,7 @@ class LedgerFile:
         try:
             write_ledger(self._file, self._state.ledger)
         except OSError as error:
-            self._faults.warning("ledger.json not written; the grants on the containers hold", str(error))
+            self._faults.warning("ledger.json not written; signed grants on containers stay valid", str(error))
         else:
             self._faults.clear()
 

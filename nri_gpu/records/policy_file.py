@@ -311,7 +311,7 @@ def first_policy(file: PolicyFile) -> Policy:
             logger.bind(fault=str(fault)).error("policy not usable")
         last = file.last_good()
         if last is None:
-            logger.error("no good policy is kept: every container that asks will be refused")
+            logger.error("no good policy is kept: every container that requests GPUs is refused")
             return Policy.broken(str(error.faults[0]))
         logger.warning("started on the last good policy")
         return last

@@ -85,10 +85,10 @@ class StateRecorder:
         try:
             action()
         except OSError as error:
-            self._faults.warning("journal not written; the grants on the containers hold", str(error))
+            self._faults.warning("journal not written; signed grants on containers stay valid", str(error))
             return False
         except Exception as error:
-            logger.opt(exception=error).error("bug in the journal; the grants on the containers hold")
+            logger.opt(exception=error).error("bug in the journal; signed grants on containers stay valid")
             return False
         self._faults.clear()
         return True

@@ -126,10 +126,10 @@ class StrayController:
                 await self.look_again()
             except LookError as error:
                 self._forget(str(error))
-                self._log.warning("stray use not looked for", str(error))
+                self._log.warning("scan for stray GPU use failed", str(error))
             except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
                 if repr(error) != self._log.fault:
-                    logger.opt(exception=True).error("bug: stray use not looked for")
+                    logger.opt(exception=True).error("bug: scan for stray GPU use failed")
                 self._forget(f"a bug of nri-gpu ({type(error).__name__}); its log has the traceback")
                 self._log.fault = repr(error)
 
@@ -153,7 +153,7 @@ class StrayController:
         for each in self.findings:
             self._report(each)
         if self.fault:
-            self._log.warning("stray use is looked for in part", self.fault)
+            self._log.warning("scan for stray GPU use is incomplete", self.fault)
         else:
             self._log.clear()
 
@@ -204,7 +204,7 @@ class StrayController:
             "pid": found.processes[0].pid,
             "fault": found.message,
         }
-        logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray gpu use")
+        logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray GPU use")
 
 
 def _keys(found: StrayUse) -> list[_Seen]:

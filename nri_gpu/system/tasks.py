@@ -115,7 +115,7 @@ def tell(followers: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kw
             follower(*args, **kwargs)
         except Exception as error:
             name = getattr(follower, "__qualname__", repr(follower))
-            logger.bind(follower=name).opt(exception=error).error("bug: a change was not followed; all else goes on")
+            logger.bind(follower=name).opt(exception=error).error("bug: a follower of changes failed; the rest goes on")
 
 
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
@@ -156,7 +156,7 @@ def exit_code(parts: Iterable[asyncio.Task[None]]) -> Exit:
     """
     died = [part for part in parts if part.done() and part.exception()]
     if needed := [part.exception() for part in died if isinstance(part.exception(), RestartNeededError)]:
-        logger.bind(fault=str(needed[0])).error("ending, to be started again")
+        logger.bind(fault=str(needed[0])).error("exiting to be restarted")
         return Exit.UNAVAILABLE
     for part in died:
         logger.opt(exception=part.exception()).critical("bug: a task ended by an exception, so nri-gpu ends")

@@ -183,7 +183,7 @@ class SnapshotController:
         now = self._evidence(version, last.driver, found, self._host.look())
         # A boot id that cannot be read equals no other.
         if differences := last.evidence.differences(replace(now, boot_id=now.boot_id or "unknown")):
-            logger.bind(fault=differences).info("the last snapshot does not hold")
+            logger.bind(fault=differences).info("last snapshot does not match the node")
             return None
         return last
 

@@ -76,7 +76,7 @@ def test_broken_from_the_start_then_mended_then_broken_again(bench: Bench) -> No
     assert "nri-gpu [bad-policy]: no GPU can be granted before the policy is mended" in sentence
     assert f'{bench.daemon.launch.policy}:4: defaults.mode: cannot be "sharde"' in sentence
     bench.create("bystander")
-    assert "no good policy is kept: every container that asks will be refused" in bench.daemon.log()
+    assert "no good policy is kept: every container that requests GPUs is refused" in bench.daemon.log()
     assert bench.daemon.held() == {}
 
     bench.reload(GOOD, RELOADED)

@@ -25,8 +25,8 @@ pytestmark = on_newest
 
 # Said when a file of the state folder cannot be written, and what does not depend on it.
 COMPLAINTS: Final = (
-    "ledger.json not written; the grants on the containers hold",
-    "journal not written; the grants on the containers hold",
+    "ledger.json not written; signed grants on containers stay valid",
+    "journal not written; signed grants on containers stay valid",
     "audit log not written; nothing else depends on it",
 )
 JUMPING: Final = """

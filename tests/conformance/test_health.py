@@ -25,7 +25,7 @@ pytestmark = pytest.mark.containerd
 
 UUIDS = tuple(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(4))
 GPU = "nvidia.com/gpu"
-CHANGED = "gpu health changed"
+CHANGED = "GPU health changed"
 BAD = "XID 79, GPU has fallen off the bus"
 STOPPED = 'container stopped reason="its GPU is bad: '
 LOST = "nvmlDeviceGetHandleByIndex: GPU is lost (15)"
@@ -213,7 +213,7 @@ def test_a_gpu_that_was_lost_while_nobody_ran(node: Containerd, tmp_path: Path) 
         daemon.launch.topology.write_text(without_first(NODE))
         daemon.start()
         daemon.wait_ready()
-        assert SIMULATED[0] in daemon.wait_logged("container is on a bad gpu")
+        assert SIMULATED[0] in daemon.wait_logged("container holds an unhealthy GPU")
         assert "GPU is lost" in daemon.verb("status").stdout
         assert node.cri.status(container).state == "RUNNING"
         daemon.launch.with_policy(policy(node, containers="stop"))
@@ -231,7 +231,7 @@ def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path
     launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
     with NriGpu(launch.with_policy(policy(node, events="all", hold_down_s=3, reprobe_s=1, reset="quiet"))) as daemon:
         daemon.wait_ready()
-        daemon.wait_logged("listening for errors of gpus gpus=4")
+        daemon.wait_logged("listening for GPU errors gpus=4")
         happen(root, 1, EventType.XID, 79)
         line = daemon.wait_logged(CHANGED)
         assert UUIDS[1] in line
@@ -250,7 +250,7 @@ def test_the_driver_decides_by_its_recovery_action(node: Containerd, tmp_path: P
     launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
     with NriGpu(launch.with_policy(policy(node, events="all", reprobe_s=1))) as daemon:
         daemon.wait_ready()
-        daemon.wait_logged("listening for errors of gpus gpus=4")
+        daemon.wait_logged("listening for GPU errors gpus=4")
         happen(root, 0, EventType.XID, 46)
         assert "recovery action is none" in daemon.wait_logged(f'{CHANGED} reason="XID 46, GPU stopped processing: ')
         configure(root, [gpus[0], replace(gpus[1], health=demands), *gpus[2:]])

@@ -137,7 +137,7 @@ def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", UUIDS[2])
     assert plugin.node.cri.execute(granted, "/bin/sh", "-c", "nvidia-smi").code == 0
     assert f"runtime_version={plugin.node.runtime.release}" in plugin.journal.wait("registered")["MESSAGE"]
-    entry = plugin.journal.wait("gpu granted", 2)
+    entry = plugin.journal.wait("GPU granted", 2)
     assert (entry["SYSLOG_IDENTIFIER"], entry["PRIORITY"]) == ("nri-gpu", "6")
     assert f"gpu_uuid={UUIDS[2]}" in entry["MESSAGE"]
     assert "[no-such-gpu]" in plugin.refused("device=9")

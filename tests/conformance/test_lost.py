@@ -64,7 +64,7 @@ def check_lost(node: Containerd, daemon: NriGpu, holder: Holder) -> None:
         assert set(lost["pids"]) == set(holder.pids()) != set()
         daemon.restart(kill=True)
         daemon.wait_staged()
-    daemon.wait_logged("container is over for the runtime, and its processes hold its GPUs")
+    daemon.wait_logged("container has ended for the runtime, but its processes still hold its GPUs")
     holder.end()
     daemon.wait_held({})
 

@@ -186,10 +186,10 @@ async def test_the_log_holds_nothing_of_an_environment(launch: Launch) -> None:
             assert not (await runtime.event(Event.START_CONTAINER, away, nri.container(away))).ok
             await runtime.event(Event.REMOVE_CONTAINER, pod, made)
             await aside(lambda: daemon.wait_logged("start refused"))
-            line = await aside(lambda: daemon.wait_logged("gpu granted"))
+            line = await aside(lambda: daemon.wait_logged("GPU granted"))
             assert "namespace=ml pod_name=train container_name=main pod_uid=uid-train" in line
             assert "elapsed_ms=" in line
-            assert len([each for each in daemon.log().splitlines() if "gpu granted" in each]) == 1
+            assert len([each for each in daemon.log().splitlines() if "GPU granted" in each]) == 1
             assert "hunter2" not in daemon.log()
             assert "SECRET" not in daemon.log()
 

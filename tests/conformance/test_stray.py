@@ -41,7 +41,7 @@ TOPOLOGY: Final = (
 )
 HOLDS: Final = "mknod /tmp/n c {} {}; until (: </tmp/n) 2>/dev/null; do sleep 0.05; done; exec sleep 3600 </tmp/n"
 HOLDS_ITS_NODE: Final = ("/bin/sh", "-c", "exec sleep 3600 </dev/loop-control")
-FOUND: Final = "stray gpu use namespace=default pod_name="
+FOUND: Final = "stray GPU use namespace=default pod_name="
 UNTOLD: Final = "so its pods are findings, too"
 
 
@@ -170,5 +170,5 @@ def test_a_kubelet_that_does_not_answer_is_said(node: Containerd, tmp_path: Path
         kubelet.delay_s = 60
         with auditing(node, tmp_path) as daemon:
             wait_found(daemon, widened(node, "ungranted"))
-            assert UNTOLD in daemon.wait_logged("stray use is looked for in part")
+            assert UNTOLD in daemon.wait_logged("scan for stray GPU use is incomplete")
             assert UNTOLD in daemon.verb("status").stdout

@@ -51,14 +51,14 @@ def test_an_xid_of_an_application_leaves_its_gpu_granted_and_healthy(
     container = gpu_node.cri.run_asking(f"device={whole}", "faulty", image=IMAGE)
     real.wait_grants(1)
     [[uuid]] = real.held().values()
-    if "gpus=0" in real.wait_logged("listening for errors of gpus", EVENT_S):
+    if "gpus=0" in real.wait_logged("listening for GPU errors", EVENT_S):
         pytest.skip("this driver reports no error events of this GPU")
 
     said = gpu_node.cri.execute(container, "/bin/bad_access", timeout_s=120)
     assert said.code == 0, said
 
     def xids() -> set[int]:
-        lines = [line for line in real.log().splitlines() if "gpu event" in line and uuid in line]
+        lines = [line for line in real.log().splitlines() if "GPU event" in line and uuid in line]
         return {int(xid) for line in lines for xid in re.findall(r"xid=(\d+)", line)}
 
     wait_for("an application's XID", lambda: bool(xids() & APPLICATION_XIDS), EVENT_S, lambda: f"logged: {xids()}")

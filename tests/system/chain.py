@@ -287,5 +287,5 @@ def command(pid: int) -> bytes:
 
 async def listens(chain: Chain, gpus: int = 2, times: int = 1) -> None:
     """Somebody began to listen to so many GPUs, so often."""
-    said = f"listening for errors of gpus gpus={gpus}"
+    said = f"listening for GPU errors gpus={gpus}"
     await until("somebody to listen", lambda: chain.daemon.log().count(said) >= times, PATIENCE_S)

@@ -220,14 +220,14 @@ def test_journalctl_finds_lines_by_gpu(tmp_path: Path, boxed: bool) -> None:
         stream.connect(str(journal.stream))
         stream.sendall(b"nri-gpu\n\n6\n1\n0\n0\n0\n")  # identifier, unit, priority, prefixes, no forwarding
         speaker = Speaker(journal.socket, stream.fileno(), within=within)
-        speaker.say(f"{BOUND}.info('gpu granted')")
+        speaker.say(f"{BOUND}.info('GPU granted')")
         speaker.say("logger.bind(gpu_uuid='GPU-3', fault='y' * 300_000).warning('gpu lost')")
         speaker.end()
         wait_for("all lines", lambda: len(journal.read("--identifier=nri-gpu")) == 2, 20)
         for uuid in ("GPU-1", "GPU-2"):
             [found] = journal.read("--identifier=nri-gpu", f"GPU_UUID={uuid}")
             assert found["MESSAGE"] == (
-                'INFO    gpu granted pod_name=web gpu_uuid=GPU-1,GPU-2 elapsed_ms=0.500 fault="two\\nlines"'
+                'INFO    GPU granted pod_name=web gpu_uuid=GPU-1,GPU-2 elapsed_ms=0.500 fault="two\\nlines"'
             )
             assert (found["PRIORITY"], found["POD_NAME"], found["FAULT"]) == ("6", "web", "two\nlines")
             assert found["GPU_UUID"] == ["GPU-1", "GPU-2"]

@@ -231,7 +231,7 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
         assert not (await chain.status())["node"]["inventory_confirmed"]
     chain.daemon.module("nvidia_uvm", "590.10")
     async with chain.connected():
-        assert "another version of one of the kernel modules" in chain.daemon.wait_logged("does not hold")
+        assert "another version of one of the kernel modules" in chain.daemon.wait_logged("does not match the node")
         assert "the driver has not answered yet" in await chain.ask("device=1")
     chain.daemon.module("nvidia_uvm", DRIVER)
     chain.play(TWO, Act(HANDLE, "fail", 15, gpu=1))

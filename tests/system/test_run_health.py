@@ -58,7 +58,7 @@ async def babbles(chain: Chain) -> None:
     chain.kill(LISTENER)  # the next one does
     await asyncio.to_thread(chain.daemon.wait_logged, f"sent a malformed line after {WAIT}")
     chain.play(TWO)
-    await asyncio.to_thread(chain.daemon.wait_logged, "listening for errors of gpus again")
+    await asyncio.to_thread(chain.daemon.wait_logged, "listening for GPU errors again")
 
 
 async def is_loaded_again(chain: Chain) -> None:

@@ -115,6 +115,10 @@ async def test_a_file_that_vanishes_lets_nobody_ask(node: Node) -> None:
         await node.reload(RELOADED)
         assert await told(runtime) == ""
         assert (await aside(node.verb, "status")).returncode == Exit.OK
+        node.policy.write_text("[inventory]\nrefresh_s = 7\n[metrics]\npublic = true\n")
+        await node.reload(RELOADED)
+        needs_restart = 'reloaded policy changes settings that need a restart settings="inventory.refresh_s, [metrics]"'
+        await aside(node.daemon.wait_logged, needs_restart)
 
 
 async def test_a_policy_that_the_runtime_sends_no_more(node: Node) -> None:

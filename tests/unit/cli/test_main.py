@@ -99,7 +99,7 @@ def test_an_option_that_is_gone_is_ignored_with_a_warning(
         assert cli.main([verb, *positional, *given]) == 40
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == len(expected)
-        assert all(each.startswith("WARNING option is gone and ignored ") for each in lines)
+        assert all(each.startswith("WARNING option was removed and is ignored ") for each in lines)
         assert all(fix in line for fix, line in zip(expected, lines, strict=True))
 
 

@@ -47,7 +47,7 @@ def test_what_it_says_of_each_gpu(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
         )
         assert said("3")[0] is Exit.FINDING
         wait_for("nothing due", lambda: "nri-gpu repaired" not in daemon.verb("status").stdout, 20)
-        assert 'reason="a reset is due since XID 46' in daemon.wait_logged("root says that a gpu was reset")
+        assert 'reason="a reset is due since XID 46' in daemon.wait_logged("root reported a GPU as reset")
 
 
 @pytest.mark.parametrize("word", ["", "GPU-" + "0" * 100])

@@ -38,8 +38,8 @@ def said() -> Iterator[list[str]]:
 
 
 def test_a_fixed_phrase_and_fields_in_a_fixed_order(said: list[str]) -> None:
-    logger.bind(elapsed_ms=0.12345, decision="inject", gpu_uuid="GPU-1,GPU-2", grants=3).info("gpu granted")
-    assert said == ["INFO    gpu granted decision=inject gpu_uuid=GPU-1,GPU-2 grants=3 elapsed_ms=0.123\n"]
+    logger.bind(elapsed_ms=0.12345, decision="inject", gpu_uuid="GPU-1,GPU-2", grants=3).info("GPU granted")
+    assert said == ["INFO    GPU granted decision=inject gpu_uuid=GPU-1,GPU-2 grants=3 elapsed_ms=0.123\n"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_fixed_phrase_and_fields_in_a_fixed_order(said: list[str]) -> None:
         ("a=b", '"a=b"'),
         ('say "no"', '"say \\"no\\""'),
         ("back\\slash", '"back\\\\slash"'),
-        ("line\nINFO    gpu granted", '"line\\nINFO    gpu granted"'),
+        ("line\nINFO    GPU granted", '"line\\nINFO    GPU granted"'),
         ("\r\t\x1b[31mred", '"\\r\\t\\x1b[31mred"'),
         ("nul\0 and \u2028 and \u202e", '"nul\\x00 and \\u2028 and \\u202e"'),
         ("\u00fcml\u00e4ut", "\u00fcml\u00e4ut"),

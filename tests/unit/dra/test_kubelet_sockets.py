@@ -110,7 +110,7 @@ async def test_a_bug_is_an_error_of_that_claim_with_a_traceback_in_the_log(folde
         node.api_server.claims["ml", "train"] = {"metadata": {1, 2}}  # no JSON can be made of it
         answers = await kubelet.answers(DRIVER, ("ml", "train", UID))
         assert answers[UID].error == "nri-gpu: a bug (TypeError): report it with the log of `nri-gpu dra`"
-    assert isinstance(log.one("bug: a ResourceClaim met an exception").exception, TypeError)
+    assert isinstance(log.one("bug: request for a ResourceClaim failed").exception, TypeError)
 
 
 async def test_unprepare_without_the_daemon_fails_for_the_kubelet_to_try_again(folder: Path) -> None:
@@ -182,7 +182,7 @@ async def test_the_next_process_takes_over_when_the_one_before_ends(folder: Path
         async with opened(older.sockets()):
             await kubelet.wait_for_driver(DRIVER)
             waiting = asyncio.create_task(sockets.hold())
-            await until(lambda: bool(log.said("waiting for another nri-gpu dra")))
+            await until(lambda: bool(log.said("waiting for another nri-gpu dra to exit")))
             claim = older.api_server.put(resource_claim())
             await kubelet.prepare(DRIVER, claim)
             assert not waiting.done()

@@ -272,7 +272,7 @@ async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode,
         await node.claims.refresh(ASKED)
         assert node.files() == []
         assert not node.daemon.prepared
-    assert len(log.said("ResourceClaim released that the kubelet did not unprepare")) == 4
+    assert len(log.said("ResourceClaim released although the kubelet did not unprepare it")) == 4
 
 
 async def test_a_refresh_releases_nothing_while_the_api_server_cannot_be_asked(node: DraNode) -> None:

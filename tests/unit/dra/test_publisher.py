@@ -180,7 +180,7 @@ async def test_features_are_used_where_the_server_has_them(
     assert ("consumesCounters" in devices["gpu-2-mig"]) == ("DRAPartitionableDevices" in gates)
     assert len(server.slices) == (2 if "DRAPartitionableDevices" in gates else 1)
     assert server.writes == len(server.slices)  # never one that offers a bad GPU for a moment
-    told = log.said("the API server lacks features, so less is published")
+    told = log.said("feature gates are off on the API server, publishing without them")
     assert [line.fields["fault"] for line in told] == ([", ".join(missing)] if missing else [])
 
 

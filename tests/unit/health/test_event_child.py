@@ -124,7 +124,7 @@ async def test_a_gpu_that_cannot_be_registered_does_not_affect_others(
     root = build_fake_nvml(tmp_path, GPUS, [Act(function, "fail", code, gpu=1)])
     async with listening(0, 1, 2) as listener:
         await listener.listens(2)
-        assert listener.logged("cannot listen for errors of this gpu") == 1
+        assert listener.logged("cannot listen for errors of this GPU") == 1
         happen(root, 2, EventType.XID, 79)
         await listener.until(lambda: listener.events)
         assert (listener.events, listener.doubts) == ([xid(2, 79)], 0)
@@ -139,7 +139,7 @@ async def test_an_event_without_a_gpu_is_logged_once(tmp_path: Path, listening: 
         happen(root, 1, EventType.XID, 31)
         await listener.until(lambda: listener.events)
         assert (listener.events, listener.doubts) == ([xid(1, 31)], 2)
-        assert listener.logged("event without its gpu") == 1
+        assert listener.logged("event names no GPU") == 1
 
 
 async def test_a_lost_gpu_is_known_by_its_handle(tmp_path: Path, listening: Listening) -> None:
@@ -160,9 +160,9 @@ async def test_waiting_that_fails_is_tried_again(tmp_path: Path, listening: List
     async with listening(0, 1) as listener:
         await listener.until(lambda: listener.doubts >= 2)
         assert listener.events == []
-        assert listener.logged("not listening for errors") == 1, "once for the same reason"
+        assert listener.logged("not listening for GPU errors") == 1, "once for the same reason"
         configure(root, GPUS)
-        await listener.until(lambda: listener.logged("listening for errors of gpus again"))
+        await listener.until(lambda: listener.logged("listening for GPU errors again"))
         assert listener.pauses == sorted(listener.pauses)
         happen(root, 1, EventType.XID, 79)
         await listener.until(lambda: listener.events)

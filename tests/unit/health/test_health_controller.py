@@ -141,7 +141,7 @@ async def test_an_event_counts_at_once_and_is_logged_once(daemon: Daemon, log: L
     for _ in range(3):
         daemon.controller.take_event(xid(79, gpu=1))
     assert [[bool(gpu.unavailable) for gpu in each.gpus] for each in daemon.published] == [[False, True]]
-    assert log.one("gpu health changed").fields["index"] == 1
+    assert log.one("GPU health changed").fields["index"] == 1
 
 
 async def test_a_restart_forgets_nothing(tmp_path: Path, log: Log) -> None:
@@ -161,9 +161,9 @@ FALLEN, ECC = ScriptedEvent(0, 1, 79), ScriptedEvent(0.02, 0, kind=EventType.ECC
 async def play(daemon: Daemon, log: Log, script: tuple[ScriptedEvent, ...], events: int) -> list[tuple[str, int]]:
     """A refresh that shows this script. Returns the UUID and XID of all events, so many, some time later."""
     daemon.controller.with_health(replace(look((), ()), script=script))
-    await until(f"{events} events", lambda: len(log.said("gpu event")) >= events)
+    await until(f"{events} events", lambda: len(log.said("GPU event")) >= events)
     await asyncio.sleep(0.1)
-    return [(line.fields["gpu_uuid"], line.fields["xid"]) for line in log.said("gpu event")]
+    return [(line.fields["gpu_uuid"], line.fields["xid"]) for line in log.said("GPU event")]
 
 
 async def test_a_simulated_node_plays_its_events_once_and_those_that_an_edit_adds(daemon: Daemon, log: Log) -> None:
@@ -319,14 +319,14 @@ async def test_a_container_is_reported_once_for_each_loss(daemon: Daemon, log: L
             await turns()
             daemon.controller.changed.set()
             daemon.shows()
-        assert len(log.said("container is on a bad gpu")) == 1
+        assert len(log.said("container holds an unhealthy GPU")) == 1
         daemon.later(400)
         daemon.shows()
         daemon.shows()
         await turns()
         bad(daemon)
         await turns()
-        assert len(log.said("container is on a bad gpu")) == 2
+        assert len(log.said("container holds an unhealthy GPU")) == 2
 
 
 # --- XIDs -------------------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ async def test_numbers_that_the_catalogue_lacks_are_logged_once_each(daemon: Dae
     daemon.shows()
     for number in [173, 173, 0, 2**31, *range(1000, 2000)] * 2:
         daemon.controller.take_event(xid(number))
-    found = [line.fields["xid"] for line in log.said("xid is not in the catalogue")]
+    found = [line.fields["xid"] for line in log.said("XID is not in the catalogue")]
     assert found[:3] == [173, 0, 2**31]
     assert len(found) == len(set(found)) == UNKNOWN_MAX
 

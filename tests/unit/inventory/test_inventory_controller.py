@@ -268,7 +268,7 @@ def test_a_gpu_that_cannot_be_described_is_logged_twice(rig: ControllerRig) -> N
     lost = replace(NODE, faults=(GpuFault(7, "gone"),))
     rig.then(NODE)
     rig.then(lost)
-    assert "WARNING gpu cannot be described" in rig.lines[1]
+    assert "WARNING GPU cannot be described" in rig.lines[1]
     rig.then(replace(lost, driver_version="590.10"))
     assert not any("cannot be described" in line for line in rig.lines)
     rig.then(NODE)

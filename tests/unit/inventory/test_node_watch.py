@@ -110,7 +110,7 @@ async def test_in_a_sandbox_without_inotify_looks_are_enough_and_said(
     async with watching(NodeWatch(node.look, node.changed, folders=(folder,), pace=OFTEN), node):
         node.state = 1
         await reported(node)
-    assert "Too many open files" in str(log.one("no inotify: looking for changes of device nodes each second").fields)
+    assert "Too many open files" in str(log.one("no inotify: polling device nodes for changes each second").fields)
 
 
 async def test_of_the_machine_and_of_a_topology_file() -> None:

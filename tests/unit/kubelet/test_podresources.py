@@ -203,7 +203,7 @@ async def test_faults_are_said_once_and_end_nothing(folder: Path, log: Log) -> N
             assert "[node-not-ready]" in str(node.create(of))
             server.fault = None
             await node.granted(of)
-    assert fault[0].name in log.one("PodResources not answered, trying again").fields["fault"]
+    assert fault[0].name in log.one("PodResources does not answer, trying again").fields["fault"]
 
 
 async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:

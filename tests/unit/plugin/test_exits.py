@@ -23,7 +23,7 @@ from tests.support.scripted_runtime import ScriptedRuntime, until
 
 SOON_S: Final = 0.3
 NO_PID: Final = 0x7FFFFFFF  # more than the kernel gives (proc(5), pid_max)
-SENTENCE: Final = "container ended, and the runtime did not tell"
+SENTENCE: Final = "container ended without an event from the runtime"
 ID: Final = ContainerId("one")
 
 

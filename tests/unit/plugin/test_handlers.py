@@ -71,7 +71,7 @@ def test_a_grant_is_answered_and_committed_then_logged(log: Log) -> None:
     assert bench.plugin.create_container(nri.create(of, nri.container(of)))
     assert (len(bench.ledgers), log.lines) == (1, [])
     bench.settle()
-    line = log.one("gpu granted")
+    line = log.one("GPU granted")
     assert line.level == "INFO"
     assert line.fields["gpu_uuid"] == ",".join(gpu.uuid for gpu in bench.node.gpus[:2])
     assert (line.fields["decision"], line.fields["mode"]) == ("inject", "exclusive")
@@ -155,7 +155,7 @@ def test_what_can_use_gpus_unasked_is_warned_of(log: Log) -> None:
     of = nri.pod("debugger")
     for made in (privileged(of), allow(nri.container(of), None)):
         assert bench.create(of, made) == pb.CreateContainerResponse()
-    first, second = log.said("container passed that can use GPUs")
+    first, second = log.said("container that requests no GPU can open GPUs")
     assert first.level == second.level == "WARNING"
     assert "it opens devices by a wildcard rule of its cgroup: it can use every GPU" in str(second)
     bench.granted("4")  # neither holds a GPU in particular
@@ -225,7 +225,7 @@ def test_where_the_environment_may_ask_it_is_read_in_requests_and_at_starts(log:
     of = nri.pod()
     reply = bench.create(of, nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=1"]))
     assert "/dev/nvidia1" in {each.path for each in reply.adjust.linux.devices}
-    assert log.said("gpu granted")
+    assert log.said("GPU granted")
     missed = nri.container(of, "missed", env=["NVIDIA_VISIBLE_DEVICES=2"])
     sentence = Bench(BY_ENVIRONMENT).not_started(of, missed)
     assert "NVIDIA_VISIBLE_DEVICES asks for GPUs, but this container was created while" in sentence
@@ -370,7 +370,7 @@ def test_the_life_of_a_completed_container(policy: Policy, log: Log) -> None:
         "nvidia-uvm-tools",
     }
     assert reply.adjust.annotations[GRANT_KEY].startswith("v1;mode=none;uuid=;gen=580.95.05-test;mac=")
-    line = log.one("container completed for GPUs that others gave it")
+    line = log.one("container completed for GPUs that another component allocated")
     assert {line.fields["gpu_uuid"]} == holds["ml/train"] == holders(bench)["ml/train"]
     assert bench.plugin.ledger.generations() == {"580.95.05-test"}
     assert bench.tell(Event.START_CONTAINER, of, after) == b""

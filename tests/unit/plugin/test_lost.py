@@ -21,7 +21,7 @@ from tests.support.scripted_runtime import until
 from tests.unit.plugin.lasting import Cgroups
 
 ID = "container-first-main"
-STILL_RUNS = "container is over for the runtime, and its processes hold its GPUs"
+STILL_RUNS = "container has ended for the runtime, but its processes still hold its GPUs"
 ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
 
 

@@ -156,7 +156,7 @@ async def test_a_lost_monitor_holds_nothing(log: Log) -> None:
     use(bench, NOTHING)
     (lost,) = bench.plugin.lost.look()
     assert len(lost.uuids) == len(bench.plugin.ledger.stuck) == 4
-    assert "container is over for the runtime, and its processes hold its GPUs" not in str(log.lines)
+    assert "container has ended for the runtime, but its processes still hold its GPUs" not in str(log.lines)
 
 
 class Answers:
@@ -191,7 +191,7 @@ async def test_what_the_kubelet_allocated_to_it_it_holds(log: Log) -> None:
     await told.wait()
     assert bench.taken(shared=False) == answers.allocated
     assert len(answers.asked) == 3
-    assert log.one("what the kubelet allocated to monitors is not known").fields["fault"] == "it does not answer"
+    assert log.one("kubelet allocations of monitors are unknown").fields["fault"] == "it does not answer"
     assert "[gpu-busy]" in bench.refused(nri.asking("4"))
     bench.create(nri.asking("3"))
     bench.create(nri.asking("1; mode=shared", "no-monitor"))

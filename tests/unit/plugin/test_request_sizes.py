@@ -169,7 +169,7 @@ async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> Non
         # Its pod is new, and counts as well.
         assert (await runtime.event(Event.STOP_CONTAINER, PLAIN, there[0])).ok
         assert not isinstance(await runtime.create(PLAIN, filled(290_000, name="more")), Status)
-    said = log.said("its next creation will be refused")
+    said = log.said("container is too large to be created again")
     assert len(said) == 10
     assert "ml/plain/c" in said[0].fields["fault"]
 

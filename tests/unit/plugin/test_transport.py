@@ -158,7 +158,7 @@ async def test_an_answer_to_a_runtime_that_is_gone(folder: Path, log: Log) -> No
         runtime = await served.connected()
         await runtime.write(runtime.request("CreateContainer", nri.create(pod, nri.container(pod))))
         runtime.close()
-        await until("the grant", lambda: log.said("gpu granted"))
+        await until("the grant", lambda: log.said("GPU granted"))
         assert set(served.phases().values()) <= {"lapsed"}
         await served.connected()
         assert set(served.phases().values()) <= {"lapsed"}

@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_written_stops_no_grant(tmp_path: Path, log: Log
     daemon = Daemon(tmp_path / "gone", Clock())
     assert daemon.create(GPU_0)
     assert daemon.create(make.container("device=1", of="third"))
-    assert len(log.said("journal not written; the grants on the containers hold")) == 1
+    assert len(log.said("journal not written; signed grants on containers stay valid")) == 1
 
 
 def test_a_time_to_come_does_not_put_off_the_end_of_the_grace(lives: Lives) -> None:

@@ -227,7 +227,7 @@ def test_a_start_takes_the_file_then_the_last_good_one_then_refuses(tmp_path: Pa
     first = InForce(tmp_path)
     assert "must be a string" in first.state.policy.fault
     assert first.now() == ("10", "/option.sock")
-    assert log.one("no good policy is kept: every container that asks will be refused")
+    assert log.one("no good policy is kept: every container that requests GPUs is refused")
     written(tmp_path, '[plugin]\nindex = "20"\n')
     assert InForce(tmp_path).now() == ("20", "/option.sock")
     written(tmp_path, BAD)

@@ -28,7 +28,7 @@ from tests.support.scripted_runtime import until
 from tests.unit.stray.known import ID, INVENTORY, OTHER_ID, TRAIN, listed, number, use
 
 WHOLE = Extent(100, 0, whole=True)
-FOUND = "stray gpu use"
+FOUND = "stray GPU use"
 ON = StraySettings(enabled=True)
 STRAY = use(number(1))
 HOST = use(number(1), cgroup="/a.slice")
@@ -107,7 +107,7 @@ async def test_while_the_kubelet_does_not_say_its_pods_are_findings(log: Log) ->
     await audited.look()
     assert audited.found == [ID]
     assert "no answer), so its pods are findings, too" in audited.controller.fault
-    assert log.one("stray use is looked for in part").fields["fault"] == audited.controller.fault
+    assert log.one("scan for stray GPU use is incomplete").fields["fault"] == audited.controller.fault
     audited.given = {("ml", "train"): frozenset({make.uuid(1)})}
     await audited.look()
     assert (audited.controller.fault, audited.found) == ("", [])
@@ -189,7 +189,7 @@ async def test_what_it_cannot_see_it_says_once(log: Log, extent: Extent, sentenc
     await audited.look()
     await audited.look()
     assert sentence.removeprefix("the ") in audited.controller.fault
-    assert log.one("stray use is looked for in part").fields["fault"] == audited.controller.fault
+    assert log.one("scan for stray GPU use is incomplete").fields["fault"] == audited.controller.fault
     assert audited.found == [ID]
 
 

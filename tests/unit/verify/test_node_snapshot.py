@@ -202,7 +202,7 @@ def test_a_change_takes_it_away(machine: Machine, log: Log, why: str, change: Ca
     machine.keep()
     change(machine)
     assert machine.recalled() is None
-    assert why in log.one("the last snapshot does not hold").fields["fault"]
+    assert why in log.one("last snapshot does not match the node").fields["fault"]
 
 
 UNUSABLE: dict[str, Callable[[Machine], object]] = {
