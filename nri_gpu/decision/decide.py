@@ -27,7 +27,7 @@ from nri_gpu.decision.start_check import validate_restored
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
-from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.edits import NO_EDITS, NO_EXTRAS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import GpuUuid, Unit
 from nri_gpu.domain.gpu_request import Claim, Count, MigProfiles, Mode, Nothing
@@ -133,14 +133,15 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
     gpus, mode, seat = chosen
     policy = asked.terms.policy
     extra: Edits | Reason = NO_EDITS
-    if asked.extras.asked:
+    extras = ""
+    if asked.extras != NO_EXTRAS:
         extra = extra_edits(ExtraRequest(asked.extras, gpus, node, container))
+        extras = extras_note(asked.extras, container)
     if isinstance(extra, Reason):
         return Refuse(extra)
     plan = plan_for(container, gpus, asked.capabilities, node, policy, extra=extra, mps=seat)
     if isinstance(plan, Reason):
         return Refuse(plan)
-    extras = extras_note(asked.extras, container)
     notes = (unreached_note(container, plan.edits), extras, _privileged_note(container, node, policy))
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, plan.generation, seat)
     return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)

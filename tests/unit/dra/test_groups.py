@@ -62,6 +62,17 @@ def test_before_the_kubelet_has_answered_a_container_waits(node: ClaimNode) -> N
     assert node.create(made) == (uuid(0),)
 
 
+def test_the_kubelet_is_asked_again_where_it_did_not_list_the_claim_and_only_there(node: ClaimNode) -> None:
+    claim = node.prepared(GANG)
+    made = with_claims(container(of="a"), claim)
+    node.sandbox_created(made.pod)
+    node.kubelet_lists(made.pod, main=[])
+    assert NOT_LISTED in node.refused(made)
+    node.kubelet_lists(made.pod, main=[claim])
+    assert node.create(made) == (uuid(0),)
+    assert not node.pods.questions
+
+
 def test_a_container_beside_one_that_names_the_claim_has_nothing_of_it(node: ClaimNode) -> None:
     claim = node.prepared(GANG)
     main, side, first = (with_claims(container(of="a", name=name), claim) for name in ("main", "side", "first"))
