@@ -114,10 +114,11 @@ def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reas
     """Refuse: no GPU here has this name. kubelet: the kubelet chose it."""
     cure = f"; {_NEW_POD}" if kubelet else ""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
-        has = _parts(inventory.parts)
+        has = _named_few([part.place for part in inventory.parts], INDICES_SHOWN) or "none"
         return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}")
     grantable = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
-    has = _listing(inventory.gpus)
+    indices = _named_few([str(gpu.index) for gpu in inventory.gpus], INDICES_SHOWN)
+    has = f"GPUs {indices}" if indices else "no GPUs"
     return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}")
 
 
@@ -134,14 +135,6 @@ def misfit(unit: Unit, claim: Claim) -> Reason:
         f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}",
         cure="drop them, or name another",
     )
-
-
-def _listing(gpus: Sequence[Gpu]) -> str:
-    return "no GPUs" if not gpus else "GPUs " + _named_few([str(gpu.index) for gpu in gpus], INDICES_SHOWN)
-
-
-def _parts(parts: Sequence[MigPart]) -> str:
-    return "none" if not parts else _named_few([part.place for part in parts], INDICES_SHOWN)
 
 
 def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:

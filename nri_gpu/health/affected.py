@@ -65,7 +65,10 @@ class Stops:
 
     def update(self, holders: Mapping[str, AffectedContainer], policy: Policy) -> None:
         """Do what is left to do. holders: by container id; other containers are forgotten."""
-        self._stops = {container: self._stops.get(container) or self._new() for container in holders}
+        self._stops = {
+            container: self._stops.get(container) or _Stop(Backoff(self._first_retry_s, LONGEST_RETRY_S))
+            for container in holders
+        }
         if policy.health.containers is OnBad.REPORT:
             for container, holder in holders.items():
                 self._report(container, holder)
@@ -79,9 +82,6 @@ class Stops:
         """Cancel the stops that are still under way."""
         for task in self._running:
             task.cancel()
-
-    def _new(self) -> _Stop:
-        return _Stop(Backoff(self._first_retry_s, LONGEST_RETRY_S))
 
     def _report(self, container: str, holder: AffectedContainer) -> None:
         stop = self._stops[container]

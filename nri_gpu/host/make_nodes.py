@@ -252,7 +252,8 @@ def make_node(dev: Path, action: MakeNode) -> None:
     """
     with parent_of(dev, action.path) as (folder, name):
         if action.replaces:
-            _remove(folder, name, action.replaces)
+            with _held(folder, name, action.replaces.number):
+                os.unlink(name, dir_fd=folder)
         number = os.makedev(action.node.major, action.node.minor)
         with suppress(FileExistsError):
             os.mknod(name, stat.S_IFCHR | _AT_FIRST, number, dir_fd=folder)
@@ -269,11 +270,6 @@ def _own(folder: int, name: str, node: CharDevice) -> None:
     with _held(folder, name, node.number) as descriptor:
         os.chown(handle(descriptor), node.uid, node.gid)
         os.chmod(handle(descriptor), node.mode)  # noqa: PTH101 - of a descriptor
-
-
-def _remove(folder: int, name: str, was: CharDevice) -> None:
-    with _held(folder, name, was.number):
-        os.unlink(name, dir_fd=folder)
 
 
 @contextmanager

@@ -149,10 +149,6 @@ def _guard_index(policy: Policy) -> Iterator[Finding]:
         )
 
 
-def _xids(policy: Policy) -> Iterator[Finding]:
-    yield from shipped_lists(policy.health)
-
-
 _PARTS: Final[tuple[Callable[[Policy], Iterator[Finding]], ...]] = (
     _request_size,
     _who_may_ask,
@@ -165,7 +161,7 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[Finding]], ...]] = (
     _silence,
     other_settings,
     _external_allocations,
-    _xids,
+    lambda policy: shipped_lists(policy.health),
     _folders,
     _guard_index,
     _metrics,

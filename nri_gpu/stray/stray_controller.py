@@ -181,7 +181,8 @@ class StrayController:
         dated: list[StrayUse] = []
         seen: dict[_Seen, float] = {}
         for each in found:
-            times = {key: self._first_seen.get(key, now) for key in _keys(each)}
+            keys = [(each.container_id, process) for process in each.processes]
+            times = {key: self._first_seen.get(key, now) for key in keys}
             seen |= times
             dated.append(replace(each, since_s=min(times.values())))
         self.findings, self._first_seen = tuple(dated), seen
@@ -205,7 +206,3 @@ class StrayController:
             "fault": found.message,
         }
         logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray GPU use")
-
-
-def _keys(found: StrayUse) -> list[_Seen]:
-    return [(found.container_id, each) for each in found.processes]
