@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -13,16 +11,15 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.errors import Fault, InventoryError
+from nri_gpu.domain.errors import Fault, InventoryError, PolicyError
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.topology_reader import TableReader
 from nri_gpu.inventory.topology_tables import FileTable
-from nri_gpu.policy.lines import key_lines, line_of
+from nri_gpu.policy.lines import key_lines, line_of, read_toml
 from nri_gpu.system.clocks import since_boot_s
 
 FORMER: Final = "change"  # the array of tables that is read and ignored for a release
-_SYNTAX_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 
 
 class TopologyError(InventoryError):
@@ -62,12 +59,9 @@ def parse_topology(text: str, file: str, taken_at: float) -> Inventory:
     exist.
     """
     try:
-        data = tomllib.loads(text)
-    except RecursionError:
-        raise TopologyError(Fault(file, "", "is nested too deeply")) from None
-    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
-        place = _SYNTAX_PLACE.search(str(error))
-        raise TopologyError(Fault(file, "", str(error), int(place.group(1)) if place else None)) from error
+        data = read_toml(text, file)
+    except PolicyError as error:
+        raise TopologyError(*error.faults) from None
     data.pop(FORMER, None)
     reader = TableReader(file)
     table = reader.read(FileTable, data)

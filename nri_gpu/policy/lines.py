@@ -1,13 +1,16 @@
-"""The line of each key in a TOML file: a small scanner, because the standard parser does not tell.
+"""The tables of a TOML file, and the line of each key: a small scanner, because the standard parser does not tell.
 
-It looks only for headings and keys and trusts nothing: what it cannot follow has no line, and never an error.
+The scanner looks only for headings and keys and trusts nothing: what it cannot follow has no line, and never an error.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from typing import Final
+
+from nri_gpu.domain.errors import Fault, PolicyError
 
 _BARE: Final = r"[A-Za-z0-9_-]+"
 _NAME: Final = rf"(?:{_BARE}|\"[^\"\\]*\"|'[^']*')"
@@ -17,6 +20,28 @@ _HEADING: Final = re.compile(rf"[ \t]*(\[\[?)[ \t]*({_KEY})[ \t]*\]")
 _ASSIGNMENT: Final = re.compile(rf"[ \t]*({_KEY})[ \t]*=")
 # The parts of a line that matter for where values end.
 _TOKEN: Final = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*|[\[\]{}]|.')
+_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+def read_toml(text: str, file: str) -> dict[str, object]:
+    """Return the tables of a file's text. Raises: PolicyError: why it is no TOML, with the line."""
+    if text.startswith("\ufeff"):
+        message = "begins with a byte order mark, which TOML does not know: save it as UTF-8 without one"
+        raise PolicyError((Fault(file, "", message, 1),))
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise PolicyError((Fault(file, "", "is nested too deeply"),)) from None
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
+        raise PolicyError((_syntax_fault(file, text, str(error)),)) from None
+
+
+def _syntax_fault(file: str, text: str, message: str) -> Fault:
+    place = _PLACE.search(message)
+    sentence = _PLACE.sub("", message)
+    line = text.count("\n") + 1 if place and place[1] is None else int(place[1]) if place else None
+    shown = ascii(sentence)[1:-1][:200]
+    return Fault(file, "", f"not TOML: {shown[:1].lower()}{shown[1:]}", line)
 
 
 def key_lines(text: str) -> dict[str, int]:

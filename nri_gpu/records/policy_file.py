@@ -7,9 +7,7 @@ not read: `check` could not show a setting that a unit file or a shell profile c
 from __future__ import annotations
 
 import os
-import re
 import stat
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +20,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.names import POLICY_FILE
-from nri_gpu.policy.lines import key_lines
+from nri_gpu.policy.lines import key_lines, read_toml
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import empty_tables, override, parse_policy
 from nri_gpu.records.policy_memory import FORGETFUL, RUNTIME, PolicyMemory
@@ -33,8 +31,6 @@ LAST_GOOD: Final = "policy.last"  # in the state folder
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
 BLANKS: Final = " \t\r\n"  # TOML's; a NUL is none of them
 FORGET: Final = "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults"
-
-_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 class PolicyText(Struct, frozen=True):
@@ -163,25 +159,8 @@ def _read(path: Path) -> str:
 
 
 def _parse(source: PolicyText) -> Built:
-    if source.text.startswith("\ufeff"):
-        message = "begins with a byte order mark, which TOML does not know: save it as UTF-8 without one"
-        raise PolicyError((Fault(source.file, "", message, 1),))
-    try:
-        raw = tomllib.loads(source.text)
-    except RecursionError:
-        raise PolicyError((Fault(source.file, "", "is nested too deeply"),)) from None
-    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
-        raise PolicyError((_syntax_fault(source, str(error)),)) from None
-    lines = key_lines(source.text)
+    raw, lines = read_toml(source.text, source.file), key_lines(source.text)
     return Built(parse_policy(raw, source.file, lines), empty_tables(raw, source.file, lines))
-
-
-def _syntax_fault(source: PolicyText, message: str) -> Fault:
-    place = _PLACE.search(message)
-    sentence = _PLACE.sub("", message)
-    line = source.text.count("\n") + 1 if place and place[1] is None else int(place[1]) if place else None
-    shown = ascii(sentence)[1:-1][:200]
-    return Fault(source.file, "", f"not TOML: {shown[:1].lower()}{shown[1:]}", line)
 
 
 def _fault(path: Path | str, message: str, *, denied: bool = False) -> PolicyError:
