@@ -275,9 +275,12 @@ async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode,
     assert len(log.said("ResourceClaim released although the kubelet did not unprepare it")) == 4
 
 
-async def test_a_refresh_releases_nothing_while_the_api_server_cannot_be_asked(node: DraNode) -> None:
+async def test_a_refresh_releases_nothing_while_the_api_server_does_not_tell(node: DraNode) -> None:
     node.api_server.put(resource_claim())
     await node.claims.prepare(ASKED)
+    node.api_server.put({**resource_claim(), "status": "of another version"})
+    with pytest.raises(NriGpuError, match="cannot be read"):
+        await node.claims.refresh(ASKED)
     node.api_server.silent = True
     with pytest.raises(NriGpuError, match="did not answer"):
         await node.claims.refresh(ASKED)

@@ -140,6 +140,18 @@ def test_a_slices_name_is_one_of_kubernetes_and_of_this_node_alone(node: str) ->
     assert name == next(iter(slice_specs(view(device("other"), driver=driver), node, ALL_GATES)))
 
 
+def test_one_update_keeps_the_generation_and_more_raise_it_for_all() -> None:
+    many = [device(f"gpu-{n}") for n in range(DEVICES_MAX + 1)]
+    there = published(view(*many))
+    one = plan_writes(slice_specs(view(device("gpu-0", BAD), *many[1:]), NODE, ALL_GATES), there.values())
+    assert ([each.spec.pool.generation for each in one.update], one.create, one.delete) == ([1], (), ())
+    both = [device("gpu-0", BAD), *many[1:-1], device("gpu-64", BAD)]
+    writes = plan_writes(slice_specs(view(*both), NODE, ALL_GATES), there.values())
+    assert [each.spec.pool.generation for each in writes.update] == [2, 2]
+    again = plan_writes(slice_specs(view(*many), NODE, ALL_GATES), [there[min(there)]])  # of what is gone
+    assert [each.spec.pool.generation for each in (*again.update, *again.create)] == [2, 2]
+
+
 def test_a_taint_that_stays_keeps_its_time() -> None:
     sent = next(iter(published(view(device("gpu-0", BAD)))))
     offer = view(device("gpu-0", BAD))
