@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from msgspec import convert
-from msgspec.structs import replace
 
 from nri_gpu.cli.status_page import faults
 from nri_gpu.daemon.answers import DaemonStatus
@@ -28,7 +27,6 @@ from tests.system.chain import (
     TWO,
     Chain,
     command,
-    gpus,
 )
 
 
@@ -104,34 +102,6 @@ async def test_a_library_that_is_replaced_and_who_has_it_mapped(chain: Chain) ->
         maps = mapped(chain.daemon.pid)
         assert not any(word in maps for word in ("nvidia", "libcuda", str(chain.root)))
     assert chain.refused == []
-
-
-async def test_mig_on_other_instances_and_off(chain: Chain) -> None:
-    async with chain.running():
-        chain.play([TWO[0], replace(CUT[1], parts=PARTS[:1])])
-        chain.capabilities(1)
-        await chain.until("the instance", f"device={PARTS[0].uuid}")
-        chain.play(CUT)
-        chain.capabilities(2)
-        await chain.until("another", f"device={PARTS[1].uuid}")
-        chain.play([TWO[0], replace(CUT[1], parts=PARTS[1:])])
-        await chain.until("the end of the first", f"device={PARTS[0].uuid}", "no MIG device")
-        assert await chain.ask(f"device={PARTS[1].uuid}") == ""
-        chain.play(TWO)
-        await chain.until("the whole GPU", "device=1")
-    assert chain.refused == []
-
-
-async def test_sixteen_gpus_and_none(chain: Chain) -> None:
-    async with chain.running():
-        chain.play(gpus(16))
-        await chain.until("sixteen", "device=15")
-        assert chain.refused == []
-        chain.play([])
-        # One that was never there: a GPU that is granted while it goes counts as lost, not as taken out.
-        await chain.until("none", "device=16", "it has no GPUs")
-        chain.play(TWO)
-        await chain.until("two", "device=1")
 
 
 @pytest.fixture

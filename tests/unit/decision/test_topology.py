@@ -44,30 +44,6 @@ def test_no_worse_than_go_gpuallocator(case: Golden) -> None:
     assert fabric.score(chosen) >= case.points
 
 
-PACKED: dict[str, tuple[str, tuple[int, ...], int, tuple[int, ...]]] = {
-    "one from the half that is broken": ("h100", (0, 1, 2, 3, 5, 6, 7), 1, (5,)),
-    "the GPU that is single already": ("8 x PCIe", (0, 1, 3, 4, 5, 6, 7), 1, (3,)),
-    "a whole half where there is one": ("h100", (0, 1, 2, 4, 5, 6, 7), 4, (4, 5, 6, 7)),
-    "all alike: the lowest": ("h100", tuple(range(8)), 1, (0,)),
-    "16: a half that is broken": ("dgx2", tuple(range(1, 16)), 4, (4, 5, 6, 7)),
-}
-
-
-@pytest.mark.parametrize(("name", "pool", "number", "chosen"), PACKED.values(), ids=PACKED)
-def test_packing_takes_what_is_broken(name: str, pool: tuple[int, ...], number: int, chosen: tuple[int, ...]) -> None:
-    assert whole(FABRICS[name], pool, number) == chosen
-
-
-def test_spreading_takes_where_most_are_free() -> None:
-    fabric = FABRICS["8 x PCIe"]
-    free, chosen = list(range(8)), []
-    for _ in range(4):
-        (one,) = whole(fabric, tuple(free), 1, Strategy.SPREAD)
-        free.remove(one)
-        chosen.append(one)
-    assert chosen == [0, 4, 2, 6]  # a switch of its own for each
-
-
 def test_numa_breaks_ties_where_no_path_is_known() -> None:
     dark = Topology({}, ((0,) * 4,) * 4, ((0, 0, 1, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 0)))
     assert choose(dark, 2, (0, 1, 2, 3)) == (0, 2)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
 
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.apply import cleared_for
-from nri_gpu.ledger.events import Gone, PodGone, Removed, Started, Stopped, Synchronized, Ticked
+from nri_gpu.ledger.events import PodGone, Stopped, Ticked
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from tests.support import builders as make
@@ -50,29 +48,6 @@ BLOCKS = {
 @pytest.mark.parametrize(("usage", "mode", "blocked"), BLOCKS.values(), ids=BLOCKS)
 def test_who_is_in_whose_way(usage: Usage, mode: Mode, blocked: bool) -> None:
     assert usage.blocks(mode, MINE) is blocked
-
-
-def test_usage_names_pods_and_counts_containers() -> None:
-    ledger = make.ledger(
-        make.entry(0, 1, mode=SHARED, to=A),
-        make.entry(1, mode=SHARED, to=A_SIDE),
-        make.entry(1, mode=SHARED, to=B),
-        others=[make.foreign(1, 2)],
-    )
-    usage, others = ledger.usage(), {make.foreign().container_id: make.foreign(1, 2)}
-    assert (usage[make.uuid(0)].mode, usage[make.uuid(0)].pods) == (SHARED, {A.pod.uid: "ml/a"})
-    assert (usage[make.uuid(1)].mode, usage[make.uuid(1)].external) == (SHARED, others)
-    assert usage[make.uuid(1)].pods == {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}
-    assert usage[make.uuid(1)].load == 4
-    assert usage[make.uuid(2)] == Usage(external=others)
-    assert make.uuid(3) not in usage
-
-
-@pytest.mark.parametrize("order", [*permutations([EXCLUSIVE, SHARED])])
-def test_where_both_modes_stand_on_a_gpu_after_all_nobody_else_gets_it(order: tuple[Mode, Mode]) -> None:
-    ledger = make.ledger(*(make.entry(0, mode=mode, to=to) for mode, to in zip(order, (A, B), strict=True)))
-    usage = ledger.usage()[make.uuid(0)]
-    assert all(usage.blocks(mode, PodUid("third")) for mode in Mode)
 
 
 AGAIN = make.container(of="a", id=ContainerId("a.main.2"))
@@ -118,20 +93,6 @@ def test_a_lapsed_container_may_start_while_nobody_has_its_gpus(
     assert make.ledger(late, *entries, others=others).may_start(A.id) is may
 
 
-def test_starting_stopping_or_removing_an_unknown_container_changes_nothing() -> None:
-    ledger = make.ledger(make.entry(0, to=A), others=[make.foreign(1)])
-    unknown = ContainerId("unknown")
-    assert ledger.may_start(unknown)
-    for event in (
-        Started(1.0, unknown),
-        Stopped(1.0, unknown),
-        Removed(1.0, (unknown,)),
-        Gone(1.0, (unknown,)),
-        PodGone(1.0, PodId("unknown")),
-    ):
-        assert after(ledger, event) is ledger
-
-
 STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LAPSED, LAPSED)}
 
 
@@ -148,14 +109,3 @@ def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
         make.entry(0, to=A), make.entry(0, to=A_SIDE, phase=LAPSED), make.entry(0, to=anew), make.entry(1, to=B)
     )
     assert set(after(ledger, PodGone(1.0, A.pod.id)).entries) == {anew.id, B.id}
-
-
-def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> None:
-    ledger = make.ledger(make.entry(0, to=A, generation="1"), make.entry(1, to=B, generation="2", phase=LAPSED))
-    assert ledger.generations() == {"1", "2"}
-
-
-def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_had_lapsed() -> None:
-    one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
-    assert phases(after(Ledger(), Synchronized(1.0, entries=(one, two)))) == {A.id: CREATED, B.id: LAPSED}
-    assert phases(after(Ledger(), Synchronized(1.0, entries=(two, one)))) == {A.id: LAPSED, B.id: CREATED}

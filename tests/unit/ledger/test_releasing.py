@@ -12,7 +12,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Unit
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.ledger.events import Looked, Rules, Stopped, Synchronized
+from nri_gpu.ledger.events import Looked, Rules, Stopped
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
 from nri_gpu.request.annotation import parse_claim
@@ -107,14 +107,3 @@ def test_a_look(count: int | None, began: float, waits: bool, expected: Releasin
     )
     assert found.releasing == ({} if expected is None else {ON_0: expected})
     assert (found is ledger) == (expected == RELEASING)
-
-
-def test_a_late_start_waits_too() -> None:
-    """It lapsed, another pod ran on its GPU and left a process there: it must not start into that."""
-    lapsed = make.entry(0, to=B, phase=GrantPhase.LAPSED)
-    ledger = make.ledger(lapsed).with_releasing({ON_0: RELEASING})
-    assert not ledger.may_start(B.id)
-    again = after(ledger, Synchronized(NOW, frozenset({B.id}), (replace(lapsed, phase=GrantPhase.CREATED),)))
-    assert again.entries[B.id].phase is GrantPhase.LAPSED
-    assert again.releasing == ledger.releasing
-    assert ledger.with_releasing({}).may_start(B.id)

@@ -209,18 +209,6 @@ async def test_a_container_that_is_run_again_keeps_its_gpu(folder: Path, program
         assert listing.held
 
 
-async def test_a_start_that_fails_unheard_gives_the_gpu_back(folder: Path, program: Program) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.connected()
-        of = nri.asking("device=0")
-        made = nri.container(of)
-        assert isinstance(await runtime.create(of, made), pb.CreateContainerResponse)
-        made.pid = program.pid
-        assert (await runtime.event(Event.START_CONTAINER, of, made)).ok
-        program.end()
-        await until("the GPU to come free", lambda: not served.plugin.ledger.entries)
-
-
 async def test_pids_of_another_namespace_say_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "has_our_pids", lambda _: False)
     async with ServedPlugin(folder) as served:
@@ -272,14 +260,3 @@ async def test_its_end_that_is_told_saves_the_connection(folder: Path) -> None:
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert not listing.held
         assert served.away == []
-
-
-async def test_one_that_has_not_started_has_no_pid(folder: Path) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        of, made = served.granted("device=0")
-        await runtime.register()
-        await runtime.synchronize([of], [nri.created(made)])
-        await asyncio.sleep(TOLD_WITHIN_S * 1.5)
-        assert served.away == []
-        assert served.phases()[made.id] == "created"

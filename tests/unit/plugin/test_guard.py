@@ -132,13 +132,6 @@ async def test_a_checkpoint_is_not_restored_in_a_pod_that_asks(folder: Path, log
     )
 
 
-async def test_on_containerd_a_creation_is_refused_for_a_checkpoint_alone(folder: Path) -> None:
-    """Whatever else is wrong is refused at the start, as on older ones."""
-    late = nri.asking("1", "late")
-    async with guarding(folder, NRI_0_8) as runtime:
-        assert await runtime.create(late, nri.container(late)) == pb.CreateContainerResponse()
-
-
 async def test_a_runtime_that_heeds_no_start_has_its_creations_validated(folder: Path, log: Log) -> None:
     of, made = Bench().granted()  # as a plugin behind the injector is shown it
     late, quiet = nri.asking("1", "late"), nri.pod("quiet")

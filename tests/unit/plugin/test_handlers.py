@@ -31,7 +31,6 @@ from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import Bench
 
-GRACE_S: Final = 60.0
 AUDITING: Final = Policy(privileged=PrivilegedSettings(action=PrivilegedAction.AUDIT))
 BY_ENVIRONMENT: Final = Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",))))
 DISARMING: Final = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
@@ -76,24 +75,6 @@ def test_a_grant_is_answered_and_committed_then_logged(log: Log) -> None:
     assert line.fields["gpu_uuid"] == ",".join(gpu.uuid for gpu in bench.node.gpus[:2])
     assert (line.fields["decision"], line.fields["mode"]) == ("inject", "exclusive")
     assert (line.fields["namespace"], line.fields["pod_name"], line.fields["container_name"]) == ("ml", "train", "main")
-
-
-def test_the_reply_names_nodes_grant_and_uuids_and_is_the_same_again() -> None:
-    bench = Bench()
-    of = nri.asking("device=2")
-    reply = bench.create(of)
-    assert [(d.path, d.type, d.major, d.minor) for d in reply.adjust.linux.devices] == [
-        ("/dev/nvidia2", "c", 195, 2),
-        ("/dev/nvidiactl", "c", 195, 255),
-        ("/dev/nvidia-uvm", "c", 1510, 0),
-        ("/dev/nvidia-uvm-tools", "c", 1510, 1),
-    ]
-    assert all(d.HasField("file_mode") and d.HasField("uid") and d.HasField("gid") for d in reply.adjust.linux.devices)
-    assert {pair.key: pair.value for pair in reply.adjust.env}["NVIDIA_VISIBLE_DEVICES"] == bench.node.gpus[2].uuid
-    assert reply.adjust.annotations[GRANT_KEY].startswith("v1;mode=exclusive;uuid=GPU-")
-    assert not reply.adjust.HasField("hooks")
-    assert bench.create(of) == reply
-    assert len(bench.plugin.ledger.entries) == 1
 
 
 BROKEN: Final = Policy.broken("policy.toml:3: plugin.index: bad")
@@ -178,38 +159,6 @@ def test_nvidias_hooks_are_warned_of_once_a_kind(log: Log) -> None:
 # ---- the life of a granted container
 
 
-def test_a_failed_start_without_any_event_lapses() -> None:
-    bench = Bench()
-    of, made = bench.granted("4")
-    other = nri.asking("4", "other")
-    assert "[gpu-busy]" in bench.refused(other)
-    bench.clock.now += GRACE_S + 1
-    bench.create(other)
-    assert bench.phases() == {made.id: "lapsed", nri.container(other).id: "created"}
-    late = bench.not_started(of, made)
-    assert "[gpu-busy]" in late
-    assert "create it again" in late
-
-
-def test_a_late_start_whose_gpus_are_still_free_runs() -> None:
-    bench = Bench()
-    of, made = bench.granted()
-    bench.clock.now += GRACE_S + 1
-    bench.create(nri.asking("device=3", "other"))
-    assert bench.tell(Event.START_CONTAINER, of, made) == b""
-    assert bench.phases()[made.id] == "running"
-
-
-def test_stop_frees_what_ran_and_lapses_what_never_did() -> None:
-    bench = Bench()
-    of, made = bench.granted()
-    assert bench.tell(Event.STOP_CONTAINER, of, made) == b""
-    assert bench.phases() == {made.id: "lapsed"}
-    for kind in (Event.START_CONTAINER, Event.STOP_CONTAINER):
-        assert bench.tell(kind, of, made) == b""
-    assert bench.phases() == {}
-
-
 def test_a_container_created_while_we_were_away_does_not_start(log: Log) -> None:
     none = nri.asking("none")
     assert Bench().tell(Event.START_CONTAINER, none, nri.container(none)) == b""
@@ -230,15 +179,6 @@ def test_where_the_environment_may_ask_it_is_read_in_requests_and_at_starts(log:
     sentence = Bench(BY_ENVIRONMENT).not_started(of, missed)
     assert "NVIDIA_VISIBLE_DEVICES asks for GPUs, but this container was created while" in sentence
     assert Bench().tell(Event.START_CONTAINER, of, missed) == b""
-
-
-def test_a_signed_grant_is_adopted_at_start() -> None:
-    """Old runtimes list a container that is being created during Synchronize nowhere (containerd 1.7.24)."""
-    first, bench = Bench(), Bench()
-    of, made = first.granted("2")
-    assert bench.tell(Event.START_CONTAINER, of, made) == b""
-    assert bench.phases() == {made.id: "running"}
-    assert bench.plugin.ledger.usage() == first.plugin.ledger.usage()
 
 
 def forged(made: pb.Container) -> None:
@@ -281,30 +221,6 @@ def test_what_was_created_without_a_decision_is_reported(log: Log) -> None:
 
 
 # ---- GPUs that other components assigned
-
-
-def test_nodes_and_cgroup_rules_of_others_block_exclusive_grants() -> None:
-    for hold in (with_node, lambda of: allow(nri.container(of), 0)):
-        bench = Bench()
-        of, asks = nri.pod("kubelet-served"), nri.asking("device=0", "other")
-        assert bench.create(of, hold(of)) == pb.CreateContainerResponse()
-        assert "held by ml/kubelet-served (not through nri-gpu)" in bench.refused(asks)
-        assert bench.tell(Event.REMOVE_CONTAINER, of, hold(of)) == b""
-        bench.create(asks)
-
-
-def test_a_container_that_others_served_cannot_ask_as_well() -> None:
-    of = nri.asking("1")
-    for made in (with_node(of, 1), allow(nri.container(of), 3)):
-        assert "[held-by-others]" in Bench().refused(of, made)
-
-
-@pytest.mark.parametrize("shared", [(195, 254), (195, 255), (1510, 0), (1511, 1), (1511, 2), (10, 229)])
-def test_what_opens_no_gpu_is_in_nobodys_way(shared: tuple[int, int]) -> None:
-    bench = Bench()
-    of = nri.pod("monitor")
-    bench.create(of, allow(with_node(of, shared[1], "/dev/nvidia-something", shared[0]), shared[1], shared[0]))
-    bench.granted("4")
 
 
 def test_nodes_seen_before_the_inventory_was() -> None:
@@ -381,19 +297,3 @@ def test_the_life_of_a_completed_container(policy: Policy, log: Log) -> None:
     assert not log.warnings()
     assert bench.tell(Event.STOP_CONTAINER, of, after) == b""
     assert (holders(bench), dict(bench.plugin.ledger.entries)) == ({}, {})
-
-
-def test_a_completed_container_that_no_synchronize_listed_is_adopted_at_its_start() -> None:
-    of = nri.pod()
-    after = nri.adjusted(with_node(of, 1), Bench(COMPLETING).create(of, with_node(of, 1)))
-    bench = Bench(COMPLETING_ASKED)
-    of.annotations["gpu.nri.io"] = "1"
-    assert bench.tell(Event.START_CONTAINER, of, after) == b""
-    assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}
-
-
-def test_by_default_a_device_plugins_container_is_left_as_it_is() -> None:
-    bench = Bench()
-    of = nri.pod()
-    assert bench.create(of, with_node(of, 1)) == pb.CreateContainerResponse()
-    assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec.structs import replace
-
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
@@ -97,24 +95,6 @@ def test_a_reload_makes_a_monitor_and_unmakes_it(log: Log) -> None:
     bench.create(nri.asking("device=2", "next"))
 
 
-def test_an_overlap_is_reported_after_another_list_of_the_runtime() -> None:
-    bench = Bench(MONITORS)
-    of, made = exporter()
-    bench.create(of, made)
-    asks, train = bench.granted("device=1", "train")
-    use(bench, NOTHING)
-    bench.synchronize([of, asks], [nri.running(made), nri.running(train)])
-    assert set(overlaps(bench.plugin.ledger)) == {bench.node.gpus[1].uuid}
-
-
-def test_who_came_beside_an_exclusive_holder_and_was_never_a_monitor_is_no_overlap() -> None:
-    """As before: it may not be ours to say."""
-    bench = Bench()
-    bench.granted("device=1", "train")
-    bench.create(*exporter("other"))
-    assert overlaps(bench.plugin.ledger) == {}
-
-
 def test_a_replay_knows_monitors_by_the_record_and_by_another_policy() -> None:
     bench = Bench(MONITORS)
     bench.create(*exporter())
@@ -200,17 +180,3 @@ async def test_what_the_kubelet_allocated_to_it_it_holds(log: Log) -> None:
     assert len(answers.asked) == 3  # once for a sandbox
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def test_a_monitor_that_is_gone_is_forgotten() -> None:
-    bench = Bench(MONITORS)
-    of, made = exporter()
-    bench.create(of, made)
-    (opened,) = bench.plugin.ledger.external.values()
-    bench.plugin.monitors.told({opened.pod_id: opened.uuids})
-    bench.plugin.observe()
-    assert len(bench.taken(shared=False)) == 4
-    bench.tell(Event.REMOVE_CONTAINER, of, made)
-    bench.plugin.monitors.told({})
-    assert bench.plugin.monitors.now.allocated == {}
-    assert replace(bench.plugin.ledger, live={}) == bench.plugin.ledger

@@ -73,16 +73,6 @@ def test_processes_of_a_monitor_are_not_waited_for() -> None:
     assert "1 process still holds it" in bench.withheld
 
 
-def test_the_pods_own_containers_do_not_wait() -> None:
-    bench = HandoverBench()
-    bench.run_and_end()
-    of, made = bench.run(container="again")
-    assert "exclusively by ml/first" in bench.withheld
-    bench.tell(Event.STOP_CONTAINER, of, made)
-    assert bench.left == 2
-    assert "just released by ml/first" in bench.withheld
-
-
 def test_who_was_there_before_the_container_is_not_waited_for() -> None:
     """A display server holds a context on each GPU of a workstation."""
     bench = HandoverBench()
@@ -123,15 +113,6 @@ def test_a_reload_may_end_the_waiting() -> None:
     bench.plugin.state.use(Policy(handover=HandoverSettings(wait=False)))
     bench.look(2)  # each reload asks for one
     assert bench.withheld == ""
-
-
-def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
-    bench = HandoverBench()
-    bench.run_and_end()
-    bench.run("device=1", "third")
-    bench.synchronize()
-    assert {each.pod for each in bench.plugin.ledger.releasing.values()} == {"ml/first", "ml/third"}
-    assert bench.left == 2
 
 
 async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_is_over(

@@ -82,18 +82,6 @@ def test_a_look_comes_by_itself_and_finds_its_cgroup_before_its_grace_is_over() 
     asyncio.run(run())
 
 
-def test_one_that_is_removed_holds_it_until_its_cgroup_is_empty() -> None:
-    async def run() -> None:
-        bench = UnstartedBench()
-        bench.plugin.unstarted.look()
-        bench.tell(Event.REMOVE_CONTAINER, bench.of, nri.container(bench.of))
-        assert bench.phases() == {ID: "lost"}
-        bench.cgroups.left = 0
-        await until("the GPU to come free", lambda: not bench.plugin.ledger.usage())
-
-    asyncio.run(run())
-
-
 def test_one_whose_next_attempt_is_made_holds_it_until_its_cgroup_is_empty() -> None:
     async def run() -> None:
         bench = UnstartedBench()

@@ -16,7 +16,7 @@ from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
+from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.ledgers import decided, prepared, unprepared
@@ -67,19 +67,6 @@ def replayed(file: Path) -> int:
     compared = list(compare(AuditLogs([file]).lines()))
     assert all(not isinstance(each, str) and each.same for each in compared)
     return len(compared)
-
-
-async def test_it_replays_to_the_byte(tmp_path: Path) -> None:
-    async with writing(tmp_path) as log:
-        log.policy_changed(PolicyNote("", ""))
-        shell = Shell(log)
-        for number in range(6):  # of four GPUs
-            shell.create(asking(number))
-        shell.remove(asking(2))
-        shell.create(asking(7, "device=1;mode=shared"))
-        shell.create(asking(8, "nonsense"))
-        shell.create(make.container())
-    assert replayed(tmp_path / FILE) == 9
 
 
 async def test_it_has_roots_word_that_a_gpu_was_reset(tmp_path: Path) -> None:

@@ -63,15 +63,6 @@ def test_what_was_granted_is_remembered_in_its_order(path: Path, journal: Journa
     assert Journal(path.with_name("none"), KEY).remembered(since=0) == ()
 
 
-def test_what_is_settled_is_forgotten(journal: Journal) -> None:
-    grant(journal, ONE, 1.0)
-    grant(journal, TWO, 2.0)
-    journal.settled(ONE.container_id)
-    assert [each.grant for each in journal.remembered(since=0)] == [TWO]
-    grant(journal, ONE, 3.0)
-    assert journal.remembered(since=0) == (Remembered(TWO, 2.0), Remembered(ONE, 3.0))
-
-
 @pytest.mark.parametrize("kept", range(1, 200, 7))
 def test_a_line_cut_short_loses_itself_and_no_other(path: Path, journal: Journal, kept: int) -> None:
     grant(journal, ONE, 1.0)
@@ -333,13 +324,6 @@ def test_who_gave_way_never_starts_beside_who_got_its_gpus(
     assert "another one was granted them meanwhile" in after.event(Event.START_CONTAINER, made)
     after.event(Event.REMOVE_CONTAINER, made)
     assert revoked_in(lives.folder / "journal") == {}
-
-
-def test_a_late_start_whose_gpus_nobody_took_goes_on(lives: Lives) -> None:
-    made = lives.now.granted(GPU_0)
-    lapse(lives, made)
-    lives.now.granted(make.container("device=1", of="other"))
-    assert lives.now.event(Event.START_CONTAINER, made) == ""
 
 
 def test_those_that_may_share_a_gpu_take_it_from_nobody(lives: Lives) -> None:

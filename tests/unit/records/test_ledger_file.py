@@ -20,7 +20,7 @@ from nri_gpu.records.ledger_file import LedgerFile, read_ledger, write_ledger
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support import nri_messages as nri
-from tests.support.handover import GRACE_S, HandoverBench
+from tests.support.handover import HandoverBench
 from tests.support.ledgers import after
 
 
@@ -38,15 +38,6 @@ def restarted(bench: HandoverBench, folder: Path, *listed: Any) -> HandoverBench
     return new
 
 
-def test_what_was_waited_for_is_waited_for(tmp_path: Path) -> None:
-    bench = HandoverBench()
-    bench.run_and_end()
-    new = restarted(bench, tmp_path)
-    assert "ml/first" in new.withheld
-    new.clock.now += GRACE_S
-    assert new.withheld == ""
-
-
 def test_a_gpu_that_was_released_without_a_daemon_is_waited_for(tmp_path: Path) -> None:
     bench = HandoverBench()
     bench.run("device=0", "first")
@@ -57,21 +48,6 @@ def test_a_gpu_that_was_released_without_a_daemon_is_waited_for(tmp_path: Path) 
     new.clock.now += 1
     new.look(0)
     assert new.withheld == ""
-
-
-def test_how_long_a_container_has_had_its_gpu_is_kept(tmp_path: Path) -> None:
-    bench = HandoverBench()
-    stays = bench.run("device=0", "stays")
-    (began,) = (entry.since for entry in bench.plugin.ledger.entries.values())
-    bench.clock.now += 100
-    again = restarted(bench, tmp_path, stays)
-    assert [entry.since for entry in again.plugin.ledger.entries.values()] == [began]
-
-
-def test_one_that_never_ran_is_not(tmp_path: Path) -> None:
-    bench = HandoverBench()
-    bench.granted("device=0", "first")
-    assert restarted(bench, tmp_path).plugin.ledger == Ledger()
 
 
 def test_reservations_stay(tmp_path: Path) -> None:
