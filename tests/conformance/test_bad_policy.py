@@ -3,12 +3,10 @@
 On one containerd: all of it is decided before the runtime's version matters.
 """
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import replace
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
@@ -90,36 +88,6 @@ def test_broken_from_the_start_then_mended_then_broken_again(bench: Bench) -> No
     bench.create("third", "device=0")  # shared, as the good one says and the built-in defaults do not
     bench.daemon.wait_held({"second/main": [UUIDS[0]], "third/main": [UUIDS[0]]})
     assert {grant["mode"] for grant in bench.daemon.ledger()["grants"]} == {"shared"}
-
-
-def test_a_restart_on_a_broken_file_takes_the_last_good_one(bench: Bench) -> None:
-    bench.begin(GOOD)
-    bench.create("first", "device=1")
-    bench.daemon.terminate()
-
-    bench.begin(BROKEN)
-    bench.daemon.wait_logged("started on the last good policy")
-    bench.create("second", "device=1")
-    bench.daemon.wait_held({"first/main": [UUIDS[1]], "second/main": [UUIDS[1]]})
-
-
-def test_a_file_that_is_emptied_lets_nobody_more_ask(bench: Bench) -> None:
-    """In the unit: over a reload, a kill and a reboot, and until it has a policy again."""
-    launch = bench.daemon.launch
-    bench.daemon.launch = replace(launch, environment={"STATE_DIRECTORY": str(launch.base)})
-    bench.begin('[namespaces]\nallow = ["prod"]\n')
-    bench.reload("", KEPT)
-    assert "[not-allowed]" in bench.refused("a", "1")
-    bench.daemon.restart(kill=True)
-    assert "[not-allowed]" in bench.refused("b", "1")
-    bench.create("c", "1", "prod")
-    bench.daemon.kill()
-    shutil.rmtree(launch.state)
-    bench.daemon.start()
-    bench.daemon.wait_staged()
-    assert "is empty, and a policy was in force: put it back" in bench.refused("d", "1", "prod")
-    bench.reload("# every default\n", RELOADED)
-    bench.create("e", "1")
 
 
 def test_who_may_not_ask_is_refused_or_passed_over(bench: Bench) -> None:

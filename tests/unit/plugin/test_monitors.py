@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
@@ -180,3 +182,17 @@ async def test_what_the_kubelet_allocated_to_it_it_holds(log: Log) -> None:
     assert len(answers.asked) == 3  # once for a sandbox
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_monitor_that_is_gone_is_forgotten() -> None:
+    bench = Bench(MONITORS)
+    of, made = exporter()
+    bench.create(of, made)
+    (opened,) = bench.plugin.ledger.external.values()
+    bench.plugin.monitors.told({opened.pod_id: opened.uuids})
+    bench.plugin.observe()
+    assert len(bench.taken(shared=False)) == 4
+    bench.tell(Event.REMOVE_CONTAINER, of, made)
+    bench.plugin.monitors.told({})
+    assert bench.plugin.monitors.now.allocated == {}
+    assert replace(bench.plugin.ledger, live={}) == bench.plugin.ledger

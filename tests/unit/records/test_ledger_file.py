@@ -50,6 +50,15 @@ def test_a_gpu_that_was_released_without_a_daemon_is_waited_for(tmp_path: Path) 
     assert new.withheld == ""
 
 
+def test_how_long_a_container_has_had_its_gpu_is_kept(tmp_path: Path) -> None:
+    bench = HandoverBench()
+    stays = bench.run("device=0", "stays")
+    (began,) = (entry.since for entry in bench.plugin.ledger.entries.values())
+    bench.clock.now += 100
+    again = restarted(bench, tmp_path, stays)
+    assert [entry.since for entry in again.plugin.ledger.entries.values()] == [began]
+
+
 def test_reservations_stay(tmp_path: Path) -> None:
     bench = HandoverBench()
     device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)

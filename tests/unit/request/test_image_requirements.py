@@ -8,7 +8,6 @@ from nri_gpu.request.image_requirements import DIFFERENT_MAX, TOTAL_MAX, GpuFact
 from tests.unit.request.required import (
     CUDA,
     CUDA_13_0,
-    H100,
     MALFORMED,
     NO_GPU,
     NOT_TRUE,
@@ -28,22 +27,6 @@ def failed(value: str, facts: RequirementFacts | None = None) -> str | None:
 @pytest.mark.parametrize(("value", "facts", "expected"), REAL.values(), ids=REAL.keys())
 def test_images(value: str, facts: RequirementFacts, expected: str | None) -> None:
     assert failed(value, facts) == expected
-
-
-UNKNOWN = {
-    "a driver version that is none": ("driver>=1", RequirementFacts("580.95-beta", "12.6", (H100,))),
-    "a cuda version of nothing": ("cuda>=0", RequirementFacts("560.35.03", "0.0", (H100,))),
-    "no arch": ("arch<99", node("1", "1", GpuFacts((0, 0), "tesla"))),
-    "no brand": ("brand!=tesla", node("1", "1", GpuFacts((9, 0), ""))),
-}
-
-
-@pytest.mark.parametrize(("value", "facts"), UNKNOWN.values(), ids=UNKNOWN.keys())
-def test_what_is_not_known_meets_no_condition(value: str, facts: RequirementFacts) -> None:
-    assert failed(value, facts) == value
-    found = unmet({CUDA: value}, facts)
-    assert found is not None
-    assert "an unknown fact meets no condition" in found.clause
 
 
 @pytest.mark.parametrize("value", MALFORMED.values(), ids=MALFORMED.keys())

@@ -1,8 +1,9 @@
 """`nri-gpu run` and `nri-gpu guard` as two processes before a runtime that validates (NRI 0.10 and newer).
 
-Real ones are in test_guard.py. What hostile plugins do is played by a scripted runtime over the real wire: it asks all
-to create, merges what they answer, and asks those that subscribed whether that may be. One that does not answer in time
-is gone, and so is the container (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment).
+Real ones are in tests/conformance/test_guard.py. What hostile plugins do is played by a scripted runtime over the real
+wire: it asks all to create, merges what they answer, and asks those that subscribed whether that may be. One that does
+not answer in time is gone, and so is the container (containerd/nri: pkg/adaptation/adaptation.go,
+validateContainerAdjustment).
 """
 
 from __future__ import annotations
