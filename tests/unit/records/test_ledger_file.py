@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import LEDGER
 from nri_gpu.ledger.events import DevicesAllocated, PodGone, Removed
@@ -22,6 +24,7 @@ from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.support.handover import HandoverBench
 from tests.support.ledgers import after
+from tests.support.scripted_runtime import until
 
 
 def kept(folder: Path, ledger: Ledger) -> Path:
@@ -232,15 +235,14 @@ def test_what_stands_nowhere_else_is_written_soon(tmp_path: Path) -> None:
     assert write_soon(tmp_path / LEDGER, created, after(created, DevicesAllocated(5.0, (device,), shared=True)))
 
 
-def test_each_change_is_written_in_its_time(tmp_path: Path) -> None:
+async def test_each_change_is_written_in_its_time(tmp_path: Path) -> None:
     state, file = NodeState(make.inventory()), tmp_path / LEDGER
 
-    async def run() -> None:
-        written = LedgerFile(file, state, delay_s=0.0, soon_s=0.0)
-        for entry in (make.entry(1), make.entry(2)):
-            state.commit(make.ledger(entry))
-            await asyncio.sleep(0.01)
-            assert [each.grant.uuids for each in read_ledger(file, 0.0).entries.values()] == [entry.grant.uuids]
-        written.close()
+    def says(uuid: GpuUuid) -> bool:
+        return [each.grant.uuids for each in read_ledger(file, 0.0).entries.values()] == [(uuid,)]
 
-    asyncio.run(run())
+    written = LedgerFile(file, state, delay_s=0.0, soon_s=0.0)
+    for uuid in (make.uuid(1), make.uuid(2)):
+        state.commit(make.ledger(make.entry_of(uuid)))
+        await until("the file", partial(says, uuid))
+    written.close()
