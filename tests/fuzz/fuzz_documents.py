@@ -12,7 +12,7 @@ from nri_gpu.cli.pod_manifest import read_pods
 from nri_gpu.domain.errors import CommandError, Fault, PolicyError
 from nri_gpu.inventory.topology_file import TopologyError, load_topology, parse_topology
 from nri_gpu.records.policy_file import PolicyText, build_policy, load_policy
-from tests.fuzz.target import Target, scratch
+from tests.fuzz.target import Target, scratch, words
 from tests.support.daemon import TOPOLOGIES
 from tests.unit.inventory.files import FORMER, GPU, LINK, MIG, NODE, SECOND
 
@@ -92,30 +92,9 @@ TARGETS: Final = {
         good=_texts("config/policy.toml"),
         bad=[b"\xff", b"[plugin", b"plugin = 1", b"x = " + b"[" * 600, b"x = " + b"9" * 5000],
         pieces=(
-            *(
-                "[plugin]",
-                "[namespaces]",
-                "allow = [",
-                '"*"',
-                "[[rules]]",
-                "mode = ",
-                '"exclusive"',
-                "[pools.",
-                "[guard]",
-            ),
-            *(
-                "[mps]",
-                "[health]",
-                "[kubelet]",
-                "[stray]",
-                "[dra]",
-                "[metrics]",
-                "[control]",
-                "[environment]",
-                "inf",
-                "nan",
-            ),
-            *("1979-05-27T07:32:00Z", "0x", "\\u0000", '"""', "'''", "= {", "], ", *DEEP),
+            *words('[plugin] [namespaces] "*" [[rules]] "exclusive" [pools. [guard] [mps] [health] [kubelet] [stray]'),
+            *words("[dra] [metrics] [control] [environment] inf nan"),
+            *("allow = [", "mode = ", "1979-05-27T07:32:00Z", "0x", "\\u0000", '"""', "'''", "= {", "], ", *DEEP),
         ),
         bytes_max=8000,
     ),
@@ -128,17 +107,7 @@ TARGETS: Final = {
         ],
         bad=[b"\xff", b"", b"schema = 1", b"x = " + b"[" * 600, b"x = " + b"9" * 5000],
         pieces=(
-            *(
-                "[node]",
-                "[[gpu]]",
-                "[[link]]",
-                "[[gpu.mig]]",
-                "[[change]]",
-                "[[event]]",
-                "[[fault]]",
-                "[[extra]]",
-                "[[numa]]",
-            ),
+            *words("[node] [[gpu]] [[link]] [[gpu.mig]] [[change]] [[event]] [[fault]] [[extra]] [[numa]]"),
             *("index = ", "uuid = ", "bus_id = ", "majors = ", "at_s = ", "-1", "1e308", "inf", "nan", *DEEP),
         ),
         bytes_max=6000,
@@ -157,27 +126,9 @@ TARGETS: Final = {
             b"2001-99-99",
         ],
         pieces=(
-            *(
-                "metadata:",
-                "annotations:",
-                "spec:",
-                "containers:",
-                "template:",
-                "jobTemplate:",
-                "resources:",
-                "!!python/none",
-            ),
-            *(
-                "2001-99-99",
-                "2001-12-14t21:59:43.10-05:00",
-                "!!int ",
-                "!!binary ",
-                "!!timestamp ",
-                "!!set",
-                "<<: ",
-                "&a",
-                "*a",
-            ),
+            *words("metadata: annotations: spec: containers: template: jobTemplate: resources: !!python/none !!set"),
+            *words("2001-99-99 2001-12-14t21:59:43.10-05:00 &a *a"),
+            *("!!int ", "!!binary ", "!!timestamp ", "<<: "),
             *("? ", "- ", "---\n", "|\n", ">-\n", "0o", "1:2:3", ".inf", "~", *DEEP),
         ),
         bytes_max=4000,

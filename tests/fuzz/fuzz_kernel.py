@@ -19,7 +19,7 @@ from nri_gpu.system.cgroups import mounts_of
 from nri_gpu.verify.bpf_program import READ, WRITE, lets_through, parse_program
 from nri_gpu.verify.in_kernel import Kernel
 from nri_gpu.verify.oci_bundles import read_bundles
-from tests.fuzz.target import Target, chosen, named, scratch
+from tests.fuzz.target import Target, chosen, named, scratch, words
 from tests.support.builders import gpu
 
 FOLDER: Final = scratch()
@@ -158,38 +158,12 @@ KERNEL: Final = Target(
     ],
     pieces=(
         *READERS,
-        *(
-            "Character devices:",
-            "nvidia-frontend",
-            "nvidia-caps",
-            "/access ",
-            "SUBSYSTEM=",
-            "MemTotal:",
-            "kB",
-            "0-",
-            "," * 50,
+        *words(
+            'nvidia-frontend nvidia-caps MemTotal: kB 0- 0::/abc devices.list "hooks": "resources": "allow": "major":'
         ),
-        *(
-            " - cgroup cgroup rw,devices",
-            " - cgroup2 x rw",
-            "\\040",
-            "0::/abc",
-            "devices.list",
-            "c 195:* rwm",
-            "b *:* m",
-            "9" * 5000,
-        ),
-        *(
-            '"hooks":',
-            '"resources":',
-            '"allow":',
-            '"major":',
-            "null",
-            "1e400",
-            "GPU Excluded: Yes",
-            "Device Minor:",
-            "[" * 2000,
-        ),
+        *("Character devices:", "/access ", "," * 50, "null", "1e400"),
+        *(" - cgroup cgroup rw,devices", " - cgroup2 x rw", "\\040", "c 195:* rwm", "b *:* m", "9" * 5000),
+        *("GPU Excluded: Yes", "Device Minor:", "[" * 2000),
         *(
             struct.pack("<BBhi", opcode, 0x12, 1, -1)
             for opcode in (0x07, 0x67, 0xC7, 0x15, 0x06, 0x61, 0x18, 0x85, 0x95, 0xBC)

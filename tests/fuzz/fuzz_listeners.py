@@ -27,7 +27,7 @@ from nri_gpu.dra.questions import Answer, AskUnprepare, ClaimFault, Question, Un
 from nri_gpu.policy.metrics_settings import MetricsSettings
 from nri_gpu.system.server import listen
 from nri_gpu.system.tasks import cancelled
-from tests.fuzz.target import Target, chosen, named, scratch
+from tests.fuzz.target import Target, chosen, named, scratch, words
 from tests.support.metrics import view
 from tests.support.serving import served
 
@@ -164,17 +164,7 @@ LISTENERS: Final = Target(
     pieces=(
         *READERS,
         *("GET ", "HEAD ", "/metrics", " HTTP/1.1\r\n", "\r\n\r\n", "Content-Length: 99\r\n", "%2f", "?", "\r", "\n"),
-        *(
-            '"type":',
-            '"AskView"',
-            '"AskPrepare"',
-            '"AskUnprepare"',
-            '"uid":',
-            '"claim":',
-            '"results":',
-            '"after":',
-            '"report":',
-        ),
+        *words('"type": "AskView" "AskPrepare" "AskUnprepare" "uid": "claim": "results": "after": "report":'),
         *('"error":', '"node":', '"ledger":', "null", "-1", "1e999", '"\\ud800"', '"\\u001b[2J"', "[" * 2500, "\xff"),
     ),
     bytes_max=10_000,

@@ -32,7 +32,7 @@ from nri_gpu.kubelet.advertised import AllocationError
 from nri_gpu.records.audit_records import decision_record, node_record, policy_record
 from nri_gpu.request.annotation import parse_claim
 from nri_gpu.stray.uses import Extent, Use
-from tests.fuzz.target import Target, chosen, named, scratch
+from tests.fuzz.target import Target, chosen, named, scratch, words
 from tests.property.test_report import WHOLE
 from tests.support import builders as make
 from tests.support.kubelet_nodes import GPU, PluginNode
@@ -276,54 +276,11 @@ PEERS: Final = Target(
     ],
     pieces=(
         *READERS,
-        *(
-            '"type":',
-            '"items":',
-            '"metadata":',
-            '"spec":',
-            '"devices":',
-            '"object":',
-            '"ERROR"',
-            '"ADDED"',
-            '"code":',
-            '"kind":',
-        ),
-        *(
-            "null",
-            "true",
-            "-1",
-            "1e999",
-            "NaN",
-            '"\\ud800"',
-            '"\\u0000"',
-            "9" * 4400,
-            "[" * 2500,
-            '{"a":' * 1500,
-            "\xff",
-            "\\",
-        ),
-        *(
-            '"message":',
-            '"details":',
-            '"gpus":',
-            '"uuid":',
-            '"pci_bus_id":',
-            '"mig":',
-            make.uuid(0),
-            make.uuid(1),
-            "MIG-",
-        ),
-        *(
-            '"ledger"',
-            '"changed"',
-            '"decision"',
-            '"entries":',
-            '"plugins"',
-            "imports = ['*']",
-            "../",
-            "https://[::1",
-            "!!bool x",
-        ),
+        *words('"type": "items": "metadata": "spec": "devices": "object": "ERROR" "ADDED" "code": "kind":'),
+        *words('"message": "details": "gpus": "uuid": "pci_bus_id": "mig": MIG- null true -1 1e999 NaN'),
+        *words('"ledger" "changed" "decision" "entries": "plugins" ../ https://[::1'),
+        *('"\\ud800"', '"\\u0000"', "9" * 4400, "[" * 2500, '{"a":' * 1500, "\xff", "\\"),
+        *(make.uuid(0), make.uuid(1), "imports = ['*']", "!!bool x"),
     ),
     bytes_max=6000,
 )

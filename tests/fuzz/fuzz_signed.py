@@ -15,7 +15,7 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.dra.markers import read_marker
 from nri_gpu.kubelet.required_device import read_tokens, token_key, write_token
 from nri_gpu.ledger.grant_text import SignedGrant, mac_of, sign_grant, verify_grant
-from tests.fuzz.target import Target, chosen, named
+from tests.fuzz.target import Target, chosen, named, words
 from tests.support.plugin import KEY
 
 GRANT: Final = Grant(
@@ -77,21 +77,7 @@ SIGNED_TEXTS: Final = Target(
         *named("token", "", TOKEN.replace("exclusive", "shared")),
         *named("marker", f"{MARKER_NAME}=v1;claim=a-b;device=x", "="),
     ],
-    pieces=(
-        "v1;",
-        "mode=",
-        "uuid=",
-        "gen=",
-        "mac=",
-        "resource=",
-        "ids=",
-        "claim=",
-        "device=",
-        "exclusive",
-        "none",
-        ";;",
-        "==",
-    ),
+    pieces=words("v1; mode= uuid= gen= mac= resource= ids= claim= device= exclusive none ;; =="),
     bytes_max=2000,
 )
 TARGETS: Final = {"signed": SIGNED_TEXTS}

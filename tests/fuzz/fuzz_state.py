@@ -29,7 +29,7 @@ from nri_gpu.records.ledger_file import read_ledger, write_ledger
 from nri_gpu.records.policy_file import load_last_good
 from nri_gpu.verify.node_snapshot import SnapshotError, from_bytes
 from tests.fuzz.fuzz_signed import GRANT, SIGNED
-from tests.fuzz.target import Target, chosen, named, scratch
+from tests.fuzz.target import Target, chosen, named, scratch, words
 from tests.support.plugin import KEY
 
 NOW: Final = 1000.0
@@ -151,29 +151,9 @@ STATE: Final = Target(
         )
         .decode()
         .split(","),
-        *(
-            '"schema":',
-            '"grants":',
-            '"leaving":',
-            '"since_s":',
-            '"grace_s":',
-            "1e999",
-            "null",
-            "-1",
-            '"\\ud800"',
-            "[" * 300,
-        ),
-        *(
-            '{"settled":"c"}',
-            '"mark":',
-            '"at":',
-            '"claims":',
-            '"devices":',
-            '"evidence":',
-            '"pid":',
-            '"started":',
-            "\xff",
-        ),
+        *words('"schema": "grants": "leaving": "since_s": "grace_s": 1e999 null -1'),
+        *words('{"settled":"c"} "mark": "at": "claims": "devices": "evidence": "pid": "started":'),
+        *('"\\ud800"', "[" * 300, "\xff"),
     ),
     bytes_max=6000,
 )

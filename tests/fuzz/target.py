@@ -72,6 +72,11 @@ def named(name: str, *inputs: str | bytes) -> Iterator[bytes]:
         yield f"{name}\n".encode() + (each.encode(errors="surrogatepass") if isinstance(each, str) else each)
 
 
+def words(text: str) -> list[str]:
+    """Pieces without blanks in them, written with blanks between them."""
+    return text.split()
+
+
 def kept(name: str) -> Iterator[tuple[str, bytes]]:
     """The inputs that are kept for a target, each with what it is called."""
     for path in sorted((CORPUS / name).glob("*")):
