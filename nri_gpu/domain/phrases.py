@@ -429,7 +429,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "tries again.",
             MAKE_ROOM,
         ),
-        "DRA DRA DRA DRA driver process not served": (
+        "DRA driver process not served": (
             "The daemon cannot answer `nri-gpu dra`, for the reason that the line names.",
             "Fix it and restart nri-gpu; until then no claim is prepared.",
         ),

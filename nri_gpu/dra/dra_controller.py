@@ -155,7 +155,7 @@ class DraController:
         """Serve until cancelled."""
         listener = self._listener() if self.settings.enabled else None
         if self.fault:
-            logger.bind(fault=self.fault).error("DRA DRA driver process not served")
+            logger.bind(fault=self.fault).error("DRA driver process not served")
         async with asyncio.TaskGroup() as tasks:
             if listener:
                 tasks.create_task(serve(listener, dra_service(self._socket, self.answer)))
