@@ -6,15 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.allocation import AllocatedDevice
-from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
-from nri_gpu.domain.value import encode
+from nri_gpu.domain.container import Container, PodId
 from nri_gpu.ledger.ledger import GrantPhase
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.ledger.reservations import OPEN_S
 from nri_gpu.policy.model import LedgerSettings, Policy
 from nri_gpu.policy.read import parse_policy
-from nri_gpu.records.audit_records import Replay
 from tests.support import builders
 from tests.support.builders import container, uuid
 from tests.support.kubelet_nodes import GPU, PluginNode, again, from_kubelet
@@ -175,20 +172,6 @@ def test_one_that_no_list_had_is_still_the_kubelets(node: PluginNode, late: bool
     if late:
         node.keyed()
     assert not any(device.why for device in node.devices.devices(GPU))
-
-
-def test_an_older_audit_log_lists_reservations_among_the_grants() -> None:
-    id_ = ContainerId(f"kubelet/{GPU}={uuid(0)}")
-    grant = replace(builders.entry(0).grant, container_id=id_, pod_uid=PodUid("kubelet"))
-    entry = {"grant": encode(grant), "phase": "created", "since": 5.0, "until": "inf"}
-    record = {"kind": "ledger", "entries": {grant.container_id: entry}, "foreign": {}, "leaving": {}}
-    replay = Replay(lambda _, __: Policy())
-    replay.take(record)
-    device = AllocatedDevice(GPU, uuid(0))
-    assert not replay.ledger.entries
-    assert replay.ledger.reservations[device].until is None
-    replay.take({"kind": "changed", "entries": {grant.container_id: None}, "foreign": {}})
-    assert not replay.ledger.reservations
 
 
 def test_the_kubelets_last_word_about_an_id_counts(node: PluginNode) -> None:
