@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -161,60 +162,59 @@ class Listing:
     def __init__(self, served: ServedPlugin, runtime: ScriptedRuntime, pid: int) -> None:
         self.pod, self.made = served.granted("device=0")
         self.made.pid = pid
-        self._served, self._runtime = served, runtime
+        self.served, self.runtime = served, runtime
 
-    async def list(self) -> None:
-        await self._runtime.register()
-        await self._runtime.synchronize([self.pod], [nri.running(self.made, self.made.pid)])
-
-    async def list_anew(self, *containers: pb.Container) -> ScriptedRuntime:
-        """On the next connection."""
-        self._runtime = await self._served.listener.accept()
-        await self._runtime.register()
-        await self._runtime.synchronize([self.pod], containers)
-        return self._runtime
+    async def list_anew(self, *containers: pb.Container) -> None:
+        """On the next connection, once the last one has ended."""
+        await self.runtime.ended()
+        self.runtime = await self.served.listener.accept()
+        await self.runtime.register()
+        await self.runtime.synchronize([self.pod], containers)
 
     @property
     def held(self) -> bool:
-        return any(entry.holds for entry in self._served.plugin.ledger.entries.values())
+        return any(entry.holds for entry in self.served.plugin.ledger.entries.values())
+
+    async def gives_its_gpu_to_the_next(self) -> bool:
+        after = nri.asking("device=0", "next")
+        return isinstance(await self.runtime.create(after, nri.container(after)), pb.CreateContainerResponse)
+
+
+@asynccontextmanager
+async def listed(folder: Path, pid: int) -> AsyncIterator[Listing]:
+    async with ServedPlugin(folder) as served:
+        listing = Listing(served, await served.listener.accept(), pid)
+        await listing.runtime.register()
+        await listing.runtime.synchronize([listing.pod], [nri.running(listing.made, pid)])
+        yield listing
 
 
 async def test_its_gpu_is_another_s_then(folder: Path, log: Log, program: Program) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        listing = Listing(served, runtime, program.pid)
-        await listing.list()
+    async with listed(folder, program.pid) as listing:
         program.end()
         assert listing.held
         await until("the GPU to come free", lambda: not listing.held)
         assert log.one(SENTENCE).fields["container_id"] == listing.made.id
-        after = nri.asking("device=0", "next")
-        assert isinstance(await runtime.create(after, nri.container(after)), pb.CreateContainerResponse)
+        assert await listing.gives_its_gpu_to_the_next()
 
 
 @pytest.mark.parametrize("event", [Event.CREATE_CONTAINER, Event.START_CONTAINER])
 async def test_a_container_that_is_run_again_keeps_its_gpu(folder: Path, program: Program, event: Event) -> None:
     """By the same id, as Docker does."""
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        listing = Listing(served, runtime, program.pid)
-        await listing.list()
+    async with listed(folder, program.pid) as listing:
         program.end()
         if event is Event.CREATE_CONTAINER:
-            await runtime.create(listing.pod, listing.made)
+            await listing.runtime.create(listing.pod, listing.made)
         else:
             listing.made.pid = os.getpid()
-            assert (await runtime.event(event, listing.pod, listing.made)).ok
+            assert (await listing.runtime.event(event, listing.pod, listing.made)).ok
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert listing.held
 
 
 async def test_pids_of_another_namespace_say_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "has_our_pids", lambda _: False)
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        listing = Listing(served, runtime, NO_PID)
-        await listing.list()
+    async with listed(folder, NO_PID) as listing:
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert listing.held
 
@@ -224,39 +224,27 @@ async def test_one_without_a_pid_is_asked_for_once_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, same_pids: bool
 ) -> None:
     monkeypatch.setattr(supervisor, "has_our_pids", lambda _: same_pids)
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        listing = Listing(served, runtime, 0)
-        await listing.list()
+    async with listed(folder, 0) as listing:
         assert listing.held
-        await runtime.ended()
-        runtime = await listing.list_anew()
+        await listing.list_anew()
         assert not listing.held
-        assert served.away == [supervisor.LISTED_ANEW]
-        after = nri.asking("device=0", "next")
-        assert isinstance(await runtime.create(after, nri.container(after)), pb.CreateContainerResponse)
+        assert listing.served.away == [supervisor.LISTED_ANEW]
+        assert await listing.gives_its_gpu_to_the_next()
 
 
 async def test_one_that_stays_without_a_pid_keeps_its_gpu_and_the_connection(folder: Path) -> None:
     """Its shim does not answer, say."""
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        listing = Listing(served, runtime, 0)
-        await listing.list()
-        await runtime.ended()
-        runtime = await listing.list_anew(nri.running(listing.made, 0))
+    async with listed(folder, 0) as listing:
+        await listing.list_anew(nri.running(listing.made, 0))
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
-        assert (await runtime.event(Event.RUN_POD_SANDBOX, nri.pod("other"))).ok
+        assert (await listing.runtime.event(Event.RUN_POD_SANDBOX, nri.pod("other"))).ok
         assert listing.held
-        assert len(served.away) == 1
+        assert len(listing.served.away) == 1
 
 
 async def test_its_end_that_is_told_saves_the_connection(folder: Path) -> None:
-    async with ServedPlugin(folder) as served:
-        runtime = await served.listener.accept()
-        listing = Listing(served, runtime, 0)
-        await listing.list()
-        assert (await runtime.event(Event.STOP_CONTAINER, listing.pod, listing.made)).ok
+    async with listed(folder, 0) as listing:
+        assert (await listing.runtime.event(Event.STOP_CONTAINER, listing.pod, listing.made)).ok
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert not listing.held
-        assert served.away == []
+        assert listing.served.away == []

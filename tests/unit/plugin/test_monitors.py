@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.overlaps import overlaps
-from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.monitors import MonitorPods
@@ -18,11 +18,11 @@ from nri_gpu.policy.forms import NOTHING, Globs
 from nri_gpu.policy.model import ForeignSettings, Policy
 from nri_gpu.records.audit_records import Replay, ledger_record
 from nri_gpu.stray.allocated import AllocationsUnknownError
-from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import Bench
 from tests.support.waiting import in_a_loop
+from tests.unit.plugin.lasting import Cgroups
 
 POD: Final = "exporter-x2k9v"
 MONITORS: Final = Policy(foreign=ForeignSettings(monitors=Globs(("ml/exporter-*",))))
@@ -107,20 +107,6 @@ def test_a_replay_knows_monitors_by_the_record_and_by_another_policy() -> None:
             replay = Replay(lambda _, __: Policy(), instead)
             replay.take(ledger_record(ledger))
             assert (not replay.ledger.usage()) is free
-
-
-class Cgroups(ContainerCgroups):
-    def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
-        return FirstProcess(pid, 1, Cgroup(UNIFIED, container_id)) if pid else None
-
-    def lives(self, process: FirstProcess) -> bool:
-        return True
-
-    def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
-        return (process.pid,)
-
-    def tells(self, process: FirstProcess) -> bool:
-        return False
 
 
 @in_a_loop
