@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from nri_gpu.dra.daemon_socket import dra_service
@@ -35,9 +34,9 @@ def kubelet_conf(folder: Path, api: StandInApiServer) -> Path:
     return path
 
 
-def test_the_driver_serves_a_kubelet_in_the_units_sandbox() -> None:
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made, StandInApiServer() as api:
-        asyncio.run(_serves(Path(made), api))
+async def test_the_driver_serves_a_kubelet_in_the_units_sandbox(folder: Path) -> None:
+    with StandInApiServer() as api:
+        await _serves(folder, api)
 
 
 async def _serves(folder: Path, api: StandInApiServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,38 +50,29 @@ def bench() -> Iterator[LostBench]:
 
 
 @pytest.mark.parametrize("kind", ENDS, ids=lambda kind: kind.name.lower())
-def test_it_holds_its_gpu_until_its_last_process_ends(bench: LostBench, kind: Event) -> None:
-    async def run() -> None:
-        bench.end(kind)
-        assert bench.phases() == {ID: "lost"}
-        assert "(over, but its processes are not" in bench.refused(nri.asking("device=0", "second"))
-        assert "processes of it live on" in bench.not_started(bench.of, bench.made)
-        bench.cgroups.left = 0
-        await until("the GPU to come free", lambda: bench.free)
-
-    asyncio.run(run())
+async def test_it_holds_its_gpu_until_its_last_process_ends(bench: LostBench, kind: Event) -> None:
+    bench.end(kind)
+    assert bench.phases() == {ID: "lost"}
+    assert "(over, but its processes are not" in bench.refused(nri.asking("device=0", "second"))
+    assert "processes of it live on" in bench.not_started(bench.of, bench.made)
+    bench.cgroups.left = 0
+    await until("the GPU to come free", lambda: bench.free)
 
 
-def test_it_is_free_at_once_where_none_is_left(bench: LostBench) -> None:
-    async def run() -> None:
-        bench.cgroups.left = 0
-        bench.end(Event.STOP_CONTAINER)  # and the loop's next turn
-        assert bench.free
-
-    asyncio.run(run())
+async def test_it_is_free_at_once_where_none_is_left(bench: LostBench) -> None:
+    bench.cgroups.left = 0
+    bench.end(Event.STOP_CONTAINER)  # and the loop's next turn
+    assert bench.free
 
 
-def test_one_that_the_runtime_does_not_list_is_lost_and_may_come_back(bench: LostBench) -> None:
-    async def run() -> None:
-        bench.synchronize([bench.of], [])
-        assert bench.phases() == {ID: "lost"}
-        bench.synchronize([bench.of], [nri.running(bench.made, pid=0)])  # its shim does not answer
-        assert bench.phases() == {ID: "lost"}
-        bench.synchronize([bench.of], [bench.made])
-        assert bench.phases() == {ID: "running"}
-        assert not bench.plugin.lost.described()
-
-    asyncio.run(run())
+async def test_one_that_the_runtime_does_not_list_is_lost_and_may_come_back(bench: LostBench) -> None:
+    bench.synchronize([bench.of], [])
+    assert bench.phases() == {ID: "lost"}
+    bench.synchronize([bench.of], [nri.running(bench.made, pid=0)])  # its shim does not answer
+    assert bench.phases() == {ID: "lost"}
+    bench.synchronize([bench.of], [bench.made])
+    assert bench.phases() == {ID: "running"}
+    assert not bench.plugin.lost.described()
 
 
 def test_a_list_asks_for_the_processes_of_those_alone_that_hold_something(bench: LostBench) -> None:
@@ -96,7 +86,7 @@ def test_a_list_asks_for_the_processes_of_those_alone_that_hold_something(bench:
     ("kind", "file", "populated", "empty"),
     [("cgroup", "cgroup.procs", "100\n", ""), ("cgroup2", EVENTS, "populated 1\n", "populated 0\n")],
 )
-def test_one_that_the_version_before_knew_is_looked_for_by_its_name(
+async def test_one_that_the_version_before_knew_is_looked_for_by_its_name(
     tmp_path: Path, kind: str, file: str, populated: str, empty: str
 ) -> None:
     """Its ledger.json names no processes. That v1's hierarchies tell is known once the runtime has connected."""
@@ -104,67 +94,52 @@ def test_one_that_the_version_before_knew_is_looked_for_by_its_name(
     (tmp_path / ID / file).write_text(populated)
     bench = LostBench(ContainerCgroups([Mounted("0:1", "/", str(tmp_path), kind, frozenset({DEVICES}))]))
     assert not bench.plugin.ledger.processes
+    bench.plugin.same_pids = True
+    bench.synchronize([bench.of], [])
+    assert bench.phases() == {ID: "lost"}
+    (tmp_path / ID / file).write_text(empty)
+    await until("the GPU to come free", lambda: bench.free)
 
-    async def run() -> None:
-        bench.plugin.same_pids = True
+
+async def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: LostBench) -> None:
+    with Log() as log:
+        bench.end(Event.STOP_CONTAINER)
+        bench.plugin.lost.look()
+        assert not log.said(STILL_RUNS)
+        bench.clock.now += WARNED_AFTER_S
+        await until("the warning", lambda: bool(log.said(STILL_RUNS)))
+        fields = log.one(STILL_RUNS).fields
+        assert (fields["pod_name"], fields["pids"]) == ("first", "100,101")
+        assert not bench.plugin.ledger.stuck
+        bench.clock.now += STUCK_AFTER_S
+        await until("the GPU to be stuck", lambda: bool(bench.plugin.ledger.stuck))
         bench.synchronize([bench.of], [])
-        assert bench.phases() == {ID: "lost"}
-        (tmp_path / ID / file).write_text(empty)
+        assert bench.plugin.ledger.stuck
+        bench.cgroups.left = 0
         await until("the GPU to come free", lambda: bench.free)
-
-    asyncio.run(run())
-
-
-def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: LostBench) -> None:
-    async def run() -> None:
-        with Log() as log:
-            bench.end(Event.STOP_CONTAINER)
-            bench.plugin.lost.look()
-            assert not log.said(STILL_RUNS)
-            bench.clock.now += WARNED_AFTER_S
-            await until("the warning", lambda: bool(log.said(STILL_RUNS)))
-            fields = log.one(STILL_RUNS).fields
-            assert (fields["pod_name"], fields["pids"]) == ("first", "100,101")
-            assert not bench.plugin.ledger.stuck
-            bench.clock.now += STUCK_AFTER_S
-            await until("the GPU to be stuck", lambda: bool(bench.plugin.ledger.stuck))
-            bench.synchronize([bench.of], [])
-            assert bench.plugin.ledger.stuck
-            bench.cgroups.left = 0
-            await until("the GPU to come free", lambda: bench.free)
-            assert not bench.plugin.ledger.stuck
-
-    asyncio.run(run())
+        assert not bench.plugin.ledger.stuck
 
 
 @pytest.mark.parametrize(("kind", "lapses"), [(Event.STOP_CONTAINER, False), (Event.STOP_POD_SANDBOX, True)])
-def test_what_the_kubelet_allocated_stays_its_pods_then(bench: LostBench, kind: Event, *, lapses: bool) -> None:
+async def test_what_the_kubelet_allocated_stays_its_pods_then(bench: LostBench, kind: Event, *, lapses: bool) -> None:
     """For as long as the pod's sandbox is there; where it went first, for a while."""
     device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
     bench.plugin.apply(AllocationKnown(0.0, ContainerId(bench.made.id), Allocated((device,))))
-
-    async def run() -> None:
-        bench.end(kind)
-        assert not bench.plugin.ledger.reservations
-        bench.cgroups.left = 0
-        await until("the container to be gone", lambda: not bench.phases())
-        assert (bench.plugin.ledger.reservations[device].until is not None) is lapses
-
-    asyncio.run(run())
+    bench.end(kind)
+    assert not bench.plugin.ledger.reservations
+    bench.cgroups.left = 0
+    await until("the container to be gone", lambda: not bench.phases())
+    assert (bench.plugin.ledger.reservations[device].until is not None) is lapses
 
 
-def test_what_its_next_attempt_has_is_not_kept_for_the_pod_again(bench: LostBench) -> None:
+async def test_what_its_next_attempt_has_is_not_kept_for_the_pod_again(bench: LostBench) -> None:
     device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
     following = nri.container(bench.of)
     following.id = "next"
-
-    async def run() -> None:
-        bench.end(Event.STOP_CONTAINER)
-        bench.tell(Event.START_CONTAINER, bench.of, nri.adjusted(following, bench.create(bench.of, following)))
-        for container in (bench.made, following):
-            bench.plugin.apply(AllocationKnown(0.0, ContainerId(container.id), Allocated((device,))))
-        bench.cgroups.left = 0
-        await until("the first to be gone", lambda: bench.phases() == {"next": "running"})
-        assert not bench.plugin.ledger.reservations
-
-    asyncio.run(run())
+    bench.end(Event.STOP_CONTAINER)
+    bench.tell(Event.START_CONTAINER, bench.of, nri.adjusted(following, bench.create(bench.of, following)))
+    for container in (bench.made, following):
+        bench.plugin.apply(AllocationKnown(0.0, ContainerId(container.id), Allocated((device,))))
+    bench.cgroups.left = 0
+    await until("the first to be gone", lambda: bench.phases() == {"next": "running"})
+    assert not bench.plugin.ledger.reservations

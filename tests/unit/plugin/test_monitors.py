@@ -21,7 +21,6 @@ from nri_gpu.stray.allocated import AllocationsUnknownError
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import Bench
-from tests.support.waiting import in_a_loop
 from tests.unit.plugin.lasting import Cgroups
 
 POD: Final = "exporter-x2k9v"
@@ -109,7 +108,6 @@ def test_a_replay_knows_monitors_by_the_record_and_by_another_policy() -> None:
             assert (not replay.ledger.usage()) is free
 
 
-@in_a_loop
 async def test_a_lost_monitor_holds_nothing(log: Log) -> None:
     bench = Bench(MONITORS, cgroups=Cgroups())
     of, made = exporter()
@@ -142,7 +140,6 @@ class Answers:
         return {("ml", POD): self.allocated}
 
 
-@in_a_loop
 async def test_what_the_kubelet_allocated_to_it_it_holds(log: Log) -> None:
     bench = Bench(MONITORS)
     answers = Answers(bench, failures=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
@@ -56,57 +55,45 @@ class UnstartedBench(Bench):
         return getattr(reply, "message", "")
 
 
-def test_it_holds_its_gpu_while_its_cgroup_has_processes_and_no_longer() -> None:
-    async def run() -> None:
-        bench = UnstartedBench()
-        assert "gpu-busy" in bench.ask_again()  # nobody has looked yet
-        bench.plugin.unstarted.look()
+async def test_it_holds_its_gpu_while_its_cgroup_has_processes_and_no_longer() -> None:
+    bench = UnstartedBench()
+    assert "gpu-busy" in bench.ask_again()  # nobody has looked yet
+    bench.plugin.unstarted.look()
+    assert "gpu-busy" in bench.ask_again()
+    assert bench.phases() == {ID: "created"}
+    bench.cgroups.left = 0
+    await until("its grant to lapse", lambda: bench.phases() == {ID: "lapsed"})
+    assert bench.ask_again() == ""
+
+
+async def test_a_look_comes_by_itself_and_finds_its_cgroup_before_its_grace_is_over() -> None:
+    bench = UnstartedBench()
+    bench.clock.now -= GRACE_S
+    await until("its cgroup to be known", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
+    bench.cgroups.left = 0
+    bench.plugin.unstarted.look()
+    assert bench.phases() == {ID: "created"}
+
+
+async def test_one_whose_next_attempt_is_made_holds_it_until_its_cgroup_is_empty() -> None:
+    bench = UnstartedBench()
+    bench.plugin.unstarted.look()
+    anew = nri.container(bench.of)
+    anew.id = "again"
+    bench.create(bench.of, anew)
+    assert bench.phases() == {ID: "lost", "again": "created"}
+
+
+async def test_where_no_cgroup_is_seen_it_holds_it_until_it_is_removed() -> None:
+    bench = UnstartedBench()
+    bench.cgroups.visible = False
+    with Log() as log:
+        for _ in range(2):
+            bench.plugin.unstarted.look()
         assert "gpu-busy" in bench.ask_again()
-        assert bench.phases() == {ID: "created"}
-        bench.cgroups.left = 0
-        await until("its grant to lapse", lambda: bench.phases() == {ID: "lapsed"})
-        assert bench.ask_again() == ""
-
-    asyncio.run(run())
-
-
-def test_a_look_comes_by_itself_and_finds_its_cgroup_before_its_grace_is_over() -> None:
-    async def run() -> None:
-        bench = UnstartedBench()
-        bench.clock.now -= GRACE_S
-        await until("its cgroup to be known", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
-        bench.cgroups.left = 0
-        bench.plugin.unstarted.look()
-        assert bench.phases() == {ID: "created"}
-
-    asyncio.run(run())
-
-
-def test_one_whose_next_attempt_is_made_holds_it_until_its_cgroup_is_empty() -> None:
-    async def run() -> None:
-        bench = UnstartedBench()
-        bench.plugin.unstarted.look()
-        anew = nri.container(bench.of)
-        anew.id = "again"
-        bench.create(bench.of, anew)
-        assert bench.phases() == {ID: "lost", "again": "created"}
-
-    asyncio.run(run())
-
-
-def test_where_no_cgroup_is_seen_it_holds_it_until_it_is_removed() -> None:
-    async def run() -> None:
-        bench = UnstartedBench()
-        bench.cgroups.visible = False
-        with Log() as log:
-            for _ in range(2):
-                bench.plugin.unstarted.look()
-            assert "gpu-busy" in bench.ask_again()
-            assert log.one(UNSEEN).fields["pod_name"] == "first"
-        bench.tell(Event.REMOVE_CONTAINER, bench.of, nri.container(bench.of))
-        assert bench.ask_again() == ""
-
-    asyncio.run(run())
+        assert log.one(UNSEEN).fields["pod_name"] == "first"
+    bench.tell(Event.REMOVE_CONTAINER, bench.of, nri.container(bench.of))
+    assert bench.ask_again() == ""
 
 
 def test_where_a_refused_start_is_heeded_it_lapses_as_its_grace_is_over() -> None:

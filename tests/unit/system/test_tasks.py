@@ -95,16 +95,12 @@ def test_what_ended_a_task_group_alone_is_raised_without_the_group() -> None:
         raise ExceptionGroup("tasks", [needed, ValueError("a bug beside it")])
 
 
-def test_a_cancellation_that_comes_as_the_work_ends_is_not_lost() -> None:
+async def test_a_cancellation_that_comes_as_the_work_ends_is_not_lost() -> None:
     """As gRPC's server.stop loses it: the daemon stayed when kubelet and daemon were stopped together."""
-
-    async def run() -> None:
-        ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(to_its_end(asyncio.wait_for(asyncio.shield(ends), 10)))
-        await asyncio.sleep(0)
-        ends.set_result(None)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
+    ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(to_its_end(asyncio.wait_for(asyncio.shield(ends), 10)))
+    await asyncio.sleep(0)
+    ends.set_result(None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
