@@ -10,11 +10,12 @@ from nri_gpu.domain.allocation import ClaimUid
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu_request import Mode
+from nri_gpu.ledger.events import Synchronized
 from nri_gpu.ledger.holders import UNUSED, Usage
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.request.annotation import parse_claim
-from tests.support.builders import entry, gpu, inventory, ledger, prepared_claim, uuid
-from tests.support.ledgers import prepared
+from tests.support.builders import container, entry, gpu, inventory, ledger, prepared_claim, uuid
+from tests.support.ledgers import after, prepared
 
 TRAIN, OTHER = PodUid("uid-train"), PodUid("uid-other")
 SHARED = ClaimUid("claim-shared")
@@ -34,6 +35,13 @@ def test_an_exclusive_claim_keeps_its_gpu_from_all_but_its_pods(mode: Mode) -> N
     assert held.blocks(mode, TRAIN, NO_CLAIMS)  # its own pod by annotation
     assert held.blocks(mode, TRAIN, {SHARED}) is (mode is not Mode.EXCLUSIVE)
     assert held.load == 1
+
+
+def test_a_created_container_gives_way_to_a_claim_when_the_ledger_is_rebuilt() -> None:
+    claims = {SHARED: prepared_claim(0)}
+    created = [Entry(entry(0, to=container(of=name)).grant, GrantPhase.CREATED, 0.0) for name in ("other", "train")]
+    anew = after(Ledger(claims=claims), Synchronized(1.0, entries=tuple(created)))
+    assert {each.grant.pod_name: each.holds for each in anew.entries.values()} == {"other": False, "train": True}
 
 
 def test_refusals_name_the_claim_until_a_container_of_it_has_the_gpu() -> None:

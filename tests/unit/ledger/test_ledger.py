@@ -5,7 +5,7 @@ import pytest
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.apply import cleared_for
-from nri_gpu.ledger.events import PodGone, Stopped, Ticked
+from nri_gpu.ledger.events import PodGone, Stopped, Synchronized, Ticked
 from nri_gpu.ledger.holders import UNUSED, ExternalAllocation, Usage
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from tests.support import builders as make
@@ -109,3 +109,9 @@ def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
         make.entry(0, to=A), make.entry(0, to=A_SIDE, phase=LAPSED), make.entry(0, to=anew), make.entry(1, to=B)
     )
     assert set(after(ledger, PodGone(1.0, A.pod.id)).entries) == {anew.id, B.id}
+
+
+def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_had_lapsed() -> None:
+    one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
+    assert phases(after(Ledger(), Synchronized(1.0, entries=(one, two)))) == {A.id: CREATED, B.id: LAPSED}
+    assert phases(after(Ledger(), Synchronized(1.0, entries=(two, one)))) == {A.id: LAPSED, B.id: CREATED}
