@@ -119,7 +119,8 @@ bench: $(READY) ## what it costs, beside the budget and others' programs (make g
 	$(BIN)/python -m bench $(BENCH)
 
 reliability: $(READY) ## fuzzing, a hostile runtime, faults and soak -> docs/reliability.md (needs root, an hour)
-	$(BIN)/python -m tests.reliability; code=$$?; $(BIN)/python -m tools.generate plots; exit $$code
+	code=0; for part in fuzz hostile faults soak; do $(BIN)/python -m tests.reliability --only $$part || code=1; done; \
+		$(BIN)/python -m tools.generate plots; exit $$code
 
 #: a release
 

@@ -8,34 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.domain.names import CONTROL_SOCKET
-from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.chaos import ChaosRun
 from tests.support.daemon import NriGpu
-from tests.support.errors import HarnessError
 from tests.support.waiting import wait_for
 
 Disturbance = Callable[[ChaosRun], None]
 RUNTIME_GIVES_UP_S: Final = 2.0  # on a plugin that does not answer
 SERVES_S: Final = 20.0
-IDLE_CLIENTS: Final = 300
-FEW_DESCRIPTORS: Final = 4  # beside those that are open already
-INVENTORY_CHILD: Final = "nri_gpu.inventory.nvml_program"
-# Where a cgroup with a limit of memory can be made, and the name of its limit.
-MEMORY: Final = {
-    Cgroup.V1: (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-    Cgroup.V2: (Path("/sys/fs/cgroup"), "memory.max"),
-}
-LITTLE_BYTES: Final = 4096
-HOUR_S: Final = 3600
 GOOD_POLICY: Final = "schema = 1\n"
 
 
@@ -44,11 +30,6 @@ def pause(run: ChaosRun, least_s: float = 0.3, most_s: float = 1.0) -> None:
 
 
 # ---- killed and stopped
-
-
-def kill_daemon(run: ChaosRun) -> None:
-    """At any moment; it is away for up to half a second."""
-    run.kill_daemon()
 
 
 def kill_guard(run: ChaosRun) -> None:
@@ -86,39 +67,7 @@ def _stop(run: ChaosRun, who: NriGpu) -> None:
     os.kill(who.pid, signal.SIGCONT)
 
 
-def kill_inventory_child(run: ChaosRun) -> None:
-    """The process that has the driver's library."""
-    pause(run, 0.1, 0.8)
-    for child in _children(run.daemon.pid):
-        with suppress(OSError):  # it ended by itself
-            if INVENTORY_CHILD in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
-                os.kill(child, signal.SIGKILL)
-                run.tally.happened["inventory child killed"] += 1
-
-
-def _children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
-
-
-def kill_runtime(run: ChaosRun) -> None:
-    pause(run, 1.0, 2.5)
-    run.restart_runtime(kill=True)
-
-
 # ---- files
-
-
-def fill_state(run: ChaosRun) -> None:
-    """Not a byte more goes into the state folder; the daemon is killed and started meanwhile."""
-    with _filled(run.daemon.launch.state):
-        run.tally.happened["state folder full"] += 1
-        pause(run, 0.5, 1.5)
-        run.kill_daemon()
-        with suppress(HarnessError):
-            run.daemon.wait_ready()
-        pause(run)
-    pause(run)
 
 
 def fill_stage(run: ChaosRun) -> None:
@@ -187,86 +136,6 @@ def _bound(source: Path, place: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", place], check=True)
-
-
-# ---- what a process may use
-
-
-def exhaust_descriptors(run: ChaosRun) -> None:
-    """Idle clients take the last descriptors of the daemon, and stay for a while."""
-    pid = run.daemon.pid
-    has = len([*Path(f"/proc/{pid}/fd").iterdir()])
-    subprocess.run(["prlimit", "--pid", str(pid), f"--nofile={has + FEW_DESCRIPTORS}:"], check=True)
-    with ExitStack() as stack:
-        for _ in range(IDLE_CLIENTS):
-            client = stack.enter_context(socket.socket(socket.AF_UNIX))
-            client.setblocking(False)
-            with suppress(OSError):  # its queue is full
-                client.connect(str(run.daemon.launch.state / CONTROL_SOCKET))
-                run.tally.happened["idle clients"] += 1
-        pause(run, 1.0, 3.0)
-    subprocess.run(["prlimit", "--pid", str(pid), "--nofile=1024:"], check=True)
-    pause(run)
-
-
-def exhaust_memory(run: ChaosRun) -> None:
-    """The daemon is put into a cgroup that has no memory left, until the kernel kills it; then it is started again."""
-    with _no_memory() as group:
-        (group / "cgroup.procs").write_text(str(run.daemon.pid))
-        wait_for("the kernel to kill the daemon", lambda: _asked_until_killed(run), SERVES_S)
-    run.tally.happened["daemon killed by the kernel for memory"] += 1
-    pause(run, 0.0, 0.5)
-    run.daemon.start()
-    run.daemon.wait_ready()
-    pause(run, 0.5, 1.5)
-
-
-def _asked_until_killed(run: ChaosRun) -> bool:
-    """Whether it is dead; else it is asked something, so that it needs memory."""
-    died = run.daemon.ended()
-    if died is None:
-        for _ in range(20):
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(0.2)
-                client.connect(str(run.daemon.launch.state / CONTROL_SOCKET))
-                client.sendall(b"status\n")
-                client.recv(1 << 20)
-    elif died != -signal.SIGKILL:
-        raise HarnessError(f"the daemon ended with {died}")
-    return died is not None
-
-
-@contextmanager
-def _no_memory() -> Iterator[Path]:
-    root, limit = MEMORY[host_cgroup()]
-    group = root / f"nri-gpu-reliability-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / limit).write_text(str(LITTLE_BYTES))
-        yield group
-    finally:
-        for left in (group / "cgroup.procs").read_text().split():
-            os.kill(int(left), signal.SIGKILL)
-        wait_for("its cgroup to be empty", lambda: not (group / "cgroup.procs").read_text(), SERVES_S)
-        group.rmdir()
-
-
-# ---- the clock
-
-
-def step_clock(run: ChaosRun) -> None:
-    """Hours forwards or backwards, for the daemon and the guard alone."""
-    pause(run, 0.2, 0.8)
-    hours = run.dice.choice((-30 * 24, -25, -3, -1, 0, 1, 3, 25, 30 * 24))
-    set_clock(run.daemon.launch.base.parent / "clock", hours * HOUR_S)
-    run.tally.happened["clock stepped"] += 1
-
-
-def set_clock(file: Path, off_s: int) -> None:
-    """What libfaketime reads: seconds to add to the machine's time. Whole at any moment."""
-    fresh = file.with_suffix(".new")
-    fresh.write_text(f"{off_s:+d}\n")
-    fresh.rename(file)
 
 
 # ---- the policy

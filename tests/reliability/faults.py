@@ -17,34 +17,26 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from nri_gpu.inventory.topology_file import load_topology
 from tests.reliability import disturbances as do
 from tests.reliability.disturbances import Disturbance
 from tests.reliability.result import PROJECT, Fact, Found, Options, Row
 from tests.support import packages
 from tests.support.chaos import ChaosRun, chaos_run
-from tests.support.daemon import Launch, NriGpu
 from tests.support.errors import HarnessError
-from tests.support.kernel import NriGpuOnNvidia
-from tests.support.nvml import build_fake_nvml, gpus_of
-from tests.support.nvml.build import DRIVER
 
 CREATES: Final = 64  # on each containerd; a few more follow when all is mended
 QUICK_CREATES: Final = 8
-STATE_KIB, STAGE_MIB = 768, 4
+STAGE_MIB: Final = 4
 LOGS: Final = PROJECT / "build" / "reliability"
 REFUSED: Final = re.compile(r"refused \[([a-z-]+)\]")
 
 
 class Fault(Struct, frozen=True):
-    """One row. change, start, mount: see `chaos_run`. mend: what still has to be put right when all are created."""
+    """One row. mount: see `chaos_run`. mend: what still has to be put right when all are created."""
 
     what: str
     disturb: Disturbance
-    change: Callable[[Launch], Launch] = lambda launch: launch
-    start: Callable[[Launch], NriGpu] = NriGpu
     mount: Callable[[Path], None] = lambda base: None
     mend: Callable[[ChaosRun], None] = lambda run: None
 
@@ -60,57 +52,17 @@ def _little(name: str, size: str) -> Callable[[Path], None]:
     return mount
 
 
-def _other_clock(launch: Launch) -> Launch:
-    file = launch.base.parent / "clock"
-    do.set_clock(file, 0)
-    faked = {
-        "LD_PRELOAD": str(packages.libfaketime()),
-        "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # which no step of a real clock moves either
-        "NO_FAKE_STAT": "1",
-    }
-    return replace(launch, environment=faked)
-
-
-def _nvml(launch: Launch) -> Launch:
-    assert launch.driver_root
-    assert launch.topology
-    gpus, ancestors = gpus_of(load_topology(launch.topology))
-    build_fake_nvml(launch.driver_root, gpus, ancestors=ancestors)
-    return replace(launch, topology=None)
-
-
 FAULTS: Final[Mapping[str, Fault]] = {
-    "kill-daemon": Fault("daemon killed by SIGKILL", do.kill_daemon),
     "kill-guard": Fault("guard killed by SIGKILL", do.kill_guard),
     "kill-both": Fault("daemon and guard killed by SIGKILL, one after the other", do.kill_both_in_turn),
     "stop-daemon": Fault("daemon stopped by SIGSTOP for longer than the runtime's 2 s, then SIGCONT", do.stop_daemon),
     "stop-guard": Fault("guard stopped in the same way", do.stop_guard),
-    "kill-child": Fault(
-        "the process that asks NVML killed by SIGKILL",
-        do.kill_inventory_child,
-        _nvml,
-        lambda launch: NriGpuOnNvidia(launch, DRIVER),
-    ),
-    "kill-runtime": Fault("containerd killed by SIGKILL and started again", do.kill_runtime),
-    "full-state": Fault(
-        f"state folder of {STATE_KIB} KiB full (ENOSPC), daemon killed meanwhile",
-        do.fill_state,
-        mount=_little("state", f"{STATE_KIB}k"),
-    ),
     "full-stage": Fault(
         f"stage folder of {STAGE_MIB} MiB full when another driver is staged",
         do.fill_stage,
         mount=_little("drivers", f"{STAGE_MIB}m"),
     ),
     "read-only": Fault("state folder read-only (EROFS), daemon killed meanwhile", do.make_state_read_only),
-    "descriptors": Fault(
-        f"{do.FEW_DESCRIPTORS} file descriptors left, {do.IDLE_CLIENTS} idle clients on the control socket",
-        do.exhaust_descriptors,
-    ),
-    "memory": Fault("no memory left in the daemon's cgroup, so that the kernel kills it", do.exhaust_memory),
-    "clock": Fault("clock stepped by 1 hour to 30 days, forwards and backwards", do.step_clock, _other_clock),
     "policy": Fault(
         f"policy file broken in {len(do.BREAKS)} ways and mended, reloaded each time",
         do.break_policy,
@@ -130,7 +82,7 @@ def found(options: Options) -> Iterator[Found]:
         yield _row(name, FAULTS[name], runtimes, options)
 
 
-QUICK: Final = ("kill-both", "descriptors", "policy")
+QUICK: Final = ("kill-both", "policy")
 
 
 def _row(name: str, fault: Fault, runtimes: list[packages.Runtime], options: Options) -> Row:
@@ -163,7 +115,7 @@ def _attack(name: str, fault: Fault, runtime: packages.Runtime, options: Options
         stack.callback(
             lambda: subprocess.run(["sh", "-c", f"umount -lq {folder}/d/*"], check=False, capture_output=True)
         )
-        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.change, fault.start, fault.mount))
+        run = stack.enter_context(chaos_run(runtime, folder, options.seed, fault.mount))
         stack.callback(_keep_logs, name, run)
         creates = QUICK_CREATES if options.quick else CREATES
         run.create_while(creates, lambda _: fault.disturb(run), lambda: fault.mend(run))

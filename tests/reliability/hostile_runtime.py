@@ -8,7 +8,6 @@ Its memory and descriptors must be what they were, within RSS_GROWTH_MIB and DES
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import tempfile
 import time
@@ -21,7 +20,7 @@ from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.subscription import Event
-from nri_gpu.ttrpc import PLUGIN_SERVICE, RECEIVE_MAX, RUNTIME_SERVICE, ConnId
+from nri_gpu.ttrpc import PLUGIN_SERVICE, ConnId
 from nri_gpu.ttrpc.frames import HEADER, FrameType
 from nri_gpu.ttrpc.mux import HEADER as MUX_HEADER
 from tests.reliability.result import Found, Options, Row
@@ -32,8 +31,6 @@ from tests.support.driver_root import make_driver_root
 from tests.support.errors import HarnessError
 from tests.support.guard import NriGuard
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
-
-PAUSE_S: Final = 0.1  # between requests that only try whether the connection is still there
 
 
 class Attack(Struct, frozen=True):
@@ -50,12 +47,12 @@ class Attack(Struct, frozen=True):
     said: str = ""
 
 
-def frame(data: bytes, stream_id: int = 1, kind: int = FrameType.REQUEST, flags: int = 0, length: int = -1) -> bytes:
-    return HEADER.pack(len(data) if length < 0 else length, stream_id, kind, flags) + data
+def frame(data: bytes, stream_id: int = 1, kind: int = FrameType.REQUEST) -> bytes:
+    return HEADER.pack(len(data), stream_id, kind, 0) + data
 
 
-def mux(payload: bytes, conn_id: ConnId = PLUGIN_SERVICE, length: int = -1) -> bytes:
-    return MUX_HEADER.pack(conn_id, len(payload) if length < 0 else length) + payload
+def mux(payload: bytes, conn_id: ConnId = PLUGIN_SERVICE) -> bytes:
+    return MUX_HEADER.pack(conn_id, len(payload)) + payload
 
 
 def asking(runtime: ScriptedRuntime, name: str = "attack") -> bytes:
@@ -83,66 +80,10 @@ async def truncated(victim: Victim, often: int, dice: random.Random) -> str:
     return f"of a request of {len(wire)} bytes; each ended its connection alone"
 
 
-async def lengths(victim: Victim, often: int, dice: random.Random) -> str:
-    wrong = (
-        mux(b"", length=2**32 - 1),
-        mux(b"", length=RECEIVE_MAX + 11),
-        mux(frame(b"", length=2**32 - 1)),
-        mux(frame(b"", length=2**31)),
-        mux(frame(b"", length=RECEIVE_MAX + 1)),
-        b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
-        b"\xff" * 65_536,
-    )
-    for number in range(often):
-        await _thrown(victim, wrong[number % len(wrong)])
-    return "each ended its connection"
-
-
 async def garbage(victim: Victim, often: int, dice: random.Random) -> str:
     for _ in range(often):
         await _thrown(victim, dice.randbytes(dice.choice((1, 100, 10_000, 100_000))))
     return "each ended its connection"
-
-
-async def oversize(victim: Victim, often: int, dice: random.Random) -> str:
-    """Requests of 1 to 16 MiB, over what policy allows and below what the wire does."""
-    runtime = await victim.connected()
-    pod = nri.asking("1", "oversize")
-    for number in range(often):
-        made = nri.container(pod, args=["x" * ((1 + number % 3) << 20)])
-        answer = await runtime.call("CreateContainer", nri.create(pod, made))
-        if victim.grants and answer.status.ok:
-            raise HarnessError("a request of a MiB was granted")
-    runtime.close()
-    return "each refused, on a connection that stayed"
-
-
-async def byte_by_byte(victim: Victim, often: int, dice: random.Random) -> str:
-    runtime = await victim.connected()
-    for number in range(often):
-        for byte in asking(runtime, f"slow-{number}"):
-            await runtime.write(bytes((byte,)))
-        await runtime.answers(1)
-    runtime.close()
-    return "each answered when its last byte came"
-
-
-async def silent(victim: Victim, often: int, dice: random.Random) -> str:
-    """At each step: RegisterPlugin not answered, no Configure, no end of Synchronize, half a frame."""
-    for step in range(often):
-        runtime = await victim.listener.accept(CONNECTS_S)
-        request, _ = await runtime.registration()
-        if step > 0:
-            await runtime.answer(request)
-        if step > 1:
-            await runtime.configure()
-            await runtime.ask("Synchronize", pb.SynchronizeRequest(more=True).SerializeToString())
-        if step > 2:
-            await runtime.write(asking(runtime)[:20])
-        await runtime.ended(CONNECTS_S)
-        runtime.close()
-        await victim.recover()
-    return f"the connection was ended at each of {often} steps, and the next one served"
 
 
 async def half_closed(victim: Victim, often: int, dice: random.Random) -> str:
@@ -154,20 +95,6 @@ async def half_closed(victim: Victim, often: int, dice: random.Random) -> str:
         await runtime.ended()
         runtime.close()
     return "each connection was ended by us, too"
-
-
-async def unread(victim: Victim, often: int, dice: random.Random) -> str:
-    """Requests whose answers nobody reads, and a few more of them until the connection is ended."""
-    runtime = await victim.connected()
-    with suppress(HarnessError, OSError, TimeoutError):
-        async with asyncio.timeout(CONNECTS_S):
-            for number in itertools.count():
-                await runtime.write(asking(runtime, f"unread-{number}"))
-                if number >= often:  # a fast machine answers them within the time that a runtime has to read them
-                    await asyncio.sleep(PAUSE_S)
-    await runtime.ended(CONNECTS_S)
-    runtime.close()
-    return "the connection was ended, and its grants were free again"
 
 
 async def at_once(victim: Victim, often: int, dice: random.Random) -> str:
@@ -187,21 +114,6 @@ async def at_once(victim: Victim, often: int, dice: random.Random) -> str:
     if victim.grants and len(given) != GPUS:
         raise HarnessError(f"{len(given)} GPUs were given, of {GPUS}")
     return f"{often} answers, {len(given)} of them a GPU each, no GPU twice"
-
-
-async def events(victim: Victim, often: int, dice: random.Random) -> str:
-    runtime = await victim.connected()
-    kinds = (Event.RUN_POD_SANDBOX, Event.START_CONTAINER, Event.STOP_CONTAINER, Event.REMOVE_POD_SANDBOX)
-    for begin in range(0, often, 500):
-        wire = bytearray()
-        for number in range(begin, min(begin + 500, often)):
-            pod = nri.asking("1", f"event-{number}")
-            method, payload = nri.event(kinds[number % len(kinds)], pod, nri.container(pod))
-            wire += runtime.request(method, payload)
-        await runtime.write(bytes(wire))
-        await runtime.answers(min(500, often - begin))
-    runtime.close()
-    return "each answered, on one connection"
 
 
 async def unknown(victim: Victim, often: int, dice: random.Random) -> str:
@@ -227,14 +139,10 @@ async def used_ids(victim: Victim, often: int, dice: random.Random) -> str:
     runtime = await victim.connected()
     await runtime.ask("StateChange")
     for number in range(often):
-        await _raw(runtime, frame(b"\x0a\x01s\x12\x01m", stream_id=(1, 3, 2, 0)[number % 4]))
+        await runtime.write(mux(frame(b"\x0a\x01s\x12\x01m", stream_id=(1, 3, 2, 0)[number % 4])))
     await runtime.ask("StateChange")
     runtime.close()
     return "each rejected alone"
-
-
-async def _raw(runtime: ScriptedRuntime, data: bytes) -> None:
-    await runtime.write(mux(data))
 
 
 async def future(victim: Victim, often: int, dice: random.Random) -> str:
@@ -295,17 +203,6 @@ async def endless(victim: Victim, often: int, dice: random.Random) -> str:
     return f"ended after {parts:,} parts"
 
 
-async def uncalled(victim: Victim, often: int, dice: random.Random) -> str:
-    """Answers to calls that were never made."""
-    runtime = await victim.connected()
-    for number in range(often):
-        data = frame(dice.randbytes(20), stream_id=2 * number + 1, kind=FrameType.RESPONSE)
-        await runtime.write(mux(data, conn_id=RUNTIME_SERVICE))
-    await runtime.ask("StateChange")
-    runtime.close()
-    return "each ignored, on one connection"
-
-
 async def hung_up(victim: Victim, often: int, dice: random.Random) -> str:
     """Closed as soon as it is made: it must come back, and not in a tight loop."""
     began = time.monotonic()
@@ -320,21 +217,14 @@ async def hung_up(victim: Victim, often: int, dice: random.Random) -> str:
 ENDED: Final = "connection ended, reconnecting"
 ATTACKS: Final[Mapping[str, Attack]] = {
     "truncated": Attack("a request cut off at every byte", truncated, 672, 12, "cuts", ENDED),
-    "lengths": Attack("lengths out of reach, other protocols", lengths, 210, 7, "connections", ENDED),
     "garbage": Attack("random bytes", garbage, 300, 5, "connections", ENDED),
-    "oversize": Attack("requests of 1 to 3 MiB", oversize, 60, 3, "requests"),
-    "byte-by-byte": Attack("a byte at a time", byte_by_byte, 20, 1, "requests"),
     "half-closed": Attack("half-closed sockets", half_closed, 200, 4, "connections", ENDED),
     "at-once": Attack("as many requests at once", at_once, 1000, 1000, "requests"),
-    "events": Attack("a flood of events", events, 10_000, 500, "events"),
     "unknown": Attack("unknown methods, frame types, mux ids", unknown, 1000, 8, "requests"),
     "used-ids": Attack("stream ids that were used, or are even", used_ids, 1000, 8, "requests", "request rejected"),
     "future": Attack("fields and enum values of the future", future, 500, 3, "requests"),
     "disorder": Attack("requests out of order", disorder, 100, 2, "sessions", "request failed"),
-    "uncalled": Attack("answers that nobody asked for", uncalled, 10_000, 50, "answers"),
     "hung-up": Attack("connections closed when they are made", hung_up, 200, 5, "connections", ENDED),
-    "unread": Attack("requests whose answers nobody reads", unread, 10_000, 0, "requests", ENDED),
-    "silent": Attack("silence at each step of a session", silent, 4, 0, "steps", ENDED),
     "endless": Attack("Synchronize in parts without end", endless, 1, 0, "sessions", ENDED),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,6 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 RECORD: Final = PROJECT / "docs" / "records" / "reliability.json"
 SCHEMA: Final = "nri-gpu/reliability/v1"
 POINTS: Final = 200  # of a series that is kept
-UNFINISHED: Final = "this run"  # the fact of one that did not reach its end
 
 
 class PartName(StrEnum):
@@ -105,13 +104,6 @@ class Part(Struct, frozen=True):
             series=[*series.values()],
         )
 
-    def unfinished(self, last: Part | None) -> Part:
-        """The rows so far, and of the run before those that have not come again; its machine says so."""
-        kept = last.amended(self) if last else self
-        old = len(kept.rows) - len(self.rows)
-        fact = f"ended after {len(self.rows)} rows" + (f", {old} are of {last.date}" if last and old else "")
-        return replace(kept, machine={**kept.machine, UNFINISHED: fact})
-
 
 class Record(Struct, frozen=True):
     """All parts, by name. A part that never ran is missing."""
@@ -123,11 +115,6 @@ class Record(Struct, frozen=True):
         """With that part in place of its last run."""
         parts = {**self.parts, name: part}
         return replace(self, parts={each: parts[each] for each in PartName if each in parts})
-
-    def rows(self) -> Iterator[tuple[PartName, Row]]:
-        for name, part in self.parts.items():
-            for row in part.rows:
-                yield name, row
 
 
 def read(path: Path = RECORD) -> Record:

@@ -83,11 +83,9 @@ def chaos_run(
     runtime: packages.Runtime,
     folder: Path,
     seed: int,
-    change: Callable[[Launch], Launch] = lambda launch: launch,
-    start: Callable[[Launch], NriGpu] = NriGpu,
     mount: Callable[[Path], None] = lambda base: None,
 ) -> Iterator["ChaosRun"]:
-    """A containerd with a daemon and a guard that serve it. change, start: how, and as what, the daemon is started.
+    """A containerd with a daemon and a guard that serve it.
 
     mount: called with the daemon's base before there is a containerd, which sees no mounts that are made later.
 
@@ -103,9 +101,9 @@ def chaos_run(
         stack.callback(node.abandon)
         root = make_driver_root(folder / "driver")
         topology = TOPOLOGIES / "pcie-8.toml"
-        launch = change(Launch(folder / "d", node.nri_socket, topology=topology, driver_root=root, policy=policy))
+        launch = Launch(folder / "d", node.nri_socket, topology=topology, driver_root=root, policy=policy)
         node.boot()
-        daemon, guard = stack.enter_context(start(launch)), stack.enter_context(NriGuard(launch))
+        daemon, guard = stack.enter_context(NriGpu(launch)), stack.enter_context(NriGuard(launch))
         daemon.wait_ready()
         guard.wait_ready()
         daemon.wait_logged("driver files staged")

@@ -194,11 +194,6 @@ def gcc() -> list[str]:
     return command("gcc", "gcc", "libc6-dev") if has_headers else [*as_if_installed("gcc", "libc6-dev"), "gcc"]
 
 
-def libfaketime() -> Path:
-    """A library that, loaded first, shows a program another time than the machine's."""
-    return _cached("libfaketime") / f"usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1"
-
-
 def libc_32() -> Path:
     """The folder of a C library for 32-bit programs on x86-64: `ld-linux.so.2`, `libc.so.6`."""
     tree = _cached("libc6-i386")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tests.reliability import page
-from tests.reliability.__main__ import INTERRUPTED, attack
 from tests.reliability.fit import slope
-from tests.reliability.result import UNFINISHED, Options, Part, PartName, Record, Row, Series, read, write
+from tests.reliability.result import Part, PartName, Record, Row, Series, read, write
 
 ROW = Row(
     "daemon killed", 192, "creations", "none | started without", "python -m tests.reliability --case kill", passed=False
@@ -29,27 +27,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read(tmp_path / "none.json") == Record()
 
 
-def broken_off(*rows: Row, by: type[BaseException]) -> Iterator[Row]:
-    yield from rows
-    raise by
-
-
-@pytest.mark.parametrize(("by", "code"), [(KeyboardInterrupt, INTERRUPTED), (OSError, 1)])
-def test_a_part_that_does_not_reach_its_end_keeps_its_rows(
-    tmp_path: Path, by: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, other = tmp_path / "record.json", replace(ROW, command="another", passed=True)
-    write(Record().including(PartName.FAULTS, replace(PART, rows=[ROW, other])), file)
-    again = replace(ROW, passed=True, count=7)
-    assert attack(PartName.FAULTS, broken_off(again, by=by), Options(), file) == code
-    kept = read(file).parts[PartName.FAULTS]
+def test_rows_of_one_case_take_the_place_of_their_last_ones() -> None:
+    other, again = replace(ROW, command="another"), replace(ROW, passed=True, count=7)
+    kept = replace(PART, rows=[ROW, other]).amended(replace(PART, rows=[again], series=[]))
     assert [*kept.rows] == [again, other]
-    assert kept.machine[UNFINISHED] == f"ended after 1 rows, 1 are of {PART.date}"
-    assert "7 creations" in capsys.readouterr().out
-
-    assert attack(PartName.FAULTS, iter([again]), Options(), file) == 0
-    assert [*read(file).parts[PartName.FAULTS].rows] == [again]
-    assert UNFINISHED not in read(file).parts[PartName.FAULTS].machine
+    assert (kept.took_s, [*kept.series]) == (180.0, [*PART.series])
 
 
 def test_the_page_has_the_records_rows_between_its_markers() -> None:
