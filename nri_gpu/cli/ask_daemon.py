@@ -59,7 +59,7 @@ def _read(connection: socket.socket, until_s: float) -> bytes:
         if size_bytes > ANSWER_MAX:
             raise ValueError(f"an answer of more than {ANSWER_MAX >> 20} MiB")
         if time.monotonic() > until_s:
-            raise TimeoutError(f"no whole answer; {size_bytes} bytes came")
+            raise TimeoutError(f"the answer ended after {size_bytes} bytes")
     return b"".join(parts)
 
 

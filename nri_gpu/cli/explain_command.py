@@ -143,12 +143,12 @@ def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, wai
     granted = isinstance(decision, Inject) and bool(decision.grant.uuids)
     environment = policy.environment
     if granted or environment.disarm is Disarm.ALL or environment.may_ask.match(listed.container.pod.namespace):
-        yield "a manifest does not show the variables of its image, such as NVIDIA_REQUIRE_CUDA: they count, too"
+        yield "a manifest does not show the variables of its image, such as NVIDIA_REQUIRE_CUDA, which count too"
     asked = granted or isinstance(decision, Refuse) or (isinstance(decision, Pass) and decision.ignored)
     if asked and (rule := _guessed_rule(listed.container, listed.name, policy)):
-        yield f"{rule} depends on a part of the pod's name that is made up here, so it may decide otherwise"
+        yield f"{rule} depends on a part of the pod's name that is made up here, so on a node it may decide differently"
     if waits:
-        yield "an init container of another pod had that GPU: until its processes are gone, this one has to wait"
+        yield "an init container of another pod had that GPU: until its processes are gone, this container has to wait"
 
 
 def _is_of_gpus(resource: str, policy: Policy) -> bool:

@@ -25,7 +25,7 @@ from nri_gpu.inventory.topology_source import TopologySource, ask_once, source_o
 from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.clocks import since_boot_s
 
-LINK: Final = "it is a link; name the file that it leads to, or print with `--record -`"
+LINK: Final = "it is a link; name the file that it points to, or print with `--record -`"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     # A simulated node has a daemon only where one is named.
     state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
     try:
-        with working("asking NVML, which takes long if nothing keeps the GPUs initialized (persistence)"):
+        with working("querying NVML, which takes long if nothing keeps the GPUs initialized (persistence)"):
             inventory = ask_once(_source(args))
     except InventoryError as error:
         if not error.unlisted or args.record:

@@ -63,7 +63,7 @@ SOCKET: Final = _value("--socket", "PATH", "the runtime's NRI socket (default /v
 POLICY: Final = _value("--policy", "FILE", "policy file (default /etc/nri-gpu/policy.toml)")
 GPUS: Final = _value("--gpus", "FILE", "simulate the node in this topology file instead of asking NVML")
 DRIVER_ROOT: Final = _value("--driver-root", "DIR", "root folder of the host's NVIDIA driver (default /)")
-RUN_DIR: Final = _value("--run-dir", "DIR", "folder of this process alone, for the file by which probes see it run")
+RUN_DIR: Final = _value("--run-dir", "DIR", "folder for this process's liveness file, which probes read")
 STATE_DIR: Final = _value("--state-dir", "DIR", "the daemon's state folder (default /run/nri-gpu)")
 OUTPUT: Final = _option(
     "-o", "--output", help="json: for programs; fields are added, never changed", choices=("text", "json")
@@ -93,29 +93,34 @@ VERBS: Final = (
             DRIVER_ROOT,
             _option(
                 "--kubelet",
-                help="also be the kubelet's device plugin, or not (docs/kubernetes.md)",
+                help="be the kubelet's device plugin; off with --no-kubelet (docs/kubernetes.md)",
                 action=argparse.BooleanOptionalAction,
             ),
             _value(
                 "--kubelet-registration",
                 "WORD",
-                "register: call the kubelet (default); watcher: be found in plugins_registry",
+                "register: call the kubelet (default); watcher: wait in plugins_registry to be found",
             ),
             _option(
                 "--dra",
-                help="also serve `nri-gpu dra`, the driver of ResourceClaims, or not (docs/dra.md)",
+                help="serve the DRA driver, `nri-gpu dra`; off with --no-dra (docs/dra.md)",
                 action=argparse.BooleanOptionalAction,
             ),
             _value("--dra-driver", "NAME", "name of that driver in DeviceClasses and ResourceSlices"),
             _value("--dra-dir", "DIR", "the kubelet's folder for plugins, where it finds that driver"),
-            _value("--driver-host-root", "DIR", "--driver-root as the runtime sees it, where ours is a mount in a pod"),
+            _value("--driver-host-root", "DIR", "the host's path of --driver-root, if that is a mount in a pod"),
             _value("--state-dir", "DIR", "folder for key and ledger (default /run/nri-gpu)"),
             _value("--stage-dir", "DIR", "folder for staged driver files"),
             RUN_DIR,
             _switch("--stand-by", "wait for the daemon that runs with this state folder, and take over when it stops"),
             _value("--labels", "FILE", "write the node's labels to this file for Node Feature Discovery"),
             _value("--metrics", "ADDRESS", "serve metrics for Prometheus at this address or socket"),
-            _option("--metrics-public", help="also where other machines reach it", action="store_true", default=None),
+            _option(
+                "--metrics-public",
+                help="allow an address that other machines reach",
+                action="store_true",
+                default=None,
+            ),
             _switch("--watch-policy", "reload the policy whenever its file changes, such as a ConfigMap's"),
             LOG_LEVEL,
         ),
@@ -138,10 +143,11 @@ VERBS: Final = (
     Verb(
         "dra",
         "nri_gpu.cli.dra_command",
-        "be this node's driver for ResourceClaims, beside `run --dra` (docs/dra.md)",
+        "be this node's driver for ResourceClaims, together with `run --dra` (docs/dra.md)",
         "Publishes what the daemon offers as ResourceSlices, and prepares ResourceClaims for the kubelet. Only this\n"
-        "process talks to the API server: in a pod by its service account, elsewhere by --kubeconfig. It decides and\n"
-        "keeps nothing. It waits for the daemon, and for a process like it that serves the node already.",
+        "process talks to the API server: in a pod by its service account, elsewhere by --kubeconfig. It makes no\n"
+        "decisions and stores no state. It waits until the daemon answers, and until any other `nri-gpu dra` on this\n"
+        "node has exited.",
         (
             STATE_DIR,
             _value("--node-name", "NAME", "this node's name in Kubernetes (default NODE_NAME, else the host's)"),
@@ -176,17 +182,17 @@ VERBS: Final = (
         "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
         (
             STATE_DIR,
-            _switch("--watch", "stay, live on a terminal; into a pipe, print a line for each change"),
+            _switch("--watch", "keep running: a live page on a terminal, a line for each change in a pipe"),
             _switch("--alive", "print nothing; exit 0 if the daemon answers at all"),
             _switch("--probe", "exit 0 also while a successor stands by"),
-            _value("--guard", "DIR", "ask about the guard with this --run-dir instead"),
+            _value("--guard", "DIR", "report the guard with this --run-dir instead"),
             OUTPUT,
         ),
     ),
     Verb(
         "repaired",
         "nri_gpu.cli.repaired_command",
-        "tell the daemon that a GPU was reset, where the driver does not say so",
+        "tell the daemon that a GPU was reset, if the driver does not report it",
         "After an XID whose action is a reset, a GPU is withheld until a reset is proven: by the driver's recovery\n"
         "action (570 and newer), by a driver that was loaded anew, by a memory remapping that is done, by a boot, or\n"
         "by this word, which only root may give and the audit log records. Exits 1 when no reset was due.",
@@ -227,7 +233,7 @@ VERBS: Final = (
         "here, too.",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
-            _switch("--forget", "first forget that a policy was in force: without a file the defaults hold again"),
+            _switch("--forget", "first forget that a policy was in force, so that without a file the defaults apply"),
             _value("--gpus", "FILE", "compare pools and limits with the GPUs of this topology file"),
             STATE_DIR,
             OUTPUT,
@@ -244,7 +250,7 @@ VERBS: Final = (
             STATE_DIR,
             _value("--run-dir", "DIR", "the guard's --run-dir (default /run/nri-gpu-guard)"),
             _value("--root", "DIR", "root folder of the host's files, in a pod that mounts them"),
-            _value("--bundle", "FILE.tar.gz", "also pack what was seen, for a bug report, without secrets"),
+            _value("--bundle", "FILE.tar.gz", "also write a bundle for a bug report, without secrets"),
             OUTPUT,
         ),
     ),
@@ -256,15 +262,15 @@ VERBS: Final = (
         "of another version), it prints why, removes an existing specification, and exits 69. Example:\n"
         "  nri-gpu cdi generate --output /var/run/cdi/nri-gpu.json && docker run --device nvidia.com/gpu=0 ...",
         (
-            _option("action", help="generate: print it, or write it to --output", choices=("generate",)),
+            _option("action", help="generate: print the specification, or write it to --output", choices=("generate",)),
             POLICY,
             GPUS,
             DRIVER_ROOT,
             _value("--stage-dir", "DIR", "folder for staged driver files (default /var/lib/nri-gpu/cdi)"),
             _value("--capabilities", "LIST", "driver capabilities to include (default: the policy's)"),
             _value("--output", "FILE", "file to write, ending in .json or .yaml"),
-            _dropped("--watch", "enable nri-gpu-cdi.path, which has the file written again; it is written once here"),
-            _dropped("--log-level", "leave it out: this verb logs warnings alone", values=1),
+            _dropped("--watch", "enable nri-gpu-cdi.path, which keeps the file up to date; here it is written once"),
+            _dropped("--log-level", "leave it out: this verb logs only warnings", values=1),
         ),
     ),
     Verb(
@@ -275,8 +281,10 @@ VERBS: Final = (
         "it needs no GPU either. Exits 1 when a container would be refused. Example:\n"
         "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
         (
-            _option("file", help="pods, or anything with pod templates; -: standard input", metavar="POD.yaml"),
-            _option("-n", "--namespace", help="namespace of what names none (default: default)", metavar="NAMESPACE"),
+            _option("file", help="pods, or objects with pod templates; -: standard input", metavar="POD.yaml"),
+            _option(
+                "-n", "--namespace", help="namespace for objects without one (default: default)", metavar="NAMESPACE"
+            ),
             POLICY,
             GPUS,
             DRIVER_ROOT,
@@ -288,7 +296,7 @@ VERBS: Final = (
         "nri_gpu.cli.replay_command",
         "decide the requests of an audit log again, and print what differs",
         "With the recorded policies nothing differs. With --policy, try a change of policy on last week's requests.\n"
-        "Several files continue each other, the oldest first. Example:\n"
+        "Several files are read as one log: pass the oldest first. Example:\n"
         "  nri-gpu replay /run/nri-gpu/audit.1.jsonl /run/nri-gpu/audit.jsonl --policy new.toml",
         (
             _option("files", help="audit logs, the oldest first", nargs="+", metavar="LOG"),

@@ -122,7 +122,7 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
 def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
     """Yield notes on a file. without: kinds of documents without a pod. aliased: a YAML alias repeats a pod."""
     if aliased:
-        yield "a pod that YAML aliases repeat is explained once, where it first stands: write it out to see each"
+        yield "a pod that YAML aliases repeat is explained once, at its first place: write it out to see each"
     if without:
         kinds = listed(f"{times:,} {kind or 'without a kind'}" for kind, times in without.most_common())
         number, plural = without.total(), without.total() > 1
@@ -268,7 +268,7 @@ def _env(container: Mapping[str, object], where: str) -> tuple[list[str], list[s
         if not each.get("valueFrom") and "$(" not in value:
             values[name] = value
         elif read_env([f"{name}="])[0]:
-            notes.append(f"{shown(name)} is not known: a manifest does not show what the kubelet makes it of")
+            notes.append(f"{shown(name)} is not known: a manifest does not show the kubelet's value")
     if container.get("envFrom"):
         notes.append("a manifest does not show which variables come by envFrom")
     return [f"{name}={value}" for name, value in values.items()], notes

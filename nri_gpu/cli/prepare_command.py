@@ -129,7 +129,7 @@ def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = Fals
         return Exit.FINDING if report.findings else Exit.OK
     page = [Line(f"{'would ' if args.dry_run else ''}{action}") for action in report.done]
     if more:
-        page.append(Line("more may follow: which devices a module serves is known once it is loaded"))
+        page.append(Line("more may follow: a module's devices are known once it is loaded"))
     page += lines((f"finding: {finding}" for finding in report.findings), Tone.BAD)
     count = len(report.facts.devices)
     devices = f"{count} NVIDIA device{'s' * (count > 1)}"

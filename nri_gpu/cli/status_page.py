@@ -43,7 +43,7 @@ def faults(status: DaemonStatus) -> list[str]:
 def to_mend(status: DaemonStatus) -> list[str]:
     """Return faults of a daemon that grants: a policy file that was not taken, and GPUs that two pods were granted."""
     fault = status.policy.rejected
-    found = [f"policy file rejected, the policy before it stays in force: {fault}"] if fault else []
+    found = [f"policy file rejected, the previous policy stays in force: {fault}"] if fault else []
     return found + [
         f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively: delete all of "
         "these pods but one"
@@ -111,7 +111,7 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
     yield from map(_lost_line, status.lost)
     if unseen := [each for gpu in status.gpus for each in gpu.holders if each.unseen]:
         names = ", ".join(dict.fromkeys(map(pod_of, unseen)))
-        yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime says that they are over"
+        yield f"the cgroups of {names} are not seen: their GPUs are free once the runtime reports that they ended"
     for fault in status.faults:
         yield f"GPU {fault.index} cannot be described{_since_when(fault.since_s)}: {fault.reason}"
 
@@ -126,15 +126,15 @@ def _lost_line(lost: LostStatus) -> str:
     """Return what an operator can do about a container that is over for the runtime and holds its GPUs."""
     place = f" in cgroup {lost.cgroup}" if lost.cgroup else ""
     return (
-        f"{lost.pod}, container {lost.container}: over for the runtime{_since_when(lost.since_s)}, and holds its GPUs "
-        f"until its processes{place} are gone ({lost.shown_pids}): end them, or thaw a paused container; one that "
-        "hangs in the driver is gone after a boot"
+        f"{lost.pod}, container {lost.container}: ended for the runtime{_since_when(lost.since_s)}, but holds its GPUs "
+        f"until its processes{place} are gone ({lost.shown_pids}): end them, or thaw a paused container; a process "
+        "that hangs in the driver ends with a reboot"
     )
 
 
 def _refusal_lines(status: DaemonStatus) -> Iterator[str]:
     if status.refusals:
-        yield f"{status.refusals[-1].number} refused since the daemon began, the last:"
+        yield f"{status.refusals[-1].number} refused since the daemon started, the last:"
         yield from (f"  {at(each.at_s)}  {refusal_words(each)}" for each in status.refusals[-SHOWN:])
 
 

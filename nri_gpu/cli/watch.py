@@ -110,7 +110,7 @@ def changes(before: DaemonStatus, after: DaemonStatus, now: float) -> Iterator[H
     known = 0 if restarted else old.total
     news = [each for each in new.last if each.number > known]
     if missed := new.total - known - len(news):
-        yield _happened(now, DAEMON, f"{missed} more changes happened meanwhile")
+        yield _happened(now, DAEMON, f"{missed} more changes happened in between")
     yield from news
     told = 0 if restarted or not before.refusals else before.refusals[-1].number
     yield from (_refused(each) for each in after.refusals if each.number > told)
@@ -173,7 +173,7 @@ def live_page(moment: WatchMoment) -> list[Line | Grid]:
     news = (Line(f"  {at(each.at_s)}  {each.what}", Tone.WARN if each.worse else Tone.PLAIN) for each in moment.recent)
     return [
         Line(f"{at(moment.at_s)}, each second; Ctrl-C ends it", Tone.FAINT),
-        *([Line(f"{moment.fault}; below is what it said last", Tone.BAD)] if moment.fault else []),
+        *([Line(f"{moment.fault}; below is its last answer", Tone.BAD)] if moment.fault else []),
         *page,
         *([Line(""), Line("the last changes:", Tone.HEAD), *news] if moment.recent else []),
     ]

@@ -52,7 +52,7 @@ DRAIN_S: Final = 5.0
 STARTING: Final = Inventory(
     taken_at=0, fault="nri-gpu has just started, and the driver has not answered yet; try again in a moment"
 )
-LOOKING_FOR_FILES: Final = "the driver's files are being looked for; try again in a moment"
+LOOKING_FOR_FILES: Final = "the driver's files are being searched for; try again in a moment"
 
 
 class Daemon:

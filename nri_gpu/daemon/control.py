@@ -29,7 +29,7 @@ from nri_gpu.system.state import NodeState
 Answer = Callable[[], object]  # what JSON is made of
 Command = Callable[[str], object]  # what JSON is made of, given the rest of the line
 ROOT: Final = 0
-FOR_ROOT: Final = "root alone may say so"
+FOR_ROOT: Final = "only root may do this"  # known to the verb of another version
 LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
 
 
@@ -50,7 +50,7 @@ def control_service(
                 return [_error(f"{word}: {FOR_ROOT}")]
             return [_line(to_builtins(commands[word](rest.strip())))]
         if asked not in table:
-            return [_error(f"unknown question {asked!r}, known: {', '.join(sorted((*table, *commands)))}")]
+            return [_error(f"unknown request {asked!r}, known: {', '.join(sorted((*table, *commands)))}")]
         return [_line(to_builtins(table[asked]()))]
 
     return Service(

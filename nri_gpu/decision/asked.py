@@ -98,7 +98,9 @@ def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> 
         return given
     if allocation.request or allocation.admin:
         why = "is for monitoring" if allocation.admin else "has configuration of its own"
-        raise RequestError(annotated.key, f"asks beside {allocation.key}, which {why}: drop the annotation")
+        raise RequestError(
+            annotated.key, f"adds a request to that of {allocation.key}, which {why}: drop the annotation"
+        )
     mode = given.mode or Mode.EXCLUSIVE
     if fault := _beyond_allocation(annotated, len(allocation.uuids), mode, claimed=bool(allocation.claims)):
         raise RequestError(annotated.key, fault)
@@ -124,15 +126,15 @@ def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bo
     wanted = annotated.wanted
     if isinstance(wanted, Count) and wanted.gpus > number:
         where = "the ResourceClaim" if claimed else "resources.limits"
-        return f"asks for {wanted.gpus} GPUs and the kubelet gave {number}: ask for as many in {where}"
+        return f"asks for {wanted.gpus} GPUs, but the kubelet allocated {number}: ask for the same number in {where}"
     if not isinstance(wanted, Count | Everything):
-        return "names GPUs, but here the kubelet chooses them: write all, which means those that it gave"
+        return "names GPUs, but here the kubelet chooses them: write all, which means those that it allocated"
     if annotated.mode not in (None, mode):
         asked = f"asks for mode={annotated.mode}"
         cure = (
             "set the mode in the ResourceClaim's configuration" if claimed else "ask for another resource in its limits"
         )
-        return f"{asked}, and the kubelet gave in {mode} mode: {cure}"
+        return f"{asked}, but the kubelet allocated in {mode} mode: {cure}"
     return ""
 
 

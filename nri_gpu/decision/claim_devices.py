@@ -29,7 +29,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import Allowed, Verdict, select, stale_fault
 from nri_gpu.request.annotation import parse_claim
 
-_ANEW: Final = "delete the pods that use the claim, so that the scheduler allocates it anew."
+_ANEW: Final = "delete the pods that use the claim, so that the scheduler allocates it again."
 _NAMES_SHOWN_MAX: Final = 200  # characters
 
 
@@ -64,7 +64,7 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
     if (known := ledger.claims.get(claim.uid)) is not None:
         return _again(known, claim)
     if policy.fault:
-        return _not(Code.BAD_POLICY, f"no GPU can be granted before the policy is mended: {policy.fault}")
+        return _not(Code.BAD_POLICY, f"no GPU can be granted until the policy is fixed: {policy.fault}")
     if stale := stale_fault(policy, node.inventory_age_s):
         return _not(Code.NODE_NOT_READY, stale)
     units = {device_name(unit): unit for unit in node.inventory.units}
@@ -108,7 +108,10 @@ def _find(result: AllocatedResult, unit: Unit | None, inventory: Inventory, poli
     if unit is None:
         return _unknown(inventory)
     if not policy.pool.offers(unit, pool := policy.dra.pool):
-        why = f"{called(unit)} is not in pool {quoted(pool)}, and claims get no others here (dra.pool): {_ANEW}"
+        why = (
+            f"{called(unit)} is not in pool {quoted(pool)}, from which alone claims get GPUs on this node (dra.pool): "
+            f"{_ANEW}"
+        )
         return Reason(Code.NOT_ALLOWED, why)
     if why := why_not(unit, admin=result.admin):
         return cannot(called(unit), why, kubelet=True)

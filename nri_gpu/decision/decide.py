@@ -53,7 +53,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
         # The container could not start without our reply: our sentence explains more than the runtime's error.
         return _refuse(
             Code.NOT_ALLOWED,
-            f"the kubelet gave it GPUs, but {asked.why.rstrip('.')}",
+            f"the kubelet allocated GPUs to it, but {asked.why.rstrip('.')}",
             cure="have policy allow it, or take "
             f"{'the claim out of its resources.claims' if claimed else 'them out of its resources.limits'}",
         )
@@ -75,7 +75,7 @@ def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decis
     if isinstance(claim.wanted, Nothing):
         return _granted_nothing(container, node, policy)
     if policy.fault:
-        return _refuse(Code.BAD_POLICY, "no GPU can be granted before the policy is mended", policy.fault)
+        return _refuse(Code.BAD_POLICY, "no GPU can be granted until the policy is fixed", policy.fault)
     match verdict := select(policy, container):
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
@@ -149,8 +149,8 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
 
 ID_IN_USE: Final = Reason(
     Code.GPU_BUSY,
-    "an earlier container of this very id is over, but its processes are not, and they hold GPUs",
-    cure="end them (see `nri-gpu status`), or take another id",
+    "an earlier container with this id has ended, but its processes live on and hold GPUs",
+    cure="end them (see `nri-gpu status`), or use another id",
 )
 Chosen = tuple[tuple[Unit, ...], Mode | None, Seat | None]  # no mode: for monitoring
 

@@ -225,7 +225,7 @@ class Candidates(Struct, frozen=True):
         if not self.full:
             return ""
         paths = ", ".join(sorted({path for _, path in self.full.values()}))
-        return f"{len(self.full)} shared by as many containers as may ({paths})"
+        return f"{len(self.full)} shared by the most containers allowed ({paths})"
 
 
 def over_limit(
@@ -262,8 +262,8 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
     pools = [pool.name for pool in closed.values() if pool is not None]
     if kubelet.enabled and {kubelet.pool} == {*pools}:
         how = (
-            f"the kubelet gives from: write {kubelet.resource} into the container's resources.limits, and keep the "
-            "annotation for capabilities= and the like, which shape what the kubelet gives."
+            f"the kubelet allocates from: write {kubelet.resource} into the container's resources.limits, and keep the "
+            "annotation for capabilities= and the like, which shape what the kubelet allocates."
         )
     elif dra.enabled and {dra.pool} == {*pools}:
         how = f"ResourceClaims get: give the pod a claim with a DeviceClass of {dra.driver} instead of the annotation."
@@ -305,7 +305,7 @@ def _too_many(unit: Unit, full: tuple[int, str], source: str) -> Reason:
     limit, path = full
     return Reason(
         Code.OVER_LIMIT,
-        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, as many as may ({path} in "
+        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, the most allowed ({path} in "
         f"{source})",
         cure="wait until one ends, ask for another GPU, or raise that limit",
     )

@@ -158,7 +158,7 @@ def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject
         return reason
     unknown = unknown_nodes(container, node)
     if unknown or not external_units(container, node):
-        return NotCompleted(f"not completed: {unknown or 'what it holds'} is of no GPU known here")
+        return NotCompleted(f"not completed: {unknown or 'what it holds'} belongs to no GPU known here")
     return _completed(container, capabilities, node, policy, "foreign.complete")
 
 
@@ -177,8 +177,8 @@ def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject 
     if unknown or not held:
         return Reason(
             Code.HELD_BY_OTHERS,
-            f"the container already holds {unknown or 'a GPU in MIG mode'}, assigned by another component and of no "
-            "GPU or MIG device known on this node, so it cannot be completed",
+            f"the container already holds {unknown or 'a GPU in MIG mode'}, assigned by another component and "
+            "belonging to no GPU or MIG device known on this node, so it cannot be completed",
             cure="see `nri-gpu gpus` there, or drop its gpu.nri.io annotation",
         )
     if more := beyond(asked.claim, container, held, node.inventory):

@@ -81,8 +81,7 @@ def _too_many(unit: Unit, others: int, most: int) -> Reason | None:
         return None
     return Reason(
         Code.OVER_LIMIT,
-        f"{called(unit)} has {others} MPS clients, as many as may (mps.containers_per_gpu, and never more than its "
-        "hardware takes)",
+        f"{called(unit)} has {others} MPS clients, the most allowed (mps.containers_per_gpu, or the hardware's limit)",
         cure="wait until one ends, or ask for another GPU",
     )
 

@@ -101,7 +101,9 @@ HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
 INDICES_SHOWN: Final = 16
 # The kubelet gives a container the same devices at each start.
-_NEW_POD: Final = "the kubelet allocated it to this pod for good: delete the pod, so that a new one gets another GPU"
+_NEW_POD: Final = (
+    "the kubelet allocated it to this pod permanently: delete the pod, so that its replacement gets another GPU"
+)
 
 
 def called(unit: Unit) -> str:
@@ -133,7 +135,7 @@ def misfit(unit: Unit, claim: Claim) -> Reason:
     return Reason(
         Code.NO_SUCH_GPU,
         f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}",
-        cure="drop them, or name another",
+        cure="drop the selectors, or name another GPU",
     )
 
 
@@ -171,8 +173,8 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
     if usage.releasing is not None and not usage.held_from(asked, pod_uid, claims):
         return Reason(
             Code.GPU_BUSY,
-            f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods have it as soon as no process "
-            f"is on it, or {usage.releasing.grace_s:g} s after its release",
+            f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods can have it once no process "
+            f"uses it, or {usage.releasing.grace_s:g} s after its release",
             cure="wait until then, or ask for other GPUs",
         )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid]
@@ -242,8 +244,8 @@ def _all_releasing(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
     pods = "; ".join(list(dict.fromkeys(map(_shown, left)))[:HOLDERS_SHOWN])
     return Reason(
         Code.GPU_BUSY,
-        f"{asked} can be granted now; the others were just released by {pods}; other pods have them as soon as no "
-        f"process is on them, or {max(each.grace_s for each in left):g} s after their release",
+        f"{asked} can be granted now; the others were just released by {pods}; other pods can have them once no "
+        f"process uses them, or {max(each.grace_s for each in left):g} s after their release",
         cure=f"{fewer}{'or ' if fewer else ''}wait until then",
     )
 

@@ -22,7 +22,7 @@ NVIDIA_PATH: Final = "/dev/nvidia"
 NAME_SHOWN_MAX: Final = 120  # characters
 TAKEN: Final = Reason(
     Code.GPU_BUSY,
-    "this container was created and not started while it held its GPUs, and another one was granted them meanwhile",
+    "this container did not start while it held its GPUs, and they have since been granted to another container",
     cure="create it again",
 )
 AGAIN: Final = "create it again once `nri-gpu run` serves this node"
@@ -95,7 +95,7 @@ def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | Non
     if isinstance(signed, SignedGrant) and (number := len(_gpus(adjusted.nodes))) > len(signed.uuids):
         return Reason(
             Code.UNGRANTED_NODES,
-            f"the nodes of {number} GPUs were added to this container and its grant names {len(signed.uuids)}",
+            f"the nodes of {number} GPUs were added to this container, but its grant names {len(signed.uuids)}",
             "a bug in nri-gpu or a plugin of the same name and index",
             "see the log of `nri-gpu run`",
         )

@@ -151,12 +151,12 @@ def _docker(seen: Examined, folders: set[str]) -> Iterator[Finding]:
     read = {each.replace("/var/run/", "/run/") for each in settings.cdi_spec_dirs}
     unread = sorted(each for each in folders if each.replace("/var/run/", "/run/") not in read)
     if release and release < _READS:
-        yield error(subject, f"Docker {version} reads no CDI specifications: 25 is the first that does", "# upgrade it")
+        yield error(subject, f"Docker {version} reads no CDI specifications: it needs 25 or newer", "# upgrade it")
     elif said is False:
         yield error(subject, f"{DOCKER} switches CDI off, so `--device {KIND}=0` is refused", *switch)
     elif said is None and not (release and release >= _READS_BY_DEFAULT):
         what = f"Docker {version} reads" if version else "Docker 25 to 28.1 read"
-        yield warning(subject, f"{what} CDI specifications only where {DOCKER} says so, which it does not", *switch)
+        yield warning(subject, f"{what} CDI specifications only if {DOCKER} enables them, which it does not", *switch)
     elif unread:
         yield error(
             subject,

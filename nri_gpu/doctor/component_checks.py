@@ -28,7 +28,7 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     yield from _docker(seen)
     found = tuple(components(seen.root, seen.policy.kubelet.dir, str(Path(seen.policy.kubelet.registry_dir).parent)))
     if not advice and not default:
-        yield ok(OTHERS, "no other component that gives GPUs to containers" if not found else "provided for")
+        yield ok(OTHERS, "no other component that assigns GPUs to containers" if not found else "provided for")
 
 
 def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _docker(seen: Examined) -> Iterator[Finding]:
         yield warning(
             "Docker",
             f"{DOCKER} makes {settings.default_runtime} Docker's default runtime: any image that sets "
-            "NVIDIA_VISIBLE_DEVICES gets GPUs there, and nri-gpu does not know of it",
+            "NVIDIA_VISIBLE_DEVICES gets GPUs there, and nri-gpu does not see it",
             f"# in {DOCKER}, remove the line:",
             f'"default-runtime": "{settings.default_runtime}"',
             "systemctl reload docker    # then give GPUs by `nri-gpu cdi generate` and --device",

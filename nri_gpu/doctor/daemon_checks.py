@@ -83,14 +83,14 @@ def _answers(seen: Examined) -> Finding:
         case None:
             return ok(subject, "nri-gpu runs and answers")
         case PermissionError():
-            return unseen(subject, f"only root may ask the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
+            return unseen(subject, f"only root may query the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
         case FileNotFoundError() | ConnectionRefusedError():
             missing = isinstance(seen.silence, FileNotFoundError)
             which = f"with state folder {seen.state_dir}"
             what = f"no nri-gpu runs {which}" if missing else f"the nri-gpu {which} has ended"
             return error(subject, f"{what}: containers start without GPUs", *_start(seen, "nri-gpu"))
         case TimeoutError():
-            return error(subject, "nri-gpu runs and does not answer: it hangs, or the machine is overloaded", *_RESTART)
+            return error(subject, "nri-gpu runs but does not answer: it hangs, or the machine is overloaded", *_RESTART)
         case fault:
             return error(
                 subject,
@@ -129,7 +129,7 @@ def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
         yield error(
             subject,
             f"the runtime's list of its containers was cut off after {size} and {last.duration_s:.1f} s: until it "
-            "comes through, nri-gpu serves nobody",
+            "arrives whole, nri-gpu grants no GPU",
             "crictl pods    # remove the pods with the largest environments and annotations",
             f"journalctl -u {unit} -e | grep -i -e nri -e synchroni",
         )
@@ -155,13 +155,13 @@ def _able(status: DaemonStatus) -> Iterator[Finding]:
     if status.policy.fault:
         yield error(
             "policy in force",
-            f"the daemon runs without a usable policy, and refuses who asks: {status.policy.fault}",
+            f"the daemon runs without a usable policy, and refuses every request: {status.policy.fault}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
         )
     if status.policy.rejected:
         yield error(
             "policy file",
-            f"the daemon has rejected it, and goes on with the policy before it: {status.policy.rejected}",
+            f"the daemon has rejected it, and keeps the previous policy: {status.policy.rejected}",
             "nri-gpu check    # then: systemctl reload nri-gpu",
         )
 
@@ -183,7 +183,9 @@ def _held(status: DaemonStatus) -> Iterator[Finding]:
         sentence = f"GPU {each.gpu_uuid} was granted to {' and '.join(each.pods)}, to one of them exclusively"
         yield error("overlapping grants", sentence, "# delete all of these pods but one")
     for lost in status.lost:
-        sentence = f"{lost.pod}, container {lost.container}, is over for the runtime, and its processes hold its GPUs"
+        sentence = (
+            f"{lost.pod}, container {lost.container}, has ended for the runtime, but its processes still hold its GPUs"
+        )
         yield warning(
             "lost containers", f"{sentence} ({lost.shown_pids})", "# end them, or thaw a paused one: docs/handover.md"
         )
@@ -191,8 +193,8 @@ def _held(status: DaemonStatus) -> Iterator[Finding]:
     if names := sorted({f"{each.namespace}/{each.pod}" for each in holders if each.unseen}):
         yield warning(
             "cgroups",
-            f"those of {', '.join(names)} are not seen: their GPUs are offered again once the runtime says that they "
-            "are over, though processes of theirs may live on",
+            f"the cgroups of {', '.join(names)} are not seen: their GPUs are offered again once the runtime reports "
+            "that they ended, although their processes may live on",
             "# run nri-gpu on the host, or with the chart's mounts of /proc and /sys/fs/cgroup",
         )
 
@@ -244,9 +246,9 @@ def health_findings(seen: Examined) -> Iterator[Finding]:
     for gpu in seen.status.gpus if seen.status else ():
         notes, name = gpu.notes, f"GPU {gpu.place}"
         if notes.reset:
-            yield error(name, f"it is withheld until it was reset: {notes.reset}", *reset_steps(gpu.uuid))
+            yield error(name, f"it is withheld until it is reset: {notes.reset}", *reset_steps(gpu.uuid))
         if notes.soon:
             soon, *_ = reset_steps(gpu.uuid)
-            yield warning(name, f"it is offered to nobody once its holder has gone: {notes.soon}", soon)
+            yield warning(name, f"it is not granted again once its holder has ended: {notes.soon}", soon)
         if notes.namespaces:
             yield warning(name, failing(notes), *withhold_steps(gpu.uuid))

@@ -75,7 +75,7 @@ def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Find
         return ok("GPUs", "no NVIDIA GPU on the PCI bus, but module nvidia is loaded")
     return warning(
         "GPUs",
-        "no NVIDIA GPU on the PCI bus: on this node nri-gpu has nothing to grant, and refuses who asks",
+        "no NVIDIA GPU on the PCI bus: on this node nri-gpu has nothing to grant, and refuses every request",
         "lspci -d 10de:    # still nothing where there is a GPU: see its power, slot, firmware or virtual machine",
     )
 
@@ -86,7 +86,7 @@ def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
         if gpu.driver == "nouveau":
             yield error(
                 "GPU driver",
-                f"GPU {gpu.bus_id} is bound to nouveau, the kernel's own driver, so NVIDIA's cannot have it",
+                f"GPU {gpu.bus_id} is bound to nouveau, the kernel's own driver, so NVIDIA's driver cannot use it",
                 "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nri-gpu-nouveau.conf",
                 "update-initramfs -u || dracut --force; reboot",
             )
@@ -111,7 +111,7 @@ def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterato
     elif unbound := [gpu.bus_id for gpu in gpus if not gpu.driver]:
         yield error(
             subject,
-            f"module nvidia is loaded, and does not take GPU {listed(unbound)}: no container can get it",
+            f"module nvidia is loaded but does not drive GPU {listed(unbound)}: no container can get it",
             "dmesg | grep -e NVRM -e nvidia    # says why; often a driver too old or too new for this GPU",
         )
     else:
@@ -153,7 +153,7 @@ def _versions(seen: Examined) -> Iterator[Finding]:
     except DriverError as fault:
         yield error(
             subject,
-            f"the driver's libraries are not usable: {fault}. No container can be given a driver",
+            f"the driver's libraries are not usable: {fault}. No container can get a driver",
             "# install the driver's libraries (nvidia-utils, or NVIDIA's .run file), or set driver.root and "
             "driver.library_dirs in /etc/nri-gpu/policy.toml to where they are",
         )
@@ -164,7 +164,7 @@ def _versions(seen: Examined) -> Iterator[Finding]:
         yield error(
             subject,
             f"module nvidia is {kernel} and the libraries below {where} are {found.version}: NVML and CUDA fail "
-            "(Driver/library version mismatch), so nri-gpu refuses who asks",
+            "(Driver/library version mismatch), so nri-gpu refuses every request",
             *_RELOAD,
         )
     elif odd:
@@ -178,7 +178,7 @@ def _versions(seen: Examined) -> Iterator[Finding]:
     if found.left_out:
         yield warning(
             "driver files",
-            f"{len(found.left_out)} files of the driver are given to no container, such as "
+            f"{len(found.left_out)} files of the driver are left out of containers, such as "
             f"{found.left_out[0].path}: {found.left_out[0].reason}",
             "nri-gpu driver    # lists each with its reason",
         )
@@ -189,8 +189,8 @@ def lacking(found: FoundDriver, policy: Policy) -> Iterator[Finding]:
     for each in sorted(found.lacks.keys() & closure(policy.defaults.capabilities)):
         yield error(
             "driver files",
-            f"the driver below {policy.driver.root} has no usable {found.lacks[each]}: who asks for {each} is refused: "
-            "install it",
+            f"the driver below {policy.driver.root} has no usable {found.lacks[each]}: requests for {each} are refused "
+            "until it is installed",
             "# install that part of the driver (libcuda1, nvidia-driver-cuda), and see: nri-gpu driver",
         )
 

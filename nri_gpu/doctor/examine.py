@@ -81,7 +81,7 @@ def _section(name: str, part: Part, seen: Examined, runtime: ContainerRuntime | 
     try:
         findings.extend(part(seen, runtime))
     except OSError as error:
-        findings.append(unseen(name, f"the rest of this part cannot be looked at: {error}", "sudo nri-gpu doctor"))
+        findings.append(unseen(name, f"the rest of this part cannot be examined: {error}", "sudo nri-gpu doctor"))
     return Section(name, tuple(_for_pod(each) if seen.in_pod else each for each in findings))
 
 

@@ -30,7 +30,7 @@ def files_findings(seen: Examined) -> Iterator[Finding]:
         if why:
             yield error(_SUBJECT, f"{path}: {why}", f"chown root {path} && chmod go-{rights} {path}")
     if denied := tuple(path for path, why, _ in faults if not why):
-        yield unseen(_SUBJECT, f"only root can look at {listed(denied)}", "sudo nri-gpu doctor")
+        yield unseen(_SUBJECT, f"only root can read {listed(denied)}", "sudo nri-gpu doctor")
     elif not faults:
         yield ok(_SUBJECT, "only root can change them, and read what is secret")
 
@@ -61,7 +61,7 @@ def _secret(seen: Examined) -> Iterator[_FileFault]:
     if why := why_untrusted(found):
         yield shown, why, "w"
     elif stat.S_IMODE(found.st_mode) & (0o067 if group else 0o077):
-        yield shown, f"mode {stat.S_IMODE(found.st_mode):04o}: others can look into it", "rwx"
+        yield shown, f"mode {stat.S_IMODE(found.st_mode):04o}: other users can list it", "rwx"
     try:
         entries = sorted(folder.iterdir())
     except OSError:
@@ -78,7 +78,7 @@ def _secret(seen: Examined) -> Iterator[_FileFault]:
         if why := why_untrusted(status) if not (group and path.name == CONTROL_SOCKET) else "":
             yield f"{shown}/{path.name}", why, "w"
         elif path.name != CONTROL_SOCKET and mode & 0o077:
-            yield f"{shown}/{path.name}", f"mode {mode:04o}: others can read it", "rwx"
+            yield f"{shown}/{path.name}", f"mode {mode:04o}: other users can read it", "rwx"
 
 
 def _logged(seen: Examined) -> Iterator[_FileFault]:
@@ -86,7 +86,7 @@ def _logged(seen: Examined) -> Iterator[_FileFault]:
     folder = seen.policy.audit.dir
     for path in _entries(seen.at(folder)) if folder else ():
         if path.name.startswith("audit") and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077:
-            yield f"{folder}/{path.name}", f"mode {mode:04o}: others can read it", "rwx"
+            yield f"{folder}/{path.name}", f"mode {mode:04o}: other users can read it", "rwx"
 
 
 def _mounted_so(seen: Examined, path: Path) -> bool:

@@ -31,12 +31,12 @@ def external_findings(seen: Examined) -> Iterator[Finding]:
     for each in holding:
         yield _finding(seen, each, given) if each in opening_all else ok(_SUBJECT, f"{_holds(each)}")
     if watching := [each.pod for each in seen.status.external if each.watched]:
-        yield ok("monitors", f"{listed(dict.fromkeys(watching))}: what they open is kept from nobody")
+        yield ok("monitors", f"{listed(dict.fromkeys(watching))}: GPUs that they open stay available to others")
 
 
 def _holds(each: ExternalStatus) -> str:
-    opened = f"opens {number_of(each.gpu_uuids)} that nri-gpu did not grant it"
-    return f"{each.pod}, container {each.container}, {opened}: nobody gets them exclusively"
+    opened = f"opens {number_of(each.gpu_uuids)} that nri-gpu did not grant to it"
+    return f"{each.pod}, container {each.container}, {opened}: no other container gets them exclusively"
 
 
 def _finding(
@@ -44,7 +44,7 @@ def _finding(
 ) -> Finding:
     """Return the finding of one that opens every GPU. given: the kubelet's allocations by pod, or why unknown."""
     if isinstance(given, str):
-        return unseen(_SUBJECT, f"{_holds(each)}; whether the kubelet allocated it any is not known: {given}")
+        return unseen(_SUBJECT, f"{_holds(each)}; whether the kubelet allocated any to it is not known: {given}")
     namespace, _, name = each.pod.partition("/")
     if given.get((namespace, name)):
         return ok(_SUBJECT, _holds(each))
@@ -52,8 +52,8 @@ def _finding(
     quoted = ", ".join(f'"{each}"' for each in (*seen.policy.foreign.monitors.patterns, pattern))
     monitors = f"[{quoted}]"
     return in_policy(
-        f"{_holds(each)}, and the kubelet allocated it none: if it only watches them, set foreign.monitors = "
-        f"{monitors}, and it keeps them from nobody",
+        f"{_holds(each)}, and the kubelet allocated none to it: if it only monitors them, set foreign.monitors = "
+        f"{monitors}, so that they stay available to others",
         "foreign.monitors",
         monitors,
         _SUBJECT,

@@ -55,7 +55,7 @@ def _cgroups(seen: Examined) -> Finding:
             "there is no cgroup controller for devices, so every container can open every GPU",
             "# on the kernel's command line: no cgroup_disable=devices, or systemd.unified_cgroup_hierarchy=1",
         )
-    return unseen(subject, "/sys/fs/cgroup is not mounted here, so the barrier between containers cannot be seen")
+    return unseen(subject, "/sys/fs/cgroup is not mounted here, so the device rules of containers cannot be seen")
 
 
 def _selinux(seen: Examined, runtime: ContainerRuntime | None) -> Finding:
@@ -95,7 +95,7 @@ def _clock(seen: Examined) -> Finding:
     if seen.now_s < WRITTEN_S:
         now = datetime.fromtimestamp(seen.now_s, UTC)
         return error(
-            subject, f"it shows {now:%Y-%m-%d}: times in the audit log and in status mean nothing", *fix, "hwclock -w"
+            subject, f"it shows {now:%Y-%m-%d}: times in the audit log and in status are wrong", *fix, "hwclock -w"
         )
     state = seen.clock()
     if state < 0:
@@ -110,10 +110,10 @@ def _clock(seen: Examined) -> Finding:
 def _room(seen: Examined) -> Iterator[Finding]:
     state, stage = seen.state_dir, Path(seen.policy.driver.stage_dir)
     if found := _file_system(seen, state):
-        otherwise = "ledger and journal cannot be written, and the next start has no memory"
+        otherwise = "ledger and journal cannot be written, and the next start does not know who holds what"
         yield _free("room for state", state, found, STATE_ROOM_BYTES, otherwise)
     if found := _file_system(seen, stage):
-        otherwise = "the next driver may not be staged, and then no GPU is granted"
+        otherwise = "there may be no room to stage the next driver, and then no GPU is granted"
         yield _free("room for drivers", stage, found, STAGE_ROOM_BYTES, otherwise)
     if found and found.f_flag & os.ST_NOEXEC:
         yield error(

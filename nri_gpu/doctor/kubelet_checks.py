@@ -69,7 +69,8 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     if enabled and settings.registration is Registration.WATCHER and not seen.at(settings.registry_dir).is_dir():
         yield error(
             "kubelet",
-            f"{settings.registry_dir} does not exist, where the kubelet is to find nri-gpu: it has another root folder",
+            f"{settings.registry_dir} does not exist, where the kubelet should find nri-gpu: the kubelet has a "
+            "different root folder",
             "# set kubelet.registry_dir in /etc/nri-gpu/policy.toml to the plugins_registry folder of its --root-dir",
         )
     yield from _resources(seen, restart, enabled=enabled)
@@ -96,17 +97,17 @@ def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enable
     if state is SocketState.LIVE:
         yield ok(subject, f"it listens for device plugins at {path}")
     elif state is SocketState.CLOSED:
-        yield unseen(subject, f"whether it listens at {path} can be seen by root only", "sudo nri-gpu doctor")
+        yield unseen(subject, f"only root can see whether it listens at {path}", "sudo nri-gpu doctor")
     elif enabled:
         yield error(
             subject,
-            f"{path} is {state}, so nri-gpu cannot offer this node's GPUs: the kubelet does not run, or has another "
-            "root folder",
+            f"{path} is {state}, so nri-gpu cannot offer this node's GPUs: the kubelet does not run, or has a "
+            "different root folder",
             *restart,
             "# or set kubelet.dir in /etc/nri-gpu/policy.toml to the device-plugins folder of its --root-dir",
         )
     else:
-        yield warning(subject, f"{path} is {state}: the kubelet does not run, or has another root folder", *restart)
+        yield warning(subject, f"{path} is {state}: the kubelet does not run, or has a different root folder", *restart)
 
 
 def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> Iterator[Finding]:
@@ -124,7 +125,7 @@ def _resources(seen: Examined, restart: tuple[str, ...], *, enabled: bool) -> It
     if status and status.guard_alone:
         yield warning(
             subject,
-            "only the guard stops containers that the kubelet gave GPUs and that start without them: "
+            "only the guard stops containers to which the kubelet allocated GPUs and that start without them: "
             f"{status.guard_alone}",
             "systemctl enable --now nri-gpu-guard",
         )
@@ -184,8 +185,8 @@ def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bo
         if ours and not enabled and _serves_claims(seen):
             yield warning(
                 subject,
-                f"{shown} has {listed(ours)} of a device plugin, and claims allocate here: a pod that gets such a "
-                "resource by a claim (dra.extendedResource) stays in CreateContainerConfigError",
+                f"{shown} has {listed(ours)} of a device plugin, and claims allocate on this node: a pod that gets "
+                "such a resource by a claim (dra.extendedResource) stays in CreateContainerConfigError",
                 "# drain the node, so that no pod has a device of a plugin, then:",
                 f"systemctl stop {_unit(runtime)}",
                 f"rm {shown}",
@@ -211,7 +212,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
     if said and said != theirs:
         yield warning(
             subject,
-            f"the kubelet uses {said} and containerd {theirs}: under load the two undo each other's limits and device "
+            f"the kubelet uses {said}, but containerd {theirs}: under load they undo each other's limits and device "
             "rules",
             *runtime.edit(
                 f"cri.containerd.runtimes.{runtime.default_handler}.options",
@@ -232,7 +233,7 @@ def _allocatable(seen: Examined) -> Iterator[Finding]:
     path = seen.at(settings.podresources)
     state = socket_state(path)
     if state is SocketState.CLOSED:
-        yield unseen(RESOURCES, f"only root may ask {settings.podresources}", "sudo nri-gpu doctor")
+        yield unseen(RESOURCES, f"only root may query {settings.podresources}", "sudo nri-gpu doctor")
     elif state is SocketState.LIVE:
         policy = replace(seen.policy, kubelet=replace(settings, podresources=str(path)))
         yield from kubelet_advice(policy, ANSWER_S)

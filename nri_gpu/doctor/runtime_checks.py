@@ -46,7 +46,7 @@ def runtime_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     if runtime.dockers:
         yield error(
             "CRI",
-            "Docker started this containerd for itself, without CRI: no NRI plugin serves its containers",
+            "Docker started this containerd for its own use, without CRI: no NRI plugin serves its containers",
             "# give them GPUs by a CDI specification (docs/quickstart/docker.md):",
             "systemctl enable --now nri-gpu-cdi.path nri-gpu-cdi.service",
         )
@@ -66,12 +66,12 @@ def _faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     subject = "runtime configuration"
     shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
     for fault in runtime.faults:
-        mend = f"# mend {runtime.place(fault.where if fault.where.startswith('/') else runtime.config)}"
+        mend = f"# fix {runtime.place(fault.where if fault.where.startswith('/') else runtime.config)}"
         fix = (*filter(None, (fault.fix,)), mend if runtime.distribution else shows)
         if fault.unseen:
             yield unseen(subject, fault.sentence, *(() if fault.fix else ("sudo nri-gpu doctor",)))
         elif runtime.process:
-            still = "It runs with what it read before, and ends at its next start"
+            still = "It runs with the file it read before, and will exit at its next start"
             yield warning(subject, f"{fault.sentence}. {still}", *fix)
         else:
             yield error(subject, fault.sentence, *fix)
@@ -81,7 +81,7 @@ def _later(finding: Finding) -> Finding:
     """Downgrade an error to a warning while nri-gpu is connected: it takes effect when the runtime restarts."""
     if finding.level is not Level.ERROR:
         return finding
-    meaning = f"nri-gpu is connected, but after the runtime's next start: {finding.meaning}"
+    meaning = f"nri-gpu is connected for now, but after the runtime's next start: {finding.meaning}"
     return replace(finding, level=Level.WARNING, meaning=meaning)
 
 
@@ -96,7 +96,7 @@ def _no_runtime(seen: Examined) -> Iterator[Finding]:
         return
     yield error(
         subject,
-        "neither containerd nor CRI-O runs here, and neither is configured: nri-gpu has nobody to serve",
+        "neither containerd nor CRI-O runs or is configured here: nri-gpu has no runtime to serve",
         "systemctl enable --now containerd",
     )
 
@@ -109,7 +109,7 @@ def _has_none(runtime: ContainerRuntime) -> bool:
 def _which(runtime: ContainerRuntime) -> Finding:
     subject = "container runtime"
     if runtime.supervisor and runtime.distribution:
-        what = f"{runtime.distribution.title} (pid {runtime.supervisor}) runs, and its containerd does not"
+        what = f"{runtime.distribution.title} (pid {runtime.supervisor}) runs, but its containerd does not"
         why = next((f", because {each.sentence}" for each in runtime.faults if not each.unseen), f" ({runtime.config})")
         return error(subject, f"{what}{why}", f"journalctl -u {runtime.service} -e    # says more")
     if runtime.process is None and runtime.ends_at_start:
@@ -117,7 +117,7 @@ def _which(runtime: ContainerRuntime) -> Finding:
         return error(subject, f"{runtime.title} does not run, and cannot with its configuration: see below", fix)
     if runtime.process is None:
         return error(
-            subject, f"{runtime.title} is configured and does not run", f"systemctl enable --now {runtime.service}"
+            subject, f"{runtime.title} is configured but does not run", f"systemctl enable --now {runtime.service}"
         )
     if _has_none(runtime):
         least = ".".join(map(str, _NRI_AT_ALL[runtime.name]))
@@ -131,15 +131,15 @@ def _beside(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     for other in runtime.beside:
         apart = () if runtime.ends_at_start or other.ends_at_start else _APART
         if not runtime.certain:
-            what = f"{other}, listens at {socket} as well as the one above, and whose file lies there is not seen"
-            yield error(subject, f"{what}: the other one's containers start without GPUs", *apart)
+            what = f"{other}, listens at {socket} too, and whose file lies there is not seen"
+            yield error(subject, f"{what}: containers of one of the two start without GPUs", *apart)
         elif other.listens:
-            what = f"{other}, listened at {socket} until the one above took it"
+            what = f"{other}, listened at {socket} until the runtime above took it"
             yield error(subject, f"{what}: its containers start without GPUs", *apart)
         elif other.opens_nri and same_socket(seen, other.nri.socket_path):
-            yield warning(subject, f"{other}, takes {socket} from the one above when it starts again", *apart)
+            yield warning(subject, f"{other}, takes {socket} from the runtime above when it restarts", *apart)
         else:
-            yield ok(subject, f"{other}, does not use {socket}: nri-gpu serves the one above alone")
+            yield ok(subject, f"{other}, does not use {socket}: nri-gpu serves only the runtime above")
 
 
 def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
@@ -187,7 +187,7 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     if not same_socket(seen, runtime.nri.socket_path):
         yield error(
             subject,
-            f"the runtime's NRI socket is {runtime.nri.socket_path}, and nri-gpu connects to {socket}",
+            f"the runtime's NRI socket is {runtime.nri.socket_path}, but nri-gpu connects to {socket}",
             "# in /etc/nri-gpu/policy.toml, below [plugin]:",
             f'socket = "{runtime.nri.socket_path}"',
             "systemctl restart nri-gpu nri-gpu-guard",
@@ -201,7 +201,7 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
     if state is SocketState.LIVE:
         yield ok(subject, f"on, and {socket} is open")
     elif state is SocketState.CLOSED:
-        yield unseen(subject, f"whether anybody listens at {socket} can be seen by root only", "sudo nri-gpu doctor")
+        yield unseen(subject, f"only root can see whether a process listens at {socket}", "sudo nri-gpu doctor")
     elif runtime.process is None:
         yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts")
     else:
@@ -220,7 +220,7 @@ def _timeouts(runtime: ContainerRuntime) -> Iterator[Finding]:
     if request_s is None or seconds(registration) is None:
         yield error(
             subject,
-            f"a timeout is no duration: plugin_request_timeout {request!r}, plugin_registration_timeout "
+            f"a timeout is not a duration: plugin_request_timeout {request!r}, plugin_registration_timeout "
             f"{registration!r}",
             *_edit(runtime, "nri", *_REQUEST),
         )
@@ -245,7 +245,7 @@ def _checkpoints(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]
         return
     shown, criu = f"containerd {runtime.version}", in_path(seen, process, "criu")
     if criu is None:
-        yield unseen(subject, f"whether {shown} finds criu can be seen by root only", "sudo nri-gpu doctor")
+        yield unseen(subject, f"only root can see whether {shown} finds criu", "sudo nri-gpu doctor")
     elif not criu:
         yield ok(subject, f"{shown} finds no criu, so it restores none")
     else:
@@ -270,8 +270,7 @@ def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     elif not validator.enable:
         yield warning(
             subject,
-            f"{listed(required)} {'is' if len(required) == 1 else 'are'} required, but the validator is off, so "
-            "nothing is",
+            f"required_plugins lists {listed(required)}, but the validator is off, so the list has no effect",
             *_edit(runtime, "nri.default_validator", "enable = true", "nri_enable_default_validator = true"),
         )
     elif runtime.release and runtime.release < _VALIDATES[runtime.name]:
@@ -280,8 +279,8 @@ def _validator(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     elif strangers := [name for name in required if "nri-gpu" in name and name not in known]:
         yield error(
             subject,
-            f"{listed(strangers)} is required and no plugin of the policy is called that, so no container can be "
-            "created on this node",
+            f"required_plugins lists {listed(strangers)}, which no plugin of the policy is called, so no container can "
+            "be created on this node",
             *_edit(
                 runtime,
                 "nri.default_validator",

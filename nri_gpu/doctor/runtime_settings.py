@@ -187,7 +187,7 @@ def _containerd_files(root: Path, path: str, faults: list[FileFault]) -> list[_F
     if any(name not in files for name in pending):
         faults.append(
             FileFault(
-                f"{path} imports more than {FILES_MAX} files, of which the rest is not looked at",
+                f"{path} imports more than {FILES_MAX} files; the rest is not read",
                 "# import fewer",
                 unseen=True,
                 where=path,

@@ -117,7 +117,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     @property
     def restart(self) -> tuple[str, ...]:
         if self.ends_at_start:
-            return (f"# mend the configuration of {self.name} first (see above): until then it must not end",)
+            return (f"# fix the configuration of {self.name} first (see above): until then it must not end",)
         if not self.certain:
             return ("# settle first which of the two runtimes nri-gpu is to serve (see above)",)
         return (f"systemctl restart {self.service}    # containers go on running",)

@@ -21,8 +21,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "NRI socket.",
         ),
         "runtime does not list its containers yet": (
-            "containerd is stopping a container with a long grace; until that has ended it accepts no plugin and "
-            "creates no container.",
+            "containerd is stopping a container with a long grace; it accepts no plugin and creates no "
+            "container before that ends.",
             "Let the pod with the long grace end, or kill its process; if none is ending, restart containerd.",
         ),
         "connection ended, reconnecting": (

@@ -74,7 +74,7 @@ def content(source: bytes | Path) -> bytes:
     except OSError as error:
         raise AccessError(f"{source} cannot be read: {error.strerror}") from None
     if len(found) > _FILE_MAX:
-        raise AccessError(f"{source} has more than {_FILE_MAX >> 20} MiB: it is not what it should be")
+        raise AccessError(f"{source} has more than {_FILE_MAX >> 20} MiB: it is not such a file")
     return found
 
 

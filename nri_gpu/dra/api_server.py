@@ -32,7 +32,7 @@ from nri_gpu.system.storage import Signature
 GROUP: Final = "resource.k8s.io"
 VERSIONS: Final = ("v1", "v1beta2")  # the same fields; v1 since Kubernetes 1.34
 MESSAGE_MAX: Final = 400  # characters of what a server says, in a sentence of ours
-NOT_UNDERSTOOD: Final = "sent what it should not (is it one?)"
+NOT_UNDERSTOOD: Final = "sent an unexpected response (is it an API server?)"
 _READ_BYTES: Final = 1 << 16
 T = TypeVar("T")
 

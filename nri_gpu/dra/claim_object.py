@@ -114,7 +114,9 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
     except (ValueError, RecursionError) as error:
         raise ResourceClaimError(f"{what}: the API server's answer cannot be read: {error}") from None
     if claim.metadata.uid != asked.uid:
-        raise ResourceClaimError(f"{what}: metadata.uid: it was deleted, and another one made with its name", over=True)
+        raise ResourceClaimError(
+            f"{what}: metadata.uid: it was deleted, and another claim was created with its name", over=True
+        )
     allocation = claim.status.allocation
     if allocation is None:
         raise ResourceClaimError(f"{what}: status.allocation: nothing is allocated to it", over=True)

@@ -43,7 +43,7 @@ class DaemonClient:
         except OSError as error:
             why = f"went away: {error.strerror or error}"
         except (ValueError, RecursionError) as error:  # no line at all, too: the daemon ended
-            why = f"gave no answer that this version knows, or ended: {error}"
+            why = f"sent no answer that this version knows, or exited: {error}"
         raise DaemonAwayError(f"nri-gpu's daemon at {self._path} {why}")
 
     async def _exchange(self, question: bytes) -> bytes:

@@ -40,7 +40,7 @@ def dra_service(path: Path, answer: Callable[[Question], Awaitable[Answer]], lim
         path=str(path),
         limits=limits,
         answer=answered,
-        busy=_line(ClaimFault("nri-gpu's daemon is asked too much at once; try again", passing=True)),
+        busy=_line(ClaimFault("nri-gpu's daemon has too many requests at once; try again", passing=True)),
         too_long=_line(ClaimFault(f"a question has at most {limits.question_bytes} bytes")),
         bug=_line(ClaimFault("a bug of nri-gpu; the log of its daemon has the traceback")),
     )

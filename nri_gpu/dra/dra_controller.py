@@ -61,8 +61,8 @@ CDI_OFF: Final = ClaimFault(
     "start without their GPUs: set that, restart containerd, then set dra.cdi_enabled = true in nri-gpu's policy"
 )
 NO_GROUPS: Final = ClaimFault(
-    "it is reserved for a PodGroup, whose pods the kubelet's PodResources tells, and nri-gpu's policy has "
-    'kubelet.podresources = "": take that line out, and restart nri-gpu'
+    "it is reserved for a PodGroup, whose pods only the kubelet's PodResources lists, but nri-gpu's policy has "
+    'kubelet.podresources = "": remove that line, and restart nri-gpu'
 )
 
 
@@ -270,7 +270,7 @@ class DraController:
             self._file.write(claims.values())
         except OSError as error:
             logger.bind(fault=str(error)).warning("prepared claims not written; the claim is not changed")
-            return ClaimFault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or mend it")
+            return ClaimFault(f"nri-gpu cannot write its state folder: {error}; make room under /run, or fix that")
         return None
 
 

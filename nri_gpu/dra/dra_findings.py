@@ -17,8 +17,8 @@ LOOK: Final = (
 SILENT_S: Final = 60.0  # a driver process that runs asks every 20 s
 # By the feature gate that keeps what is published; all are beta in Kubernetes 1.36.
 _WITHOUT: Final[Mapping[str, str]] = {
-    "DRADeviceTaints": "unhealthy GPUs and those that others hold leave the ResourceSlices instead of being tainted",
-    "DRAConsumableCapacity": "dra.replicas has no effect, and each claim has a GPU of its own",
+    "DRADeviceTaints": "unhealthy GPUs and GPUs held outside claims leave the ResourceSlices instead of being tainted",
+    "DRAConsumableCapacity": "dra.replicas has no effect: each claim has a GPU of its own",
     "DRAPartitionableDevices": "MIG devices are published without the counters of their GPU",
 }
 
@@ -41,8 +41,8 @@ def files_advice(report: DriverReport) -> Iterator[Finding]:
         yield warning(
             SUBJECT,
             "CDI specifications of prepared claims were removed or changed by something on this node "
-            f"{counted(report.restored, 'time')}, and written again; meanwhile their containers could not start: keep "
-            "it from kubelet.cdi_dir",
+            f"{counted(report.restored, 'time')}, and written again; until then their containers could not start: find "
+            "what cleans kubelet.cdi_dir",
             *LOOK,
         )
 

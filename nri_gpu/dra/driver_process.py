@@ -164,7 +164,7 @@ class DriverProcess:
         while True:
             view = await self._next()
             if _place(view) != _place(first):
-                raise RestartNeededError("the policy has another dra.driver or other folders: this process begins anew")
+                raise RestartNeededError("the policy has another dra.driver or other folders: this process starts over")
 
     async def _keep(self, claims: ClaimPreparation) -> None:
         """Prepare claims again whose pods may have changed, and all claims now and then and for each new daemon."""

@@ -68,7 +68,9 @@ class KubeletSockets:
                 self._lock = lock
                 self._all_well()
                 return
-            fault = f"another process{lock_holder(lock)} serves {self._driver}: this one begins when that one ends"
+            fault = (
+                f"another process{lock_holder(lock)} serves {self._driver}: this process starts serving when it exits"
+            )
             self._log.note("waiting for another nri-gpu dra to exit", fault, path=str(self.folder))
             os.close(lock)
             await asyncio.sleep(LOOK_S)

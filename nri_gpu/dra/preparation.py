@@ -179,7 +179,7 @@ class ClaimPreparation:
                 if isinstance(answer, wanted):
                     return answer
                 if not isinstance(answer, ClaimFault):
-                    raise PreparationError(f"{RUN} answered what was not asked: is it another version of nri-gpu?")
+                    raise PreparationError(f"{RUN} sent an unexpected reply: is it a different version of nri-gpu?")
                 fault = PreparationError(answer.sentence)
                 passes = answer.passing or await self._all_end(answer.holders, ending)
             except DaemonAwayError as error:
@@ -211,7 +211,7 @@ class ClaimPreparation:
         """Return the claims that the daemon has prepared now."""
         view = await self._ask(AskView())
         if not isinstance(view, NodeView):
-            raise PreparationError(f"{RUN} did not tell which claims are prepared")
+            raise PreparationError(f"{RUN} did not report which claims are prepared")
         return frozenset(each.uid for each in view.claims)
 
     async def _ask(self, question: Question) -> Answer:

@@ -30,8 +30,8 @@ NOT_OURS: Final = (
     "has set it, delete the pod"
 )
 TWO_DOORS: Final = (
-    "the kubelet gave this container GPUs of a device plugin and of a ResourceClaim: ask in resources.limits or in "
-    "resources.claims, not in both"
+    "the kubelet allocated to this container GPUs of a device plugin and of a ResourceClaim: ask in resources.limits "
+    "or in resources.claims, not in both"
 )
 NO_ANSWER_YET: Final = (
     "it is reserved for a PodGroup, and the kubelet has not said yet whether this container names it (PodResources): "
@@ -42,8 +42,8 @@ NOT_NAMED: Final = (
     "claim in resources.claims of a container or sidecar of a pod of that group, and copy no variable"
 )
 NOT_ALIKE: Final = (
-    "this container has devices of claims that are configured differently, or some for monitoring and others not, and "
-    "gets all its GPUs in one way: give it those of one kind"
+    "this container has devices of claims that are configured differently, or some for monitoring and others not, but "
+    "the GPUs of a container are configured alike: give it devices of one kind"
 )
 
 
@@ -114,7 +114,7 @@ def _allocation(
         claim = prepared.get(marker.claim)
         if claim is None or marker.device >= len(claim.devices):
             return AllocationInvalid(
-                "the ResourceClaim that it names is not prepared on this node any more: delete the pod",
+                "the ResourceClaim that it names is no longer prepared on this node: delete the pod",
                 shown(name, _NAME_SHOWN_MAX),
             )
         if not claim.is_for(container):
@@ -127,7 +127,7 @@ def _allocation(
 def _of_others(container: Container, claim: PreparedClaim, listed: PodDevices | None) -> KubeletAllocation:
     # Also where the claim is a pod's: other pods may name it, and whoever makes a claim may have it go with a pod.
     if claim.namespace != container.pod.namespace:
-        return AllocationInvalid("it is reserved for other pods: this one copied their variable", _called(claim))
+        return AllocationInvalid("it is reserved for other pods: this pod copied their variable", _called(claim))
     if claim.groups:
         return _of_group(container, claim, listed)
     return AllocationPending(

@@ -95,7 +95,7 @@ class GpuRecord(Struct, frozen=True, omit_defaults=True):
 
     @property
     def reset_soon(self) -> bool:
-        """Return whether it is offered to nobody once its holder has gone, until its remap is done."""
+        """Return whether it is not granted again once its holder has ended, until its remap is done."""
         return self.remap and self.contained >= CONTAINED_MAX
 
 

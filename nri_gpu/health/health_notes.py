@@ -14,11 +14,11 @@ def sentences(place: str, uuid: str, notes: HealthNotes, xid_at: str) -> Iterato
     """Yield the lines of `status` about a GPU. place: its index. xid_at: when its last XID came."""
     if notes.reset:
         yield (
-            f"GPU {place} is withheld until it was reset: {notes.reset}. If the driver has no recovery action (before "
-            f"570), say so after the reset: {REPAIRED} {uuid}"
+            f"GPU {place} is withheld until it is reset: {notes.reset}. If the driver has no recovery action (before "
+            f"570), confirm the reset afterwards: {REPAIRED} {uuid}"
         )
     if notes.soon:
-        yield f"GPU {place} is offered to nobody once its holder has gone: {notes.soon}"
+        yield f"GPU {place} is not granted again once its holder has ended: {notes.soon}"
     if notes.namespaces:
         yield f"GPU {place}: {failing(notes)}; nri-gpu doctor says how to withhold it"
     if notes.xid:
@@ -35,7 +35,7 @@ def failing(notes: HealthNotes) -> str:
 
 def reset_steps(uuid: str) -> tuple[str, ...]:
     return (
-        f"nvidia-smi --gpu-reset -i {uuid}    # once nothing uses it; or load the driver anew, or boot",
+        f"nvidia-smi --gpu-reset -i {uuid}    # once nothing uses it; or reload the driver, or reboot",
         f"{REPAIRED} {uuid}    # after such a reset, if the driver has no recovery action (before 570)",
     )
 

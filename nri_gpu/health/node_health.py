@@ -34,7 +34,7 @@ from nri_gpu.policy.health_settings import HealthSettings, ResetBy
 NO_UNITS: Final[frozenset[str]] = frozenset()
 MISSING_MAX: Final = 256  # more than a machine has had in one boot
 WHOLE: Final = "GPU-"  # how the UUID of a whole GPU begins
-SOON: Final = "it had contained memory errors beside a pending remap: reset it while nobody holds it"
+SOON: Final = "it had contained memory errors with a remap pending: reset it while no container holds it"
 
 Shown = tuple[tuple[Sign, ...], str]  # signs, and NVML's message where they are of a call that failed
 U = TypeVar("U", Gpu, MigDevice)

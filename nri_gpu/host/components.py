@@ -44,7 +44,7 @@ def _on_runtimes(policy: Policy, runtimes: Sequence[Component]) -> Iterator[Find
     installed = f"an NVIDIA runtime or hook is installed on this node ({_paths(runtimes)})"
     if environment.visible_devices is not VisibleDevices.VOID:
         yield in_policy(
-            f"{installed} and would inject into containers that nri-gpu has injected into already: set "
+            f"{installed} and would inject into containers that already have nri-gpu's GPUs: set "
             'environment.visible_devices = "void", or uninstall it',
             "environment.visible_devices",
             '"void"',
@@ -116,7 +116,7 @@ def _on_others(policy: Policy, found: Mapping[ComponentKind, Sequence[Component]
     if operator := found[ComponentKind.OPERATOR]:
         yield warning(
             OTHERS,
-            f"the GPU Operator manages this node ({_paths(operator)}): its toolkit makes NVIDIA's runtime a runtime "
+            f"the GPU Operator manages this node ({_paths(operator)}): its toolkit adds NVIDIA's runtime as a runtime "
             "class, and its device plugin allocates every GPU; docs/kubernetes.md says what to switch off in it",
         )
     if dra := found[ComponentKind.DRA]:

@@ -119,7 +119,7 @@ def _find_nodes(nodes: _Nodes, dev: Path, majors: Mapping[str, frozenset[int]]) 
             listed = ", ".join(map(str, sorted(known)))
             return NodeExtra(
                 lacking=f"{node.path} has major {node.major}, and {nodes.module} has {listed} now: "
-                "the node is a leftover; remove it and have it made again"
+                "the node is a leftover; remove it"
             )
     chosen += [node for name, node in existing.items() if nodes.optional and nodes.optional.fullmatch(name)]
     return NodeExtra(nodes=tuple(chosen))

@@ -30,8 +30,8 @@ from nri_gpu.system.state import NodeState
 SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
-TAKEN: Final = "a container holds it that got it by annotation, or from another component"
-STUCK: Final = "processes hold it whose container is over for the runtime, or two pods were granted it"
+TAKEN: Final = "held by a container that got it by annotation or from another component"
+STUCK: Final = "held by processes whose container has ended for the runtime, or granted to two pods"
 LOST: Final = "the driver no longer describes it"
 NAME_MAX: Final = 80  # characters
 WHY_SHOWN_MAX: Final = 300
@@ -236,7 +236,7 @@ def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) 
     if len(ids) > len(advertised):
         raise AllocationError(
             f"the kubelet asks for {len(ids)} of {resource} and this node has {len(advertised)}: its list of devices "
-            "is old; try again."
+            "is out of date; try again."
         )
     seen: set[str] = set()
     for id_ in ids:
@@ -245,8 +245,8 @@ def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) 
             raise AllocationError(f"duplicate device ID {name} of {resource} in Allocate: try again.")
         if id_ not in advertised:
             raise AllocationError(
-                f"this node no longer has {name} of {resource}, because MIG devices were made anew or a GPU was "
-                "removed: delete the pod to have another one created."
+                f"this node no longer has {name} of {resource}, because MIG devices were re-created or a GPU was "
+                "removed: delete the pod to have it re-created."
             )
         if why := advertised[id_].why:
             raise AllocationError(

@@ -137,7 +137,7 @@ def verified(
             return AllocationInvalid(
                 f"the kubelet says that it allocated {_shown(told) or 'none'} of {resource} to this container, "
                 f"and not {_shown(signed)}, which its annotation carries: the annotation was copied from another "
-                "container; delete the pod to have the kubelet allocate anew"
+                "container; delete the pod to have the kubelet allocate again"
             )
     return allocation
 

@@ -219,8 +219,8 @@ class Endpoint:
         if prefix != "nvidia.com" or not _listens(path):
             return ""
         return (
-            f"{path} is NVIDIA's device plugin and serves {self.resource} already, and two of one name take it from "
-            "each other: remove that one from the node, or set kubelet.resource"
+            f"{path} is NVIDIA's device plugin and serves {self.resource} already, and two plugins of one name replace "
+            "each other: remove NVIDIA's from the node, or set kubelet.resource"
         )
 
     async def _pause(self) -> None:
@@ -293,8 +293,8 @@ def check_reached(*folders: Path) -> None:
     for folder in folders:
         if _removed(folder):
             raise RestartNeededError(
-                f"{folder} was removed, and this process has a mount of it that shows no other one made in its "
-                "place: it ends, so that it is started with a new mount"
+                f"{folder} was removed; this process's mount does not show its replacement: exiting, so that a restart "
+                "mounts the new folder"
             )
 
 

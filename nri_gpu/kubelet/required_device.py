@@ -38,7 +38,7 @@ from nri_gpu.system.tasks import LogOnce
 KEY_FILE: Final = "nri-gpu.key"
 NOT_OURS: Final = (
     "its mac does not match, so it was not written by this node's device plugin: delete the pod to have the kubelet "
-    "allocate anew"
+    "allocate again"
 )
 NO_KEY: Final = (
     "the kubelet allocated GPUs to it, but nri-gpu runs without its device plugin, or cannot read its key: start it "

@@ -87,7 +87,7 @@ class ExternalAllocation(Recorded, frozen=True):
         return self.uuids - self.watched
 
 
-STILL_THERE: Final = "over, but its processes are not: see `nri-gpu status`"
+STILL_THERE: Final = "ended, but its processes live on: see `nri-gpu status`"
 _STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
 
 

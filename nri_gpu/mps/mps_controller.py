@@ -248,7 +248,7 @@ class MpsController:
                     return f"the MPS daemon of {uuid} is not up yet{why}: try again in a moment with a new container."
                 if grant.seat is None or grant.seat.folder != controller.folder:
                     return (
-                        f"the MPS daemon of {uuid} that this container was created for has ended, and another one is "
+                        f"the MPS daemon of {uuid} that this container was created for has ended, and a new daemon is "
                         "up: try again in a moment with a new container."
                     )
                 controller.served = True

@@ -165,7 +165,7 @@ class Guard:
         except OSError as error:
             sentence = (
                 "the journal in the state folder, which says whose GPUs went to another container, cannot be read "
-                f"({error}): mend that, and start the container again."
+                f"({error}): fix that, and start the container again."
             )
             return Reason(Code.NODE_NOT_READY, sentence)
 

@@ -90,7 +90,7 @@ EVENTS: Final = (
 UNRECORDED: Final = Reason(
     Code.NODE_NOT_READY,
     "its GPUs were granted to a container that was created and may still be started, and the journal in the state "
-    "folder, which would keep that one from starting, cannot be written: make room there (see the log of "
+    "folder, which would keep that container from starting, cannot be written: make room there (see the log of "
     "`nri-gpu run`) and try again.",
 )
 LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)

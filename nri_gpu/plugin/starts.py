@@ -33,7 +33,7 @@ from nri_gpu.system.state import NodeState
 
 OVER: Final = Reason(
     Code.GPU_BUSY,
-    "the runtime said that this container is over, and processes of it live on: end them and create it again (see "
+    "the runtime reported that this container ended, but processes of it live on: end them and create it again (see "
     "`nri-gpu status`).",
 )
 NO_USER: Final = Reason(

@@ -31,12 +31,12 @@ WAIT_MAX_S: Final = 0.25
 JITTER: Final = 0.9
 LOOK_S: Final = 0.1  # while Synchronize is waited for
 STOOD_STILL: Final = 0.8  # of the runtime's timeout: the request may have come before, and the answer takes its time
-LISTED_ANEW: Final = "a container that holds a GPU is listed as running without a PID: the list is asked for anew"
+LISTED_ANEW: Final = "a container that holds a GPU is listed as running without a PID: requesting the list again"
 LEAVE_S: Final = 2.0
 LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 UNLISTED: Final = (
-    "registered, but the runtime has not listed its containers yet: containerd waits for the container that it is "
-    "stopping, for as long as the pod's grace is, and creates and starts none meanwhile"
+    "registered, but the runtime has not listed its containers yet: containerd waits for a container that it is "
+    "stopping, up to the pod's grace period, and creates and starts none until then"
 )
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "

@@ -36,8 +36,8 @@ class DraSettings(Struct, frozen=True, kw_only=True):
     cdi_enabled: Annotated[
         bool,
         about(
-            "Say that containerd 1.x has enable_cdi = true: without that it starts pods without what their claims "
-            "have, so claims are refused there. Other runtimes have CDI on, and this setting does not matter."
+            "Confirm that containerd 1.x has enable_cdi = true: without it, containerd starts pods without the "
+            "devices of their claims, so claims are refused there. Other runtimes have CDI on and ignore this setting."
         ),
     ] = False
     dir: Annotated[

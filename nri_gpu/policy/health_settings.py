@@ -59,8 +59,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
     events: Annotated[
         Events,
         about(
-            "GPUs whose error events are waited for: those that containers hold, all, or none. Meanwhile such a GPU "
-            "cannot be reset, and the driver cannot be unloaded."
+            "GPUs whose error events are waited for: those that containers hold, all, or none. While they are waited "
+            "for, such a GPU cannot be reset and the driver cannot be unloaded."
         ),
     ] = Events.HELD
     # By default NVIDIA's catalogue says what each XID asks for (health/xids.py).
@@ -88,8 +88,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         ResetBy,
         about(
             "What ends the withholding after an XID whose action is a reset. proof: the driver's recovery action, a "
-            "driver that was loaded anew, a memory remapping that is done, or `nri-gpu repaired`. quiet: hold_down_s "
-            "without trouble."
+            "reload of the driver, a finished memory remapping, or `nri-gpu repaired`. quiet: hold_down_s without "
+            "trouble."
         ),
     ] = ResetBy.PROOF
     fatal_signs: Annotated[
@@ -103,8 +103,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
     fabric: Annotated[
         UnreadyFabric,
         about(
-            "GPUs that show fabric-not-ready, on a machine with NVSwitches or several such GPUs: withhold them as long "
-            "as they show it, without stopping anybody, or do as fatal_signs and suspect_signs say (signs)."
+            "GPUs that show fabric-not-ready, on a machine with NVSwitches or several such GPUs: withhold them as "
+            "long as they show it, without stopping containers, or do as fatal_signs and suspect_signs say (signs)."
         ),
     ] = UnreadyFabric.WITHHOLD
     hold_down_s: Annotated[
@@ -118,8 +118,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
     containers: Annotated[
         OnBad,
         about(
-            "Containers on a GPU that is bad or recovering: report them, or stop them through CRI, so that the kubelet "
-            "starts them on another. As guard.cri_socket and guard.stop_grace_s say."
+            "Containers on a GPU that is bad or recovering: report them, or stop them through CRI, so that the "
+            "kubelet starts them on another GPU. guard.cri_socket and guard.stop_grace_s apply."
         ),
     ] = OnBad.REPORT
 

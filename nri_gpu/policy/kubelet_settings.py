@@ -51,7 +51,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     dir: Annotated[str, FOLDER, about("Folder of the kubelet's socket and of its device plugins'.")] = (
         "/var/lib/kubelet/device-plugins"
     )
-    resource: Annotated[str, _RESOURCE, about("What pods ask for in resources.limits.")] = "nvidia.com/gpu"
+    resource: Annotated[str, _RESOURCE, about("Resource that pods request in resources.limits.")] = "nvidia.com/gpu"
     mig_strategy: Annotated[
         MigStrategy,
         about(
@@ -62,7 +62,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     replicas: Annotated[
         int, Meta(ge=1, le=64), about("How many pods share each GPU or MIG device; 1: each has its own.")
     ] = 1
-    rename: Annotated[bool, about("Call shared ones by another name: nvidia.com/gpu.shared.")] = False
+    rename: Annotated[bool, about("Offer shared GPUs under another name: nvidia.com/gpu.shared.")] = False
     pool: Annotated[
         str,
         POOL_OR_NONE,
@@ -75,7 +75,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
             flag="--kubelet-registration",
         ),
     ] = Registration.REGISTER
-    registry_dir: Annotated[str, FOLDER, about("Folder that the kubelet looks for plugins in.")] = (
+    registry_dir: Annotated[str, FOLDER, about("Folder in which the kubelet looks for plugins.")] = (
         "/var/lib/kubelet/plugins_registry"
     )
     podresources: Annotated[

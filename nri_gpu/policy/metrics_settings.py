@@ -23,8 +23,8 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
         str,
         _LISTEN,
         about(
-            "Where they are served by HTTP, at /metrics: an address and port such as 127.0.0.1:9464, or the path of a "
-            "Unix socket. Empty: nowhere.",
+            "Where metrics are served by HTTP, at /metrics: an address and port such as 127.0.0.1:9464, or the path "
+            "of a Unix socket. Empty: nowhere.",
             flag="--metrics",
         ),
     ] = ""
@@ -36,7 +36,7 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     guard_dir: Annotated[
-        str, FOLDER, about("The guard's --run-dir, where it reports about itself. In a pod it is not looked at.")
+        str, FOLDER, about("The guard's --run-dir, where it reports its status. Ignored in a pod.")
     ] = "/run/nri-gpu-guard"
 
 

@@ -193,7 +193,7 @@ class EnvironmentSettings(Struct, frozen=True, kw_only=True):
     ] = NOTHING
     may_ask_all: Annotated[
         bool,
-        about("Whether its value may be all there: every CUDA image sets that, so each would get every GPU."),
+        about("Whether its value all is a request there: every CUDA image sets it, so each would get every GPU."),
     ] = False
 
 
@@ -267,8 +267,8 @@ class ForeignSettings(Struct, frozen=True, kw_only=True):
         _MONITORS,
         about(
             "Pods that open GPUs and hold none of them, such as exporters of metrics, as namespace/pod; shell-style "
-            "patterns of the pod's name. They keep nobody from a GPU: what they were granted, or the kubelet allocated "
-            "to them, they hold all the same (docs/foreign.md)."
+            "patterns of the pod's name. They keep no other pod from a GPU, but hold what they were granted or the "
+            "kubelet allocated to them (docs/foreign.md)."
         ),
     ] = NOTHING
 
@@ -311,7 +311,9 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
     created_grace_s: Annotated[
         int,
         Meta(ge=5, le=3600),
-        about("Seconds after which GPUs of a container that was created and never started may go to another."),
+        about(
+            "Seconds after which GPUs of a container that was created and never started may go to another container."
+        ),
     ] = 60
 
 

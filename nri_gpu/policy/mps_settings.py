@@ -27,8 +27,8 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=_CLIENTS_MAX),
         about(
-            "Containers at one daemon; 16 at most on GPUs before Volta, whatever is written here. A container with "
-            "several processes is as many clients."
+            "Most containers of one daemon; on GPUs before Volta never more than 16. Each process of a container is a "
+            "client."
         ),
     ] = _CLIENTS_MAX
     default_memory_mib: Annotated[
@@ -54,8 +54,8 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=3600),
         about(
-            "Seconds that a daemon, started anew after the last container left, waits for the next one. At once it "
-            "ends where its GPU goes to another mode."
+            "Seconds an idle MPS daemon waits for the next container. It ends at once if its GPU is granted in "
+            "another mode."
         ),
     ] = 60
 
@@ -88,5 +88,5 @@ def _above(asked: str, what: str, most: str, key: str, source: str) -> Reason:
     return Reason(
         Code.NOT_ALLOWED,
         f"sharing={what} of {asked} is more than the {most} of mps.most_{key} in {source}",
-        cure="ask for less, or raise that",
+        cure="ask for less, or raise that limit",
     )

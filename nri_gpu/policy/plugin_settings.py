@@ -40,8 +40,9 @@ class PluginSettings(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=4096),
         about(
-            "Pods that the node may run: the kubelet's maxPods. Each has that share of one of the runtime's messages. "
-            "To a pod above its share, containers with which the runtime could not send its list are refused."
+            "Pods that the node may run: the kubelet's maxPods. Each pod has an equal share of one of the runtime's "
+            "messages; in a pod above its share, a container with which the runtime could not send its list is "
+            "refused."
         ),
     ] = 110
 
@@ -50,7 +51,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
 
     max_mib: Annotated[
-        int, Meta(ge=0, le=1024), about("Size of the log in MiB, and of the one before it that is kept; 0: no log.")
+        int, Meta(ge=0, le=1024), about("Size of the log in MiB; one earlier log of that size is kept. 0: no log.")
     ] = 4
     dir: Annotated[
         str,

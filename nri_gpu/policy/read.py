@@ -59,12 +59,12 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
 def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[Finding]:
     for path, why in dropped.items():
         line = line_of(lines, path)
-        yield in_policy(f"{path}{f', line {line},' if line else ''} is ignored: {why}; take it out", path)
+        yield in_policy(f"{path}{f', line {line},' if line else ''} is ignored: {why}; remove it", path)
 
 
 def empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:
     """Return a fault for each table without a key: what stood in it may have been cut off, and every default holds."""
-    message = "has no key, so each has its default: give it one, or take the heading out"
+    message = "has no key, so each has its default: give it one, or remove its heading"
     return tuple(Fault(file, path, message, line_of(lines, path)) for path in _empty(raw, ""))
 
 
@@ -150,8 +150,8 @@ def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
             pattern = quoted(settings.inject_for.patterns[index])
             yield (
                 f"kubelet.inject_for[{index}]",
-                f"{pattern} takes {name}, which nri-gpu offers to the kubelet itself: what others offer needs another "
-                "name, so set kubelet.resource, or leave the device plugin off",
+                f"{pattern} takes {name}, which nri-gpu offers to the kubelet itself: another device plugin's resource "
+                "needs another name, so set kubelet.resource, or leave nri-gpu's device plugin off",
             )
 
 

@@ -176,7 +176,7 @@ def pools_among_themselves(policy: Policy) -> Iterator[Finding]:
         if given:
             section = next(iter(given))
             yield in_policy(
-                f'pool[{index}] "{pool.name}" is that of {section}.pool, and {section}.enabled is not set: its GPUs '
+                f'pool[{index}] "{pool.name}" is that of {section}.pool, but {section}.enabled is not set: its GPUs '
                 f"are granted only where `nri-gpu run` has --{section}",
                 f"{section}.pool",
             )

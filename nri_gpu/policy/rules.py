@@ -89,8 +89,8 @@ LIMIT_KEYS: Final = Limits.__struct_fields__
 class Rule(Struct, frozen=True, kw_only=True):
     """The containers that are meant (every key given must match), and what they may have."""
 
-    allow: Annotated[bool, about("Whether they may have GPUs: true or false.")]
-    name: Annotated[str, _NAME, about("What sentences and the log call this rule.")] = ""
+    allow: Annotated[bool, about("Whether matching containers may have GPUs: true or false.")]
+    name: Annotated[str, _NAME, about("Name of this rule in messages and in the log.")] = ""
     namespace: Annotated[Globs | None, _NAMES, about("Patterns of the pod's namespace.")] = None
     pod: Annotated[Globs | None, _NAMES, about("Patterns of the pod's name.")] = None
     container: Annotated[Globs | None, _NAMES, about("Patterns of the container's name.")] = None
@@ -107,7 +107,7 @@ class Rule(Struct, frozen=True, kw_only=True):
         word_or_more(Qos),
         about("The pod's QoS class, derived from its cgroup; pods without a kubelet have none."),
     ] = None
-    reason: Annotated[str, _REASON, about("Why; a refusal says it.")] = ""
+    reason: Annotated[str, _REASON, about("The reason, which a refusal repeats.")] = ""
     otherwise: Annotated[
         Otherwise | None,
         about("With allow = false: refuse the container, or start it without GPUs."),
@@ -130,7 +130,7 @@ class Rule(Struct, frozen=True, kw_only=True):
         about("Extras to ask for, in place of extras.allowed."),
     ] = None
     pool: Annotated[
-        Globs | None, pattern_or_more(POOL_NAME), about("Names of the pools they get GPUs from, and no others.")
+        Globs | None, pattern_or_more(POOL_NAME), about("Names of the only pools from which they get GPUs.")
     ] = None
     limits: Annotated[
         tuple[tuple[str, int], ...] | None, changes(Limits), about("Limits in place of those in [limits].")
@@ -162,7 +162,7 @@ class RuleList(Struct, frozen=True):
 class Pool(Struct, frozen=True, kw_only=True):
     """GPUs set apart: those that fit every selector given. Other containers are not offered them."""
 
-    name: Annotated[str, POOL_NAME, about("What rules and sentences call this pool.")]
+    name: Annotated[str, POOL_NAME, about("Name of this pool in rules and messages.")]
     device: Annotated[
         tuple[_Device, ...] | None,
         unique(256),
@@ -180,7 +180,7 @@ class Pool(Struct, frozen=True, kw_only=True):
         about("Patterns of namespaces whose containers may have them, in addition to rules that name the pool."),
     ] = None
     containers_per_gpu: Annotated[
-        int | None, limit(minimum=1), about("Containers that may share one of them, whatever limits say.")
+        int | None, limit(minimum=1), about("Containers that may share one of its GPUs, whatever limits say.")
     ] = None
 
     def has(self, unit: Unit) -> bool:

@@ -161,7 +161,7 @@ class Terms(Struct, frozen=True, kw_only=True):
                 continue
             gpus = f"GPU{'s' * (limit != 1)}{' in exclusive mode' * key.startswith('exclusive')}"
             of_which = f", of which {used} {'is' if used == 1 else 'are'} held already" if used else ""
-            wait = "wait until some are given back, " if used and more <= limit else ""
+            wait = "wait until some are free, " if used and more <= limit else ""
             return Reason(
                 Code.OVER_LIMIT,
                 f"{whose} may have at most {limit} {gpus}{of_which}; this {'claim' if claim else 'container'} asks for "

@@ -18,11 +18,11 @@ class StraySettings(Struct, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         about(
-            "Look for them. nri-gpu then needs to see every process of the host: the systemd unit its drop-in "
+            "Scan for them. nri-gpu then needs to see every process of the host: the systemd unit its drop-in "
             "stray.conf, the chart stray.enabled."
         ),
     ] = False
-    every_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two looks.")] = 30
+    every_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two scans.")] = 30
     exceptions: Annotated[
         Globs,
         _EXCEPTIONS,

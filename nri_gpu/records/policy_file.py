@@ -74,7 +74,7 @@ def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyTex
         source = PolicyText(str(chosen), _read(chosen))
     except FileNotFoundError:
         if chosen.is_symlink():
-            raise _fault(chosen, f"is a link to {chosen.readlink()}, which is missing: put that back") from None
+            raise _fault(chosen, f"is a link to {chosen.readlink()}, which is missing: restore that file") from None
         if in_force:
             raise _lost(chosen, "is missing") from None
         if not path:
@@ -141,7 +141,7 @@ def file_advice(path: Path) -> Iterator[Finding]:
     with suppress(OSError):
         mode = path.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            who = f"may be written by others than its owner (mode {stat.S_IMODE(mode):04o})"
+            who = f"may be written by users other than its owner (mode {stat.S_IMODE(mode):04o})"
             yield warning("policy file", f"{path} {who}: chmod go-w {path}")
 
 

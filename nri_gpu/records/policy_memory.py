@@ -11,7 +11,7 @@ from nri_gpu.system.storage import stat_of, text_of, write_whole
 UNIT_FOLDER: Final = Path("/var/lib/nri-gpu")  # the state directory of systemd/nri-gpu.service
 IN_FORCE: Final = "policy.in-force"  # in that folder
 RUNTIME: Final = "the runtime's NRI configuration for this plugin"
-UNKNOWN: Final = "a file that is not known any more"
+UNKNOWN: Final = "a file that is no longer known"
 
 
 def unit_folder() -> Path | None:

@@ -210,7 +210,7 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
                 if len(wanted) > 1:
                     raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")
     if not (wanted or selectors or otherwise):
-        why = "this says how GPUs are used and not which, and the kubelet gave this container none"
+        why = "the annotation sets only how GPUs are used, and the kubelet allocated none to this container"
         raise whole.cut(0).error(f"{why}: {_ONE_OF}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         other = next(clause for name, (_, clause) in parts.items() if name != "none")

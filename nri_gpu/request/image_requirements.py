@@ -277,7 +277,7 @@ def unmet(
     disabled = env.get(DISABLE, "") in TRUE
     if disabled and may_disable:
         return None
-    ending = "; NVIDIA_DISABLE_REQUIRE is set, but policy does not let it count" if disabled else ""
+    ending = "; NVIDIA_DISABLE_REQUIRE is set, but policy ignores it" if disabled else ""
     node = _Node(facts, views(facts), "; NVIDIA_DISABLE_REQUIRE=1 starts it unchecked" if may_disable else ending, {})
     stated = {name: env[name] for name in sorted(env) if name.startswith(PREFIX) and concerns(name)}
     sizes = {name: len(name) + len(value) for name, value in stated.items()}

@@ -221,15 +221,23 @@ def _finding(
 
 _EXCEPT: Final = "or list {} in stray.exceptions if it may"
 _REMEDIES: Final[Mapping[Kind, str]] = {
-    Kind.UNGRANTED: "nobody granted it a GPU, so something else on this node lets it (`nri-gpu check` names what it "
-    f"finds): delete the pod and have it ask for a GPU, {_EXCEPT.format('the pod')}",
-    Kind.OTHER_GPU: "that is not what it was granted, so something has widened its device rules (`nri-gpu verify` "
-    f"shows how): delete the pod, {_EXCEPT.format('it')}",
-    Kind.PRIVILEGED: "a privileged pod can use every GPU without a grant: take privileged out of it and have it ask "
-    f"for a GPU, {_EXCEPT.format('the pod')}",
-    Kind.UNKNOWN: "the runtime does not list it to nri-gpu, so another one started it: stop it there, "
-    f"{_EXCEPT.format('its cgroup')}",
-    Kind.HOST: f"it runs beside all containers, and grants do not bind it: end it, {_EXCEPT.format('its program')}",
+    Kind.UNGRANTED: (
+        "it was granted no GPU, so something else on this node gave it access (`nri-gpu check` names what it finds): "
+        f"delete the pod and have it request a GPU, {_EXCEPT.format('the pod')}"
+    ),
+    Kind.OTHER_GPU: (
+        "it was granted other GPUs, so something has widened its device rules (`nri-gpu verify` shows how): delete the "
+        f"pod, {_EXCEPT.format('it')}"
+    ),
+    Kind.PRIVILEGED: (
+        "a privileged pod can use every GPU without a grant: make it unprivileged and have it request a GPU, "
+        f"{_EXCEPT.format('the pod')}"
+    ),
+    Kind.UNKNOWN: (
+        "it was started by a different container runtime, which nri-gpu does not see: stop it there, "
+        f"{_EXCEPT.format('its cgroup')}"
+    ),
+    Kind.HOST: f"it runs outside containers, where grants do not apply: end it, {_EXCEPT.format('its program')}",
 }
 
 

@@ -34,7 +34,7 @@ HIDDEN: Final = (
     "unit its drop-in stray.conf"
 )
 CLOSED: Final = (
-    "some processes do not let nri-gpu see what they have open: it needs the capabilities SYS_PTRACE and "
+    "nri-gpu cannot see what some processes have open: it needs the capabilities SYS_PTRACE and "
     "DAC_READ_SEARCH, which the systemd unit's drop-in stray.conf gives it"
 )
 Containers = Callable[[], Mapping[ContainerId, ListedContainer]]
@@ -67,12 +67,12 @@ async def look(majors: Majors, limit_s: float = LOOK_LIMIT_S) -> Look:
     try:
         child = await run([python(), "-I", "-m", "nri_gpu.stray.process_scan", *arguments], limit_s)
     except TimeoutError:
-        raise LookError(f"a look at all processes takes longer than {limit_s:.0f} s, and was ended") from None
+        raise LookError(f"a scan of all processes took longer than {limit_s:.0f} s, and was stopped") from None
     except OSError as error:
-        raise LookError(f"no process to look at the others with: {error}") from error
+        raise LookError(f"the process that scans the others cannot be started: {error}") from error
     found = [msgspec.json.decode(line, type=Use | Extent) for line in child.output.splitlines()]
     if not found or not isinstance(extent := found.pop(), Extent):
-        raise LookError(f"the process that looks at the others failed: {child.complaint or 'it says nothing'}")
+        raise LookError(f"the process that scans the others failed: {child.complaint or 'it reported nothing'}")
     return Look(tuple(each for each in found if isinstance(each, Use)), extent)
 
 
@@ -137,10 +137,10 @@ class StrayController:
         """Take a look, and do what follows from it. Raises: LookError."""
         state = self._node_state
         if not state.synchronized:
-            self._forget("the runtime has not listed its containers yet, so nobody is judged")
+            self._forget("the runtime has not listed its containers yet, so no process is judged")
             return
         if state.node.inventory.majors.nvidia is None:
-            self._forget("the driver's kernel module is not loaded, so nobody can use a GPU")
+            self._forget("the driver's kernel module is not loaded, so no process can use a GPU")
             return
         before = (state.ledger, self._containers())
         seen = await self._scan(state.node.inventory.majors)
@@ -168,7 +168,10 @@ class StrayController:
         try:
             given = await self._allocated(settings.kubelet.podresources)
         except AllocationsUnknownError as error:
-            return found, f"the kubelet does not say which GPUs it allocated ({error}), so its pods are findings, too"
+            return (
+                found,
+                f"the kubelet does not report which GPUs it allocated ({error}), so its pods are findings, too",
+            )
         return await asyncio.to_thread(judge, uses, replace(known, allocated=given), exceptions), ""
 
     def _forget(self, why: str = "") -> None:

@@ -26,12 +26,12 @@ _BY_NODE: Final = (
 )
 _RENUMBERED: Final = (
     "can open {}, not granted: the node had that number when the container was created, and it was the granted GPU's: "
-    "the driver was loaded again since, or MIG devices were made again; create the container again"
+    "the driver has been reloaded since, or MIG devices re-created; create the container again"
 )
 _BY_RULE: Final = "can open {}, not granted: a device rule of its spec opens it, without a node"
 _BY_HOOK: Final = (
     "can open {}, not granted: its spec has a hook of NVIDIA's runtime, which opens devices by itself for an image "
-    "that sets NVIDIA_VISIBLE_DEVICES; take that runtime away, or set disarm in the policy's [environment]"
+    "that sets NVIDIA_VISIBLE_DEVICES; remove that runtime, or set disarm in the policy's [environment]"
 )
 _WIDENED: Final = (
     "can open {}, not granted, and its spec does not say so: its device rules were widened after it was created; stop "
@@ -67,7 +67,7 @@ def _of_devices(seen: Seen, numbers: Mapping[DeviceNumber, Owner]) -> Iterator[s
     granted, known = _granted(seen), {unit for owner in numbers.values() for unit in owner.units}
     nodes = {(node.major, node.minor) for node in seen.spec.nodes}
     for uuid in sorted(granted - known):
-        yield f"was granted {uuid}, which is not on this node now: the driver was loaded again, or the GPU is gone"
+        yield f"was granted {uuid}, which is no longer on this node: the driver was reloaded, or the GPU is gone"
     beyond = defaultdict[str, list[str]](list)
     moved = any(not _has(granted, number, owner, nodes) for number, owner in numbers.items()) or not granted <= known
     for number, owner in sorted(numbers.items(), key=lambda each: (not each[1].units, not each[1].shared)):

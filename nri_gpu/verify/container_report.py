@@ -117,15 +117,15 @@ def verify(bundles: Callable[[], Iterable[Bundle]], by: Expected) -> Report:
 def _missing(by: Expected, holders: Mapping[str, str] | None, pods: Mapping[str, str]) -> Iterator[str]:
     """Yield why what was found is not all."""
     if holders is None:
-        yield "which containers have GPUs by the daemon's word: it stopped, or is of another version"
+        yield "which containers have GPUs according to the daemon: it stopped, or is another version"
         return
     missing = {id_: pod for id_, pod in holders.items() if id_ not in pods}
     still = by.holders() or {} if missing else {}  # one may have ended meanwhile
     for id_, pod in missing.items():
         if id_ in still:
             yield (
-                f"container {id_} of {pod}, which has GPUs: it is of none of the containerds that were looked at, so "
-                "name the state folder of its own with --containerd-state"
+                f"container {id_} of {pod}, which has GPUs: it belongs to no containerd that was examined: name its "
+                "state folder with --containerd-state"
             )
 
 

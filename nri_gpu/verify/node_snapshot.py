@@ -60,7 +60,7 @@ _DIFFERENCES: Final = {
     "program": "another version of nri-gpu wrote it",
     "module_version": "another kernel module is loaded",
     "module_versions": "another version of one of the kernel modules is loaded",
-    "settings": "the policy names another place for the driver",
+    "settings": "the policy names another folder for the driver",
     "host": "the driver's folders changed",
     "staged": "the staged files changed",
     "sight": "the kernel shows other GPUs or nodes",

@@ -37,7 +37,7 @@ def test_a_kubelet_that_remembers_a_device_plugin_starts_no_such_pod_by_claims(
     time.sleep(KEPT_S + STATUS_S)
     cluster.apply(pod("train", 1))
     cluster.wait_said("train", REMEMBERED)
-    assert "a device plugin, and claims allocate here" in cluster.nri_gpu("doctor").stdout
+    assert "a device plugin, and claims allocate on this node" in cluster.nri_gpu("doctor").stdout
     cluster.stop("kubelet")
     cluster.start("kubelet")
     cluster.wait_said("train", REMEMBERED)

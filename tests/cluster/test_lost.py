@@ -26,7 +26,7 @@ ONE_FOR_EACH_POD = "[limits]\ngpus_per_pod = 1\n"
 STOP_S = 10
 CLOSED_S = 90  # enough for the kubelet or the scheduler to know that a GPU is lost for a minute
 TRAPS = ["sh", "-c", "trap exit TERM; sleep 3600 & wait"]
-LOST = "over, but its processes are not"
+LOST = "ended, but its processes live on"
 
 
 class Door(Struct, frozen=True):

@@ -71,7 +71,7 @@ def bench(launch: Launch, node: Containerd) -> Iterator[Bench]:
 def test_broken_from_the_start_then_mended_then_broken_again(bench: Bench) -> None:
     bench.begin(BROKEN)
     sentence = bench.refused("first", "1")
-    assert "nri-gpu [bad-policy]: no GPU can be granted before the policy is mended" in sentence
+    assert "nri-gpu [bad-policy]: no GPU can be granted until the policy is fixed" in sentence
     assert f'{bench.daemon.launch.policy}:4: defaults.mode: cannot be "sharde"' in sentence
     bench.create("bystander")
     assert "no good policy is kept: every container that requests GPUs is refused" in bench.daemon.log()

@@ -53,6 +53,6 @@ def test_the_owner_is_told_from_the_one_that_lost_the_socket(runtime: packages.R
         assert found is not None
         told = {each.meaning: each.level for each in examine(seen, found).findings if each.subject == "second runtime"}
         lost = next(text for text in told if f"pid {pids[1]}," in text)
-        assert (told[lost], "until the one above took it" in lost) == (Level.ERROR, True)
+        assert (told[lost], "until the runtime above took it" in lost) == (Level.ERROR, True)
         assert any(f"pid {pids[0]}," in text and "does not use" in text for text in told)
         assert socket_state(socket) is SocketState.LIVE

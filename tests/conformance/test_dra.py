@@ -181,7 +181,7 @@ async def test_a_container_with_a_claim_starts_only_with_us(node: Containerd, tm
 @in_a_loop
 @pytest.mark.parametrize(
     ("lost", "sentence"),
-    [("claims.json", "not prepared on this node any more: delete the pod"), ("key", "not written by nri-gpu.*the pod")],
+    [("claims.json", "no longer prepared on this node: delete the pod"), ("key", "not written by nri-gpu.*the pod")],
 )
 async def test_where_the_state_folder_lost_it_a_container_that_starts_again_is_told_what_helps(
     node: Containerd, tmp_path: Path, folder: Path, lost: str, sentence: str

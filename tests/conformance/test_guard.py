@@ -130,7 +130,7 @@ def test_one_whose_gpu_went_to_another_does_not_start_though_the_daemon_died_sin
         spec = ContainerSpec(command=("/bin/sleep", "3600"))
         site.node.cri.run_persistently(site.node.cri.asking(ASKS, "next"), spec, "gpu-busy")
         daemon.kill()
-        with pytest.raises(CriError, match=r"\[gpu-busy\].*another one was granted them meanwhile"):
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*they have since been granted to another container"):
             site.node.cri.start(late)
         assert not site.ran("late")
 

@@ -64,7 +64,7 @@ def test_the_next_pod_waits_for_the_last_process(node: Containerd, machine: Mach
     said = "just released by default/first: 2 processes still hold it"
     wait_for("the look", lambda: machine.unavailable() == said, PATIENCE_S, machine.status)
     assert said in machine.status()
-    with pytest.raises(CriError, match=rf"\[gpu-busy\]: GPU 0 \(GPU-.*\) was {said}; other pods have it as soon as"):
+    with pytest.raises(CriError, match=rf"\[gpu-busy\]: GPU 0 \(GPU-.*\) was {said}; other pods can have it once"):
         node.cri.run_asking("device=0", "second")
     node.cri.run_asking("1", "beside")  # the other GPU
 

@@ -65,7 +65,7 @@ def test_one_that_was_never_started_frees_its_gpus_after_the_grace(node: Contain
 
         assert not taken()
         wait_for("the grace to pass", taken, 20)
-        with pytest.raises(CriError, match=r"\[gpu-busy\].*created and not started"):
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*did not start while it held its GPUs"):
             node.cri.start(idle)
         daemon.wait_held({"next/main": [UUIDS[0]]})
 

@@ -56,7 +56,7 @@ def check_lost(node: Containerd, daemon: NriGpu, holder: Holder) -> None:
     """It is shown with what keeps its GPU, which nobody gets; also after a restart, and until the processes end."""
     for _ in range(2):
         wait_for("the container to be lost", lambda: daemon.status()["lost"], READY_S)
-        assert "over, but its processes are not" in node.cri.refused("device=0", "next").details
+        assert "ended, but its processes live on" in node.cri.refused("device=0", "next").details
         node.cri.remove_pod_named("next")
         (lost,) = daemon.status()["lost"]
         assert (lost["pod"], lost["container"], lost["gpu_uuids"]) == ("default/pod", "main", [UUIDS[0]])

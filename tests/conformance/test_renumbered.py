@@ -64,7 +64,7 @@ def test_gpus_change_their_minors(node: Containerd, serving: NriGpu, topology: P
     proof = serving.verb("verify", "--containerd-state", str(node.base / "state"))
     assert proof.returncode == 1
     assert "default/old main: can open /dev/nvidia1 (195:1, GPU 0, " in proof.stdout
-    assert "the driver was loaded again" in proof.stdout
+    assert "the driver has been reloaded since" in proof.stdout
     node.cri.run_asking("device=2", "beside")  # 195:255 and nvidia-uvm are everybody's
     node.cri.run_asking("device=0; mode=shared", "sharing")
 

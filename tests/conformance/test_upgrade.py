@@ -92,7 +92,7 @@ class Node:
 
     def not_started(self, container: ContainerId) -> None:
         """Its GPU went to another one."""
-        with pytest.raises(CriError, match=r"\[gpu-busy\].* another one"):
+        with pytest.raises(CriError, match=r"\[gpu-busy\].* another (one|container)"):
             self.site.node.cri.start(container)
 
     def next_to(self, claim: str, name: str) -> None:
@@ -157,7 +157,7 @@ def test_to_this_version_and_back(
 
                 both.change(TODAY, order)
                 wait_for("the container to be lost", lambda: both.daemon.status()["lost"], READY_S)
-                both.busy("device=0", "over, but its processes are not")
+                both.busy("device=0", "ended, but its processes live on")
                 both.busy("device=1")
                 both.run("signed", "device=1", IGNORED)
                 of = node.cri.asking("device=2", "late")

@@ -57,5 +57,5 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path) -> Non
         finally:
             daemon.kill()
     assert daemon.returncode == Exit.UNAVAILABLE
-    assert "shows no other one made in its place" in said
+    assert "does not show its replacement" in said
     assert "Traceback" not in said

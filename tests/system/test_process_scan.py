@@ -194,5 +194,5 @@ async def test_a_look_takes_a_child_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_look_that_takes_too_long_is_ended() -> None:
-    with pytest.raises(LookError, match="takes longer than 0 s, and was ended"):
+    with pytest.raises(LookError, match="took longer than 0 s, and was stopped"):
         await look(MAJORS, limit_s=0.001)

@@ -113,7 +113,7 @@ def test_live_in_a_real_terminal(daemon: NriGpu, folder: Path) -> None:
         terminal.resize(100, 40)
         terminal.wait_for("the last changes:")
         daemon.terminate()
-        terminal.wait_for("below is what it said last")
+        terminal.wait_for("below is its last answer")
         daemon.start()
         terminal.wait_for("the daemon answers again")
         terminal.press("C-c")

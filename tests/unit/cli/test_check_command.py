@@ -67,7 +67,7 @@ def test_faults_come_all_at_once_with_line_and_key(checked: Checked, path: Path)
 @pytest.mark.parametrize(("text", "named"), [(text, named) for text, _, named in OLD.values()], ids=OLD)
 def test_what_an_earlier_version_knew_is_advice(checked: Checked, text: str, named: tuple[str, ...]) -> None:
     done = checked(text, "-o", "json")
-    said = [each for each in done.document["advice"] if each.endswith("; take it out")]
+    said = [each for each in done.document["advice"] if each.endswith("; remove it")]
     assert (done.code, [each.partition(" is ignored: ")[0] for each in said]) == (Exit.OK, [*named])
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_one_fault(nri_gpu: NriGpuCall, path: Path, conte
 def test_tables_without_a_key_are_a_finding(checked: Checked, path: Path) -> None:
     done = checked("[stray]\n\n[[rule]]\nallow = true\nlimits = {}\n[dra]\n")
     assert (done.code, done.out.splitlines()[0]) == (Exit.FINDING, f"{path}: 3 faults")
-    assert f"{path}:1: stray: has no key, so each has its default: give it one, or take the heading out" in done.out
+    assert f"{path}:1: stray: has no key, so each has its default: give it one, or remove its heading" in done.out
     done = checked("[stray]\n", "-o", "json")
     assert (done.code, [each["key"] for each in done.document["faults"]]) == (Exit.FINDING, ["stray"])
 
@@ -125,7 +125,7 @@ def test_a_file_others_may_write_gets_advice(checked: Checked, path: Path) -> No
     path.chmod(0o666)
     done = checked("")
     assert done.code == Exit.OK
-    assert f"advice: {path} may be written by others" in done.out
+    assert f"advice: {path} may be written by users other than its owner" in done.out
 
 
 def test_pools_are_compared_with_a_topology_or_the_node(checked: Checked, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_driver_without_libcuda(checked: Checked, tmp_path: Path) -> None:
     policy = f'[driver]\nroot = "{root}"\n'
     assert "no usable" not in checked(policy).out
     next(root.rglob("libcuda.so.*.*")).unlink()
-    assert "has no usable libcuda.so: who asks for compute is refused" in checked(policy).out
+    assert "has no usable libcuda.so: requests for compute are refused" in checked(policy).out
 
 
 def test_mps_without_a_mount_for_its_clients(checked: Checked, tmp_path: Path) -> None:

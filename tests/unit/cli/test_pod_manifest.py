@@ -120,7 +120,7 @@ def test_init_containers_end_and_sidecars_stay(explain: Explain) -> None:
 
 def test_a_wait_after_a_release_is_noted(explain: Explain) -> None:
     ends = INIT.replace("gpu.nri.io:", "gpu.nri.io/container.main: none, gpu.nri.io:")
-    assert "this one has to wait" in notes(explain, ends + OTHER)
+    assert "this container has to wait" in notes(explain, ends + OTHER)
     assert "has to wait" not in notes(explain, ends + OTHER, "[handover]\nwait = false\n") + notes(explain, ends)
     shared = (ends + OTHER).replace('"1"', '"1;mode=shared"')
     assert "has to wait" not in notes(explain, shared)

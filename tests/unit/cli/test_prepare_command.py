@@ -44,7 +44,7 @@ def test_a_dry_run_changes_nothing_and_needs_no_root(
     assert (done.code, "only root" in done.err) == (Exit.PERMISSION, True)
     done = nri_gpu("prepare", "--dry-run", "--graphics")
     modules = [f"would load module {name}" for name in ("nvidia", "nvidia-uvm", "nvidia-modeset")]
-    more = "more may follow: which devices a module serves is known once it is loaded"
+    more = "more may follow: a module's devices are known once it is loaded"
     assert (done.code, done.out.splitlines()) == (Exit.OK, [*modules, more])
     document = nri_gpu("prepare", "--dry-run", "-o", "json").document
     assert document["more_may_follow"] is True

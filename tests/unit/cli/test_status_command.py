@@ -135,7 +135,7 @@ def test_a_rejected_policy_is_a_finding_and_no_reason_to_end_the_pod(
 ) -> None:
     done = asked(status_json(view(policy=answers.PolicyStatus("policy.toml", "", "line 3"))), *options)
     assert done.code == code
-    assert "policy file rejected, the policy before it stays in force: line 3" in done.out
+    assert "policy file rejected, the previous policy stays in force: line 3" in done.out
 
 
 def test_alive_only_asks_for_an_answer(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path) -> None:
@@ -391,9 +391,9 @@ def test_what_is_known_beside_a_gpus_health() -> None:
     status = status_of(view(notes={make.uuid(1): NOTES}))
     page = plain(status_page(status, NOW))
     for sentence in (
-        "GPU 1 is withheld until it was reset: a reset is due since XID 46, GPU stopped processing.",
-        f"say so after the reset: nri-gpu repaired {make.uuid(1)}",
-        "GPU 1 is offered to nobody once its holder has gone: it had errors",
+        "GPU 1 is withheld until it is reset: a reset is due since XID 46, GPU stopped processing.",
+        f"confirm the reset afterwards: nri-gpu repaired {make.uuid(1)}",
+        "GPU 1 is not granted again once its holder has ended: it had errors",
         "GPU 1: applications failed on it within a day under containers of 3 namespaces (a, b, c)",
         "GPU 1's last XID, 2027-01-15 08:00:00 UTC: XID 69, graphics engine class error",
     ):
@@ -431,9 +431,9 @@ def test_a_lost_container_and_a_cgroup_that_is_not_seen() -> None:
     lost = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), CLOCK, "/kubepods/gone", (41, 42))
     running = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
     page = plain(status_page(status_of(view(running, lost=(lost,))), NOW)).splitlines()
-    assert [line for line in page if "over for the runtime" in line or "not seen" in line] == [
-        f"ml/gone, container main: over for the runtime since {moment(NOW)}, and holds its GPUs until its processes "
-        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; one that hangs in the "
-        "driver is gone after a boot",
-        "the cgroups of ml/train are not seen: their GPUs are free once the runtime says that they are over",
+    assert [line for line in page if "ended for the runtime" in line or "not seen" in line] == [
+        f"ml/gone, container main: ended for the runtime since {moment(NOW)}, but holds its GPUs until its processes "
+        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; a process that hangs in "
+        "the driver ends with a reboot",
+        "the cgroups of ml/train are not seen: their GPUs are free once the runtime reports that they ended",
     ]

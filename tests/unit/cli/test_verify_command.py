@@ -107,7 +107,10 @@ def test_a_holder_that_no_runtime_shows(nri_gpu: NriGpuCall, state: Path) -> Non
     with daemon(state, {"status": status, "inventory": INVENTORY}):
         done = nri_gpu("verify", *options(state))
     assert done.code == Exit.UNAVAILABLE
-    assert "not seen: container 0a1b of ml/train, which has GPUs: it is of none of the containerds" in done.out
+    assert (
+        "not seen: container 0a1b of ml/train, which has GPUs: it belongs to no containerd that was examined"
+        in done.out
+    )
 
 
 def test_a_daemon_that_does_not_know_its_gpus(nri_gpu: NriGpuCall, state: Path) -> None:
@@ -120,7 +123,10 @@ def test_a_daemon_that_does_not_know_its_gpus(nri_gpu: NriGpuCall, state: Path) 
 def test_a_daemon_of_another_version(nri_gpu: NriGpuCall, state: Path) -> None:
     with daemon(state, {"status": {"schema": "nri-gpu/status/v2"}, "inventory": INVENTORY}):
         done = nri_gpu("verify", *options(state))
-    assert (done.code, "not seen: which containers have GPUs by the daemon" in done.out) == (Exit.UNAVAILABLE, True)
+    assert (done.code, "not seen: which containers have GPUs according to the daemon" in done.out) == (
+        Exit.UNAVAILABLE,
+        True,
+    )
 
 
 def test_without_a_daemon_its_snapshot_says_the_numbers(nri_gpu: NriGpuCall, state: Path) -> None:

@@ -67,7 +67,7 @@ CHANGES = {
     "more than it keeps": (
         with_history(HOT, total=1),
         with_history(happened(5, "five"), total=5),
-        ["3 more changes happened meanwhile", "five"],
+        ["3 more changes happened in between", "five"],
     ),
     "another daemon": (
         with_history(HOT, total=9),
@@ -110,7 +110,7 @@ CHANGES = {
     "a rejected policy": (
         EMPTY,
         status_of(view(policy=PolicyStatus("policy.toml", "", "line 3"))),
-        ["policy file rejected, the policy before it stays in force: line 3"],
+        ["policy file rejected, the previous policy stays in force: line 3"],
     ),
     "an inventory's fault is a transition": (EMPTY, status_of(view(inventory_fault="no driver")), []),
 }
@@ -168,5 +168,5 @@ def test_the_live_page_has_the_newest_change_first_and_says_when_the_daemon_is_l
     assert "  GPU 0 shows thermal" in plain(live_page(first))
     news = plain(live_page(second)).partition("the last changes:")[2]
     assert news.index(COLD.what) < news.index(HOT.what)
-    assert "no answer; below is what it said last" in plain(live_page(lost)).splitlines()[1]
+    assert "no answer; below is its last answer" in plain(live_page(lost)).splitlines()[1]
     assert "4 GPUs: 0 held, 4 free, 0 unavailable" in plain(live_page(lost))

@@ -65,7 +65,7 @@ FAULTS = {
     "policy": ({"policy": PolicyStatus("policy.toml", "bad")}, "nri_gpu_policy_fault", 1),
     "no driver": ({"node": replace(node(), inventory=Inventory(taken_at=0, fault="gone"))}, "nri_gpu_node_ready", 0),
     "unloaded": ({"node": UNLOADED}, "nri_gpu_node_ready", 0),
-    "no files": ({"node": replace(node(), driver=None, driver_fault="being looked for")}, "nri_gpu_node_ready", 0),
+    "no files": ({"node": replace(node(), driver=None, driver_fault="being searched for")}, "nri_gpu_node_ready", 0),
 }
 
 

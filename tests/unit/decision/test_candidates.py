@@ -51,7 +51,7 @@ LIMITS: dict[str, tuple[Raw, list[Container], str]] = {
         {"gpus_per_pod": 3},
         [asks("2"), asks("2", name="side")],
         'pod "a" may have at most 3 GPUs, of which 2 are held already; this container asks for 2 more '
-        "(limits.gpus_per_pod in /etc/p.toml): wait until some are given back, ask for fewer, or raise that limit.",
+        "(limits.gpus_per_pod in /etc/p.toml): wait until some are free, ask for fewer, or raise that limit.",
     ),
     "namespace": (
         {"gpus_per_namespace": 2},
@@ -78,7 +78,7 @@ LIMITS: dict[str, tuple[Raw, list[Container], str]] = {
     "sharers of a named GPU": (
         {"containers_per_gpu": 2},
         [asks("device=0;mode=shared", each) for each in "abc"],
-        f"GPU 0 ({make.uuid(0)}) is shared by 2 containers already, as many as may (limits.containers_per_gpu in "
+        f"GPU 0 ({make.uuid(0)}) is shared by 2 containers already, the most allowed (limits.containers_per_gpu in "
         "/etc/p.toml): wait until one ends, ask for another GPU, or raise that limit.",
     ),
 }
@@ -119,7 +119,7 @@ def test_where_every_gpu_is_shared_enough_the_refusal_says_so() -> None:
     using = policy(limits={"containers_per_gpu": 1})
     *_, last = played([asks("1;mode=shared", each) for each in "abcde"], using)
     said = reason_of(last, Code.NO_SUCH_GPU).sentence
-    assert "(not offered here: 4 shared by as many containers as may (limits.containers_per_gpu))." in said
+    assert "(not offered here: 4 shared by the most containers allowed (limits.containers_per_gpu))." in said
 
 
 def test_a_rule_s_limit_goes_before_and_is_named() -> None:
@@ -137,7 +137,7 @@ POOLS: list[Raw] = [
 TO_LATE: list[Raw] = [{"namespace": "guest", "allow": True, "pool": "late"}]
 CLUSTER: list[Raw] = [{"name": "cluster", "model": "*"}]
 KUBELETS: Raw = {"pool": CLUSTER, "kubelet": {"enabled": True, "pool": "cluster"}}
-TO_KUBELET = 'in pool "cluster", which only the kubelet gives from: write nvidia.com/gpu'
+TO_KUBELET = 'in pool "cluster", which only the kubelet allocates from: write nvidia.com/gpu'
 CLAIMS: Raw = {"pool": CLUSTER, "dra": {"enabled": True, "pool": "cluster"}}
 TO_CLAIMS = 'in pool "cluster", which only ResourceClaims get: give the pod a claim with a DeviceClass of gpu.nri.io'
 BY_PROFILE: Raw = {"pool": [{"name": "small", "mig": ["1g.5gb"], "namespaces": ["x"]}]}
@@ -158,8 +158,8 @@ POOLED: dict[str, tuple[Raw, Node, str, str, str]] = {
     ),
     "a rule opens a pool": ({"pool": POOLS, "rule": TO_LATE}, NODE, "all", "guest", "2"),
     "and keeps to it": ({"pool": POOLS, "rule": TO_LATE}, NODE, "device=3", "guest", "kept for others"),
-    "where only the kubelet gives": (KUBELETS, NODE, "1", "ml", TO_KUBELET),
-    "a GPU where only the kubelet gives": (KUBELETS, NODE, "device=0", "ml", TO_KUBELET),
+    "where only the kubelet allocates": (KUBELETS, NODE, "1", "ml", TO_KUBELET),
+    "a GPU where only the kubelet allocates": (KUBELETS, NODE, "device=0", "ml", TO_KUBELET),
     "where only claims give": (CLAIMS, NODE, "1", "ml", TO_CLAIMS),
     "beside the kubelet's": ({**KUBELETS, "pool": [POOLS[0], *CLUSTER]}, NODE, "1", "ml", "kept for others"),
     "a MIG profile of others": (BY_PROFILE, MIXED, "mig=1g.5gb", "ml", "kept for others"),

@@ -199,5 +199,5 @@ def test_one_pod_that_may_is_enough() -> None:
 def test_a_broken_policy_and_a_missing_driver_prepare_nothing() -> None:
     refused = _prepared(allocated(), None, None, Policy.broken("line 3 is no setting"))
     assert isinstance(refused, NotPrepared)
-    assert "before the policy is mended: line 3" in refused.reason.sentence
+    assert "until the policy is fixed: line 3" in refused.reason.sentence
     assert "driver" in why_not(allocated(), replace(node(), driver=None)).reason.sentence

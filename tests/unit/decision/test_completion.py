@@ -94,7 +94,7 @@ LEFT_ALONE: dict[str, tuple[Container, Node, Policy, str]] = {
         make.container(devices=(make.held_node(CUT, "/dev/gpu"),)),
         CUT_NODE,
         ALL,
-        "not completed: what it holds is of no GPU known here",
+        "not completed: what it holds belongs to no GPU known here",
     ),
 }
 

@@ -104,7 +104,9 @@ def test_a_node_with_an_nvidia_hook_keeps_it_idle() -> None:
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", make.uuid(0))
 
 
-STARTING = Node(number=1, inventory=make.inventory(), driver_fault="the driver's files are being looked for; try again")
+STARTING = Node(
+    number=1, inventory=make.inventory(), driver_fault="the driver's files are being searched for; try again"
+)
 STAGED = make.trees()
 SERVER = make.node(staged=make.driver(trees={some: STAGED[some] for some in STAGED if some <= DEFAULT_CAPABILITIES}))
 COMPATIBLE = make.node(
@@ -136,7 +138,7 @@ NOT_READY: dict[str, tuple[str, Node, str]] = {
         "that part of it, ask with capabilities=compute, or",
     ),
     "no files of any": ("1", make.node(staged=make.driver(trees={})), "compute, utility"),
-    "no driver files yet": ("1", STARTING, "being looked for"),
+    "no driver files yet": ("1", STARTING, "being searched for"),
     "32-bit libraries of nothing": ("1;capabilities=compat32", COMPATIBLE, "name them too"),
     "the inventory's fault": (
         "1",
@@ -204,9 +206,9 @@ def test_refuses(container: Container, policy: Policy, code: Code, words: str) -
 
 # What an annotation may not ask for beside one GPU of the kubelet's.
 BEYOND = {
-    "2": "asks for 2 GPUs and the kubelet gave 1: ask for as many in resources.limits",
-    "device=0": "names GPUs, but here the kubelet chooses them: write all, which means those that it gave",
-    "1;mode=shared": "asks for mode=shared, and the kubelet gave in exclusive mode: ask for another resource",
+    "2": "asks for 2 GPUs, but the kubelet allocated 1: ask for the same number in resources.limits",
+    "device=0": "names GPUs, but here the kubelet chooses them: write all, which means those that it allocated",
+    "1;mode=shared": "asks for mode=shared, but the kubelet allocated in exclusive mode: ask for another resource",
 }
 
 
@@ -276,7 +278,7 @@ def test_requirements_are_asked_of_the_gpus_that_were_chosen() -> None:
 def test_policy_says_whether_requirements_count_and_who_may_turn_them_off() -> None:
     assert injected(make.container("1", env=REQUIRING), OLD, policy=UNCHECKED)
     assert injected(make.container("1", env=SAYS_OFF), OLD)
-    assert "policy does not let it count" in refused(make.container("1", env=SAYS_OFF), OLD, policy=STRICT).sentence
+    assert "policy ignores it" in refused(make.container("1", env=SAYS_OFF), OLD, policy=STRICT).sentence
 
 
 def test_a_simulated_node_grants_without_the_drivers_files() -> None:

@@ -71,13 +71,13 @@ def test_others_wait_for_both() -> None:
     both = with_decision(make.ledger(LOST), decided(again("2"), make.ledger(LOST)), 1.0)
     other = make.container("device=2", of="other")
     assert "exclusively by ml/train," in refusal(other, both)
-    assert "ml/train (over, but its processes are not" in refusal(
+    assert "ml/train (ended, but its processes live on" in refusal(
         other, both.without_containers({ContainerId("again")})
     )
 
 
 def test_a_lost_container_itself_is_granted_nothing() -> None:
-    assert "an earlier container of this very id is over" in refusal(make.container("2"), make.ledger(LOST))
+    assert "an earlier container with this id has ended" in refusal(make.container("2"), make.ledger(LOST))
 
 
 def test_what_the_kubelet_or_a_claim_allocated_is_these_gpus() -> None:

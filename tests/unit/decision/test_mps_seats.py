@@ -132,7 +132,7 @@ REFUSED = {
     "clients": Refused(
         [asks(MPS), asks("1;mode=mps", "b")],
         Code.OVER_LIMIT,
-        "has 1 MPS clients, as many as may",
+        "has 1 MPS clients, the most allowed",
         policy(containers_per_gpu=1),
     ),
     "clients of an old gpu": Refused(

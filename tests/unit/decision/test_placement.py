@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[str, Found, Ledger, Code, tuple[str, ...]]] = {
     "named and gone": ("device=1", LOST, FREE, UNAVAILABLE, ("GPU 1 cannot", "GPU is lost (15);")),
     "missed by its UUID": (f"device={MISSED.uuid}", GONE, FREE, UNAVAILABLE, ("GPU 1", "bad since today")),
     "named and cut": ("device=2", WORN, FREE, UNAVAILABLE, ("MIG mode",)),
-    "named and does not fit": ("device=0;arch>=9.0", MIXED, FREE, NONE, ("A100", "drop them")),
+    "named and does not fit": ("device=0;arch>=9.0", MIXED, FREE, NONE, ("A100", "drop the selectors")),
     "memory is unknown": ("memory>=64Gi", [UNKNOWN], FREE, NONE, ("GPU 1: its memory is unknown", "loosen")),
     "memory is unknown, at most": ("memory<=8Gi", [UNKNOWN], FREE, NONE, ("GPU 1: its memory is unknown",)),
     "memory of one is unknown": (

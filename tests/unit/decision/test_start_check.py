@@ -174,12 +174,12 @@ BAD: dict[str, tuple[Adjusted, Code, str]] = {
     "more of our own than the signed grant names": (
         replace(granted(0), nodes=tuple(map(node, range(3)))),
         UNGRANTED,
-        "the nodes of 3 GPUs were added to this container and its grant names 1",
+        "the nodes of 3 GPUs were added to this container, but its grant names 1",
     ),
     "more than is monitored": (
         replace(granted(0, 1, to=OF_CLAIM), grant=Added(MONITORS, US)),
         UNGRANTED,
-        "the nodes of 2 GPUs were added to this container and its grant names 1",
+        "the nodes of 2 GPUs were added to this container, but its grant names 1",
     ),
     "of a claim and got nothing": (Adjusted(container=OF_CLAIM), NOT_GRANTED, "NRI_GPU_CLAIM_X_0 asks for GPUs"),
     "more of a simulated node's": (replace(granted(0), nodes=SIMULATED), UNGRANTED, "the nodes of 2 GPUs"),

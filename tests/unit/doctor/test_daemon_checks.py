@@ -23,7 +23,7 @@ SILENCE: dict[str, tuple[OSError | ValueError, Level, str, str]] = {
     "none": (FileNotFoundError(), Level.ERROR, "no nri-gpu runs", "systemctl enable --now nri-gpu"),
     "ended": (ConnectionRefusedError(), Level.ERROR, "has ended", "systemctl enable --now nri-gpu"),
     "hangs": (TimeoutError(), Level.ERROR, "does not answer", "systemctl restart nri-gpu"),
-    "closed to us": (PermissionError(), Level.UNSEEN, "only root may ask", "sudo nri-gpu doctor"),
+    "closed to us": (PermissionError(), Level.UNSEEN, "only root may query", "sudo nri-gpu doctor"),
     "another program": (ValueError("not a JSON object"), Level.ERROR, "not a JSON object", "nri-gpu --version"),
 }
 
@@ -42,8 +42,8 @@ BOTH = make.ledger(make.entry(0), make.entry(0, to=make.container(of="other")))
 GONE = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), 0.0, "", (41, 42))
 UNSEEN = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
 WARNINGS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a lost container": ({"lost": (GONE,)}, "lost containers", "ml/gone, container main, is over for the runtime"),
-    "a cgroup that is not seen": ({"ledger": UNSEEN}, "cgroups", "those of ml/train are not seen"),
+    "a lost container": ({"lost": (GONE,)}, "lost containers", "ml/gone, container main, has ended for the runtime"),
+    "a cgroup that is not seen": ({"ledger": UNSEEN}, "cgroups", "the cgroups of ml/train are not seen"),
 }
 FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "not connected": (

@@ -111,7 +111,7 @@ BROKEN: dict[str, tuple[Break, Level, str, str, str]] = {
         no_libcuda,
         Level.ERROR,
         "driver files",
-        "has no usable libcuda.so: who asks for compute is refused",
+        "has no usable libcuda.so: requests for compute are refused",
         "libcuda1",
     ),
     "no node": (

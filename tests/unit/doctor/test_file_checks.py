@@ -70,7 +70,7 @@ def test_a_group_that_may_ask(node: DoctorNode) -> None:
 def test_an_audit_log_elsewhere(node: DoctorNode) -> None:
     node.write("var/log/nri-gpu/audit.jsonl", "").chmod(0o644)
     finding = node.only(policy=replace(HEALTHY_POLICY, audit=AuditSettings(dir="/var/log/nri-gpu")))
-    assert "/var/log/nri-gpu/audit.jsonl: mode 0644: others can read it" in finding.meaning
+    assert "/var/log/nri-gpu/audit.jsonl: mode 0644: other users can read it" in finding.meaning
 
 
 def test_a_socket_for_metrics_is_the_policys(node: DoctorNode) -> None:

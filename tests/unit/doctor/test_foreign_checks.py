@@ -37,7 +37,8 @@ def test_how_many_each_keeps_from_others(node: DoctorNode) -> None:
     finding = about(node, opened(node, 0))
     assert finding.level is Level.OK
     assert finding.meaning == (
-        "ml/plugin, container main, opens 1 GPU that nri-gpu did not grant it: nobody gets them exclusively"
+        "ml/plugin, container main, opens 1 GPU that nri-gpu did not grant to it: no other container gets them "
+        "exclusively"
     )
 
 
@@ -78,5 +79,5 @@ def test_what_the_kubelet_allocated_to_it(node: DoctorNode) -> None:
 
 def test_a_monitor_is_named_and_holds_nothing(node: DoctorNode) -> None:
     status = opened(node, *every(node), watched=every(node))
-    assert about(node, status, "monitors").meaning == "ml/plugin: what they open is kept from nobody"
+    assert about(node, status, "monitors").meaning == "ml/plugin: GPUs that they open stay available to others"
     assert SUBJECT not in {each.subject for each in node.examine(status=status).findings}

@@ -17,10 +17,10 @@ NOTES = {
     "a due reset": (
         HealthNotes(reset=DUE),
         Level.ERROR,
-        f"it is withheld until it was reset: {DUE}",
+        f"it is withheld until it is reset: {DUE}",
         f"nri-gpu repaired {make.uuid(0)}",
     ),
-    "a reset soon": (HealthNotes(soon="errors"), Level.WARNING, "once its holder has gone: errors", "--gpu-reset"),
+    "a reset soon": (HealthNotes(soon="errors"), Level.WARNING, "once its holder has ended: errors", "--gpu-reset"),
     "failures": (
         HealthNotes(namespaces=("a", "b", "c")),
         Level.WARNING,

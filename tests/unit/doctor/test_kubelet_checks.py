@@ -162,7 +162,7 @@ DRA = {
     "an old API server": (
         replace(ASKED, report=DriverReport(8, ("DRADeviceTaints",))),
         Level.WARNING,
-        "lacks the feature gate DRADeviceTaints: unhealthy GPUs and those that others hold leave",
+        "lacks the feature gate DRADeviceTaints: unhealthy GPUs and GPUs held outside claims leave",
     ),
     "all is well": (ASKED, Level.OK, "gpu.nri.io publishes 8 devices"),
     "the time of day was set": (replace(ASKED, asked_s=-86400.0), Level.OK, "gpu.nri.io publishes 8 devices"),

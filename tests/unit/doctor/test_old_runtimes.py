@@ -79,9 +79,9 @@ def test_a_k3s_whose_file_is_not_toml(node: DoctorNode) -> None:
     found = node.found(status=None)
     which = found["container runtime"]
     assert which.level is Level.ERROR
-    assert f"K3s (pid 900) runs, and its containerd does not, because /{K3S} is not TOML" in which.meaning
+    assert f"K3s (pid 900) runs, but its containerd does not, because /{K3S} is not TOML" in which.meaning
     assert which.fix[0].startswith("journalctl -u k3s")
-    assert found["runtime configuration"].fix[0].startswith(f"# mend /{Path(K3S).parent}/config.toml.tmpl")
+    assert found["runtime configuration"].fix[0].startswith(f"# fix /{Path(K3S).parent}/config.toml.tmpl")
     assert not any("enable --now" in line for each in found.values() for line in each.fix)
     assert "hunter2" not in repr(container_runtime(node.seen))
 
@@ -91,7 +91,7 @@ def test_a_k3s_whose_file_lies_elsewhere(node: DoctorNode) -> None:
     node.remove(TOML)
     node.process(900, "k3s-server", "/usr/local/bin/k3s server")
     which = node.found(status=None)["container runtime"]
-    assert "K3s (pid 900) runs, and its containerd does not" in which.meaning
+    assert "K3s (pid 900) runs, but its containerd does not" in which.meaning
     assert which.fix[0].startswith("journalctl -u k3s")
 
 
@@ -104,7 +104,7 @@ def test_the_template_that_is_there_is_to_be_mended(node: DoctorNode, template: 
     node.write(K3S.replace("config.toml", template), '{{ template "base" . }}\nversion = \n')
     found = node.examine(status=None)
     (fault,) = (each for each in found.findings if each.subject == "runtime configuration")
-    assert fault.fix[0].startswith(f"# mend /{Path(K3S).parent}/{template}, behind")
+    assert fault.fix[0].startswith(f"# fix /{Path(K3S).parent}/{template}, behind")
     assert not any("no file at" in each.meaning for each in found.findings)
 
 
@@ -123,7 +123,7 @@ def test_beside_dockers_containerd(node: DoctorNode) -> None:
     node.process(900, "rke2", "/usr/local/bin/rke2 server")
     node.write(K3S.replace("k3s", "rke2"), "version = \n")
     found = node.found(status=None)
-    assert "RKE2 (pid 900) runs, and its containerd does not" in found["container runtime"].meaning
+    assert "RKE2 (pid 900) runs, but its containerd does not" in found["container runtime"].meaning
     assert "CRI" not in found
 
 
@@ -140,4 +140,4 @@ def test_a_k3s_that_is_stopped_beside_dockers_containerd(node: DoctorNode) -> No
 def test_a_leftover_file_of_k3s_is_nobodys(node: DoctorNode) -> None:
     stopped(node)
     node.write(K3S, "version = \n")
-    assert "containerd 2.1.9 is configured and does not run" in node.found()["container runtime"].meaning
+    assert "containerd 2.1.9 is configured but does not run" in node.found()["container runtime"].meaning

@@ -32,7 +32,7 @@ def test_while_it_still_runs(node: DoctorNode) -> None:
     found = node.found()
     assert found[SUBJECT].level is Level.WARNING
     assert "/etc/containerd/conf.d/99-nvidia.toml is of version 4" in found[SUBJECT].meaning
-    assert "containerd 2.3.2 does not start. It runs with what it read before" in found[SUBJECT].meaning
+    assert "containerd 2.3.2 does not start. It runs with the file it read before" in found[SUBJECT].meaning
     assert "for version 2" in found[SUBJECT].fix[0]
     assert "default runtime" in found
     assert "restart containerd" not in advised(found)

@@ -72,12 +72,12 @@ BROKEN: dict[str, tuple[Break, str, str, str]] = {
     "another socket": (
         nri('socket_path = "/run/other.sock"'),
         "NRI",
-        "is /run/other.sock, and nri-gpu connects to /var/run/nri/nri.sock",
+        "is /run/other.sock, but nri-gpu connects to /var/run/nri/nri.sock",
         'socket = "/run/other.sock"',
     ),
     "no socket": (lambda node: node.remove("run/nri/nri.sock"), "NRI", "is missing", "systemctl restart containerd"),
     "a dead socket": (lambda node: node.dead_socket("run/nri/nri.sock"), "NRI", "left behind", "systemctl restart"),
-    "a timeout that is none": (nri('plugin_request_timeout = "2 s"'), "NRI timeouts", "no duration", '"2s"'),
+    "a timeout that is none": (nri('plugin_request_timeout = "2 s"'), "NRI timeouts", "not a duration", '"2s"'),
     "required, not enabled": (
         nri(VALIDATOR, 'required_plugins = ["nri-gpu"]'),
         "required plugins",
@@ -87,7 +87,7 @@ BROKEN: dict[str, tuple[Break, str, str, str]] = {
     "an unknown plugin required": (
         stranger,
         "required plugins",
-        "no plugin of the policy is called that",
+        "no plugin of the policy is called",
         'required_plugins = ["nri-gpu", "nri-gpu-guard"]',
     ),
     "a validator that is not known yet": (
@@ -129,7 +129,7 @@ def test_what_a_connected_daemon_will_meet_later_is_a_warning(node: DoctorNode) 
     config(CONFIG.replace("false", "true"))(node)
     finding = node.only()
     assert (finding.level, finding.subject) == (Level.WARNING, "NRI")
-    assert finding.meaning.startswith("nri-gpu is connected, but after the runtime's next start: NRI is off")
+    assert finding.meaning.startswith("nri-gpu is connected for now, but after the runtime's next start: NRI is off")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_containerd_that_restores_any_checkpoint(node: DoctorNode, version: st
 
 def test_a_path_that_only_root_may_read(node: DoctorNode) -> None:
     node.remove("proc/700/environ")
-    assert node.only() == unseen("checkpoints", "whether containerd 2.1.9 finds criu can be seen by root only", SUDO)
+    assert node.only() == unseen("checkpoints", "only root can see whether containerd 2.1.9 finds criu", SUDO)
 
 
 def test_k3s_makes_its_file_from_a_template(node: DoctorNode) -> None:
@@ -249,7 +249,7 @@ def test_a_program_that_is_not_trusted_is_not_run(node: DoctorNode, broken: Brea
 
 def test_a_containers_process_is_no_runtime_of_the_node(node: DoctorNode) -> None:
     node.write("proc/700/status", "Name:\tcontainerd\nNSpid:\t700\t12\n")
-    assert "containerd 2.1.9 is configured and does not run" in node.found()["container runtime"].meaning
+    assert "containerd 2.1.9 is configured but does not run" in node.found()["container runtime"].meaning
     node.write("proc/700/status", "Name:\tcontainerd\nNSpid:\t700\n")
     assert node.found() == {}
 

@@ -58,7 +58,7 @@ def test_of_two_that_listen_the_one_whose_file_is_there(node: DoctorNode) -> Non
     node.write("etc/containerd/config.toml", CONFIG)
     node.opens(900, replaced(node))
     assert (pid(node), chosen(node).certain) == (900, True)
-    assert (second(node).level, "until the one above took it" in second(node).meaning) == (Level.ERROR, True)
+    assert (second(node).level, "until the runtime above took it" in second(node).meaning) == (Level.ERROR, True)
     assert not any("systemctl" in line for line in second(node).fix)
 
 
@@ -103,7 +103,7 @@ def test_one_that_would_take_the_socket_is_a_warning(node: DoctorNode) -> None:
     shutil.rmtree(node.root / "proc/700/fd")
     node.opens(900, replaced(node))
     finding = node.only()
-    assert (finding.level, "when it starts again" in finding.meaning) == (Level.WARNING, True)
+    assert (finding.level, "when it restarts" in finding.meaning) == (Level.WARNING, True)
 
 
 def test_a_process_that_ends_while_it_is_read(node: DoctorNode) -> None:

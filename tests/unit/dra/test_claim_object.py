@@ -116,7 +116,7 @@ def test_all_faulty_configurations_are_named_by_source_and_field() -> None:
 
 def test_a_claim_that_has_nothing_of_ours_any_more_is_over() -> None:
     made_anew = fault(resource_claim(uid="another"))
-    assert "metadata.uid: it was deleted, and another one made with its name" in str(made_anew)
+    assert "metadata.uid: it was deleted, and another claim was created with its name" in str(made_anew)
     freed = resource_claim()
     del freed["status"]["allocation"]
     assert "status.allocation: nothing is allocated to it" in str(fault(freed))

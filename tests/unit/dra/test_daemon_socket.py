@@ -178,5 +178,5 @@ async def test_an_answer_that_is_none_is_a_sentence(tmp_path: Path, answer: byte
 
     server = await asyncio.start_unix_server(serve, tmp_path / DRA_SOCKET)
     async with server:
-        with pytest.raises(DaemonAwayError, match="gave no answer that this version knows, or ended"):
+        with pytest.raises(DaemonAwayError, match="sent no answer that this version knows, or exited"):
             await DaemonClient(tmp_path).ask(AskView())

@@ -46,7 +46,7 @@ def test_each_pod_of_the_group_has_the_claim_and_no_other_pod(node: ClaimNode) -
     node.kubelet_lists(thief.pod, main=[])
     assert NOT_LISTED in node.refused(thief)
     stranger = with_claims(container(of=pod("b", namespace="other", uid="uid-x")), claim)
-    assert "this one copied their variable" in node.refused(stranger)
+    assert "this pod copied their variable" in node.refused(stranger)
     assert "is held exclusively by ml/" in node.refused(container("device=0", of="annotated"))
 
 

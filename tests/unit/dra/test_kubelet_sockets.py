@@ -86,7 +86,7 @@ async def test_each_bad_claim_has_an_error_of_its_own_and_the_good_ones_are_prep
             "uid-malformed": "malformed: status.allocation.devices.config[0] (FromClaim): mode: unknown mode "
             '"shar", known: exclusive, shared, mps (did you mean "shared"?)',
             "uid-gone": "gone: the API server has none of this name: it was deleted",
-            "uid-old": "anew: metadata.uid: it was deleted, and another one made with its name",
+            "uid-old": "anew: metadata.uid: it was deleted, and another claim was created with its name",
             "../x": "odd: its UID is not of letters, digits and dashes",
         }
         assert set(node.daemon.prepared) == {UID}

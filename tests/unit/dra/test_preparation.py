@@ -227,7 +227,7 @@ async def test_who_did_not_answer_is_named(node: DraNode) -> None:
 async def test_a_claim_that_is_gone_or_another_one_now_is_not_prepared(node: DraNode) -> None:
     assert await sentence(node) == "ResourceClaim ml/train: the API server has none of this name: it was deleted"
     node.api_server.put(resource_claim(uid="another"))
-    assert "another one made with its name" in await sentence(node)
+    assert "another claim was created with its name" in await sentence(node)
     assert not node.daemon.asked
 
 

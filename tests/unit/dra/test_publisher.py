@@ -274,7 +274,7 @@ async def test_a_server_ends_a_watch_and_the_next_goes_on(server: StandInApiServ
         (Canned(422, b'{"message": "is invalid: spec.devices"}', times=-1, verb="POST"), "is invalid"),
         (Canned(409, b'{"message": "is taken"}', times=-1, verb="POST", path="slices"), "is taken"),
         (Canned(503, b"<html>", times=-1), "answered 503"),
-        (Canned(200, b"garbage", times=-1, path="resourceslices"), "what it should not"),
+        (Canned(200, b"garbage", times=-1, path="resourceslices"), "an unexpected response"),
         (Canned(404, b"{}", times=-1), "does not serve resource.k8s.io/v1"),
         (Canned(404, b"{}", times=-1, path="/nodes/"), "has no node node1"),
     ],

@@ -83,11 +83,14 @@ def test_configuration_shapes_and_annotations_shape_what_has_none(node: ClaimNod
     assert UVM not in nodes_of(reply)  # which is for compute
     assert node.plugin.ledger.entries[ContainerId("train.main")].grant.mode is Mode.SHARED
     both = node.refused(with_claims(container("all;capabilities=compute", name="both"), shaped))
-    assert "asks beside claim ml/shared, which has configuration of its own" in both
+    assert "adds a request to that of claim ml/shared, which has configuration of its own" in both
     plain = node.prepared(allocated(1, name="plain"))
     reply = reply_of(node, with_claims(container("all;capabilities=utility", name="plain"), plain))
     assert UVM not in nodes_of(reply)  # which is for compute
-    for asked, cure in (("2", "ask for as many in the ResourceClaim"), ("all;mode=shared", "the ResourceClaim's conf")):
+    for asked, cure in (
+        ("2", "ask for the same number in the ResourceClaim"),
+        ("all;mode=shared", "the ResourceClaim's conf"),
+    ):
         assert cure in node.refused(with_claims(container(asked, name="more"), plain))
     assert node.create(with_claims(container("none", name="none"), plain)) == ()
 
@@ -185,7 +188,7 @@ def test_the_sandbox_of_a_new_pod_has_shared_claims_of_its_namespace_read_again(
 def test_what_is_not_prepared_any_more_is_refused(node: ClaimNode) -> None:
     claim = node.prepared(allocated(0))
     node.unprepare(SHARED)
-    assert "is not prepared on this node any more" in node.refused(with_claims(container(), claim))
+    assert "is no longer prepared on this node" in node.refused(with_claims(container(), claim))
 
 
 def test_one_container_has_gpus_by_one_door_and_in_one_way(node: ClaimNode) -> None:
@@ -263,7 +266,7 @@ def test_a_marker_of_an_earlier_allocation_names_nothing(node: ClaimNode) -> Non
     claim = node.prepared(allocated(0, 2))
     node.unprepare(SHARED)
     node.prepared(allocated(0))
-    assert "is not prepared on this node any more" in node.refused(with_claims(container(), claim))
+    assert "is no longer prepared on this node" in node.refused(with_claims(container(), claim))
 
 
 def test_what_podresources_lists_is_not_asked_of_claims(node: ClaimNode) -> None:

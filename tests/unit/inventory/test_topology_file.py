@@ -126,7 +126,7 @@ def test_what_an_earlier_version_played_is_ignored_with_one_warning(tmp_path: Pa
     for _ in range(2):
         assert replace(asyncio.run(source.refresh()), taken_at=5.0) == parse(NODE + GPU)
     (line,) = log.warnings()
-    sentence = f"[[change]], line 11 of {file}, is ignored: edit the file to change the node; take it out"
+    sentence = f"[[change]], line 11 of {file}, is ignored: edit the file to change the node; remove it"
     assert (line.text, line.fields["fault"]) == ("topology file has tables that are ignored", sentence)
     assert [each.meaning for each in former_tables(file)] == [sentence]
 

@@ -106,7 +106,7 @@ def test_replicas_are_shared(node: ExternalNode) -> None:
     assert node.plugin.ledger.usage()[uuid(1)].mode == "shared"
     alone = of_plugin(2, pod="alone", claim="all;mode=shared")
     node.admitted(alone, [uuid(2)])
-    assert "kubelet gave in exclusive mode" in str(node.create(alone))
+    assert "kubelet allocated in exclusive mode" in str(node.create(alone))
 
 
 def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either(node: ExternalNode) -> None:

@@ -109,10 +109,10 @@ SHAPES = {
     "capabilities=compute": "",
     "mode=exclusive": "",
     "capabilities=compute;model=*H100*": "does not fit the selectors",
-    "3": "asks for 3 GPUs and the kubelet gave 2",
+    "3": "asks for 3 GPUs, but the kubelet allocated 2",
     "device=0": "write all",
     "mig=1g.5gb": "write all",
-    "all;mode=shared": "the kubelet gave in exclusive mode",
+    "all;mode=shared": "the kubelet allocated in exclusive mode",
     "all;model=*H100*": "does not fit the selectors",
     "some": "unknown",
 }
@@ -120,7 +120,7 @@ SHAPES = {
 
 def test_what_only_shapes_asks_for_nothing_where_the_kubelet_gave_nothing() -> None:
     beside = container(of=pod("sidecar", annotations={"gpu.nri.io": "capabilities=compute"}))
-    assert "the kubelet gave this container none: write one of" in str(PluginNode().create(beside))
+    assert "the kubelet allocated none to this container: write one of" in str(PluginNode().create(beside))
 
 
 @pytest.mark.parametrize(("claim", "refused"), SHAPES.items(), ids=SHAPES)
@@ -282,4 +282,4 @@ def test_what_policy_ignores_is_refused_with_its_reason_instead_of_the_runtimes(
     node = required_node(tmp_path, parse_policy({"namespaces": {"allow": [], "otherwise": "ignore"}}, "x"))
     reply = node.plugin.create_container(builders.create_payload(held_back(node, 0)))
     assert isinstance(reply, Status)
-    assert "[not-allowed]: the kubelet gave it GPUs, but namespace" in reply.message
+    assert "[not-allowed]: the kubelet allocated GPUs to it, but namespace" in reply.message

@@ -62,9 +62,9 @@ def test_other_pods_wait_and_its_own_do_not(mode: Mode) -> None:
 
 
 SAID = {
-    None: "ml/a: whether processes still hold it is not known yet; other pods have it",
-    1: "ml/a: 1 process still holds it; other pods have it",
-    2: "ml/a: 2 processes still hold it; other pods have it as soon as no process is on it, or 60 s after its release",
+    None: "ml/a: whether processes still hold it is not known yet; other pods can have it",
+    1: "ml/a: 1 process still holds it; other pods can have it",
+    2: "ml/a: 2 processes still hold it; other pods can have it once no process uses it, or 60 s after its release",
 }
 
 

@@ -289,7 +289,7 @@ def test_a_container_whose_gpus_went_to_another_does_not_start(log: Log) -> None
     guard = make_guard(state)
     assert start(guard, *granted) == b""
     state.now_revoked = frozenset({ContainerId(granted[1].id)})
-    assert "another one was granted them meanwhile" in str(start(guard, *granted))
+    assert "they have since been granted to another container" in str(start(guard, *granted))
     assert start(guard, *Bench().granted(name="other")) == b""
     state.now_revoked = PermissionError(13, "denied")
     assert "the journal in the state folder" in str(start(guard, *granted))

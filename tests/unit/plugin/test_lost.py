@@ -53,7 +53,7 @@ def bench() -> Iterator[LostBench]:
 async def test_it_holds_its_gpu_until_its_last_process_ends(bench: LostBench, kind: Event) -> None:
     bench.end(kind)
     assert bench.phases() == {ID: "lost"}
-    assert "(over, but its processes are not" in bench.refused(nri.asking("device=0", "second"))
+    assert "(ended, but its processes live on" in bench.refused(nri.asking("device=0", "second"))
     assert "processes of it live on" in bench.not_started(bench.of, bench.made)
     bench.cgroups.left = 0
     await until("the GPU to come free", lambda: bench.free)

@@ -111,11 +111,11 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is unused'),
     "a pool of a kubelet that is not served": (
         {"pool": [{"name": "a", "device": ["0"]}], "kubelet": {"pool": "a"}},
-        'pool[0] "a" is that of kubelet.pool, and kubelet.enabled is not set',
+        'pool[0] "a" is that of kubelet.pool, but kubelet.enabled is not set',
     ),
     "a pool of claims that are not served": (
         {"pool": [{"name": "a", "device": ["0"]}], "dra": {"pool": "a"}},
-        'pool[0] "a" is that of dra.pool, and dra.enabled is not set',
+        'pool[0] "a" is that of dra.pool, but dra.enabled is not set',
     ),
     "a pool of some namespaces that claims of all get": (
         {"pool": [{"name": "a", "device": ["0"], "namespaces": ["ml"]}], "dra": {"enabled": True}},

@@ -316,12 +316,12 @@ def test_who_gave_way_never_starts_beside_who_got_its_gpus(
     hold_no_more(lives, made)
     other = lives.now.granted(OTHER)
     assert lives.now.event(Event.START_CONTAINER, other) == ""
-    assert "another one was granted them meanwhile" in lives.now.event(Event.START_CONTAINER, made)
+    assert "they have since been granted to another container" in lives.now.event(Event.START_CONTAINER, made)
     assert revoked_in(lives.folder / "journal") == {made.id: made.pod.id}
     after = lives.restart([Listed(made, created=True), Listed(other, created=False)])
     assert after.phases() == {"one": GrantPhase.LAPSED, "other": GrantPhase.RUNNING}
     after.event(Event.REMOVE_CONTAINER, other)
-    assert "another one was granted them meanwhile" in after.event(Event.START_CONTAINER, made)
+    assert "they have since been granted to another container" in after.event(Event.START_CONTAINER, made)
     after.event(Event.REMOVE_CONTAINER, made)
     assert revoked_in(lives.folder / "journal") == {}
 

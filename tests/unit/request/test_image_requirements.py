@@ -213,7 +213,7 @@ def test_the_way_out() -> None:
     assert said(env, may_disable=True).endswith("; NVIDIA_DISABLE_REQUIRE=1 starts it unchecked.")
     assert "NVIDIA_DISABLE_REQUIRE" not in said(env)
     closed = said(env | {"NVIDIA_DISABLE_REQUIRE": "true"})
-    assert closed.endswith("; NVIDIA_DISABLE_REQUIRE is set, but policy does not let it count.")
+    assert closed.endswith("; NVIDIA_DISABLE_REQUIRE is set, but policy ignores it.")
 
 
 NUMBERS = {0: "unknown", 2: "tesla", 6: "titan", 7: "vapps", 14: "nvidia", 16: "titanrtx", 17: "unknown", -1: "unknown"}

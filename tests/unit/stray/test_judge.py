@@ -65,7 +65,7 @@ def test_no_finding(numbers: list[DeviceNumber], knowing: Known) -> None:
 
 
 GUILTY = {
-    "nobody granted it anything": ([number(1), CTL], known(), Kind.UNGRANTED, [1], True),
+    "it was granted no GPU": ([number(1), CTL], known(), Kind.UNGRANTED, [1], True),
     "not even the driver's control node": ([CTL], known(), Kind.UNGRANTED, [], False),
     "it was granted another GPU": ([number(0), number(1)], known(granted(make.uuid(0))), Kind.OTHER_GPU, [1], True),
     "it asked for none": ([number(1), CTL], known(granted()), Kind.OTHER_GPU, [1], True),

@@ -178,7 +178,7 @@ async def test_on_the_host_whoever_shares_our_cgroup_is_no_part_of_us() -> None:
 
 UNSEEN = {
     "the host's processes are hidden": (Extent(3, 0, whole=False), "the chart: stray.enabled=true"),
-    "into some it may not look": (Extent(100, 98, whole=True), "some processes do not let nri-gpu see"),
+    "into some it may not look": (Extent(100, 98, whole=True), "nri-gpu cannot see what some processes have open"),
 }
 
 

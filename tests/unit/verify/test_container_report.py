@@ -179,7 +179,7 @@ def test_holders_by_the_daemons_word(host: Host) -> None:
     [said] = host.verify(lost, lost).unseen
     assert said.startswith("container lost of ml/lost, which has GPUs")
     assert host.verify(lost, {"train": "ml/train"}).unseen == ()  # it ended meanwhile
-    assert "of another version" in host.verify(None).unseen[0]
+    assert "is another version" in host.verify(None).unseen[0]
 
 
 def test_what_was_denied_is_told_apart(host: Host) -> None:

@@ -188,7 +188,7 @@ CHANGES: dict[str, Callable[[Machine], object]] = {
     "another version of one of the kernel modules is loaded": lambda it: setattr(
         it, "modules", {"nvidia": VERSION, "nvidia_uvm": "590.10"}
     ),
-    "the policy names another place for the driver": lambda it: setattr(it, "library_dirs", ("/opt/lib",)),
+    "the policy names another folder for the driver": lambda it: setattr(it, "library_dirs", ("/opt/lib",)),
     "the kernel shows other GPUs or nodes": lambda it: setattr(it, "sight", "three"),
     "the driver's folders changed": lambda it: next(it.root.rglob("libcuda.so.*")).with_name("libnew.so").touch(),
     "the staged files changed": change_a_staged_file,
