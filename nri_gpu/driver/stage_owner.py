@@ -76,13 +76,13 @@ class StageOwner:
     def _refusal(self, named: str, holder: str, *, alive: bool) -> StageTakenError:
         if named == self._state_dir:
             return NotReleasedError(
-                f"the nri-gpu before this one{holder} still has stage folder {self.base}; try again in a moment"
+                f"the previous nri-gpu{holder} still uses stage folder {self.base}; try again in a moment"
             )
         whose = f"stage folder {self.base} belongs to another nri-gpu{holder}, with state folder {named or '(unknown)'}"
         remedy = "set another driver.stage_dir for this one"
         if alive:
             return StageTakenError(f"{whose}, and they would remove each other's files: {remedy}")
-        gone = f"if that one and its containers are gone for good, remove {self.base / OWNER_FILE}"
+        gone = f"if that nri-gpu and its containers are gone permanently, remove {self.base / OWNER_FILE}"
         return StageTakenError(f"{whose}, whose containers may have its files mounted: {remedy}; {gone}")
 
 

@@ -196,7 +196,7 @@ def _mig_capability(name: str, proc: Path, majors: Mapping[str, frozenset[int]])
     minor = decimal(facts.get("DeviceFileMinor", ""), CAP_MINOR_MAX)
     mode = decimal(facts.get("DeviceFileMode", ""), _PERMISSIONS)
     if minor is None or mode is None:
-        return NodeExtra(lacking=f"{path} does not tell minor and mode of the capability")
+        return NodeExtra(lacking=f"{path} does not show the capability's minor and mode")
     return NodeExtra(nodes=(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, mode),))
 
 

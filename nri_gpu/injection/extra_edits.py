@@ -59,7 +59,7 @@ def extra_edits(wish: ExtraRequest) -> Edits | Reason:
 
 def extras_note(extras: Extras, container: Container) -> str:
     """Return what of its extras a container does not get, or empty: NRI can add limits and change none."""
-    notes = [f"extra {each} is no extra any more, and is ignored: leave it out" for each in extras.ignored]
+    notes = [f"extra {each} no longer exists and is ignored: leave it out" for each in extras.ignored]
     if Extra.RDMA in extras.asked and MEMLOCK.type in container.rlimits:
         own = f"the container sets its own {MEMLOCK.type}, which stays"
         notes.append(f"{own}: rdma may not be able to pin enough memory")

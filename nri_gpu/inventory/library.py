@@ -45,7 +45,7 @@ class Library:
         try:
             search = DriverSearch.below(self._driver_root, machine_of(), self._library_dirs)
             path = search.nvml(module_version(self._sysfs))
-            fault = f"{search.unusable}looked below the driver root in {search.places}"
+            fault = f"{search.unusable}searched below the driver root in {search.places}"
         except (DriverError, OSError) as error:
             path, fault = None, str(error)
         if path is None:

@@ -163,7 +163,9 @@ class NvmlChild:
         """End a process that sent something else than a message, and return the error to raise."""
         await self._process.end(self._deadlines.end_s)
         shown, doing = ascii(line[:SHOWN_MAX].decode(errors="replace")), self._process.doing
-        return InventoryError(f"the NVML process sent {shown} in {doing}, which is not a message; another is started")
+        return InventoryError(
+            f"the NVML process sent {shown} in {doing}, which is not a message; a new process is started"
+        )
 
 
 class NvmlProcess:
@@ -197,8 +199,8 @@ class NvmlProcess:
             await self.end(0)
             if self._ending:
                 raise InventoryError(
-                    f"{self._name} {self._ending.pid} still hangs in {self.doing} and cannot be killed, so no other is "
-                    "started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
+                    f"{self._name} {self._ending.pid} still hangs in {self.doing} and cannot be killed, so no second "
+                    "process is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
                 )
             self.call = "start"
             self.starts += 1

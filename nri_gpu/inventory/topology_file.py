@@ -39,7 +39,7 @@ def former_tables(path: str | Path) -> Iterator[Finding]:
     """Yield a finding if the file has `[[change]]`, which an earlier version played. Raises: TopologyError."""
     line = line_of(key_lines(_text(path)), f"{FORMER}[0]")
     if line:
-        sentence = f"[[{FORMER}]], line {line} of {path}, is ignored: edit the file to change the node; take it out"
+        sentence = f"[[{FORMER}]], line {line} of {path}, is ignored: edit the file to change the node; remove it"
         yield warning("topology file", sentence, f"# take each [[{FORMER}]] out of {path}")
 
 

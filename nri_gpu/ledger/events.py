@@ -78,17 +78,13 @@ class PodGone(_At, frozen=True):
 
 
 class Synchronized(_At, frozen=True):
-    """The runtime listed its containers.
+    """The runtime listed its containers."""
 
-    ids: of all. entries: of those with a signed grant. remembered: the journal's, whose answers may not have arrived.
-    lives: of those with devices. processes: the first of each, as far as it is known.
-    """
-
-    ids: frozenset[ContainerId] = frozenset()
-    entries: tuple[Entry, ...] = ()
-    remembered: tuple[Entry, ...] = ()
-    lives: tuple[Live, ...] = ()
-    processes: Mapping[ContainerId, FirstProcess] = {}
+    ids: frozenset[ContainerId] = frozenset()  # of all containers
+    entries: tuple[Entry, ...] = ()  # of containers with a signed grant
+    remembered: tuple[Entry, ...] = ()  # from the journal; the runtime may not have received these answers
+    lives: tuple[Live, ...] = ()  # of containers with devices
+    processes: Mapping[ContainerId, FirstProcess] = {}  # each container's first process, if it is known
 
 
 class DevicesAllocated(_At, frozen=True):

@@ -17,19 +17,14 @@ from nri_gpu.domain.value import Recorded
 
 
 class Releasing(Recorded, frozen=True):
-    """A GPU or MIG device that one pod held exclusively and has released, while its processes may still be on it.
-
-    pod: that pod's `namespace/name`. since: seconds on the monotonic clock when its container ended. grace_s: seconds
-    after which other pods get the GPU whatever NVML shows. processes: how many NVML has shown on it since; None while
-    it could not tell. first_started: its container's first process, in clock ticks since boot; None: not known.
-    """
+    """A GPU or MIG device that one pod held exclusively and has released, while its processes may still use it."""
 
     pod_uid: PodUid
-    pod: str
-    since: float
-    grace_s: float
-    processes: int | None = None
-    first_started: int | None = None
+    pod: str  # `namespace/name`
+    since: float  # when its container ended, seconds on the monotonic clock
+    grace_s: float  # after which other pods get the GPU whatever NVML shows
+    processes: int | None = None  # that NVML has shown on it since; None while NVML could not tell
+    first_started: int | None = None  # the container's first process, clock ticks since boot; None if not known
 
     def blocks(self, pod_uid: PodUid) -> bool:
         """Return whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
@@ -48,38 +43,32 @@ UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocate
 class Reservation(Recorded, frozen=True, kw_only=True):
     """A device that the kubelet allocated to a pod of which no container has it now.
 
-    It keeps the device's GPU from others as a grant does. namespace, pod_name: "kubelet" and the resource while nobody
-    has named the pod; pod_uid is then UNNAMED_POD. since, until: seconds on the monotonic clock when it began, and when
-    it lapses; until None: it is kept as long as the pod's sandbox is there.
+    It keeps the device's GPU from other pods as a grant does.
     """
 
     device: AllocatedDevice
     mode: Mode
-    namespace: str
-    pod_name: str
-    since: float
-    until: float | None
+    namespace: str  # "kubelet" while the pod's name is not known
+    pod_name: str  # the resource while the pod's name is not known
+    since: float  # when it began, seconds on the monotonic clock
+    until: float | None  # when it lapses, on the same clock; None: kept as long as the pod's sandbox exists
     pod_uid: PodUid = UNNAMED_POD
     pod_id: PodId = PodId("")
     container_name: str = "-"
 
 
 class ExternalAllocation(Recorded, frozen=True):
-    """A container that can open GPUs and MIG devices which no signed grant on it names.
-
-    container: its name, where it was granted other GPUs and its device numbers became these GPUs'; empty where another
-    component assigned them. name: its name, whoever assigned them. watched: those of uuids that it opens and does not
-    hold, since its pod is a monitor. regained: those that it holds again, since its pod was one.
-    """
+    """A container that can open GPUs and MIG devices which no signed grant on it names."""
 
     container_id: ContainerId
     pod_id: PodId
     pod: str
     uuids: frozenset[GpuUuid]
+    # Its name if it was granted other GPUs whose device numbers became these; empty if another component assigned them.
     container: str = ""
-    name: str = ""
-    watched: frozenset[GpuUuid] = frozenset()
-    regained: frozenset[GpuUuid] = frozenset()
+    name: str = ""  # the container's name in both cases
+    watched: frozenset[GpuUuid] = frozenset()  # of `uuids`, opened but not held: its pod is a monitor
+    regained: frozenset[GpuUuid] = frozenset()  # of `uuids`, held again: its pod was a monitor
 
     @property
     def held(self) -> frozenset[GpuUuid]:

@@ -87,19 +87,15 @@ class Entry(Recorded, frozen=True):
 
 
 class Live(Struct, frozen=True):
-    """The devices that an existing container has, whoever assigned them, and whatever it was granted.
-
-    pod: `namespace/name`. numbers: of the devices that it can open. staged: generations of driver files that it mounts.
-    lost_since: as an entry that is lost; monotonic seconds, None where it is not.
-    """
+    """The devices that an existing container has, whichever component assigned them, and whatever it was granted."""
 
     container_id: ContainerId
     container: str
     pod_id: PodId
-    pod: str
-    numbers: frozenset[DeviceNumber] = frozenset()
-    staged: frozenset[str] = frozenset()
-    lost_since: float | None = None
+    pod: str  # `namespace/name`
+    numbers: frozenset[DeviceNumber] = frozenset()  # of the devices that it can open
+    staged: frozenset[str] = frozenset()  # generations of driver files that it mounts
+    lost_since: float | None = None  # as for a lost entry, seconds on the monotonic clock; None if it is not lost
 
 
 class Ledger(Struct, frozen=True):

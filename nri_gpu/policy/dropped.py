@@ -17,7 +17,7 @@ _EXTRAS: Final = ("extras.allowed", "defaults.extras", "rule.extras", "rule.defa
 DROPPED: Final[Mapping[str, str]] = {
     "stray.action": _STRAY,
     "stray.namespaces": _STRAY,
-    **{f"{path}={each}": f"{each} is no extra any more" for path in _EXTRAS for each in FORMER_EXTRAS},
+    **{f"{path}={each}": f"{each} is no longer an extra" for path in _EXTRAS for each in FORMER_EXTRAS},
 }
 _INDEX: Final = re.compile(r"\[\d+\]")
 

@@ -27,9 +27,7 @@ CALM_S: Final = 5.0  # without that fault, after which it is over
 BACKLOG: Final = 100
 READ_BYTES: Final = 1 << 16
 CREDENTIALS: Final = struct.Struct("3I")  # struct ucred of unix(7): pid, uid, gid
-CROWDED: Final = (
-    "connections that have asked nothing for the longest time are closed, and new ones while all wait for an answer"
-)
+CROWDED: Final = "the longest idle connections are closed, and new ones are refused while all others wait for an answer"
 T = TypeVar("T")
 
 

@@ -89,7 +89,7 @@ def why_untrusted(found: os.stat_result) -> str:
     """
     if found.st_uid in {0, os.geteuid()} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return ""
-    return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: others than root can change it"
+    return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: users other than root can change it"
 
 
 def boot_id(path: Path = _BOOT_ID) -> str:
@@ -106,7 +106,7 @@ def read_private(path: Path, most: int) -> bytes:
     try:
         mode = stat.S_IMODE(_ours(path, descriptor).st_mode)
         if mode & 0o077:
-            raise NotPrivateError(path, f"its mode {mode:04o} lets others than root use it")
+            raise NotPrivateError(path, f"its mode {mode:04o} lets users other than root use it")
         return os.read(descriptor, most)
     finally:
         os.close(descriptor)

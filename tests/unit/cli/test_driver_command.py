@@ -40,7 +40,7 @@ def test_what_is_missing_left_out_and_unknown(root: Path, nri_gpu: NriGpuCall) -
     done = nri_gpu("driver", "--driver-root", root)
     assert done.code == Exit.FINDING
     assert "  missing  libnvcuvid.so, libnvidia-encode.so\n" in done.out
-    assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: others than root can change it\n" in done.out
+    assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: users other than root can change it\n" in done.out
     assert done.out.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
 
 

@@ -210,7 +210,7 @@ def test_extras(explain: Explain) -> None:
     assert (done.code, done.err) == (Exit.OK, "")
     assert "device  c 1523:3 rw  /dev/nvidia-caps-imex-channels/channel3" in done.out
     assert "rlimit  RLIMIT_MEMLOCK=unlimited" in done.out
-    assert "extra profile is no extra any more" in done.out
+    assert "extra profile no longer exists" in done.out
     assert containers(explain, pod.replace("drm,", ""), *gpus, policy=allowed)
 
 

@@ -160,7 +160,7 @@ def test_keys(nri_gpu: NriGpuCall, state: Path) -> None:
     assert (done.code, "is not 32 bytes long" in done.err) == (Exit.UNAVAILABLE, True)
     key.chmod(0o644)
     done = nri_gpu("verify", *options(state))
-    assert (done.code, "lets others than root use it" in done.err) == (Exit.PERMISSION, True)
+    assert (done.code, "lets users other than root use it" in done.err) == (Exit.PERMISSION, True)
     key.unlink()
     done = nri_gpu("verify", *options(state))
     assert (done.code, "no key " in done.err) == (Exit.UNAVAILABLE, True)

@@ -56,7 +56,7 @@ def test_who_names_what_is_no_extra_any_more_gets_no_more_for_it() -> None:
     named = injected(make.container("device=0;extras=profile"), gifts)
     plain = injected(make.container("device=0"), Policy())
     assert named.edits == plain.edits
-    assert "extra profile is no extra any more" in named.note
+    assert "extra profile no longer exists" in named.note
 
 
 def test_what_policy_gives_it_must_also_allow() -> None:

@@ -89,7 +89,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no libcuda": (lambda p: (p / LIBCUDA).unlink(), "13.0 (holds no usable libcuda.so.V)"),
     "two of them": (lambda p: write_library(p / "libcuda.so.570.26", "libcuda.so.1"), "13.0 (holds several: "),
     "another library's SONAME": (lambda p: write_library(p / LIBCUDA, "libcudart.so.1"), "is not libcuda.so.1)"),
-    "others can write there": (lambda p: p.chmod(0o777), "13.0 (owner 0, mode 0777: others than root can change it)"),
+    "others can write there": (
+        lambda p: p.chmod(0o777),
+        "13.0 (owner 0, mode 0777: users other than root can change it)",
+    ),
     "no folder": (no_folder, "13.0 (Not a directory)"),
     "a note of another format": (bad_note, "is malformed"),
     "a link to nothing": (no_target, "13.0 (No such file or directory)"),
@@ -114,7 +117,7 @@ STRAY: dict[str, Callable[[Path], object]] = {
     f"{NVVM} (not of version {V}, as its libcuda is)": lambda p: write_library(p / NVVM, "libnvidia-nvvm.so.4"),
     f"{DEBUGGER} (not a 64-bit": lambda p: (p / DEBUGGER).write_bytes(b"no ELF"),
     f"{DEBUGGER} (not a 64-bit {MACHINE} library)": lambda p: write_library(p / DEBUGGER, SONAME, OTHER),
-    f"{DEBUGGER} (owner 0, mode 0666: others than root can change it)": lambda p: (p / DEBUGGER).chmod(0o666),
+    f"{DEBUGGER} (owner 0, mode 0666: users other than root can change it)": lambda p: (p / DEBUGGER).chmod(0o666),
     "libevil.so.1 (leads out of": lambda p: (p / "libevil.so.1").symlink_to("/etc/passwd"),
 }
 
@@ -131,7 +134,7 @@ def test_a_stray_file_is_left_out_alone(folder: Path, said: str, spoil: Callable
 
 def test_a_folder_that_cannot_be_trusted_or_read(folder: Path, tmp_path: Path) -> None:
     folder.chmod(0o775)
-    with pytest.raises(DriverError, match=r"others than root can change it\): chown root and chmod go-w it"):
+    with pytest.raises(DriverError, match=r"users other than root can change it\): chown root and chmod go-w it"):
         scan_compat(folder)
     with pytest.raises(DriverError, match="No such file"):
         scan_compat(tmp_path / "gone")

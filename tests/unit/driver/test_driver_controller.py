@@ -71,7 +71,7 @@ def test_what_failed_for_another_reason_is_tried_again_later(host: DriverHost) -
     host.stage_dir.mkdir()
     host.stage_dir.chmod(0o777)
     failed = host.look()
-    assert "others than root can change it" in failed.driver_fault
+    assert "users other than root can change it" in failed.driver_fault
     host.stage_dir.chmod(0o755)
     assert host.look() is failed
     host.now = 60
@@ -130,7 +130,7 @@ def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(hos
 def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(host: DriverHost) -> None:
     files = host.driver()
     fresh, knowing = host.another(host.base), host.another(host.base)
-    assert "the nri-gpu before this one" in fresh.look().driver_fault
+    assert "the previous nri-gpu" in fresh.look().driver_fault
     knowing.node_state.put_driver(files)
     knowing.held = frozenset()
     assert knowing.look().driver == files

@@ -340,8 +340,8 @@ def test_a_folder_that_others_can_write_to(root: Path, folder: str, mode: int) -
     with pytest.raises(DriverError) as caught:
         scan(root)
     assert str(caught.value) == (
-        f"folder {root / folder} is not safe (owner {os.geteuid()}, mode {mode:04o}: others than root can "
-        "change it): chown root and chmod go-w it"
+        f"folder {root / folder} is not safe (owner {os.geteuid()}, mode {mode:04o}: users other than root can change "
+        "it): chown root and chmod go-w it"
     )
 
 

@@ -59,9 +59,12 @@ def folder(file: Path) -> None:
 
 
 UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
-    "its group may write": (lambda file: file.chmod(0o775), "owner 0, mode 0775: others than root can change it"),
-    "others may write": (lambda file: file.chmod(0o757), "owner 0, mode 0757: others than root can change it"),
-    "another owner": (lambda file: os.chown(file, 12345, 0), "owner 12345, mode 0755: others than root can change it"),
+    "its group may write": (lambda file: file.chmod(0o775), "owner 0, mode 0775: users other than root can change it"),
+    "others may write": (lambda file: file.chmod(0o757), "owner 0, mode 0757: users other than root can change it"),
+    "another owner": (
+        lambda file: os.chown(file, 12345, 0),
+        "owner 12345, mode 0755: users other than root can change it",
+    ),
     "setuid": (lambda file: file.chmod(0o4755), "setuid or setgid"),
     "setgid": (lambda file: file.chmod(0o2755), "setuid or setgid"),
     "a fifo": (fifo, "not a regular file"),

@@ -209,7 +209,7 @@ def a_file(base: Path) -> None:
 
 # What is wrong with the folder, and what is said.
 UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "others can write to it": (lambda base: base.chmod(0o777), "others than root can change it"),
+    "others can write to it": (lambda base: base.chmod(0o777), "users other than root can change it"),
     "its lock is a link": (lambda base: (base / ".lock").symlink_to("elsewhere"), "Too many levels of symbolic links"),
     "it is a file": (a_file, "cannot be staged in"),
 }

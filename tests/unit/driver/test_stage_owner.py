@@ -56,7 +56,7 @@ def test_a_successor_waits_for_its_predecessor(tmp_path: Path, base: Path) -> No
     (tmp_path / "link").symlink_to("state")
     before, after = StageOwner(base, tmp_path / "state"), StageOwner(base, tmp_path / "link")
     before.take()
-    with pytest.raises(NotReleasedError, match=rf"the nri-gpu before this one \(pid {os.getpid()}\) still has"):
+    with pytest.raises(NotReleasedError, match=rf"the previous nri-gpu \(pid {os.getpid()}\) still uses"):
         after.take()
     before.close()
     after.take()

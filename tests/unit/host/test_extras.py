@@ -87,7 +87,7 @@ def test_storage_with_its_files(host: Host) -> None:
 def test_settings_that_others_can_change_are_given_to_nobody(host: Host) -> None:
     host.put({"dev/nvidia-fs0": (1520, 0), "etc/cufile.json": "{}"})
     (host.base / "etc/cufile.json").chmod(0o666)
-    assert "others than root can change it" in host.find(Extra.GDS).lacking
+    assert "users other than root can change it" in host.find(Extra.GDS).lacking
 
 
 ADAPTERS = {"dev/infiniband/uverbs0": (1522, 192), "dev/infiniband/uverbs1": (1523, 0)}
@@ -124,9 +124,9 @@ LACKING: dict[str, tuple[Extra, Things]] = {
     "there is no /dev/infiniband/uverbsN": (Extra.RDMA, MANAGER),
     "there is no /dev/nvidia-nvswitchctl": (Extra.NVSWITCH, SWITCH),
     "start nvidia-fabricmanager": (Extra.FABRICMANAGER, {"run/nvidia-fabricmanager/socket": "a file"}),
-    "config does not tell minor and mode": (Extra.MIG_CONFIG, {f"{MIG}/config": ""}),
-    "does not tell minor and mode": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT.replace("77", "8192")}),
-    "does not tell minor": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT.replace("256", "2048")}),
+    "config does not show the capability": (Extra.MIG_CONFIG, {f"{MIG}/config": ""}),
+    "does not show the capability's minor and mode": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT.replace("77", "8192")}),
+    "does not show the capability's minor": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT.replace("256", "2048")}),
 }
 
 
@@ -189,7 +189,7 @@ def test_firmware_that_is_not_fit(host: Host) -> None:
     file = host.base / f"driver/lib/firmware/nvidia/{VERSION}/gsp.bin"
     host.put({str(file): ""})
     file.chmod(0o666)
-    assert "others than root can change it" in host.find(Extra.FIRMWARE).lacking
+    assert "users other than root can change it" in host.find(Extra.FIRMWARE).lacking
     file.unlink()
     file.symlink_to("/etc/passwd")
     assert "leads out of" in host.find(Extra.FIRMWARE).lacking

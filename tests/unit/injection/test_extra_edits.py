@@ -90,9 +90,7 @@ def test_a_limit_that_is_there_is_told_of() -> None:
 
 def test_what_is_no_extra_any_more_is_told_of() -> None:
     both = extras_note(Extras(frozenset({Extra.RDMA}), ignored=("profile",)), BOUND_MEMORY)
-    assert both.startswith(
-        "extra profile is no extra any more, and is ignored: leave it out; the container sets its own"
-    )
+    assert both.startswith("extra profile no longer exists and is ignored: leave it out; the container sets its own")
 
 
 def covering(place: str) -> ExtraRequest:

@@ -14,11 +14,11 @@ NONE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no root": (lambda root: root.rmdir(), "root is not a directory"),
     "nothing in it": (
         lambda root: None,
-        "not found: looked below the driver root in .*root, .*root/usr/lib64, .*; install the driver, or",
+        "not found: searched below the driver root in .*root, .*root/usr/lib64, .*; install the driver, or",
     ),
     "none that can be loaded": (
         lambda root: (root / "libnvidia-ml.so.1").write_text("text"),
-        r": found but not usable: libnvidia-ml.so.1 \(not an ELF file\); looked below",
+        r": found but not usable: libnvidia-ml.so.1 \(not an ELF file\); searched below",
     ),
 }
 

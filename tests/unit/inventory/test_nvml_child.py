@@ -278,7 +278,7 @@ def announce(call: object, gpu: object) -> str:
     return answer(json.dumps({"call": call, "gpu": gpu}), "exit 3")
 
 
-NO_MESSAGE = "sent {!r} in start, which is not a message; another is started"
+NO_MESSAGE = "sent {!r} in start, which is not a message; a new process is started"
 ENDED = "exited with status 3 in {}"
 STRANGE = {
     "says why it ended": (
@@ -339,7 +339,7 @@ class Stuck:
         return -9 if self.gone else None
 
 
-async def test_beside_a_process_that_cannot_be_killed_no_other_is_started(
+async def test_no_second_process_while_the_first_cannot_be_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck, real_start = Stuck(), LineProcess.start

@@ -60,7 +60,7 @@ async def test_without_nvml_it_is_known_which_gpus_the_kernel_shows(tmp_path: Pa
     folders = HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")
     make_pci(folders.sys / "bus", "0000:10:00.0", "nvidia")
     (tmp_path / "driver").mkdir()
-    with pytest.raises(InventoryError, match="was not found: looked below the driver root in") as caught:
+    with pytest.raises(InventoryError, match="was not found: searched below the driver root in") as caught:
         await described(tmp_path / "driver", folders)
     (gpu,) = caught.value.unlisted
     assert (gpu.pci_bus_id, gpu.reason) == ("0000:10:00.0", str(caught.value))

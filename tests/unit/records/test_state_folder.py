@@ -70,7 +70,7 @@ def holding(content: bytes) -> Callable[[Path], None]:
 
 
 NO_KEY: dict[str, tuple[Callable[[Path], None], str]] = {
-    "readable": (readable, "its mode 0644 lets others than root use it"),
+    "readable": (readable, "its mode 0644 lets users other than root use it"),
     "another owner": (theirs, "it belongs to user 65534"),
     "empty": (holding(b""), "it is not 32 bytes long"),
     "short": (holding(b"short"), "it is not 32 bytes long"),

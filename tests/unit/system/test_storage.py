@@ -54,7 +54,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file_hangs_and_leaks_nothing(tmp_p
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
-        (lambda file: file.chmod(0o640), "its mode 0640 lets others than root use it"),
+        (lambda file: file.chmod(0o640), "its mode 0640 lets users other than root use it"),
         (lambda file: os.chown(file, 65534, -1), "it belongs to user 65534"),
         (piped, "it is not a regular file"),
     ],
