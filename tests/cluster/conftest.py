@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster import Cluster, programs
+from tests.support.cluster_claims import DraCluster
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,16 @@ def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
     """A running cluster without pods, and without anything of nri-gpu."""
     yield session_cluster
     session_cluster.clear()
+
+
+@pytest.fixture(scope="session")
+def image(session_cluster: Cluster) -> None:
+    session_cluster.import_image()
+
+
+@pytest.fixture
+def dra(cluster: Cluster) -> Iterator[DraCluster]:
+    """The cluster, whose GPUs claims ask for."""
+    made = DraCluster(cluster)
+    yield made
+    made.end()

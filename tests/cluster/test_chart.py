@@ -8,30 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, pod, wait_for
-from tests.support.helm import documents
+from tests.support.cluster import NAMESPACE, Cluster, pod, wait_for
 
 pytestmark = pytest.mark.cluster
-
-TAG = "test"
-NAMESPACE = "nri-gpu"
-
-
-@pytest.fixture(scope="session")
-def image(session_cluster: Cluster) -> None:
-    session_cluster.import_image(TAG)
-
-
-def install(cluster: Cluster, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
-    """The chart with four simulated GPUs on the node, until both DaemonSets are ready."""
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    cluster.apply(namespace, *documents(**cluster.chart_values(TAG), **changed))
-
-    def ready() -> bool:
-        found = cluster.get("daemonsets", "", "-n", NAMESPACE)
-        return all(each["status"].get("numberReady") == 1 for each in found)
-
-    wait_for("the chart's pods", ready, 90, lambda: cluster.kubectl("describe", "pods", "-n", NAMESPACE))
 
 
 def check(cluster: Cluster) -> list[str]:
@@ -45,7 +24,7 @@ def check(cluster: Cluster) -> list[str]:
 
 @pytest.mark.short
 def test_its_defaults(cluster: Cluster, image: None) -> None:
-    install(cluster)
+    cluster.install()
     cluster.wait_allocatable(4)
     cluster.apply(pod("train", 2))
     cluster.wait_phase("train")
@@ -65,7 +44,7 @@ def test_a_kubelet_whose_root_is_elsewhere(cluster: Cluster, image: None, regist
     cluster.stop("kubelet")
     cluster.start("kubelet", {"KUBELET_ROOT": root})
     try:
-        install(cluster, kubelet={"root": root, "registration": registration})
+        cluster.install(kubelet={"root": root, "registration": registration})
         cluster.wait_allocatable(4)
         cluster.apply(pod("train", 4))
         cluster.wait_phase("train")
@@ -80,7 +59,7 @@ def test_a_kubelet_whose_root_is_elsewhere(cluster: Cluster, image: None, regist
 @pytest.mark.parametrize("component", ["daemon", "guard"])
 def test_who_hangs_is_restarted_and_who_serves_is_not(cluster: Cluster, image: None, component: str) -> None:
     """With the chart's liveness probe made quick: a file of 5 s is old, looked at each second."""
-    install(cluster)
+    cluster.install()
     name = "nri-gpu" if component == "daemon" else "nri-gpu-guard"
     at = "/spec/template/spec/containers/0/livenessProbe"
     quick = {"periodSeconds": 1, "failureThreshold": 2, "exec/command/4": "5"}

@@ -1,20 +1,14 @@
 """Daemons that die while Jobs come and go, a node that loses its power, a kubelet whose folder lies elsewhere."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.support.cluster import DAEMON, GUARD, Cluster, jobs, pod, wait_for
+from tests.support.cluster import DAEMON, GUARD, Cluster, Uses, jobs, pod, wait_for
 
 pytestmark = pytest.mark.cluster
 
 QUEUED = 12
-# Which GPU it has and from when to when, on one clock for all, written by a shell with no other program.
-USES_A_GPU = """
-read began rest </proc/uptime; for node in /dev/nvidia[0-9]*; do sleep 2; read ended rest </proc/uptime
-echo $node $began $ended >>/record/uses; done
-"""
 
 
 @pytest.mark.parametrize("victim", [DAEMON, GUARD, "kubelet", "containerd"])
@@ -22,17 +16,11 @@ def test_a_daemon_that_is_killed_costs_no_job_and_no_gpu_is_given_twice(cluster:
     cluster.run_daemon()
     cluster.run_guard()
     cluster.wait_allocatable(4)
-    record = cluster.folder / f"record-{victim}"
-    record.mkdir()
-    queued = jobs([f"job-{number}" for number in range(QUEUED)], USES_A_GPU)
+    uses = Uses(cluster.folder / f"record-{victim}")
+    queued = jobs([f"job-{number}" for number in range(QUEUED)], "")
     for job in queued:
-        spec = job["spec"]["template"]["spec"]
-        spec["volumes"] = [{"name": "record", "hostPath": {"path": str(record)}}]
-        spec["containers"][0]["volumeMounts"] = [{"name": "record", "mountPath": "/record"}]
+        uses.written_by(job["spec"]["template"]["spec"], 2)
     cluster.apply(*queued)
-
-    def done() -> int:
-        return sum(bool(job["status"].get("succeeded")) for job in cluster.get("jobs"))
 
     def explain() -> str:
         states = cluster.kubectl(
@@ -40,24 +28,17 @@ def test_a_daemon_that_is_killed_costs_no_job_and_no_gpu_is_given_twice(cluster:
         )
         return "\n".join([states, *(cluster.log(name)[-9000:] for name in (DAEMON, GUARD, "containerd"))])
 
-    wait_for("the first Jobs to end", lambda: done() >= 2)
+    wait_for("the first Jobs to end", lambda: cluster.jobs_done() >= 2)
     cluster.kill(victim)
     cluster.start(victim)
-    wait_for("all Jobs to end", lambda: done() == QUEUED, 120, explain)
-    uses = [line.split() for line in (record / "uses").read_text().splitlines()]
-    assert len(uses) >= QUEUED
-    for node in {node for node, *_ in uses}:
-        times = sorted((float(began), float(ended)) for each, began, ended in uses if each == node)
-        assert all(ended <= began for (_, ended), (began, _) in pairwise(times)), (node, times)
+    wait_for("all Jobs to end", lambda: cluster.jobs_done() == QUEUED, 120, explain)
+    assert len(uses.nodes()) >= QUEUED
 
 
 def test_after_a_reboot_pods_come_back_on_their_gpus_where_the_unit_is_before_the_kubelet(cluster: Cluster) -> None:
     before = _two_pods(cluster)
     cluster.kill_all()
-    cluster.start("containerd")
-    cluster.start(DAEMON)
-    cluster.wait_ready()
-    cluster.start("kubelet")
+    cluster.boot_again()
     for name, minors in before.items():
         cluster.wait_phase(name, restarts=1)
         assert cluster.minors(name) == minors
@@ -84,6 +65,5 @@ def _two_pods(cluster: Cluster) -> dict[str, Any]:
     cluster.run_daemon()
     cluster.wait_allocatable(4)
     cluster.apply(pod("one", 2), pod("two", 2))
-    for name in ("one", "two"):
-        cluster.wait_phase(name)
+    cluster.wait_running("one", "two")
     return {name: cluster.minors(name) for name in ("one", "two")}

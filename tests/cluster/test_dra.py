@@ -3,20 +3,14 @@
 import json
 import os
 import re
-from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.test_chart import TAG, image
-from tests.cluster.test_node import CAPABILITIES
-from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, pod, wait_for
+from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, Uses, pod, wait_for
 from tests.support.cluster_claims import (
-    ACCOUNT,
-    NAMESPACE,
     DraCluster,
     claim,
     claiming,
@@ -27,11 +21,9 @@ from tests.support.cluster_claims import (
 )
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.errors import HarnessError
-from tests.support.helm import documents
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["image"]  # a fixture
 ONE_GPU = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
 HGX = TOPOLOGIES / "hgx-h100.toml"
 UVM = 1510  # its major in these files
@@ -55,18 +47,6 @@ namespaces = ["default"]
 WAITS = "cannot allocate all claims"
 REQUIRED = "nri-gpu-is-not-running-on-this-node"
 UNHEALTHY = "gpu.nri.io/unhealthy"
-# Which GPU it has and from when to when, on one clock for all, written by a shell with no other program.
-USES_A_GPU = """
-read began rest </proc/uptime; for node in /dev/nvidia[0-9]*; do sleep 0.3; read ended rest </proc/uptime
-echo $node $began $ended >>/record/uses; done
-"""
-
-
-@pytest.fixture
-def dra(cluster: Cluster) -> Iterator[DraCluster]:
-    made = DraCluster(cluster)
-    yield made
-    made.end()
 
 
 def gone(cluster: Cluster, name: str) -> None:
@@ -96,8 +76,7 @@ def test_claims_get_what_they_ask_for_and_no_more(cluster: Cluster, dra: DraClus
     for name, wish in wishes.items():
         cluster.apply(*claiming(name, shown(wish)))
     cluster.apply(pod("none"))
-    for name in (*wishes, "none"):
-        cluster.wait_phase(name)
+    cluster.wait_running(*wishes, "none")
     granted = [cluster.minors(name) for name in wishes]
     assert [len(minors) for minors in granted] == [1, 2, 1]
     assert len(frozenset().union(*granted)) == 4
@@ -145,13 +124,7 @@ def test_mig_devices(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(TOPOLOGIES / "mig-a100.toml")
     cluster.apply(*claiming("slice", shown("a MIG device")), *claiming("other", shown("a MIG device")))
     cluster.apply(*claiming("whole"))
-    for name in ("slice", "other", "whole"):
-        cluster.wait_phase(name)
-    capabilities = [cluster.minors(name, *CAPABILITIES) for name in ("slice", "other")]
-    assert [len(minors) for minors in capabilities] == [2, 2]  # a GPU instance's and a compute instance's
-    assert capabilities[0].isdisjoint(capabilities[1])
-    assert cluster.minors("whole", *CAPABILITIES) == frozenset()
-    assert cluster.minors("whole") == {1}
+    cluster.check_mig()
 
 
 def test_pods_and_containers_that_share_a_claim(cluster: Cluster, dra: DraCluster) -> None:
@@ -235,8 +208,7 @@ def test_restarts_with_claims_alive(cluster: Cluster, dra: DraCluster) -> None:
     names = [f"pod-{number}" for number in range(4)]
     for name in names:
         cluster.apply(*claiming(name))
-    for name in names:
-        cluster.wait_phase(name)
+    cluster.wait_running(*names)
     before = {name: cluster.minors(name) for name in names}
     assert frozenset().union(*before.values()) == frozenset(range(4))
 
@@ -257,11 +229,7 @@ def test_restarts_with_claims_alive(cluster: Cluster, dra: DraCluster) -> None:
 
     # A node that loses its power: nothing is prepared any more, and the kubelet prepares it again.
     cluster.kill_all()
-    for name in ("containerd", DAEMON):
-        cluster.start(name)
-    cluster.wait_ready()
-    for name in (DRA, "kubelet"):
-        cluster.start(name)
+    cluster.boot_again()
     kept = {**before, "next": before[names[0]]}
     for name in (*names[1:], "next"):
         cluster.wait_phase(name, restarts=2 if name in names else 1)
@@ -300,12 +268,9 @@ def test_a_removed_specification_is_written_at_once(cluster: Cluster, dra: DraCl
 
 def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) -> None:
     dra.run(HGX)
-    record = cluster.folder / "record-claims"
-    record.mkdir()
+    uses = Uses(cluster.folder / "record-claims")
     spec: dict[str, Any] = on_claim("", "any", by_template=True)["spec"] | {"restartPolicy": "Never"}
-    spec["volumes"] = [{"name": "record", "hostPath": {"path": str(record)}}]
-    spec["containers"][0]["volumeMounts"] = [{"name": "record", "mountPath": "/record"}]
-    spec["containers"][0]["command"] = ["sh", "-c", USES_A_GPU]
+    uses.written_by(spec, 0.3)
     body = {"completions": PODS, "parallelism": PODS, "backoffLimit": PODS, "template": {"spec": spec}}
     cluster.apply(
         template("any", devices()),
@@ -317,12 +282,9 @@ def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) ->
 
     wait_for("all pods to end", lambda: done() == PODS, 150, lambda: cluster.kubectl("get", "pods"))
     assert not cluster.get("job", "queue")["status"].get("failed")
-    uses = [line.split() for line in (record / "uses").read_text().splitlines()]
-    assert len(uses) == PODS  # one GPU each
-    assert len({node for node, *_ in uses}) == 8
-    for node in {node for node, *_ in uses}:
-        times = sorted((float(began), float(ended)) for each, began, ended in uses if each == node)
-        assert all(ended <= began for (_, ended), (began, _) in pairwise(times)), (node, times)
+    nodes = uses.nodes()
+    assert len(nodes) == PODS  # one GPU each
+    assert len({*nodes}) == 8
     dra.wait_nothing_left()
     assert not cluster.get("resourceclaims")
 
@@ -353,8 +315,7 @@ def test_nothing_starts_while_daemon_and_guard_are_away(cluster: Cluster, dra: D
     cluster.wait_said("late", "FailedPrepareDynamicResources")
 
     cluster.start(DAEMON)
-    for name in ("early", "running"):
-        cluster.wait_phase(name)
+    cluster.wait_running("early", "running")
     assert cluster.minors("running") == before
     assert cluster.minors("early").isdisjoint(before)
     # The kubelet takes over a minute to try again to prepare a claim.
@@ -370,8 +331,7 @@ def test_other_ways_to_ask(cluster: Cluster, dra: DraCluster) -> None:
     cluster.apply(*claiming("look", devices(config={"capabilities": ["utility"]})))
     cluster.apply(*claiming("monitor", shown("monitoring")))
     cluster.apply(*claiming("wrong", devices(config={"capabilities": ["compute", "telepathy"]})))
-    for name in ("old", "look", "monitor"):
-        cluster.wait_phase(name)
+    cluster.wait_running("old", "look", "monitor")
     assert len(cluster.minors("old")) == 2
     assert len(cluster.minors("look") - cluster.minors("old")) == 1
     assert cluster.minors("monitor") == frozenset(range(4))
@@ -394,8 +354,7 @@ def test_three_doors_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
     (minor,) = cluster.minors("annotated")
     dra.wait_devices("tainted", lambda _: dra.taints(f"gpu-{minor}") == {"gpu.nri.io/held": "NoSchedule"})
     cluster.apply(pod("counted", 2), *claiming("claiming"), *claiming("waiting"))
-    for name in ("counted", "claiming"):
-        cluster.wait_phase(name)
+    cluster.wait_running("counted", "claiming")
     assert cluster.minors("counted") == {0, 1}
     assert cluster.minors("claiming") == {2, 3} - {minor}
     cluster.wait_said("waiting", WAITS)
@@ -405,16 +364,7 @@ def test_three_doors_to_one_node(cluster: Cluster, dra: DraCluster) -> None:
 
 
 def test_by_the_chart_with_its_rights_and_no_more(cluster: Cluster, dra: DraCluster, image: None) -> None:
-    objects = documents(**cluster.chart_values(TAG), kubelet={"enabled": False}, dra={"enabled": True})
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects)
-    cluster.kubectl("patch", "daemonset", ACCOUNT, "-n", NAMESPACE, "-p", json.dumps(cluster.reach))
-
-    def ready() -> bool:
-        found = cluster.get("daemonsets", "", "-n", NAMESPACE)
-        return all(each["status"].get("numberReady") == 1 for each in found)
-
-    describe = partial(cluster.kubectl, "describe", "pods", "-n", NAMESPACE)
-    wait_for("the chart's pods", ready, 90, describe)
+    cluster.install(cluster.reach, kubelet={"enabled": False}, dra={"enabled": True})
     dra.wait_devices("offered", lambda found: len(found) == 4 and not any(each.get("taints") for each in found))
     cluster.apply(*claiming("train", devices(count=2)))
     cluster.wait_phase("train")

@@ -94,8 +94,7 @@ def test_the_pods_of_a_group_share_its_claim_and_others_have_nothing(gated: Clus
     dra.run()
     cluster.apply(claim("shared", devices(count=2)), group("gang", resourceClaimName="shared"))
     cluster.apply(*(in_group(on_claim(name, "shared"), "gang") for name in WORKERS))
-    for name in WORKERS:
-        cluster.wait_phase(name)
+    cluster.wait_running(*WORKERS)
     assert reserved_for(cluster) == {("podgroups", "gang")}
     (minors,) = {cluster.minors(name) for name in WORKERS}
     assert len(minors) == 2
@@ -143,8 +142,7 @@ def test_a_group_outlives_restarts_and_ends_with_all_that_it_had(gated: Cluster,
     dra.run()
     cluster.apply(template("gpus", devices()), group("gang", resourceClaimTemplateName="gpus"))
     cluster.apply(*(in_group(on_claim(name, "gpus", by_template=True), "gang") for name in WORKERS))
-    for name in WORKERS:
-        cluster.wait_phase(name)
+    cluster.wait_running(*WORKERS)
     (made,) = cluster.get("resourceclaims")
     assert made["metadata"]["ownerReferences"][0]["kind"] == "PodGroup"
     (minors,) = {cluster.minors(name) for name in WORKERS}
@@ -163,11 +161,7 @@ def test_a_group_outlives_restarts_and_ends_with_all_that_it_had(gated: Cluster,
 
     # The node loses its power: nothing is prepared, and the group's pods are not known any more.
     cluster.kill_all()
-    for name in ("containerd", DAEMON):
-        cluster.start(name)
-    cluster.wait_ready()
-    for name in (DRA, "kubelet"):
-        cluster.start(name)
+    cluster.boot_again()
     for name in (*WORKERS, "late"):
         cluster.wait_phase(name, restarts=5 if name == WORKERS[0] else 1)
         assert cluster.minors(name) == minors

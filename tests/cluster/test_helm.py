@@ -6,22 +6,29 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_chart import NAMESPACE, TAG, image
-from tests.support.cluster import CLUSTER_WIDE, Cluster, pod, wait_for
+from tests.support.cluster import CLUSTER_WIDE, NAMESPACE, Cluster, pod, wait_for
 from tests.support.cluster_claims import ACCOUNT
 from tests.support.errors import HarnessError
 from tests.support.helm import CHART, PROGRAMS, Helm
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["image"]  # a fixture
 RELEASE = ("nri-gpu", "--namespace", NAMESPACE)
+Values = tuple[Path, str, Path]
 WAIT = ("--wait", "--timeout=2m")
 
 
 @pytest.fixture(params=PROGRAMS)
 def helm(request: pytest.FixtureRequest, cluster: Cluster, image: None, tmp_path: Path) -> Helm:
     return Helm(request.param, tmp_path, cluster.admin)
+
+
+@pytest.fixture
+def values(cluster: Cluster, tmp_path: Path) -> Values:
+    """The chart, and what it needs here."""
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps(cluster.chart_values()))
+    return CHART, "-f", given
 
 
 def arguments(cluster: Cluster) -> list[str]:
@@ -37,10 +44,7 @@ def arguments(cluster: Cluster) -> list[str]:
 
 
 @pytest.mark.short
-def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, tmp_path: Path) -> None:
-    given = tmp_path / "values.json"
-    given.write_text(json.dumps(cluster.chart_values(TAG)))
-    values = (CHART, "-f", given)
+def test_install_upgrade_rollback_uninstall(cluster: Cluster, helm: Helm, values: Values) -> None:
     helm("install", *RELEASE, *values, "--dry-run=client")
     assert not cluster.get("daemonsets", "", "-n", NAMESPACE)
 
@@ -82,28 +86,24 @@ def everything(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def test_the_device_classes_stay_for_others_and_are_taken_up_again(
-    cluster: Cluster, helm: Helm, tmp_path: Path
+    cluster: Cluster, helm: Helm, values: Values
 ) -> None:
-    given = tmp_path / "values.json"
-    given.write_text(json.dumps(cluster.chart_values(TAG)))
     for _ in range(2):
         options = ("--set", "kubelet.enabled=false,dra.enabled=true", "--create-namespace")
-        helm("install", *RELEASE, CHART, "-f", given, *options)
+        helm("install", *RELEASE, *values, *options)
         helm("uninstall", *RELEASE)
         left = [each for each in everything(cluster) if "nri-gpu" in str(each["metadata"].get("labels"))]
         assert [each["metadata"]["name"] for each in left] == ["gpu.nri.io", "mig.gpu.nri.io"]
 
 
 def test_two_releases_of_one_name_with_a_drivers_name_of_their_own(
-    cluster: Cluster, helm: Helm, tmp_path: Path
+    cluster: Cluster, helm: Helm, values: Values
 ) -> None:
-    given = tmp_path / "values.json"
-    given.write_text(json.dumps(cluster.chart_values(TAG)))
     claims = ("--set", "kubelet.enabled=false,dra.enabled=true,dra.driver=gpu.example.com", "--create-namespace")
-    helm("install", *RELEASE, CHART, "-f", given, *claims)
+    helm("install", *RELEASE, *values, *claims)
     cluster.kubectl("patch", "daemonset", ACCOUNT, "-n", NAMESPACE, "-p", json.dumps(cluster.reach))
     second = ("--set", "dra.deviceClasses=false,nodeSelector.allocates=another")
-    helm("install", "nri-gpu", "--namespace", "second", CHART, "-f", given, *claims, *second)
+    helm("install", "nri-gpu", "--namespace", "second", *values, *claims, *second)
     wait_for(
         "slices", lambda: {each["spec"]["driver"] for each in cluster.get("resourceslices")} == {"gpu.example.com"}
     )

@@ -5,15 +5,12 @@ import time
 
 import pytest
 
-from tests.cluster.test_chart import NAMESPACE, image, install
-from tests.cluster.test_dra import dra
-from tests.support.cluster import DAEMON, Cluster, pod, wait_for
+from tests.support.cluster import DAEMON, NAMESPACE, Cluster, pod, wait_for
 from tests.support.cluster_claims import DraCluster
 from tests.support.pages import commands
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["dra", "image"]  # fixtures
 KEPT_S = 300  # a device plugin's resources, by the kubelet after its end
 STATUS_S = 15  # until the node's status says so
 REMEMBERED = "endpoint not found in cache for a registered resource: nvidia.com/gpu"
@@ -53,7 +50,7 @@ def test_a_kubelet_that_remembers_a_device_plugin_starts_no_such_pod_by_claims(
 
 
 def test_what_an_uninstall_leaves_and_its_commands_take_away(cluster: Cluster, image: None) -> None:
-    install(cluster)
+    cluster.install()
     cluster.wait_allocatable(4)
     cluster.apply(pod("train", 1))
     cluster.wait_phase("train")

@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 from msgspec import Struct
 
-from tests.cluster.test_dra import ONE_GPU, WAITS, dra
+from tests.cluster.test_dra import ONE_GPU, WAITS
 from tests.support import packages
 from tests.support.cgroup import end_processes, processes
 from tests.support.cluster import GPU, READY_S, Cluster, Object, pod, wait_for
@@ -19,7 +19,6 @@ from tests.support.cluster_claims import DraCluster, claiming
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["dra"]  # a fixture
 ONE_FOR_EACH_POD = "[limits]\ngpus_per_pod = 1\n"
 # The kubelet takes no notice when a container becomes unknown: it looks at a pod every 60 to 90 s, and when its labels
 # change. Then it ends the container before its next attempt, and frozen processes wait for SIGKILL.

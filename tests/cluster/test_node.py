@@ -14,7 +14,6 @@ from tests.support.kubelet import Rival
 pytestmark = pytest.mark.cluster
 
 MIG = "nvidia.com/mig-1g.10gb"
-CAPABILITIES = (1511, range(1024))  # MIG's nodes in config/topologies/mig-a100.toml: their major, and minors
 
 
 @pytest.mark.short
@@ -24,8 +23,7 @@ def test_pods_get_the_gpus_that_the_kubelet_chose_and_no_others(cluster: Cluster
     cluster.wait_allocatable(4)
     names = ("one", "two", "three")
     cluster.apply(*(pod(name, gpus) for name, gpus in zip(names, (1, 1, 2), strict=True)), pod("none"))
-    for name in (*names, "none"):
-        cluster.wait_phase(name)
+    cluster.wait_running(*names, "none")
     granted = [cluster.minors(name) for name in names]
     assert [len(minors) for minors in granted] == [1, 1, 2]
     assert frozenset().union(*granted) == frozenset(range(4))
@@ -39,13 +37,7 @@ def test_mig_devices_are_a_resource_for_each_profile(cluster: Cluster) -> None:
     cluster.wait_allocatable(3, MIG)
     cluster.wait_allocatable(1)  # the one GPU that is not in MIG mode
     cluster.apply(pod("slice", 1, MIG), pod("other", 1, MIG), pod("whole", 1))
-    for name in ("slice", "other", "whole"):
-        cluster.wait_phase(name)
-    capabilities = [cluster.minors(name, *CAPABILITIES) for name in ("slice", "other")]
-    assert [len(minors) for minors in capabilities] == [2, 2]  # a GPU instance's and a compute instance's
-    assert capabilities[0].isdisjoint(capabilities[1])
-    assert cluster.minors("whole", *CAPABILITIES) == frozenset()
-    assert cluster.minors("whole") == {1}
+    cluster.check_mig()
 
 
 def test_a_gpu_that_is_lost_is_withheld_and_said_of_the_pod_that_has_it(cluster: Cluster) -> None:

@@ -10,15 +10,13 @@ from shlex import quote
 
 import pytest
 
-from tests.cluster.test_chart import NAMESPACE, TAG, image
 from tests.support import pages
-from tests.support.cluster import BUSYBOX, ROOT, Cluster
+from tests.support.cluster import BUSYBOX, IMAGE, NAMESPACE, ROOT, Cluster
 from tests.support.cluster_claims import ACCOUNT
 from tests.support.helm import PROGRAMS, Helm
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["image"]  # a fixture
 DEBIAN = "docker.io/library/debian:12"
 
 
@@ -28,10 +26,10 @@ def test_a_reader_follows_it(cluster: Cluster, image: None, tmp_path: Path, page
     cluster.verb("ctr", "images", "tag", "--force", BUSYBOX, DEBIAN)
     helm = Helm(program, tmp_path, cluster.admin)
     given, reach = tmp_path / "values.json", tmp_path / "reach.json"
-    given.write_text(json.dumps(cluster.chart_values(TAG)))
+    given.write_text(json.dumps(cluster.chart_values()))
     reach.write_text(json.dumps(cluster.reach))
     patch = f"kubectl -n {NAMESPACE} patch daemonset {ACCOUNT} --patch-file {reach}" if page == "dra" else "true"
-    own = f"image.repository={cluster.chart_values(TAG)['image']['repository']}"  # the page's is the reader's
+    own = f"image.repository={IMAGE}"  # the page's is the reader's
     programs = {
         "kubectl": f'exec {os.environ["NRI_GPU_CLUSTER"]}/cluster.sh kubectl "$@"',
         "helm": f'cd {quote(str(ROOT))} && {helm.path} "$@" -f {given} --set {own} && {patch}',

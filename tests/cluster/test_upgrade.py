@@ -4,12 +4,10 @@ import time
 
 import pytest
 
-from tests.cluster.test_chart import NAMESPACE, image, install
-from tests.support.cluster import BUSYBOX, DAEMON, GUARD, NEXT, Cluster, Object, jobs, pod, wait_for
+from tests.support.cluster import BUSYBOX, DAEMON, GUARD, NAMESPACE, NEXT, Cluster, Object, jobs, pod, wait_for
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["image"]  # a fixture
 GPUS = 4
 QUEUED = 24
 SENTENCE = "nri-gpu-is-not-running-on-this-node"
@@ -53,10 +51,7 @@ def assert_few_lost(cluster: Cluster) -> None:
 
 
 def wait_jobs(cluster: Cluster, count: int) -> None:
-    def done() -> int:
-        return sum(bool(job["status"].get("succeeded")) for job in cluster.get("jobs"))
-
-    wait_for(f"{count} Jobs to end", lambda: done() >= count, 90, lambda: explained(cluster))
+    wait_for(f"{count} Jobs to end", lambda: cluster.jobs_done() >= count, 90, lambda: explained(cluster))
 
 
 def explained(cluster: Cluster) -> str:
@@ -92,7 +87,7 @@ def wait_settled(cluster: Cluster) -> None:
 
 
 def test_a_rollout_of_the_chart_beneath_queued_jobs_costs_no_job(cluster: Cluster, image: None) -> None:
-    install(cluster)
+    cluster.install()
     cluster.wait_allocatable(GPUS)
     wait_settled(cluster)
     cluster.apply(*jobs([f"job-{number}" for number in range(QUEUED)], "sleep 2"))

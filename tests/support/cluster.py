@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.request import urlopen
@@ -29,13 +30,15 @@ from tests.support.cri import Cri, CriError
 from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
 from tests.support.errors import HarnessError, NotBuiltError
+from tests.support.helm import documents
 from tests.support.own_image import own_image
 
 FOLDER: Final = "NRI_GPU_CLUSTER"
 PROGRAMS: Final = {"KUBE_BIN": "kubernetes", "CONTAINERD_BIN": "containerd", "ETCD_BIN": "etcd"}  # sets of tests/ground
 ROOT: Final = FOUR_GPUS.parents[2]
 BUSYBOX: Final = "localhost/busybox:1"
-IMAGE: Final = "localhost/nri-gpu"
+IMAGE, TAG = "localhost/nri-gpu", "test"
+NAMESPACE: Final = "nri-gpu"  # of the chart
 STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the cluster's mount namespace
 GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
@@ -44,6 +47,7 @@ DAEMON, GUARD, NEXT, DRA = "nri-gpu", "nri-gpu-guard", "nri-gpu-next", "nri-gpu-
 READY_S: Final = 60.0
 PORT: Final = "16443"  # of the API server; the others follow
 KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
+MIG_NODES: Final = (1511, range(1024))  # in config/topologies/mig-a100.toml: their major, and minors
 # Of the chart.
 CLUSTER_WIDE: Final = (
     "deviceclasses,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
@@ -221,10 +225,10 @@ class Cluster:
 
     # -- nri-gpu by the chart -----------------------------------------------------------------------------------------
 
-    def chart_values(self, tag: str) -> Object:
+    def chart_values(self) -> Object:
         """What the chart needs here, and four simulated GPUs."""
         return {
-            "image": {"repository": IMAGE, "tag": tag},
+            "image": {"repository": IMAGE, "tag": TAG},
             "simulation": FOUR_GPUS.read_text(),
             "affinity": {"nodeAffinity": None},
             "paths": {"cdi": str(self.cdi)},
@@ -245,10 +249,26 @@ class Cluster:
         spec = {"hostNetwork": True, "containers": [{"name": "dra", "env": environment}]}
         return {"spec": {"template": {"spec": spec}}}
 
-    def import_image(self, tag: str) -> None:
+    def import_image(self) -> None:
         """The checkout's own."""
         self.verb("ctr", "images", "import", str(own_image()))
-        self.verb("ctr", "images", "tag", "--force", image.NAME, f"{IMAGE}:{tag}")
+        self.verb("ctr", "images", "tag", "--force", image.NAME, f"{IMAGE}:{TAG}")
+
+    def install(self, patch: Object | None = None, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
+        """The chart's manifests, as `kubectl apply` puts them there, until its pods are ready.
+
+        patch: of the DRA driver's DaemonSet.
+        """
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        self.apply(namespace, *documents(**self.chart_values(), **changed))
+        if patch:
+            self.kubectl("patch", "daemonset", DRA, "-n", NAMESPACE, "-p", json.dumps(patch))
+
+        def ready() -> bool:
+            found = self.get("daemonsets", "", "-n", NAMESPACE)
+            return all(each["status"].get("numberReady") == 1 for each in found)
+
+        wait_for("the chart's pods", ready, 90, lambda: self.kubectl("describe", "pods", "-n", NAMESPACE))
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
@@ -291,6 +311,14 @@ class Cluster:
         found: Object = self.get("pod", name)
         return found
 
+    def wait_running(self, *names: str) -> None:
+        """Until these pods run."""
+        for name in names:
+            self.wait_phase(name)
+
+    def jobs_done(self) -> int:
+        return sum(bool(job["status"].get("succeeded")) for job in self.get("jobs"))
+
     def said_of(self, name: str) -> str:
         """Status and events of a pod, as people read them."""
         return self.kubectl("describe", "pod", name, check=False)
@@ -318,6 +346,15 @@ class Cluster:
         """Which of a major's nodes the kernel lets a pod's container open."""
         (pid,) = self.pids(name, container)
         return open_minors(host_cgroup(), self.cgroup(pid), major, among)
+
+    def check_mig(self) -> None:
+        """Pods `slice` and `other` have a MIG device of GPU 0 each, and `whole` has GPU 1, of the MIG topology."""
+        self.wait_running("slice", "other", "whole")
+        slices = [self.minors(name, *MIG_NODES) for name in ("slice", "other")]
+        assert [len(minors) for minors in slices] == [2, 2]  # a GPU instance's and a compute instance's
+        assert slices[0].isdisjoint(slices[1])
+        assert self.minors("whole", *MIG_NODES) == frozenset()
+        assert self.minors("whole") == {1}
 
     @staticmethod
     def cgroup(pid: int, controller: str = "devices") -> Path:
@@ -370,6 +407,15 @@ class Cluster:
         for path in (self.root / "run-nri-gpu").iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def boot_again(self) -> None:
+        """After `kill_all`, in the order of the units: the kubelet comes last."""
+        for name in ("containerd", DAEMON):
+            self.start(name)
+        self.wait_ready()
+        for name in (DRA, "kubelet"):
+            if self.known(name):
+                self.start(name)
+
     def _below_the_cgroup(self) -> Iterator[int]:
         """Processes of pods."""
         for procs in Path("/sys/fs/cgroup").glob("**/nrikube/**/cgroup.procs"):
@@ -378,6 +424,30 @@ class Cluster:
 
     def _tasks(self) -> Sequence[str]:
         return self.verb("ctr", "task", "ls", "-q").split()
+
+
+class Uses:
+    """Which GPU each pod had and from when to when, on one clock for all: written by a shell with no other program."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+
+    def written_by(self, spec: Object, lasts_s: float) -> None:
+        """Let the container of a pod's spec use its GPUs for so long, write it down and end."""
+        spec["volumes"] = [{"name": "record", "hostPath": {"path": str(self._folder)}}]
+        spec["containers"][0]["volumeMounts"] = [{"name": "record", "mountPath": "/record"}]
+        use = f"sleep {lasts_s}; read ended rest </proc/uptime; echo $node $began $ended >>/record/uses"
+        script = f"read began rest </proc/uptime; for node in /dev/nvidia[0-9]*; do {use}; done"
+        spec["containers"][0]["command"] = ["sh", "-c", script]
+
+    def nodes(self) -> list[str]:
+        """The device node of each use. Raises: AssertionError: two had one at once."""
+        uses = [line.split() for line in (self._folder / "uses").read_text().splitlines()]
+        for node in {node for node, *_ in uses}:
+            times = sorted((float(began), float(ended)) for each, began, ended in uses if each == node)
+            assert all(ended <= began for (_, ended), (began, _) in pairwise(times)), (node, times)
+        return [node for node, *_ in uses]
 
 
 def jobs(names: Sequence[str], command: str) -> list[Object]:

@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import yaml
 
-from tests.support.cluster import DAEMON, DRA, ROOT, Cluster, Object, pod, wait_for
+from tests.support.cluster import DAEMON, DRA, NAMESPACE, ROOT, Cluster, Object, pod, wait_for
 from tests.support.daemon import FOUR_GPUS
 from tests.support.helm import documents
 
 CLASS: Final = "gpu.nri.io"
-NAMESPACE: Final = "nri-gpu"
-ACCOUNT: Final = "nri-gpu-dra"
+ACCOUNT: Final = DRA  # of the chart
 # As docs/dra.md shows them: name in the first line -> the template's spec of a claim.
 _SHOWN: Final = re.compile(r"```yaml\n# (.*?)\n(.*?)```", re.DOTALL)
 
