@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
-from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, Sign
+from nri_gpu.domain.health import WELL, EventType, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fabric import judged_signs, waiting, withheld
 from nri_gpu.health.gpu_record import (
@@ -105,7 +105,8 @@ class NodeHealth(Struct, frozen=True):
             for uuid, (signal, why) in verdicts.items()
             if signal
         }
-        health = NodeHealth({**health.records, **moved})
+        records = {**health.records, **moved}
+        health = NodeHealth({uuid: _once(record, before.records.get(uuid)) for uuid, record in records.items()})
         return health, before._changes(health)
 
     def after_repair(self, uuid: GpuUuid) -> NodeHealth:
@@ -285,6 +286,15 @@ def _is_about(fault: GpuFault, uuid: GpuUuid, record: GpuRecord) -> bool:
     if fault.uuid:
         return uuid == fault.uuid
     return record.bus_id == fault.pci_bus_id if fault.pci_bus_id else record.place == str(fault.index)
+
+
+def _once(record: GpuRecord, before: GpuRecord | None) -> GpuRecord:
+    """Return the record with at most one change more: a refresh may take a word back, and find it quiet for long."""
+    known = before.health if before else WELL
+    changes = known.changes + (record.health.state is not known.state)
+    return (
+        record if record.health.changes == changes else replace(record, health=replace(record.health, changes=changes))
+    )
 
 
 def _with_doubt(record: GpuRecord, signs: tuple[Sign, ...], now: Moment) -> GpuRecord:

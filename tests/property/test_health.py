@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
@@ -113,6 +113,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.sampled_from(ResetBy))
+@example([(0, xid(46)), (0, GpuEvent(UUIDS[0], int(EventType.ECC_STORM))), (300, RecoveryAction.NONE)], ResetBy.PROOF)
 def test_laws_of_resets(steps: list[tuple[int, GpuEvent | RecoveryAction | None]], reset: ResetBy) -> None:
     """A GPU that owes a reset is granted to nobody, nor is one that the driver calls broken; NONE ends what it owes."""
     rules, now = replace(DEFAULT, reset=reset), 0.0
