@@ -30,6 +30,7 @@ HAPPENINGS = st.lists(
 
 
 @given(HAPPENINGS)
+@example([(0, ("look", (Sign.REMAP_PENDING,))), *[(10, ("xid", 94))] * 3])
 def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
     now, node, last_trouble = 0.0, NodeHealth().after_inventory(look((), ()), RULES, at(0))[0], float("-inf")
     for pause_s, (what, detail) in happenings:
@@ -48,12 +49,12 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
             shown, fatal = look((), (), faults=(GpuFault(2, "?"),)), False
             node, _ = node.after_inventory(shown, RULES, at(now))
         last_trouble = now if fatal else last_trouble
-        health = node.records[UUIDS[0]].health
+        health, soon = node.records[UUIDS[0]].health, node.records[UUIDS[0]].reset_soon
         gpu, other = node.applied_to(shown, RULES).gpus
         if fatal:
             assert health.state is HealthState.BAD
-        # What is bad or recovering is granted to nobody, and the other GPU does not suffer.
-        assert bool(why_not(gpu)) == (not health.grantable)
+        # What is bad, recovering or soon to be reset is granted to nobody, and the other GPU does not suffer.
+        assert bool(why_not(gpu)) == (soon or not health.grantable)
         assert not why_not(other)
         # From one grantable state to the next there is a whole hold-down in between.
         if health.grantable and not before.grantable:
