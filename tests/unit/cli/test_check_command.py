@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nri_gpu.cli import check_command
 from nri_gpu.daemon.answers import KubeletStatus
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.stage_owner import StageOwner
 from nri_gpu.records.policy_file import LAST_GOOD
@@ -164,7 +167,10 @@ def test_mps_without_a_mount_for_its_clients(checked: Checked, tmp_path: Path) -
     assert sentence not in checked("", "--state-dir", tmp_path).out
 
 
-def test_a_node_that_was_served_and_has_no_guard(checked: Checked, tmp_path: Path) -> None:
+def test_a_node_that_was_served_and_has_no_guard(
+    checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_command, "Examined", partial(Examined, guard_dir=tmp_path / "no guard"))
     sentence = "advice: no guard runs on this node: a container that asks for GPUs"
     assert sentence in checked("", "--state-dir", tmp_path).out
     assert sentence not in checked("", "--state-dir", tmp_path / "never served").out
