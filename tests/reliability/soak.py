@@ -47,37 +47,17 @@ WEIGHTS: Final = (4, 2, 4, 2, 2, 5, 1, 1)
 
 
 class Sample(Struct, frozen=True):
-    """What the daemon uses after so many creations. Sizes of files in KiB."""
+    """What the daemon uses after so many creations."""
 
     creations: int
     rss_kib: float
     pss_kib: float
     descriptors: int
-    threads: int
-    audit_kib: float
-    journal_kib: float
-    ledger_kib: float
-    log_kib: float
 
 
-def sample(creations: int, pid: int, state: Path, log: Path) -> Sample:
+def sample(creations: int, pid: int) -> Sample:
     rss, pss = memory_mib(pid)
-    proc = Path(f"/proc/{pid}")
-    return Sample(
-        creations=creations,
-        rss_kib=rss * 1024,
-        pss_kib=pss * 1024,
-        descriptors=len([*(proc / "fd").iterdir()]),
-        threads=len([*(proc / "task").iterdir()]),
-        audit_kib=_kib(state, "audit*.jsonl"),
-        journal_kib=_kib(state, "journal"),
-        ledger_kib=_kib(state, "ledger.json"),
-        log_kib=log.stat().st_size / 1024,
-    )
-
-
-def _kib(folder: Path, pattern: str) -> float:
-    return sum(file.stat().st_size for file in folder.glob(pattern)) / 1024
+    return Sample(creations, rss * 1024, pss * 1024, len([*Path(f"/proc/{pid}/fd").iterdir()]))
 
 
 def found(options: Options) -> Iterator[Found]:
@@ -148,8 +128,7 @@ class WireSoak:
 
 def _on_the_wire(creations: int, seed: int) -> Iterator[Found]:
     with tempfile.TemporaryDirectory(prefix="nri-gpu-soak-") as name:
-        folder = Path(name)
-        plugin = daemon(folder)
+        plugin = daemon(Path(name))
         try:
             soak, samples = WireSoak(plugin, seed), list[Sample]()
             _until_staged(plugin.link)
@@ -158,7 +137,7 @@ def _on_the_wire(creations: int, seed: int) -> Iterator[Found]:
                 if number % NEW_RUNTIME == 0:
                     soak.come_anew()
                 if number % EVERY == 0:
-                    samples.append(sample(number, plugin.pid, folder / "state", folder / "nri-gpu.log"))
+                    samples.append(sample(number, plugin.pid))
         finally:
             plugin.stop()
     what = "containers created, started, stopped and removed by a scripted runtime that came anew now and then"
@@ -201,8 +180,7 @@ def _on_a_runtime(creations: int, seed: int) -> Iterator[Found]:
 
 def _sampling(run: ChaosRun, samples: list[Sample]) -> Callable[[float], None]:
     def take(_: float) -> None:
-        launch = run.daemon.launch
-        samples.append(sample(len(run.took_s), run.daemon.pid, launch.state, launch.log))
+        samples.append(sample(len(run.took_s), run.daemon.pid))
         time.sleep(0.5)
 
     return take
@@ -256,12 +234,11 @@ def _slope(samples: Sequence[Sample], of: Callable[[Sample], float]) -> Slope:
 
 
 def _series(name: str, samples: Sequence[Sample]) -> Iterator[Series]:
-    units = {"descriptors": "descriptors", "threads": "threads"}
-    for field in Sample.__struct_fields__[1:]:
+    for field, unit in {"rss_kib": "KiB", "pss_kib": "KiB", "descriptors": "descriptors"}.items():
         yield Series(
             f"{name} {field.replace('_', ' ')}",
             "creations",
-            units.get(field, "KiB"),
+            unit,
             [each.creations for each in samples],
             [round(getattr(each, field), 1) for each in samples],
         )
