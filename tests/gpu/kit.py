@@ -1,6 +1,6 @@
 """`make gpu-kit`: one archive with all that tests/gpu needs on a machine with a GPU and without a network.
 
-python -m tests.gpu.kit [--dist DIR] [--python VERSION]... [--preset N]
+python -m tests.gpu.kit [--dist DIR] [--python VERSION]...
 
 nri-gpu-gpu-kit-VERSION/
     run.py       tests/gpu/run_kit.py, which needs nothing but Python
@@ -33,26 +33,24 @@ ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = ROOT / "deploy" / "locks" / "gpu-kit.txt"
 NAME: Final = f"nri-gpu-gpu-kit-{__version__}"
 MAX_BYTES: Final = 64 << 20
-PRESET: Final = 6  # xz's own default
 
 
-def build(dist: Path, pythons: Sequence[str] = bundle.PYTHONS, preset: int = PRESET) -> Path:
+def build(dist: Path, pythons: Sequence[str] = bundle.PYTHONS) -> Path:
     """The archive, of wheels for these Pythons.
 
-    preset: xz's, from 0 (fast) to 9.
     Raises: HarnessError, BundleError: something is not to be had, or the archive is too large.
     """
     with tempfile.TemporaryDirectory(prefix="nri-gpu-kit-") as name:
         tree = Path(name) / NAME
         lay_out(tree, pythons)
-        return pack(tree, dist, preset)
+        return pack(tree, dist)
 
 
-def pack(tree: Path, dist: Path, preset: int = PRESET, max_bytes: int = MAX_BYTES) -> Path:
+def pack(tree: Path, dist: Path, max_bytes: int = MAX_BYTES) -> Path:
     """The archive of a tree. Raises: HarnessError: it is too large."""
     dist.mkdir(parents=True, exist_ok=True)
     archive = dist / f"{NAME}.tar.xz"
-    with lzma.open(archive, "wb", preset=preset) as file, tarfile.open(fileobj=file, mode="w") as tar:
+    with lzma.open(archive, "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
         tar.add(tree, NAME, filter=_owned_by_root)
     size = archive.stat().st_size
     if size > max_bytes:
@@ -106,10 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.kit")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     parser.add_argument("--python", action="append", choices=bundle.PYTHONS, help="only for this one")
-    parser.add_argument("--preset", type=int, default=PRESET, choices=range(10), help="of xz")
     options = parser.parse_args(arguments)
     try:
-        archive = build(options.dist, options.python or bundle.PYTHONS, options.preset)
+        archive = build(options.dist, options.python or bundle.PYTHONS)
     except (HarnessError, bundle.BundleError) as fault:
         print(fault, file=sys.stderr)
         return 1
