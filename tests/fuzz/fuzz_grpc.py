@@ -10,9 +10,9 @@ import asyncio
 import io
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, redirect_stdout
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,6 +34,7 @@ from tests.support.cri_server import CriServer
 from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin
 from tests.support.resource_claims import DRIVER, NODE, UID, document, resource_claim
 
+T = TypeVar("T")
 FOLDER: Final = scratch()
 LOOP: Final = asyncio.new_event_loop()
 POD: Final = ("ml", "train")
@@ -65,31 +66,33 @@ async def _kubelet(answer: bytes) -> AsyncIterator[PodResources]:
         socket.unlink(missing_ok=True)
 
 
-def pods(data: bytes) -> bool:
-    async def ask() -> tuple[PodDevices, ...]:
+def _answered(data: bytes, ask: Callable[[PodResources], Awaitable[T]]) -> T | None:
+    """What the client makes of these bytes; None for an error of the kubelet."""
+
+    async def run() -> T:
         async with _kubelet(data) as client:
-            return await client.list()
+            return await ask(client)
 
     try:
-        listed = LOOP.run_until_complete(ask())
+        return LOOP.run_until_complete(run())
     except PodResourcesError as error:
         assert str(error).isprintable()
-        return False
-    return _granted(listed)
+        return None
+
+
+def pods(data: bytes) -> bool:
+    listed = _answered(data, lambda client: client.list())
+    return listed is not None and _granted(listed)
 
 
 def pod(data: bytes) -> bool:
-    async def ask() -> PodDevices:
-        async with _kubelet(data) as client:
-            return await client.get(*POD)
+    found = _answered(data, lambda client: client.get(*POD))
+    assert not found or (found.namespace, found.name) == POD
+    return found is not None and _granted((found,))
 
-    try:
-        found = LOOP.run_until_complete(ask())
-    except PodResourcesError as error:
-        assert str(error).isprintable()
-        return False
-    assert (found.namespace, found.name) == POD
-    return _granted((found,))
+
+def allocatable(data: bytes) -> bool:
+    return bool(_answered(data, lambda client: client.allocatable()))
 
 
 def _granted(listed: tuple[PodDevices, ...]) -> bool:
@@ -107,17 +110,6 @@ def _granted(listed: tuple[PodDevices, ...]) -> bool:
     assert len(mine) < 2 or not got
     assert set(got) <= {device.uuid for each in mine for device in each.devices}
     return bool(got)
-
-
-def allocatable(data: bytes) -> bool:
-    async def ask() -> Mapping[str, tuple[str, ...]]:
-        async with _kubelet(data) as client:
-            return await client.allocatable()
-
-    try:
-        return bool(LOOP.run_until_complete(ask()))
-    except PodResourcesError:
-        return False
 
 
 def cri(data: bytes) -> bool:
@@ -160,15 +152,16 @@ def _service() -> ClaimService:
 
 
 def prepare(data: bytes) -> bool:
-    request = dra_pb2.NodePrepareResourcesRequest.FromString(data)
-    answer = LOOP.run_until_complete(_service().prepare(request, None))
-    _check_claims(request.claims, answer.claims)
-    return any(not each.error for each in answer.claims.values())
+    return _served(dra_pb2.NodePrepareResourcesRequest.FromString(data), _service().prepare)
 
 
 def unprepare(data: bytes) -> bool:
-    request = dra_pb2.NodeUnprepareResourcesRequest.FromString(data)
-    answer = LOOP.run_until_complete(_service().unprepare(request, None))
+    return _served(dra_pb2.NodeUnprepareResourcesRequest.FromString(data), _service().unprepare)
+
+
+def _served(request: Any, method: Callable[[Any, Any], Coroutine[Any, Any, Any]]) -> bool:  # noqa: ANN401 - protobuf's own
+    """Whether a claim of the request was served."""
+    answer = LOOP.run_until_complete(method(request, None))
     _check_claims(request.claims, answer.claims)
     return any(not each.error for each in answer.claims.values())
 

@@ -19,7 +19,7 @@ from nri_gpu.system.cgroups import mounts_of
 from nri_gpu.verify.bpf_program import READ, WRITE, lets_through, parse_program
 from nri_gpu.verify.in_kernel import Kernel
 from nri_gpu.verify.oci_bundles import read_bundles
-from tests.fuzz.target import Target, chosen, named, scratch, words
+from tests.fuzz.target import Target, chosen, named, scratch, words, written
 from tests.support.builders import gpu
 
 FOLDER: Final = scratch()
@@ -32,14 +32,8 @@ CGROUPS: Final = (
 )
 
 
-def _write(data: bytes, *parts: str) -> None:
-    file = FOLDER.joinpath(*parts)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(data)
-
-
 def devices(data: bytes) -> bool:
-    _write(data, "devices")
+    written(data, FOLDER, "devices")
     majors_by_name(data.decode(errors="replace"))
     return host_majors(FOLDER).nvidia is not None
 
@@ -51,7 +45,7 @@ def mig_minors(data: bytes) -> bool:
 
 
 def mountinfo(data: bytes) -> bool:
-    _write(data, "self", "mountinfo")
+    written(data, FOLDER, "self", "mountinfo")
     try:
         return bool(mounts_of("self", FOLDER))
     except UnseenError:
@@ -61,9 +55,9 @@ def mountinfo(data: bytes) -> bool:
 def cgroup(data: bytes) -> bool:
     """The cgroups of a process, then an empty line, then devices.list."""
     one, _, rules = data.partition(b"\n\n")
-    _write(CGROUPS, "self", "mountinfo")
-    _write(one, "7", "cgroup")
-    _write(rules, "abc", "devices.list")
+    written(CGROUPS, FOLDER, "self", "mountinfo")
+    written(one, FOLDER, "7", "cgroup")
+    written(rules, FOLDER, "abc", "devices.list")
     try:
         Kernel(FOLDER, programs=lambda _: (), code=lambda _: b"").device_filter(7, "abc").opens((195, 0))
     except UnseenError:
@@ -72,11 +66,11 @@ def cgroup(data: bytes) -> bool:
 
 
 def information(data: bytes) -> bool:
-    _write(data, "driver", "nvidia", "gpus", BUS_ID, "information")
-    _write(b"0x10de\n", "sys", "bus", "pci", "devices", BUS_ID, "vendor")
+    written(data, FOLDER, "driver", "nvidia", "gpus", BUS_ID, "information")
+    written(b"0x10de\n", FOLDER, "sys", "bus", "pci", "devices", BUS_ID, "vendor")
     with suppress(FileExistsError):
         (FOLDERS.sys / "bus" / "pci" / "devices" / BUS_ID / "driver").symlink_to("nvidia")
-    _write(b"0x030200\n", "sys", "bus", "pci", "devices", BUS_ID, "class")
+    written(b"0x030200\n", FOLDER, "sys", "bus", "pci", "devices", BUS_ID, "class")
     assert len(list(gpus_on_the_bus(FOLDERS.sys))) == 1
     (found,) = unlisted_gpus(FOLDERS, ())
     return bool(found.uuid or found.model)
@@ -84,8 +78,8 @@ def information(data: bytes) -> bool:
 
 def numa(data: bytes) -> bool:
     cpus, _, meminfo = data.partition(b"\n\n")
-    _write(cpus, "sys", "devices", "system", "node", "node0", "cpulist")
-    _write(meminfo, "sys", "devices", "system", "node", "node0", "meminfo")
+    written(cpus, FOLDER, "sys", "devices", "system", "node", "node0", "cpulist")
+    written(meminfo, FOLDER, "sys", "devices", "system", "node", "node0", "meminfo")
     return bool(numa_nodes([gpu(0, numa_node=0)], FOLDERS.sys))
 
 
@@ -102,8 +96,8 @@ def program(data: bytes) -> bool:
 def bundle(data: bytes) -> bool:
     """A container's config.json, whose annotations and environment are its author's."""
     below = ("io.containerd.runtime.v2.task", "k8s.io", "abc")
-    _write(data, "containerd", *below, "config.json")
-    _write(b"7", "containerd", *below, "init.pid")
+    written(data, FOLDER, "containerd", *below, "config.json")
+    written(b"7", FOLDER, "containerd", *below, "init.pid")
     (found,) = read_bundles([FOLDER / "containerd"])
     if found.fault:
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
@@ -40,16 +40,23 @@ LABEL: Final = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?")  #
 NODE.listen("var/lib/kubelet/device-plugins/kubelet.sock")
 
 
-def _examined(file: str, part: Callable[[], Iterator[Finding]], data: bytes) -> bool:
-    """Whether nothing is wrong with the node that has this file."""
+@contextmanager
+def _holding(file: str, data: bytes) -> Iterator[None]:
+    """The node's file has this content meanwhile."""
     path = NODE.root / file
     before = path.read_bytes() if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     try:
-        found = list(part())
+        yield
     finally:
         path.unlink() if before is None else path.write_bytes(before)
+
+
+def _examined(file: str, part: Callable[[], Iterator[Finding]], data: bytes) -> bool:
+    """Whether nothing is wrong with the node that has this file."""
+    with _holding(file, data):
+        found = list(part())
     assert found
     assert all(each.subject and each.meaning for each in found)
     return not any(each.fix for each in found)
@@ -68,13 +75,8 @@ PARTS: Final[dict[str, Callable[[], Iterator[Finding]]]] = {
 
 def _planned(file: str, data: bytes) -> bool:
     """Whether all of the driver's files are understood."""
-    path = NODE.root / file
-    before = path.read_bytes()
-    path.write_bytes(data)
-    try:
+    with _holding(file, data):
         plan = make_plan(look(NODE.tree.places))
-    finally:
-        path.write_bytes(before)
     for action in plan.actions:
         if isinstance(action, MakeNode):
             assert action.node.number[0] > 0

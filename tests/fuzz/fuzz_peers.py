@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 import urllib3
@@ -108,25 +108,22 @@ class Answering(ApiServer):
         return cast("urllib3.HTTPSConnectionPool", SimpleNamespace(urlopen=urlopen))
 
 
-def _asked(data: bytes, status: int) -> bool:
-    server = Answering(data, status)
+def _understood(question: Coroutine[Any, Any, object]) -> bool:
     try:
-        LOOP.run_until_complete(server.slices("node", "gpu.nri.io"))
+        LOOP.run_until_complete(question)
     except ApiServerError as error:
         assert str(error).isprintable()
         return False
     return True
+
+
+def _slices(status: int) -> Callable[[bytes], bool]:
+    return lambda data: _understood(Answering(data, status).slices("node", "gpu.nri.io"))
 
 
 def watch(data: bytes) -> bool:
     found: list[SliceEvent] = []
-    server = Answering(data, 200)
-    try:
-        LOOP.run_until_complete(server.watch("node", "gpu.nri.io", "1", found.append))
-    except ApiServerError as error:
-        assert str(error).isprintable()
-        return False
-    return True
+    return _understood(Answering(data, 200).watch("node", "gpu.nri.io", "1", found.append))
 
 
 def kubeconfig(data: bytes) -> bool:
@@ -201,9 +198,7 @@ READERS: Final[dict[str, Callable[[bytes], object]]] = {
     "question": _decoded(Question),
     "answer": _decoded(Answer),
     "config": config,
-    "slices": lambda data: _asked(data, 200),
-    "refusal": lambda data: _asked(data, 403),
-    "missing": lambda data: _asked(data, 404),
+    **{name: _slices(status) for name, status in (("slices", 200), ("refusal", 403), ("missing", 404))},
     "watch": watch,
     "kubeconfig": kubeconfig,
     "allocate": allocate,

@@ -10,7 +10,6 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,23 +28,16 @@ from nri_gpu.records.ledger_file import read_ledger, write_ledger
 from nri_gpu.records.policy_file import load_last_good
 from nri_gpu.verify.node_snapshot import SnapshotError, from_bytes
 from tests.fuzz.fuzz_signed import GRANT, SIGNED
-from tests.fuzz.target import Target, chosen, named, scratch, words
+from tests.fuzz.target import Target, chosen, named, scratch, words, written
 from tests.support.plugin import KEY
 
 NOW: Final = 1000.0
 FOLDER: Final = scratch()
 
 
-def _written(data: bytes, *parts: str) -> Path:
-    file = FOLDER.joinpath(*parts)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(data)
-    return file
-
-
 def ledger(data: bytes) -> bool:
     try:
-        found = read_ledger(_written(data, "ledger.json"), NOW)
+        found = read_ledger(written(data, FOLDER, "ledger.json"), NOW)
     except ValueError:
         return False
     write_ledger(FOLDER / "again.json", found)
@@ -54,7 +46,7 @@ def ledger(data: bytes) -> bool:
 
 
 def journal(data: bytes) -> bool:
-    found = Journal(_written(data, "journal"), KEY).remembered(0)
+    found = Journal(written(data, FOLDER, "journal"), KEY).remembered(0)
     assert all(each.grant.uuids == GRANT.uuids for each in found)
     return bool(found)
 
@@ -70,15 +62,17 @@ def snapshot(data: bytes) -> bool:
 
 def claims(data: bytes) -> bool:
     sealed = b'{"sha256":"%b","document":%b}' % (hashlib.sha256(data).hexdigest().encode(), data)
-    return any([ClaimsFile(_written(content, "claims.json").parent, "boot").read() for content in (data, sealed)])
+    return any(
+        [ClaimsFile(written(content, FOLDER, "claims.json").parent, "boot").read() for content in (data, sealed)]
+    )
 
 
 def health(data: bytes) -> bool:
-    return load_health(_written(data, "health.json"))[0] != NodeHealth()
+    return load_health(written(data, FOLDER, "health.json"))[0] != NodeHealth()
 
 
 def last_policy(data: bytes) -> bool:
-    _written(data, "policy.last")
+    written(data, FOLDER, "policy.last")
     try:
         return load_last_good(FOLDER) is not None
     except PolicyError as error:
@@ -87,12 +81,12 @@ def last_policy(data: bytes) -> bool:
 
 
 def guard(data: bytes) -> bool:
-    _written(data, "guard", "guard.json")
+    written(data, FOLDER, "guard", "guard.json")
     return read_guard_status(FOLDER / "guard") is not None
 
 
 def mps(data: bytes) -> bool:
-    _written(data, "mps", "GPU-x", NOTE)
+    written(data, FOLDER, "mps", "GPU-x", NOTE)
     for folder in noted_folders(FOLDER):
         folder.noted()
     return True

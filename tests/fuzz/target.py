@@ -55,6 +55,14 @@ def scratch() -> Path:
     return folder
 
 
+def written(data: bytes, folder: Path, *parts: str) -> Path:
+    """A file with that content, below that folder."""
+    file = folder.joinpath(*parts)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    return file
+
+
 def chosen(readers: Mapping[str, Callable[[bytes], object]]) -> Callable[[bytes], object]:
     """A check for inputs whose first line names the reader of the rest."""
 

@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nri_gpu.daemon.answers import PolicyStatus, RuntimeConnection, StrayStatus
 from nri_gpu.daemon.view import View
-from nri_gpu.domain.container import ContainerId, PodId, PodUid
-from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.ledger.ledger import Entry, Ledger
 from nri_gpu.plugin.counts import Counts
 from nri_gpu.policy.model import Policy
+from tests.support import builders as make
 from tests.support.plugin import node
 
 Labels = frozenset[tuple[str, str]]
@@ -52,22 +52,12 @@ def scraped(text: str) -> Scraped:
 
 def entry(number: int, uuids: Iterable[str], mode: Mode = Mode.SHARED, pod: str = "") -> Entry:
     """A running container of a pod of its own."""
-    grant = Grant(
-        container_id=ContainerId(f"container-{number}"),
-        container_name="main",
-        pod_id=PodId(f"pod-{number}"),
-        pod_uid=PodUid(f"uid-{number}"),
-        pod_name=pod or f"train-{number}",
-        namespace="ml",
-        uuids=tuple(map(GpuUuid, uuids)),
-        mode=mode,
-        generation="580.95.05-test",
-    )
-    return Entry(grant, GrantPhase.RUNNING, 0.0)
+    holder = make.container(of=pod or f"train-{number}", id=ContainerId(f"container-{number}"))
+    return make.entry_of(*map(GpuUuid, uuids), mode=mode, to=holder)
 
 
 def ledger(entries: Iterable[Entry]) -> Ledger:
-    return Ledger({each.grant.container_id: each for each in entries})
+    return make.ledger(*entries)
 
 
 VIEW: Final = View(
