@@ -66,7 +66,7 @@ from nri_gpu.plugin.exits import UntoldExits
 from nri_gpu.plugin.lost import LostContainers
 from nri_gpu.plugin.monitors import MonitorPods
 from nri_gpu.plugin.nri_service import REQUEST_TIMEOUT_S
-from nri_gpu.plugin.read_allocation import Found, read_allocation
+from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
 from nri_gpu.plugin.rechecks import ReleasedGpus
 from nri_gpu.plugin.starts import GrantedContainers
 from nri_gpu.plugin.synchronize import ListedContainers
@@ -191,7 +191,7 @@ class Plugin:
         self._observe(rules)
         node = self.aged(self.state.node)
         container = convert.request_from_pb(payload, self.stage_dir)
-        container = read_allocation(container, self._found(container))
+        container = read_allocation(container, self._facts(container))
         if isinstance(container.kubelet, AllocationPending) and container.kubelet.again:
             self.apply(ClaimsInQuestion(self._needs.clock(), frozenset({container.kubelet.again})))
         now = self._needs.clock()
@@ -217,9 +217,9 @@ class Plugin:
         self._needs.later(lambda: self._note(container, decision, node, elapsed_s))
         return reply
 
-    def _found(self, container: Container) -> Found:
+    def _facts(self, container: Container) -> AllocationFacts:
         """Return what is known of a container's allocation, and ask the kubelet what it has not said yet."""
-        return Found(
+        return AllocationFacts(
             token_key=self.kubelet.key,
             marker_key=self.claims.key,
             claims=self.ledger.claims,

@@ -1,6 +1,6 @@
 """The kubelet's allocation to a container: by our device plugin, by a claim, or by another device plugin.
 
-Nothing is asked and nothing changes here: the handler asks the kubelet before, and hands in what it found.
+Nothing is asked and nothing changes here: the handler asks the kubelet before, and hands in what it facts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nri_gpu.kubelet.read_listing import Listing, by_listing
 from nri_gpu.policy.kubelet_settings import KubeletSettings
 
 
-class Found(Struct, frozen=True):
-    """The facts, beside the container itself, from which its allocation is read."""
+class AllocationFacts(Struct, frozen=True):
+    """The facts, apart from the container itself, from which its allocation is read."""
 
     token_key: bytes | None  # None while there is none
     marker_key: bytes
@@ -31,13 +31,13 @@ class Found(Struct, frozen=True):
     settings: KubeletSettings
 
 
-def read_allocation(container: Container, found: Found) -> Container:
+def read_allocation(container: Container, facts: AllocationFacts) -> Container:
     """Return the container with what the kubelet allocated to it; the same object where that is nothing.
 
     What is signed is read before what is only listed, and each reader sees what those before it have read: a container
     that has both tokens and markers is refused, and a token counts only if PodResources does not contradict it.
     """
-    container = by_tokens(container, found.token_key)
+    container = by_tokens(container, facts.token_key)
     if container.markers:
-        container = by_markers(container, found.marker_key, found.claims, found.named)
-    return by_listing(container, found.listing, found.inventory, found.settings)
+        container = by_markers(container, facts.marker_key, facts.claims, facts.named)
+    return by_listing(container, facts.listing, facts.inventory, facts.settings)
