@@ -35,15 +35,15 @@ PIECES_MAX: Final = 50  # into which an input is cut; tests/property has every c
 CALLS: Final = (1, 3, 5)  # open in every client, so that answers mean something
 
 
-def _client(receive_limit: int) -> Connection:
-    client = Connection(Role.CLIENT, receive_limit=receive_limit)
+def _client() -> Connection:
+    client = Connection(Role.CLIENT, receive_limit=1000)
     for number in CALLS:
         client.send(RequestSent(StreamId(number), "s", "m"))
     return client
 
 
-def _mux(serves: ConnId, calls: ConnId, receive_limit: int = 1000) -> Mux:
-    return Mux({serves: Connection(Role.SERVER, receive_limit=receive_limit, open_limit=3), calls: _client(1000)})
+def _mux(serves: ConnId, calls: ConnId) -> Mux:
+    return Mux({serves: Connection(Role.SERVER, receive_limit=1000, open_limit=3), calls: _client()})
 
 
 class _Bare(Mux):
@@ -70,7 +70,7 @@ ENDS: Final[Mapping[str, Callable[[], Mux]]] = {
     "plugin": lambda: _mux(PLUGIN_SERVICE, RUNTIME_SERVICE),
     "runtime": lambda: _mux(RUNTIME_SERVICE, PLUGIN_SERVICE),
     "server": lambda: _Bare(Connection(Role.SERVER, receive_limit=1000, open_limit=3)),
-    "client": lambda: _Bare(_client(1000)),
+    "client": lambda: _Bare(_client()),
 }
 
 

@@ -93,11 +93,11 @@ def inventory(found: Sequence[Gpu] | None = None, **fields: Any) -> Inventory:  
     return Inventory(**{"taken_at": 1.0, "gpus": gpus() if found is None else tuple(found), "majors": MAJORS, **fields})
 
 
-def trees(folder: str = TREES) -> Mapping[Capabilities, DriverTree]:
+def trees() -> Mapping[Capabilities, DriverTree]:
     """One staged tree for each set of capabilities."""
     every = tuple(Capability)
     sets = map(frozenset, chain.from_iterable(combinations(every, size) for size in range(1, len(every) + 1)))
-    return {some: DriverTree(f"{folder}/{'+'.join(sorted(some))}", _binaries(some)) for some in sets}
+    return {some: DriverTree(f"{TREES}/{'+'.join(sorted(some))}", _binaries(some)) for some in sets}
 
 
 def _binaries(capabilities: Capabilities) -> tuple[str, ...]:

@@ -49,9 +49,9 @@ def allocated(
     )
 
 
-def with_claims(of: Container, *claims: PreparedClaim, key: bytes = KEY) -> Container:
+def with_claims(of: Container, *claims: PreparedClaim) -> Container:
     """A container that names all devices of these claims, as the edits of their CDI devices leave it."""
-    from_edits = {name: value for claim in claims for name, value in markers_of(claim, key)}
+    from_edits = {name: value for claim in claims for name, value in markers_of(claim, KEY)}
     return replace(of, markers={**of.markers, **from_edits})
 
 

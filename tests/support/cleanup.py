@@ -106,15 +106,15 @@ def unmount_below(base: Path) -> None:
         subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
 
 
-def remove_cgroups(name: str, root: Path = CGROUPS) -> None:
+def remove_cgroups(name: str) -> None:
     """Remove the cgroups called `name`, and all below."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while (found := cgroups_named(name, root)) and time.monotonic() < deadline:
+    while (found := cgroups_named(name)) and time.monotonic() < deadline:
         for cgroup in found:
             # Busy until the last of its killed processes is really gone.
             with contextlib.suppress(OSError):
                 cgroup.rmdir()
-        if cgroups_named(name, root):
+        if cgroups_named(name):
             time.sleep(PAUSE_S)
 
 

@@ -191,10 +191,10 @@ class Cluster:
         self.verb("spawn", name, *words, *([] if "--stand-by" in words else ["--stand-by"]))
         wait_for("a successor", lambda: "standing by" in self.log(name).rpartition("stopped")[2])
 
-    def run_guard(self, policy: str = "") -> None:
+    def run_guard(self) -> None:
         """`nri-gpu guard`, connected."""
         own = str(self.folder / "guard")
-        self.spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self._policy(policy)))
+        self.spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self._policy("")))
         wait_for("the guard", lambda: self.nri_gpu("status", "--guard", own).returncode == 0)
 
     def wait_ready(self) -> None:

@@ -192,8 +192,8 @@ class Containerd:
         """What runs, is mounted, or has a cgroup now, containerd itself included."""
         return cleanup.leftovers(self.base, self._supervisor.pid)
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _write_files(self, nri: bool, request_timeout_s: float) -> None:
         self.layout.make()

@@ -193,9 +193,9 @@ class NriGpu:
         grants = [grant for grant in self.ledger()["grants"] if grant["phase"] != "lapsed"]
         return {f"{grant['pod']}/{grant['container']}": grant["gpu_uuids"] for grant in grants}
 
-    def wait_held(self, expected: Mapping[str, Sequence[str]], timeout_s: float = READY_S) -> None:
+    def wait_held(self, expected: Mapping[str, Sequence[str]]) -> None:
         """Until exactly these containers hold exactly these GPUs."""
-        wait_for("the ledger", lambda: self.held() == expected, timeout_s, lambda: f"it is {self.held()}")
+        wait_for("the ledger", lambda: self.held() == expected, READY_S, lambda: f"it is {self.held()}")
 
     def gpus(self) -> Any:  # noqa: ANN401 - parsed JSON
         """What `nri-gpu gpus -o json` says of the same node."""
@@ -213,9 +213,9 @@ class NriGpu:
         """What `nri-gpu status -o json` says."""
         return conforming(json.loads(self.verb("status", "-o", "json").stdout))
 
-    def wait_grants(self, count: int, timeout_s: float = READY_S) -> None:
+    def wait_grants(self, count: int) -> None:
         """Until so many containers hold something."""
-        wait_for(f"{count} grants", lambda: len(self.held()) == count, timeout_s, lambda: f"it is {self.held()}")
+        wait_for(f"{count} grants", lambda: len(self.held()) == count, READY_S, lambda: f"it is {self.held()}")
 
     def hang_up(self) -> None:
         """SIGHUP: reload."""

@@ -17,9 +17,9 @@ from tests.support.resource_claims import NODE
 class NriDra(NriGpu):
     """A running driver process. beside: how the daemon is started whose state folder it asks in."""
 
-    def __init__(self, beside: Launch, server: StandInApiServer, name: str = "dra") -> None:
+    def __init__(self, beside: Launch, server: StandInApiServer) -> None:
         self._state = beside.state
-        super().__init__(replace(beside, base=beside.base.with_name(f"{beside.base.name}-{name}")))
+        super().__init__(replace(beside, base=beside.base.with_name(f"{beside.base.name}-dra")))
         self._kubeconfig = kubeconfig_file(server, self.launch.base / "kubeconfig")
 
     def program(self) -> list[str]:

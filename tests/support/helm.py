@@ -96,12 +96,10 @@ class Helm:
         homes = {f"HELM_{each}_HOME": str(folder / each.lower()) for each in ("CACHE", "CONFIG", "DATA")}
         self.environment = {**os.environ, **homes, "KUBECONFIG": str(kubeconfig)}
 
-    def __call__(self, *words: str | Path, timeout_s: float = 300) -> str:
+    def __call__(self, *words: str | Path) -> str:
         """Standard output. Raises: HarnessError: with what it says."""
         command = [str(each) for each in (self.path, *words)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=self.environment, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=300, check=False)
         if done.returncode:
             raise HarnessError(f"helm {' '.join(command[1:])[:200]}: {done.stderr[-2000:]}")
         return done.stdout

@@ -142,13 +142,12 @@ class KubeletNode(PluginNode):
     def __init__(
         self,
         folder: Path,
-        policy: Policy | None = None,
         settings: KubeletSettings | None = None,
         times: EndpointTimes = QUICK,
         tick_s: float = 5.0,
     ) -> None:
         placed = replace(
-            settings or (policy or Policy.default()).kubelet,
+            settings or KubeletSettings(),
             enabled=True,
             podresources="",
             dir=str(folder / "device-plugins"),
@@ -157,7 +156,7 @@ class KubeletNode(PluginNode):
         )
         self._times = times
         self._tick_s = tick_s
-        super().__init__(policy, placed)
+        super().__init__(settings=placed)
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -188,9 +187,9 @@ def from_kubelet(
     return replace(builders.container(claim, of=pod), annotations=dict(annotations), **fields)
 
 
-def token(*indices: int, key: bytes = TOKENS, shared: bool = False) -> dict[str, str]:
+def token(*indices: int, key: bytes = TOKENS) -> dict[str, str]:
     """The annotation that Allocate answers for these GPUs."""
-    return {token_key(GPU): write_token(GPU, [uuid(index) for index in indices], key, shared=shared)}
+    return {token_key(GPU): write_token(GPU, [uuid(index) for index in indices], key, shared=False)}
 
 
 async def until(holds: Callable[[], object]) -> None:

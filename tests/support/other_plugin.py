@@ -59,16 +59,16 @@ class Adding:
 
 
 class OtherPlugin:
-    """In a thread with a loop of its own. index: two digits; plugins are called in its order."""
+    """In a thread with a loop of its own. By its index it is called before ours."""
 
-    def __init__(self, socket: Path, adds: Adds, index: str = "05") -> None:
+    def __init__(self, socket: Path, adds: Adds) -> None:
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         followers = SessionFollowers(lambda _: None, self._ready.set, lambda _: None, lambda _: None)
         sizes = Sizes(PluginSettings, later, counts=False)
         self._socket = socket
-        self._supervisor = Supervisor(Adding(adds), lambda: Identity("other", index), followers, sizes)
+        self._supervisor = Supervisor(Adding(adds), lambda: Identity("other", "05"), followers, sizes)
 
     def __enter__(self) -> Self:
         self._thread.start()

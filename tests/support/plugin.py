@@ -196,12 +196,11 @@ class ServedPlugin(Bench):
     def __init__(
         self,
         folder: Path,
-        policy: Policy | None = None,
         *,
         request_bytes: int = REQUEST_BYTES,
         limits: ConnectionLimits = LIMITS,
     ) -> None:
-        super().__init__(policy)
+        super().__init__()
         self.listener = Listener(folder / "nri.sock")
         self.identity = Identity("nri-gpu", "10")
         self.request_bytes = request_bytes

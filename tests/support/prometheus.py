@@ -28,7 +28,7 @@ CONFIG: Final = """
 global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {every}}}
 rule_files: [{rules}]
 scrape_configs:
-  - job_name: {job}
+  - job_name: kubernetes-pods  # of the community's chart
     static_configs: [{{targets: ["{target}"]}}]
 """
 
@@ -42,15 +42,15 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """One that scrapes a target while it is entered. job: by default that of all pods in the community's chart."""
+    """One that scrapes a target while it is entered."""
 
-    def __init__(self, folder: Path, target: str, *, every: str = EVERY, job: str = "kubernetes-pods") -> None:
+    def __init__(self, folder: Path, target: str, *, every: str = EVERY) -> None:
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
         folder.mkdir()
         rules, config = folder / "alerts.yaml", folder / "prometheus.yaml"
         rules.write_text(re.sub(r"\bfor: \w+", "for: 0s", ALERTS.read_text()))
-        config.write_text(CONFIG.format(every=every, rules=rules, target=target, job=job))
+        config.write_text(CONFIG.format(every=every, rules=rules, target=target))
 
     def __enter__(self) -> Self:
         options = {

@@ -25,7 +25,6 @@ def resource_claim(
     *results: dict[str, Any],
     uid: str = UID,
     name: str = "train",
-    namespace: str = "ml",
     config: list[dict[str, Any]] | None = None,
     pods: dict[str, str] | None = None,
     groups: dict[str, str] | None = None,
@@ -37,7 +36,7 @@ def resource_claim(
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": namespace, "uid": uid, "ownerReferences": owners},
+        "metadata": {"name": name, "namespace": "ml", "uid": uid, "ownerReferences": owners},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
         "status": {
             "allocation": {"devices": {"results": list(results) or [result()], "config": config or []}},

@@ -206,14 +206,12 @@ def _health_line(index: int, health: FakeHealth) -> str:
     return f"health {index} {remap} {health.clock_reasons:#x} {health.recovery_action} {health.fabric_state}"
 
 
-def happen(
-    driver_root: Path, gpu: int, kind: int, data: int = 0, lib_dir: str = LIB_DIR, part: tuple[int, int] = WHOLE
-) -> None:
+def happen(driver_root: Path, gpu: int, kind: int, data: int = 0, part: tuple[int, int] = WHOLE) -> None:
     """An event, for whoever waits for it. gpu: -1 for one that does not say whose it is. data: the XID.
 
     part: ids of the GPU instance and the compute instance that it happened to.
     """
-    with (driver_root / lib_dir / "fake-nvml.events").open("a", encoding="ascii") as events:
+    with (driver_root / LIB_DIR / "fake-nvml.events").open("a", encoding="ascii") as events:
         events.write(f"{gpu} {kind} {data} {part[0]} {part[1]}\n")
 
 
@@ -292,9 +290,9 @@ def _fake_mig(device: MigDevice) -> FakeMig:
     )
 
 
-def evidence(driver_root: Path, name: Literal["calls", "environ", "status"], lib_dir: str = LIB_DIR) -> str:
+def evidence(driver_root: Path, name: Literal["calls", "environ", "status"]) -> str:
     """What the library noted of the process it was loaded into."""
-    path = driver_root / lib_dir / f"fake-nvml.{name}"
+    path = driver_root / LIB_DIR / f"fake-nvml.{name}"
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
