@@ -117,6 +117,11 @@ class NriGpu:
         assert self._process
         return self._process.pid
 
+    @property
+    def folder(self) -> Path:
+        """Its state folder, as seen from here."""
+        return self.launch.state
+
     def start(self) -> None:
         """Start it; `wait_ready` tells when it serves."""
         self._close()
@@ -184,7 +189,7 @@ class NriGpu:
 
     def ledger(self) -> Mapping[str, Any]:
         """What `ledger.json` says; it is written a moment after each change."""
-        file = self.launch.state / "ledger.json"
+        file = self.folder / "ledger.json"
         parsed: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {"grants": [], "foreign": []}
         return parsed
 

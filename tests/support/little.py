@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.support.daemon import Launch, NriGpu
 
@@ -26,13 +24,7 @@ class NriGpuInLittle(NriGpu):
 
     @property
     def folder(self) -> Path:
-        """Its state folder, from outside."""
         return Path(f"/proc/{self.pid}/root{self.launch.state}")
-
-    def ledger(self) -> Mapping[str, Any]:
-        file = self.folder / "ledger.json"
-        parsed: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {"grants": [], "foreign": []}
-        return parsed
 
     def fill(self) -> None:
         """Until not a byte more goes in."""
