@@ -282,9 +282,12 @@ def create_payload(of: Container, **fields: Any) -> bytes:  # noqa: ANN401 - any
     return message.SerializeToString()
 
 
-def event_payload(event: int, of: Container) -> bytes:
-    """What a runtime up to NRI 0.11 sends when something happens to a container."""
-    change = pb.StateChangeEvent(pod=pod_message(of.pod), container=container_message(of))
+def event_payload(event: int, of: Container | Pod) -> bytes:
+    """What a runtime up to NRI 0.11 sends when something happens to a container, or to a pod."""
+    if isinstance(of, Pod):
+        change = pb.StateChangeEvent(pod=pod_message(of))
+    else:
+        change = pb.StateChangeEvent(pod=pod_message(of.pod), container=container_message(of))
     change.event = event  # type: ignore[assignment] # an enum's number
     return change.SerializeToString()
 

@@ -107,5 +107,4 @@ class ClaimNode(PluginNode):
         return found
 
     def sandbox_created(self, pod: Pod) -> None:
-        message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
-        assert self.plugin.lifecycle(message.SerializeToString()) == b""
+        assert self.plugin.lifecycle(builders.event_payload(pb.RUN_POD_SANDBOX, pod)) == b""

@@ -115,10 +115,7 @@ class PluginNode:
         )
 
     def event(self, event: pb.Event, of: Container) -> bytes | Status:
-        message = pb.StateChangeEvent(
-            event=event, pod=builders.pod_message(of.pod), container=builders.container_message(of)
-        )
-        return self.plugin.lifecycle(message.SerializeToString())
+        return self.plugin.lifecycle(builders.event_payload(event, of))
 
     def start(self, of: Container) -> bool:
         """Whether it may."""
@@ -128,8 +125,7 @@ class PluginNode:
         self.event(pb.STOP_CONTAINER, of)
 
     def end_pod(self, of: Container) -> None:
-        message = pb.StateChangeEvent(event=pb.STOP_POD_SANDBOX, pod=builders.pod_message(of.pod))
-        self.plugin.lifecycle(message.SerializeToString())
+        self.plugin.lifecycle(builders.event_payload(pb.STOP_POD_SANDBOX, of.pod))
 
 
 # Facts are waited for; how long nothing is done about them only makes tests long.
@@ -231,8 +227,7 @@ class ExternalNode(PluginNode):
     def sandbox_created(self, of: Container | Pod) -> None:
         """Its sandbox is made, as the runtime tells it."""
         pod = of.pod if isinstance(of, Container) else of
-        message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
-        assert self.plugin.lifecycle(message.SerializeToString()) == b""
+        assert self.plugin.lifecycle(builders.event_payload(pb.RUN_POD_SANDBOX, pod)) == b""
 
     def lists(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
         """What the kubelet lists from now on; it was told to nobody yet."""
