@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.claim_devices import NotPrepared, prepared
 from nri_gpu.domain.allocation import ClaimUid, ContainerDevices, PodDevices
 from nri_gpu.domain.container import Container, Pod, PodUid
@@ -16,7 +15,6 @@ from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.claims import joined
 from nri_gpu.ledger.events import ClaimPrepared, ClaimReleased, ClaimsJoined
 from nri_gpu.ledger.ledger import Ledger
-from tests.support import builders
 from tests.support.kubelet_nodes import PluginNode
 from tests.support.plugin import KEY
 
@@ -105,6 +103,3 @@ class ClaimNode(PluginNode):
         found = self.create(of)
         assert isinstance(found, str), found
         return found
-
-    def sandbox_created(self, pod: Pod) -> None:
-        assert self.plugin.lifecycle(builders.event_payload(pb.RUN_POD_SANDBOX, pod)) == b""

@@ -117,6 +117,11 @@ class PluginNode:
     def event(self, event: pb.Event, of: Container) -> bytes | Status:
         return self.plugin.lifecycle(builders.event_payload(event, of))
 
+    def sandbox_created(self, of: Container | Pod) -> None:
+        """Its sandbox is made, as the runtime tells it."""
+        pod = of.pod if isinstance(of, Container) else of
+        assert self.plugin.lifecycle(builders.event_payload(pb.RUN_POD_SANDBOX, pod)) == b""
+
     def start(self, of: Container) -> bool:
         """Whether it may."""
         return self.event(pb.START_CONTAINER, of) == b""
@@ -223,11 +228,6 @@ class ExternalNode(PluginNode):
         super().start_daemon(connected=connected)
         self.pods = KubeletPods()
         self.plugin.external.pods = self.pods
-
-    def sandbox_created(self, of: Container | Pod) -> None:
-        """Its sandbox is made, as the runtime tells it."""
-        pod = of.pod if isinstance(of, Container) else of
-        assert self.plugin.lifecycle(builders.event_payload(pb.RUN_POD_SANDBOX, pod)) == b""
 
     def lists(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
         """What the kubelet lists from now on; it was told to nobody yet."""
