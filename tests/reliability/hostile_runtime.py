@@ -86,17 +86,6 @@ async def garbage(victim: Victim, often: int, dice: random.Random) -> str:
     return "each ended its connection"
 
 
-async def half_closed(victim: Victim, often: int, dice: random.Random) -> str:
-    for number in range(often):
-        runtime = await victim.connected()
-        wire = asking(runtime, f"half-{number}")
-        await runtime.write(wire[: dice.choice((0, len(wire)))])
-        runtime.finish_writing()
-        await runtime.ended()
-        runtime.close()
-    return "each connection was ended by us, too"
-
-
 async def at_once(victim: Victim, often: int, dice: random.Random) -> str:
     """All requests before one answer is read: as many streams; each is answered once, and no GPU is given twice."""
     runtime = await victim.connected()
@@ -218,7 +207,6 @@ ENDED: Final = "connection ended, reconnecting"
 ATTACKS: Final[Mapping[str, Attack]] = {
     "truncated": Attack("a request cut off at every byte", truncated, 672, 12, "cuts", ENDED),
     "garbage": Attack("random bytes", garbage, 300, 5, "connections", ENDED),
-    "half-closed": Attack("half-closed sockets", half_closed, 200, 4, "connections", ENDED),
     "at-once": Attack("as many requests at once", at_once, 1000, 1000, "requests"),
     "unknown": Attack("unknown methods, frame types, mux ids", unknown, 1000, 8, "requests"),
     "used-ids": Attack("stream ids that were used, or are even", used_ids, 1000, 8, "requests", "request rejected"),
