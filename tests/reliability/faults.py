@@ -41,15 +41,11 @@ class Fault(Struct, frozen=True):
     mend: Callable[[ChaosRun], None] = lambda run: None
 
 
-def _little(name: str, size: str) -> Callable[[Path], None]:
-    """A folder of the daemon on a file system of that size, in our own mount namespace (see `__main__`)."""
-
-    def mount(base: Path) -> None:
-        folder = base / name
-        folder.mkdir(parents=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", folder], check=True)
-
-    return mount
+def _little_stage(base: Path) -> None:
+    """The daemon's stage folder on a file system of its own, in our own mount namespace (see `__main__`)."""
+    folder = base / "drivers"
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STAGE_MIB}m,mode=0700", "none", folder], check=True)
 
 
 FAULTS: Final[Mapping[str, Fault]] = {
@@ -60,7 +56,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "full-stage": Fault(
         f"stage folder of {STAGE_MIB} MiB full when another driver is staged",
         do.fill_stage,
-        mount=_little("drivers", f"{STAGE_MIB}m"),
+        mount=_little_stage,
     ),
     "read-only": Fault("state folder read-only (EROFS), daemon killed meanwhile", do.make_state_read_only),
     "policy": Fault(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.daemon import ENVIRONMENT, FOUR_GPUS
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, options
 
 
 @contextmanager
@@ -15,11 +15,9 @@ def specification(
 ) -> Iterator[Path]:
     """The file that `nri-gpu cdi generate` makes, for files of the driver that it stages itself."""
     file = folder / "nri-gpu.json"
-    options = {"--gpus": topology, "--driver-root": driver_root, "--stage-dir": stage_dir, "--output": file}
-    words = [str(word) for pair in (options | ({"--policy": policy} if policy else {})).items() for word in pair]
-    subprocess.run(
-        [sys.executable, "-m", "nri_gpu", "cdi", "generate", *words], env=ENVIRONMENT, check=True, timeout=60
-    )
+    given = {"--gpus": topology, "--driver-root": driver_root, "--stage-dir": stage_dir, "--output": file}
+    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *options({**given, "--policy": policy})]
+    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60)
     try:
         yield file
     finally:

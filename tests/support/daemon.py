@@ -42,6 +42,11 @@ sys.exit(main())
 """
 
 
+def options(given: Mapping[str, object]) -> list[str]:
+    """Flags with their values, but for those that are None."""
+    return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+
+
 class Launch(Struct, frozen=True):
     """How a daemon is started. base: folder for state, log and notify socket, made when missing.
 
@@ -83,7 +88,7 @@ class Launch(Struct, frozen=True):
             "--run-dir": self.run_dir,
             "--log-level": self.log_level,
         }
-        return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        return options(given)
 
     def with_policy(self, text: str) -> Launch:
         """The same with a policy file of that text, beside its base."""
@@ -205,8 +210,7 @@ class NriGpu:
     def gpus(self) -> Any:  # noqa: ANN401 - parsed JSON
         """What `nri-gpu gpus -o json` says of the same node."""
         given = {"--gpus": self.launch.topology, "--driver-root": self.launch.driver_root}
-        options = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
-        command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options]
+        command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options(given)]
         return conforming(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
 
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tests.support.api_server import StandInApiServer
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu, options
 from tests.support.kubeconfig import kubeconfig
 from tests.support.resource_claims import NODE
 
@@ -29,7 +29,7 @@ class NriDra(NriGpu):
             "--node-name": NODE,
             "--log-level": self.launch.log_level,
         }
-        return [sys.executable, "-m", "nri_gpu", "dra", *(str(word) for pair in given.items() for word in pair)]
+        return [sys.executable, "-m", "nri_gpu", "dra", *options(given)]
 
 
 def kubeconfig_file(server: StandInApiServer, file: Path) -> Path:

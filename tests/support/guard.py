@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu, options
 
 
 class NriGuard(NriGpu):
@@ -29,8 +29,7 @@ class NriGuard(NriGpu):
             "--run-dir": self.run_dir,
             "--log-level": self.launch.log_level,
         }
-        options = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
-        return [*self.words(), "guard", *options]
+        return [*self.words(), "guard", *options(given)]
 
     def seen(self) -> Mapping[str, Any]:
         """What it says of itself, for `nri-gpu check`."""
