@@ -104,7 +104,7 @@ BAD: dict[str, tuple[str, int, str]] = {
     "key twice": ("count=1;count=1", 8, "count is given twice"),
     "all and none": ("all;none", 4, "exclude one another"),
     "none and a mode": ("none;mode=shared", 5, "stands alone"),
-    "how without which": ("mode=shared", 0, "not which"),
+    "how without which": ("mode=shared", 0, "only how GPUs are used"),
     "device twice": ("device=0,0", 9, "named twice"),
     "device twice in two spellings": ("device=0000:3b:00.0,00000000:3B:00.0", 20, "named twice"),
     "device missing": ("device=0,,1", 9, "a GPU is missing"),
