@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+import pytest
 from msgspec import Struct, convert
 
 ROOT: Final = Path(__file__).parents[1]
@@ -56,7 +57,10 @@ def seeded(fault: Fault, text: str) -> str:
 
 
 def caught(fault: Fault, tests: Sequence[str], tree: Path) -> bool:
-    """Whether these tests fail with the fault in this copy of the tree, which is mended afterwards."""
+    """Whether these tests fail with the fault in this copy of the tree, which is mended afterwards.
+
+    Raises: ValueError: there are no such tests.
+    """
     file = tree / fault.file
     good = file.read_text()
     file.write_text(seeded(fault, good))
@@ -64,6 +68,8 @@ def caught(fault: Fault, tests: Sequence[str], tree: Path) -> bool:
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            raise ValueError(f"fault {fault.name!r} names tests that are not there: {', '.join(tests)}")
         return b" failed" in done.stdout.splitlines()[-1]  # an error in the tests themselves is none of ours
     except subprocess.TimeoutExpired:
         return True
