@@ -118,7 +118,8 @@ def known_groups() -> dict[str, list[str]]:
     def ask(folder: Path) -> None:
         analyze = packages.command("systemd-analyze", "systemd")
         with (folder / "groups").open("w") as file:
-            subprocess.run([*analyze, "syscall-filter", "--no-pager"], stdout=file, check=True)
+            # Where tracefs is not mounted it remarks on that, which is no fault of the program that is confined.
+            subprocess.run([*analyze, "syscall-filter", "--no-pager"], stdout=file, stderr=subprocess.PIPE, check=True)
 
     found: dict[str, list[str]] = {}
     for line in (kept(cache_folder() / "syscall-groups", ask) / "groups").read_text().splitlines():
