@@ -221,9 +221,13 @@ class ListSize:
         """Return the bytes of a pod with all its live containers, and with these of its objects besides."""
         return self._of_pods[pod_id] + sum(map(self._growth, more))
 
+    def fits(self, added_bytes: int, *, splits: bool) -> bool:
+        """Return whether the list goes into one message with so many bytes besides, in whatever order it is sent."""
+        return self.total_bytes + added_bytes <= message_max(splits=splits)
+
     def fault(self, *, splits: bool, more: Sequence[PodSize | ContainerSize] = ()) -> str:
         """Return why the runtime could not send the list with these besides, or empty. splits: NRI 0.7 or newer."""
-        if self.total_bytes + sum(map(self._growth, more)) <= message_max(splits=splits):
+        if self.fits(sum(map(self._growth, more)), splits=splits):
             return ""
         pods = self._pods | {size.id: size for size in more if isinstance(size, PodSize)}
         containers = self._containers | {size.id: size for size in more if isinstance(size, ContainerSize)}

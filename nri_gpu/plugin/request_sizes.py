@@ -78,8 +78,9 @@ class Sizes:
         if limit and len(payload) > limit:
             return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
         # As nearly always, whatever the request consists of: then it need not be taken apart before the reply.
-        small = self._listing.total_bytes + len(payload) + ADDED_BYTES <= message_max(splits=self._splits)
-        return self._list_refusal(size_of(payload), settings.max_pods) if self._counts and not small else None
+        if not self._counts or self._listing.fits(len(payload) + ADDED_BYTES, splits=self._splits):
+            return None
+        return self._list_refusal(size_of(payload), settings.max_pods)
 
     def start_refusal(self, payload: bytes) -> Reason | None:
         """Return why a container must not start, or None: it was created while we were away, and is too large."""
