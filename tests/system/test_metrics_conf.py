@@ -9,32 +9,16 @@ from typing import Final
 
 import pytest
 
-from tests.support import sandbox
 from tests.support.daemon import Launch, NriGpu
 from tests.support.metrics import scraped
 from tests.support.prometheus import free_port
 from tests.support.unit_file import OURS, Unit
 from tests.support.waiting import wait_for
+from tests.system.sandboxed import Sandboxed
 
 DROP_IN: Final = OURS.parent / "nri-gpu.service.d" / "metrics.conf"
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a sandbox of namespaces needs root")
-
-
-class Sandboxed(NriGpu):
-    """In the unit's sandbox with what the drop-in adds."""
-
-    def __init__(self, launch: Launch, drop_in: str) -> None:
-        super().__init__(launch)
-        self._drop_in = drop_in
-        for folder in (launch.state, launch.base / "drivers"):
-            folder.mkdir()
-
-    def program(self) -> list[str]:
-        unit = self.launch.base / "nri-gpu.service"
-        unit.write_text(f"{OURS.read_text()}\n{self._drop_in}")
-        rw = (self.launch.state, self.launch.base / "drivers")
-        return sandbox.command(super().program(), rw=rw, keep=[self.launch.base], unit=unit)
 
 
 def launch(folder: Path, metrics: str) -> Launch:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +33,8 @@ from nri_gpu.records.policy_memory import UNIT_FOLDER
 from nri_gpu.stray.uses import Extent
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import sandbox, systemd_analyze
-from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
-from tests.support.kubelet import Kubelet
 from tests.support.unit_file import OURS, Line, Unit
 
 FOLDER, PROJECT = OURS.parent, OURS.parents[1]
@@ -55,7 +51,6 @@ DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA = UNITS = [Unit.
 # Lines whose reason is the line before them, or plain to see.
 EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
 LINES = [line for unit in UNITS for line in unit.lines]
-GPU: Final = "nvidia.com/gpu"
 REQUIREMENTS: Final = {"Requires", "BindsTo", "PartOf", "Requisite"}
 
 
@@ -290,43 +285,6 @@ def test_the_documentation_installs_the_kubelets_drop_in() -> None:
     page = (PROJECT / "docs" / "kubernetes.md").read_text()
     where = KUBELET_FILE.relative_to(PROJECT)
     assert f"install -D -m 0644 {where} /etc/systemd/system/nri-gpu.service.d/kubelet.conf" in page
-
-
-class Sandboxed(NriGpu):
-    """In the unit's sandbox with what the drop-in adds."""
-
-    def __init__(self, launch: Launch, kubelet: Path) -> None:
-        super().__init__(launch)
-        self._kubelet = kubelet
-        for folder in (launch.state, launch.base / "drivers"):
-            folder.mkdir()
-
-    def program(self) -> list[str]:
-        unit = self.launch.base / "nri-gpu.service"
-        unit.write_text(f"{OURS.read_text()}\n{KUBELET_FILE.read_text()}")
-        rw = (self.launch.state, self.launch.base / "drivers", self._kubelet)
-        return sandbox.command([*super().program(), "--kubelet"], rw=rw, keep=[self.launch.base], unit=unit)
-
-
-def test_the_daemon_serves_a_kubelet_in_the_units_sandbox() -> None:
-    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
-        asyncio.run(_serves(Path(made)))
-
-
-async def _serves(folder: Path) -> None:
-    (folder / "d").mkdir()
-    policy = folder / "d" / "policy.toml"
-    policy.write_text(f'[kubelet]\ndir = "{folder}/kubelet/device-plugins"\ncdi_dir = "{folder}/kubelet/cdi"\n')
-    async with asyncio.timeout(60), Kubelet(folder / "kubelet") as kubelet:
-        with Sandboxed(Launch(folder / "d", folder / "d" / "nri.sock", policy=policy), folder / "kubelet"):
-            await kubelet.wait("a registration", lambda: kubelet.capacity(GPU) == 4)
-            # No runtime is there, so none is offered yet.
-            assert kubelet.healthy(GPU) == []
-            # Made anew below the folder that the unit may write to.
-            await kubelet.stop()
-            shutil.rmtree(kubelet.dir, ignore_errors=True)  # the daemon removes its sockets meanwhile
-            await kubelet.start()
-            await kubelet.wait("a registration", lambda: kubelet.capacity(GPU) == 4)
 
 
 def test_mps_daemons_outlive_us_and_may_mount_and_change_users() -> None:
