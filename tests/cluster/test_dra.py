@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster import DAEMON, DRA, GUARD, Cluster, Uses, pod, wait_for
 from tests.support.cluster_claims import (
+    POOLS,
     DraCluster,
     claim,
     claiming,
@@ -28,22 +29,6 @@ ONE_GPU = FOUR_GPUS.read_text().partition("[[gpu]]\nindex = 1\n")[0]
 HGX = TOPOLOGIES / "hgx-h100.toml"
 UVM = 1510  # its major in these files
 PODS = 100
-POOLS = """
-[kubelet]
-pool = "counted"
-
-[dra]
-pool = "claims"
-
-[[pool]]
-name = "counted"
-device = ["0", "1"]
-
-[[pool]]
-name = "claims"
-model = ["*"]
-namespaces = ["default"]
-"""
 WAITS = "cannot allocate all claims"
 REQUIRED = "nri-gpu-is-not-running-on-this-node"
 UNHEALTHY = "gpu.nri.io/unhealthy"

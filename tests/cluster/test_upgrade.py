@@ -1,10 +1,30 @@
 """What the kubelet gave while nobody of ours was there, and an upgrade beneath queued Jobs."""
 
+import json
+import os
+import signal
 import time
+from collections.abc import Mapping
 
 import pytest
 
-from tests.support.cluster import BUSYBOX, DAEMON, GUARD, NAMESPACE, NEXT, Cluster, Object, jobs, pod, wait_for
+from tests.support.cluster import (
+    BUSYBOX,
+    DAEMON,
+    DRA,
+    GUARD,
+    NAMESPACE,
+    NEXT,
+    STATE,
+    Cluster,
+    Object,
+    jobs,
+    pod,
+    wait_for,
+)
+from tests.support.cluster_claims import POOLS, DraCluster, claiming
+from tests.support.daemon import FOUR_GPUS
+from tests.support.released import released
 
 pytestmark = pytest.mark.cluster
 
@@ -96,3 +116,47 @@ def test_a_rollout_of_the_chart_beneath_queued_jobs_costs_no_job(cluster: Cluste
     cluster.kubectl("rollout", "status", "daemonset/nri-gpu", "-n", NAMESPACE, "--timeout=120s")
     wait_jobs(cluster, QUEUED)
     assert_few_lost(cluster)
+
+
+def test_to_this_version_and_back(cluster: Cluster, dra: DraCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a GPU, by whichever door, keeps it and nobody else gets it; also a container that starts again."""
+    today = {"PYTHONPATH": cluster.environment["PYTHONPATH"]}
+
+    def change(version: Mapping[str, str]) -> None:
+        monkeypatch.setitem(cluster.environment, "PYTHONPATH", version["PYTHONPATH"])
+        for name in (DRA, DAEMON, GUARD):
+            cluster.stop(name)
+        for name in (GUARD, DAEMON, DRA):
+            cluster.start(name)
+        cluster.wait_ready()
+
+    monkeypatch.setitem(cluster.environment, "PYTHONPATH", released()["PYTHONPATH"])
+    dra.run(FOUR_GPUS, POOLS, "--kubelet")
+    cluster.spawn(GUARD, "guard", "--policy", str(cluster.folder / "policy.toml"))
+    cluster.wait_allocatable(2)
+    cluster.apply(pod("annotated", annotations={"gpu.nri.io": "1"}), pod("counted", 1), *claiming("claiming"))
+    names = ("annotated", "counted", "claiming")
+    cluster.wait_running(*names)
+    kept = {name: cluster.minors(name) for name in names}
+    assert len(frozenset().union(*kept.values())) == 3
+    for starts, version in enumerate((today, released(), today), 1):
+        change(version)
+        assert {name: cluster.minors(name) for name in names} == kept
+        for name in names:
+            (pid,) = cluster.pids(name)
+            os.kill(pid, signal.SIGKILL)
+        for name in names:
+            cluster.wait_phase(name, restarts=starts)
+        assert {name: cluster.minors(name) for name in names} == kept
+        cluster.apply(pod("other", annotations={"gpu.nri.io": "1"}), pod("next", 1))
+        cluster.wait_said("other", "held by default/annotated, default/claiming")
+        cluster.wait_running("next")
+        assert cluster.minors("next") == {0, 1} - kept["counted"]
+        dra.delete("pod", "other", "next")
+    replayed = json.loads(cluster.nri_gpu("replay", f"{STATE}/audit.jsonl", "-o", "json").stdout)
+    assert replayed["decisions"] >= 20  # of both versions
+    assert (replayed["unreadable_lines"], replayed["different"]) == (0, [])
+    dra.delete("pod", *names)
+    dra.wait_nothing_left()
+    cluster.apply(pod("counted", 2), pod("annotated", annotations={"gpu.nri.io": "2"}))
+    cluster.wait_running("counted", "annotated")

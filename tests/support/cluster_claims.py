@@ -19,6 +19,23 @@ CLASS: Final = "gpu.nri.io"
 ACCOUNT: Final = DRA  # of the chart
 # As docs/dra.md shows them: name in the first line -> the template's spec of a claim.
 _SHOWN: Final = re.compile(r"```yaml\n# (.*?)\n(.*?)```", re.DOTALL)
+# GPUs 0 and 1 are the device plugin's, 2 and 3 the DRA driver's, where a node has four.
+POOLS: Final = """
+[kubelet]
+pool = "counted"
+
+[dra]
+pool = "claims"
+
+[[pool]]
+name = "counted"
+device = ["0", "1"]
+
+[[pool]]
+name = "claims"
+model = ["*"]
+namespaces = ["default"]
+"""
 
 
 def shown(name: str) -> Object:
