@@ -30,18 +30,26 @@ def releasing_after(before: Ledger, after: Ledger, event: LedgerEvent, rules: Ru
             waiting = {uuid: left for uuid, left in after.releasing.items() if at - left.since <= left.grace_s}
             return after.with_releasing(waiting)
         case _:
-            left = {
-                uuid: Releasing(
-                    holder.pod_uid,
-                    f"{holder.namespace}/{holder.pod_name}",
-                    event.at,
-                    rules.grace_s,
-                    first_started=first_started,
-                )
-                for holder, uuid, first_started in _left(before, after)
-                if rules.unknown_waits or uuid in rules.counted
-            }
-            return after.with_releasing({**after.releasing, **left}) if left else after
+            waiting = dict(after.releasing)
+            for holder, uuid, first_started in _left(before, after):
+                if rules.unknown_waits or uuid in rules.counted:
+                    left = Releasing(
+                        holder.pod_uid,
+                        f"{holder.namespace}/{holder.pod_name}",
+                        event.at,
+                        rules.grace_s,
+                        first_started=first_started,
+                    )
+                    waiting[uuid] = _with_earlier(left, waiting.get(uuid))
+            return after.with_releasing(waiting)
+
+
+def _with_earlier(left: Releasing, earlier: Releasing | None) -> Releasing:
+    """Return a release that also waits for the processes of one before it, which is still waited for."""
+    if earlier is None or left.first_started is None:
+        return left
+    first = None if earlier.first_started is None else min(left.first_started, earlier.first_started)
+    return replace(left, first_started=first)
 
 
 def _left(before: Ledger, after: Ledger) -> Iterator[tuple[Grant | Reservation, GpuUuid, int | None]]:

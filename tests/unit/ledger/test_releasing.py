@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.decision.placement import Asker, place
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, ContainerId, FirstProcess
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Unit
 from nri_gpu.domain.gpu_request import Mode
-from nri_gpu.ledger.events import Looked, Rules, Stopped
+from nri_gpu.ledger.events import Created, Gone, Looked, ProcessesFound, Rules, Started, Stopped
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Lapse, Ledger
 from nri_gpu.request.annotation import parse_claim
@@ -47,6 +47,31 @@ def refusal(text: str, ledger: Ledger) -> str:
 def test_one_that_was_listed_as_created_may_have_run() -> None:
     listed = replace(make.entry(0, to=A, phase=GrantPhase.CREATED), until=Lapse.NEVER)
     assert left(listed).releasing == {ON_0: RELEASING}
+
+
+FIRST, NEXT = (FirstProcess(pid=10, started=1_000), FirstProcess(pid=20, started=1_300))
+AGAIN: Final = replace(A, id=ContainerId("a-main-1"))  # the next attempt at the same container
+BESIDE: Final = {A.id: FIRST, A_SIDE.id: NEXT}
+
+
+def test_a_process_of_the_attempt_before_is_waited_for_as_well() -> None:
+    """It began before the first process of the attempt that ends now."""
+    held = after(Ledger(), Created(1, A, make.grant(0, to=A)), Started(2, A.id), ProcessesFound(2, {A.id: FIRST}))
+    again = Created(4, AGAIN, make.grant(0, to=AGAIN)), Started(5, AGAIN.id), ProcessesFound(5, {AGAIN.id: NEXT})
+    ledger = after(held, Gone(3, (A.id,)), *again, Gone(NOW, (AGAIN.id,)))
+    assert ledger.releasing == {ON_0: replace(RELEASING, first_started=FIRST.started)}
+    looked = after(held, Gone(3, (A.id,)), Looked(3.5, {ON_0: 0}), *again, Gone(NOW, (AGAIN.id,)))
+    assert looked.releasing == {ON_0: replace(RELEASING, first_started=NEXT.started)}  # the first has left nothing
+
+
+@pytest.mark.parametrize("order", [(A, A_SIDE), (A_SIDE, A)])
+@pytest.mark.parametrize("known", [BESIDE, {A.id: FIRST}, {A_SIDE.id: NEXT}])
+def test_containers_that_end_together_are_waited_for_alike(
+    order: tuple[Container, ...], known: dict[ContainerId, FirstProcess]
+) -> None:
+    ledger = make.ledger(*(make.entry(0, to=each) for each in order))
+    left = after(ledger, ProcessesFound(2, known), Gone(NOW, (A.id, A_SIDE.id)))
+    assert left.releasing == {ON_0: replace(RELEASING, first_started=FIRST.started if known == BESIDE else None)}
 
 
 def test_where_nobody_will_tell_of_processes_nothing_waits() -> None:
