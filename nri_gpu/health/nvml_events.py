@@ -3,9 +3,9 @@
     python -I -m nri_gpu.health.nvml_events --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
 
 One JSON object a line. In: {"watch": ["0000:3b:00.0", ...]}, again whenever it changes. Out: the lines of
-`listener.py`, by their type: "call" before each call as in `nvml.py`, "watching" after each change, "event" or
-"unplaced" for each event, and "fault" as the last line: waiting failed, which says nothing about any GPU. The process
-ends when stdin ends.
+`event_child.py`, by their type: "call" before each call as in `inventory/nvml_program.py`, "watching" after each
+change, "event" or "unplaced" for each event, and "fault" as the last line: waiting failed, which says nothing about any
+GPU. The process ends when stdin ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kubelet's allocation to a container: by our device plugin, by a claim, or by another device plugin.
 
-Nothing is asked and nothing changes here: the handler asks the kubelet before, and hands in what it facts.
+Nothing is asked and nothing changes here: the handler asks the kubelet before, and hands in what is known.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ async def test_a_driver_that_hangs_or_crashes_takes_only_the_process_along(
 async def test_the_library_sees_an_empty_environment_and_no_capabilities(
     tmp_path: Path, listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the process that looks (test_nvml.py)."""
+    """As in the process that looks (inventory/test_nvml_child.py)."""
     monkeypatch.setenv("LD_PRELOAD_OF_A_TEST", "secret")
     root = build_fake_nvml(tmp_path, GPUS)
     async with listening(0) as listener:
