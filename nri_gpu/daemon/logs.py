@@ -190,8 +190,7 @@ class _Journal:
 
 def line_of(record: Record) -> str:
     """Return the whole line of a record, without its time. A traceback shows code, not values such as environments."""
-    known = record["extra"]
-    fields = "".join(f" {name}={_quoted(known[name])}" for name in FIELDS if name in known)
+    fields = "".join(f" {name}={_quoted(text)}" for name, text in _fields(record))
     line = f"{record['level'].name: <7} {record['message']}{fields}\n"
     raised = record["exception"]
     return line + "".join(traceback.format_exception(*raised)) if raised else line
@@ -199,18 +198,22 @@ def line_of(record: Record) -> str:
 
 def _journal_fields(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the fields of a line, without quotes. Each GPU has a field of its own, so that `GPU_UUID=` finds each."""
+    for name, text in _fields(record):
+        yield from ((name.upper(), part) for part in (text.split(",") if name == "gpu_uuid" else [text]))
+
+
+def _fields(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a line in their order, without those that are empty: what is not known is not said."""
     known = record["extra"]
-    for name in (name for name in FIELDS if name in known):
-        value = _plain(known[name])
-        yield from ((name.upper(), part) for part in (value.split(",") if name == "gpu_uuid" else [value]))
+    found = ((name, _plain(known[name])) for name in FIELDS if name in known)
+    return ((name, text) for name, text in found if text)
 
 
 def _plain(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _quoted(value: object) -> str:
-    text = _plain(value)
-    if text and text.isprintable() and not any(c in ' "=\\' for c in text):
+def _quoted(text: str) -> str:
+    if text.isprintable() and not any(c in ' "=\\' for c in text):
         return text
     return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text) + '"'

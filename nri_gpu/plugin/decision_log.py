@@ -91,7 +91,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     match decision:
         case Inject(edits, grant, rule, note, compat, completes):
             uuids = ",".join(completes or grant.uuids) or "-"
-            held = {
+            facts |= {
                 "gpu_uuid": uuids,
                 "mode": grant.mode or ("admin" if grant.uuids else "none"),
                 "rule": rule,
@@ -99,7 +99,6 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
                 "replaced": ",".join(sorted(edits.env.keys() & container.env.keys())),
             }
             phrase = "container completed for GPUs that another component allocated" if completes else "GPU granted"
-            facts |= {name: fact for name, fact in held.items() if fact}
             logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)
             if note:
                 logger.bind(**facts, fault=note).warning("part of a grant is hidden from the program")

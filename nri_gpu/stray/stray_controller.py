@@ -199,13 +199,11 @@ class StrayController:
         while len(self._reported) >= REPORTED_MAX:
             del self._reported[next(iter(self._reported))]
         self._reported[about] = None
-        fields = {
-            "namespace": found.namespace,
-            "pod_name": found.pod,
-            "container_name": found.container,
-            "container_id": found.container_id,
-            "gpu_uuid": ",".join(found.gpu_uuids),
-            "pid": found.processes[0].pid,
-            "fault": found.message,
-        }
-        logger.bind(**{name: field for name, field in fields.items() if field}).warning("stray GPU use")
+        bound = logger.bind(
+            namespace=found.namespace,
+            pod_name=found.pod,
+            container_name=found.container,
+            container_id=found.container_id,
+            gpu_uuid=",".join(found.gpu_uuids),
+        )
+        bound.bind(pid=found.processes[0].pid, fault=found.message).warning("stray GPU use")

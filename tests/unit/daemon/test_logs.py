@@ -42,11 +42,15 @@ def test_a_fixed_phrase_and_fields_in_a_fixed_order(said: list[str]) -> None:
     assert said == ["INFO    GPU granted decision=inject gpu_uuid=GPU-1,GPU-2 grants=3 elapsed_ms=0.123\n"]
 
 
+def test_a_field_that_is_empty_is_left_out(said: list[str]) -> None:
+    logger.bind(cgroup="", namespace="", lost=0, fault="it ended").info("said")
+    assert said == ['INFO    said fault="it ended" lost=0\n']
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
         ("plain-1.2/3:x,y", "plain-1.2/3:x,y"),
-        ("", '""'),
         ("two words", '"two words"'),
         ("a=b", '"a=b"'),
         ('say "no"', '"say \\"no\\""'),
