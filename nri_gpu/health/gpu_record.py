@@ -53,7 +53,7 @@ class Word(Struct, frozen=True):
 
 
 class Course(Struct, frozen=True, omit_defaults=True):
-    """A state of health, and when there last was trouble, on the clock."""
+    """A state of health, and when there last was trouble, on the clock. Changes are counted by `NodeHealth` alone."""
 
     health: Health = WELL
     trouble_s: float = LONG_AGO
@@ -146,7 +146,7 @@ def taken_back(record: GpuRecord, source: Witness, why: str, now: Moment) -> Gpu
         health = replace(before, why=course.health.why)
     else:
         why = f"{word.why}: {why}" if state is HealthState.HEALTHY else course.health.why
-        health = Health(state, now.wall_s, why, before.changes + 1)
+        health = replace(before, state=state, since=now.wall_s, why=why)
     return replace(
         record, health=health, trouble_s=course.trouble_s, words=words, without=record.without if words else None
     )
@@ -175,4 +175,4 @@ def _moved(course: Course, signal: Signal, why: str, now: Moment) -> Course:
     if state is health.state:
         return Course(health, trouble_s)
     kept = health.why if state in (HealthState.RECOVERING, HealthState.HEALTHY) else why
-    return Course(Health(state, now.wall_s, kept, health.changes + 1), trouble_s)
+    return Course(replace(health, state=state, since=now.wall_s, why=kept), trouble_s)

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
-from nri_gpu.domain.health import WELL, EventType, GpuEvent, Health, HealthState, Sign
+from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fabric import judged_signs, waiting, withheld
 from nri_gpu.health.gpu_record import (
@@ -67,8 +67,7 @@ class NodeHealth(Struct, frozen=True):
                 pending = record.reset is not None and record.reset.pending
                 record = replace(record, reset=DueReset(event.xid, now.clock_s, module, pending))
             records[uuid] = record
-        after = NodeHealth(records)
-        return after, self._changes(after)
+        return self._told(NodeHealth(records))
 
     def after_inventory(
         self,
@@ -88,7 +87,6 @@ class NodeHealth(Struct, frozen=True):
         """
         if inventory.fault:
             return self, ()
-        before = self
         health, missing = self._with_present(inventory, held)
         waits = waiting(inventory, rules)
         shown = {gpu.uuid: (judged_signs(gpu, waits), gpu.unavailable) for gpu in inventory.gpus}
@@ -105,9 +103,7 @@ class NodeHealth(Struct, frozen=True):
             for uuid, (signal, why) in verdicts.items()
             if signal
         }
-        records = {**health.records, **moved}
-        health = NodeHealth({uuid: _once(record, before.records.get(uuid)) for uuid, record in records.items()})
-        return health, before._changes(health)
+        return self._told(NodeHealth({**health.records, **moved}))
 
     def after_repair(self, uuid: GpuUuid) -> NodeHealth:
         """Return the health after somebody said that a GPU was reset.
@@ -232,14 +228,19 @@ class NodeHealth(Struct, frozen=True):
                     records[part.uuid] = after_answer(records[part.uuid], gpu, now, asked_s, module)
         return NodeHealth(records)
 
-    def _changes(self, after: NodeHealth) -> tuple[HealthChange, ...]:
-        """Return the changes of state from this health to another. A GPU that went without a change is forgotten."""
-        found = []
+    def _told(self, after: NodeHealth) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
+        """Return the health after this one, each change of state counted, and the changes.
+
+        A state that left and came back within one event or refresh did not change.
+        """
+        records, changes = dict(after.records), []
         for uuid, record in after.records.items():
-            before = self.records[uuid].health.state if uuid in self.records else HealthState.HEALTHY
-            if record.health.state is not before:
-                found.append(HealthChange(uuid, before, record.health, after._place(uuid)))
-        return tuple(found)
+            before = self.records.get(uuid, GpuRecord()).health
+            if record.health.state is not before.state:
+                now = replace(record.health, changes=before.changes + 1)
+                records[uuid] = replace(record, health=now)
+                changes.append(HealthChange(uuid, before.state, now, after._place(uuid)))
+        return NodeHealth(records), tuple(changes)
 
     def _place(self, uuid: GpuUuid) -> str:
         """Return `0` of a GPU, `0:1` of a MIG device."""
@@ -286,15 +287,6 @@ def _is_about(fault: GpuFault, uuid: GpuUuid, record: GpuRecord) -> bool:
     if fault.uuid:
         return uuid == fault.uuid
     return record.bus_id == fault.pci_bus_id if fault.pci_bus_id else record.place == str(fault.index)
-
-
-def _once(record: GpuRecord, before: GpuRecord | None) -> GpuRecord:
-    """Return the record with at most one change more: a refresh may take a word back, and find it quiet for long."""
-    known = before.health if before else WELL
-    changes = known.changes + (record.health.state is not known.state)
-    return (
-        record if record.health.changes == changes else replace(record, health=replace(record.health, changes=changes))
-    )
 
 
 def _with_doubt(record: GpuRecord, signs: tuple[Sign, ...], now: Moment) -> GpuRecord:
