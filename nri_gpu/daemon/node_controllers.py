@@ -9,8 +9,8 @@ from typing import Final
 
 from nri_gpu.driver.driver_controller import DriverController
 from nri_gpu.health.health_controller import HealthController
-from nri_gpu.inventory.inventory_controller import DRIVER, LABELS, InventoryCache, InventoryController
-from nri_gpu.inventory.node_watch import node_watch
+from nri_gpu.inventory.inventory_controller import InventoryCache, InventoryController
+from nri_gpu.inventory.node_watch import DEV_FOLDERS, NodeWatch
 from nri_gpu.inventory.topology_source import source_of
 from nri_gpu.kubelet.node_labels import LabelController
 from nri_gpu.mps.mps_controller import MpsController
@@ -51,7 +51,9 @@ class NodeControllers:
         self._simulated = topology is not None
         driver = fixed.driver
         self._source = source_of(topology, driver.root, driver.library_dirs, host_root=driver.host_root)
-        self._watch = node_watch(self._source.kernel_view, self._node_changed, simulated=self._simulated)
+        self._watch = NodeWatch(
+            self._source.kernel_view, self._node_changed, folders=() if self._simulated else DEV_FOLDERS
+        )
         self.inventory = InventoryController(node_state)
         self.health, self.cache = self._inventory_parts(folder)
         self.mps = MpsController(folder.path.absolute(), node_state)
@@ -102,9 +104,8 @@ class NodeControllers:
 
     def _follow(self) -> None:
         self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
-        self.inventory.subscribe(self._driver.look_again, DRIVER)
-        self.inventory.subscribe(self._labels.again.set, LABELS)
-        self._node_state.then(self._labels.again.set, Changed.POLICY)
+        self.inventory.subscribe(self._driver.look_again)
+        self._node_state.then(self._labels.again.set, Changed.NODE, Changed.POLICY)
         self._node_state.then(self.health.changed.set, Changed.POLICY, Changed.LEDGER)
         self._node_state.then(self.health.follow_ledger, Changed.LEDGER)
         self._node_state.first(self.mps.prepare, Changed.NODE, Changed.POLICY)

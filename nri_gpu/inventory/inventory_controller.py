@@ -138,13 +138,8 @@ def _same(one: Inventory, other: Inventory) -> bool:
     return replace(one, taken_at=other.taken_at) == other
 
 
-# The transitions that matter to each follower. A passing sign (heat, say) is in none: scanning the driver's files
-# takes seconds.
+# After these alone the driver's files are scanned, which takes seconds.
 DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
-LABELS: Final = frozenset(
-    {TransitionKind.ANSWER, TransitionKind.DRIVER, TransitionKind.GPU, TransitionKind.MIG, TransitionKind.FACTS}
-)
-ALL: Final = frozenset(TransitionKind)
 _LOGGED_ELSEWHERE: Final = frozenset({TransitionKind.HEALTH})  # by the health controller, when it decides
 
 
@@ -159,15 +154,15 @@ class InventoryController:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node_state = node_state
-        self._followers: list[tuple[Callable[[], None], frozenset[TransitionKind]]] = []
+        self._followers: list[Callable[[], None]] = []
         self._wall = wall
         self._initial = node_state.node.inventory  # from before anything was known
         self._faults = LogOnce(clock=monotonic)
         self.history = History(began_s=wall())
 
-    def subscribe(self, look: Callable[[], None], kinds: frozenset[TransitionKind]) -> None:
-        """Call `look` after each inventory with a transition of these kinds, and after the first."""
-        self._followers.append((look, kinds))
+    def subscribe(self, driver_changed: Callable[[], None]) -> None:
+        """Call `driver_changed` once the driver answers, or not any more, or is another; and after the first."""
+        self._followers.append(driver_changed)
 
     def publish(self, inventory: Inventory) -> None:
         """Take an inventory that differs from the one before."""
@@ -185,8 +180,8 @@ class InventoryController:
             if each.kind not in _LOGGED_ELSEWHERE:
                 _log(each)
         self._note(noted)
-        kinds = ALL if first else frozenset(each.kind for each in found)
-        tell(look for look, relevant in self._followers if kinds & relevant)
+        if first or any(each.kind in DRIVER for each in found):
+            tell(self._followers)
 
     def not_refreshed(self, sentence: str) -> None:
         """Log that the source did not answer, and note a transition if the sentence is a new one."""

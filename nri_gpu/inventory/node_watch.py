@@ -37,12 +37,11 @@ class NodeWatch:
         look: Callable[[], Hashable],  # returns the kernel view; equal views mean no change
         changed: Callable[[], None],
         *,
-        folders: tuple[Path, ...] = DEV_FOLDERS,  # for inotify; a simulated node has none
-        blocking: bool = True,  # a look may wait for the kernel or a disk, so it is made in a thread
+        # For inotify. A look may wait for the kernel, so it is made in a thread; a simulated node has neither.
+        folders: tuple[Path, ...] = DEV_FOLDERS,
         pace: Pace | None = None,
     ) -> None:
         self._view = look
-        self._blocking = blocking
         self._changed = changed
         self._folders = folders
         self._inotify: FolderWatch | None = None
@@ -66,7 +65,7 @@ class NodeWatch:
                 self._inotify.close()
 
     async def _look(self) -> Hashable:
-        return await asyncio.to_thread(self._view) if self._blocking else self._view()
+        return await asyncio.to_thread(self._view) if self._folders else self._view()
 
     def _open(self) -> None:
         """Watch the folders, or log that only the look each second finds the same changes, later."""
@@ -94,8 +93,3 @@ class NodeWatch:
         until = loop.time() + self._pace.longest_s
         while loop.time() < until and await self._wait(self._pace.quiet_s):
             pass
-
-
-def node_watch(look: Callable[[], Hashable], changed: Callable[[], None], *, simulated: bool) -> NodeWatch:
-    """Return the watch of this machine, or of a topology file, whose changes do not show in /dev."""
-    return NodeWatch(look, changed, folders=() if simulated else DEV_FOLDERS, blocking=not simulated)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +12,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.health import KEPT, Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
-from nri_gpu.inventory.inventory_controller import DRIVER, LABELS, InventoryCache, InventoryController
+from nri_gpu.inventory.inventory_controller import InventoryCache, InventoryController
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.log import log_lines
@@ -193,21 +192,23 @@ NODE = make.inventory(make.gpus(2), driver_version="580.95.05")
 
 
 class ControllerRig:
-    """A controller, its followers and its log."""
+    """A controller, its follower and its log."""
 
     def __init__(self) -> None:
         self.node_state = NodeState(Inventory(taken_at=0, fault="starting"))
-        self.looks: list[str] = []
+        self.looks = 0
         self.lines: list[str] = []
         self.now = 100.0
         self.controller = InventoryController(self.node_state, wall=lambda: self.now, monotonic=lambda: self.now)
-        for name, kinds in (("driver", DRIVER), ("labels", LABELS)):
-            self.controller.subscribe(partial(self.looks.append, name), kinds)
+        self.controller.subscribe(self.look)
 
-    def then(self, inventory: Inventory) -> list[str]:
-        """Publish it a second later. Returns who looked."""
+    def look(self) -> None:
+        self.looks += 1
+
+    def then(self, inventory: Inventory) -> int:
+        """Publish it a second later. Return how often the driver's files were looked for."""
         self.now += 1
-        self.looks.clear()
+        self.looks = 0
         self.lines.clear()
         self.controller.publish(inventory)
         assert self.node_state.node.inventory is inventory
@@ -230,7 +231,7 @@ def gpu_with(**fields: object) -> Inventory:
 
 def test_of_the_first_inventory_only_faults_are_logged(rig: ControllerRig) -> None:
     fault = GpuFault(7, "nvmlDeviceGetHandleByIndex: GPU is lost (15)")
-    assert rig.then(replace(gpu_with(unavailable="no"), faults=(fault,))) == ["driver", "labels"]
+    assert rig.then(replace(gpu_with(unavailable="no"), faults=(fault,))) == 1
     assert rig.noted() == [("description", 101), ("available", 101)]
     assert [line.split()[0] for line in rig.lines] == ["INFO", "WARNING", "WARNING"]
 
@@ -238,25 +239,27 @@ def test_of_the_first_inventory_only_faults_are_logged(rig: ControllerRig) -> No
 def test_a_sign_that_comes_and_goes_calls_no_follower(rig: ControllerRig) -> None:
     rig.then(NODE)
     for _ in range(3):
-        assert rig.then(gpu_with(signs=(Sign.THERMAL,))) == []
+        assert rig.then(gpu_with(signs=(Sign.THERMAL,))) == 0
         assert len(rig.lines) == 2
-        assert rig.then(NODE) == []
+        assert rig.then(NODE) == 0
     assert rig.controller.history.counts == {TransitionKind.SIGN: 6}
 
 
 @pytest.mark.parametrize(
     ("after", "looks"),
     [
-        (replace(NODE, driver_version="590.10"), ["driver", "labels"]),
-        (replace(NODE, gpus=NODE.gpus[:1]), ["labels"]),
-        (gpu_with(minor_number=5), []),
-        (gpu_with(mig_enabled=True), ["labels"]),
-        (gpu_with(memory_bytes=7), ["labels"]),
-        (gpu_with(unavailable="no"), []),
-        (gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad"), []),
+        (replace(NODE, driver_version="590.10"), 1),
+        (replace(NODE, gpus=NODE.gpus[:1]), 0),
+        (gpu_with(minor_number=5), 0),
+        (gpu_with(mig_enabled=True), 0),
+        (gpu_with(memory_bytes=7), 0),
+        (gpu_with(unavailable="no"), 0),
+        (gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad"), 0),
     ],
 )
-def test_followers_look_at_what_concerns_them(rig: ControllerRig, after: Inventory, looks: list[str]) -> None:
+def test_the_drivers_files_are_looked_for_when_the_driver_changed(
+    rig: ControllerRig, after: Inventory, looks: int
+) -> None:
     rig.then(NODE)
     assert rig.then(after) == looks
     (happened,) = rig.controller.history.last
@@ -279,7 +282,7 @@ def test_a_gpu_that_cannot_be_described_is_logged_twice(rig: ControllerRig) -> N
 def test_a_driver_that_does_not_answer_and_does_again(rig: ControllerRig) -> None:
     rig.controller.not_refreshed("no driver")
     rig.then(Inventory(taken_at=1.0, fault="no driver"))
-    assert rig.then(NODE) == ["driver", "labels"]
+    assert rig.then(NODE) == 1
     rig.controller.answered()
     rig.controller.answered()
     said = [each.what for each in rig.controller.history.last if each.kind == TransitionKind.ANSWER]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.node_watch import NodeWatch, Pace, node_watch
+from nri_gpu.inventory.node_watch import DEV_FOLDERS, NodeWatch, Pace
 from tests.support.log import Log
 from tests.support.running import running
 from tests.support.scripted_runtime import until
@@ -114,8 +114,8 @@ async def test_in_a_sandbox_without_inotify_looks_are_enough_and_said(
 
 
 async def test_of_the_machine_and_of_a_topology_file() -> None:
-    for simulated in (False, True):
+    for folders in (DEV_FOLDERS, ()):
         node = Node()
-        async with watching(node_watch(node.look, node.changed, simulated=simulated), node):
+        async with watching(NodeWatch(node.look, node.changed, folders=folders), node):
             node.state = 1
             await reported(node)
