@@ -7,6 +7,7 @@ policy may have changed since, and a runtime may not have stopped a container.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -37,11 +38,10 @@ class AffectedContainer(Struct, frozen=True):
 
 
 class _Stop(Struct):
-    """A container's stop so far. due_s: when to try again, on the loop's clock."""
+    """A container's stop so far. due_s: when to try next, on the loop's clock; never while it is under way, or done."""
 
     backoff: Backoff
     reported: set[str] = field(default_factory=set)
-    asked: bool = False
     due_s: float = 0.0
 
 
@@ -95,8 +95,8 @@ class Stops:
         now = asyncio.get_running_loop().time()
         for container in holders:
             stop = self._stops[container]
-            if not stop.asked and stop.due_s <= now:
-                stop.asked = True
+            if stop.due_s <= now:
+                stop.due_s = math.inf
                 yield container
 
     async def _stop(self, names: Mapping[str, str], settings: GuardSettings, why: str) -> None:
@@ -105,7 +105,7 @@ class Stops:
         loop = asyncio.get_running_loop()
         for container, stop in stops.items():
             if container not in stopped:
-                stop.asked, stop.due_s = False, loop.time() + stop.backoff.next_s()
+                stop.due_s = loop.time() + stop.backoff.next_s()
                 loop.call_at(stop.due_s, self._again)
 
 

@@ -65,22 +65,19 @@ class EventReport(Struct, tag="event"):
         return GpuEvent(self.uuid, self.kind, self.xid, self.gi, self.ci)
 
 
-class UnplacedEvent(Struct, tag="unplaced"):
+class _Explained(Struct):
+    why: Text
+
+    def __post_init__(self) -> None:
+        self.why = _printable(self.why)
+
+
+class UnplacedEvent(_Explained, tag="unplaced"):
     """An event whose GPU is unknown, and why."""
 
-    why: Text
 
-    def __post_init__(self) -> None:
-        self.why = _printable(self.why)
-
-
-class WaitingFailed(Struct, tag="fault"):
+class WaitingFailed(_Explained, tag="fault"):
     """The last line of a process whose waiting failed."""
-
-    why: Text
-
-    def __post_init__(self) -> None:
-        self.why = _printable(self.why)
 
 
 EventLine = NextCall | Watching | EventReport | UnplacedEvent | WaitingFailed

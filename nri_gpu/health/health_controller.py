@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from loguru import logger
 
@@ -28,8 +27,6 @@ from nri_gpu.policy.health_settings import Events, HealthSettings, ResetBy
 from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.clocks import since_boot_s
 from nri_gpu.system.state import NodeState
-
-_LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthState.SUSPECT: "WARNING"}
 
 
 class HealthController:
@@ -288,7 +285,8 @@ def _log(change: HealthChange) -> None:
         before=change.before.value,
         changes=change.now.changes,
     )
-    bound.log(_LEVELS.get(change.now.state, "INFO"), "GPU health changed")
+    worse = change.now.state in (HealthState.BAD, HealthState.SUSPECT)
+    bound.log("WARNING" if worse else "INFO", "GPU health changed")
 
 
 def _log_replaced(forgotten: Mapping[str, str], inventory: Inventory) -> None:
