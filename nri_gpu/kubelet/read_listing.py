@@ -37,6 +37,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
+from nri_gpu.domain.text import listed as listed_names
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.events import ListedDevice, Reconciled
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
@@ -102,7 +103,7 @@ def by_listing(
         isinstance(allocation, Allocated)
         and allocation.devices
         and not allocation.claims
-        and is_reserving(container.pod.namespace, settings)
+        and settings.reservations.match(container.pod.namespace)
     ):
         allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
     return container if allocation is container.kubelet else replace(container, kubelet=allocation)
@@ -161,11 +162,6 @@ def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
     return settings.mig_strategy is MigStrategy.MIXED and resource.startswith(mixed)
 
 
-def is_reserving(namespace: str, settings: KubeletSettings) -> bool:
-    """Return whether pods in this namespace hold GPUs for other pods to share."""
-    return settings.reservations.match(namespace)
-
-
 def _of_plugin(
     container: Container, names: tuple[str, ...], listing: Listing, inventory: Inventory, settings: KubeletSettings
 ) -> KubeletAllocation | None:
@@ -199,7 +195,7 @@ def _of_plugin(
 
 
 def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) -> bool:
-    if not names or not settings.reservations.patterns or is_reserving(pod.namespace, settings):
+    if not names or not settings.reservations.patterns or settings.reservations.match(pod.namespace):
         return False
     return bool(gpu_groups(pod.labels))
 
@@ -242,10 +238,7 @@ def _not_yet(sentence: str) -> AllocationPending:
 
 
 def _shown(names: Iterable[str]) -> str:
-    some = sorted(names)
-    more = len(some) - SHOWN_MAX
-    named = ", ".join(clipped(each, NAME_MAX) for each in some[:SHOWN_MAX])
-    return named + (f" and {more} more" if more > 0 else "")
+    return listed_names((clipped(each, NAME_MAX) for each in sorted(names)), SHOWN_MAX)
 
 
 class ExternalAllocations:
@@ -310,7 +303,7 @@ class ExternalAllocations:
             for container in pod.containers:
                 for device in container.devices:
                     if is_gpu_resource(device, settings):
-                        shared = REPLICA in device.id or is_reserving(pod.namespace, settings)
+                        shared = REPLICA in device.id or settings.reservations.match(pod.namespace)
                         yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
 
     def _reserved(self, pods: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
@@ -319,7 +312,7 @@ class ExternalAllocations:
         if not settings.reservations.patterns:
             return found
         for pod, listed in pods.known():
-            if is_reserving(pod.namespace, settings):
+            if settings.reservations.match(pod.namespace):
                 for device in listed.devices:
                     if is_gpu_resource(device, settings):
                         found[device.uuid] = found.get(device.uuid, frozenset()) | gpu_groups(pod.labels)
