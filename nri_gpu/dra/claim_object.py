@@ -131,7 +131,17 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         namespace=asked.namespace,
         name=asked.name,
         pods={PodUid(each.uid): each.name for each in consumers if each.kind == POD},
-        results=tuple(_result(each, text) for each, text in zip(ours, texts, strict=True)),
+        results=tuple(
+            AllocatedResult(
+                request=each.request,
+                pool=each.pool,
+                device=each.device,
+                text=text,
+                share_id=each.share_id or "",
+                admin=bool(each.admin_access),
+            )
+            for each, text in zip(ours, texts, strict=True)
+        ),
         owned=any(each.kind == "Pod" for each in claim.metadata.owner_references),
         groups={each.uid: each.name for each in consumers if each.kind == POD_GROUP},
         others=tuple(sorted({each.kind for each in consumers} - {POD, POD_GROUP})),
@@ -181,14 +191,3 @@ def _texts(what: str, configs: Sequence[_Config], results: Sequence[_Result], dr
         raise ResourceClaimError(f"{what}: {'; '.join(faults)}")
     read.sort(key=lambda each: each[0].source == "FromClaim")
     return [next((text for config, text in reversed(read) if config.applies_to(each.request)), "") for each in results]
-
-
-def _result(result: _Result, text: str) -> AllocatedResult:
-    return AllocatedResult(
-        request=result.request,
-        pool=result.pool,
-        device=result.device,
-        text=text,
-        share_id=result.share_id or "",
-        admin=bool(result.admin_access),
-    )

@@ -18,7 +18,6 @@ from nri_gpu.policy.forms import Setting, settings_of, table_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import POOLS_MAX, RULES_MAX, Pool, Rule
 
-SCHEMA_VERSION: Final = 1  # `schema` at the top of the file
 LISTS: Final[Mapping[str, type[Rule | Pool]]] = {"rule": Rule, "pool": Pool}  # arrays of tables, `[[rule]]`
 _LISTS_MAX: Final = {"rule": RULES_MAX, "pool": POOLS_MAX}
 SECTIONS: Final[Mapping[str, type[Struct]]] = {

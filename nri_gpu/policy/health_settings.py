@@ -136,12 +136,11 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
 
 def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
     """Yield the faults between keys: key path and sentence of each."""
-    for key, one, other in (
-        ("fatal_xids", health.fatal, health.ignored),
-        ("suspect_signs", health.suspect_signs, health.fatal_signs),
+    for key, one, among, other in (
+        ("fatal_xids", health.fatal, "ignored_xids", health.ignored),
+        ("suspect_signs", health.suspect_signs, "fatal_signs", health.fatal_signs),
     ):
         if both := sorted(map(str, one & other)):
-            among = "ignored_xids" if key == "fatal_xids" else "fatal_signs"
             yield f"health.{key}", f"{', '.join(both)}: in {among} too"
 
 
