@@ -11,7 +11,6 @@ from typing import Final
 
 from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, specification_text
 from nri_gpu.cdi.spec_file import STANDARD, SUFFIXES, SpecFile, SpecFileError
-from nri_gpu.cli.working import working
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory, Loader
@@ -44,8 +43,7 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
             print(specification_text(inventory, options), end="")
             _say(*_without_drm(options, inventory))
             return Exit.OK
-        with working(f"staging the driver's files in {options.stage_dir}"):
-            inventory = _settle(options, file)
+        inventory = _settle(options, file)
     except (InventoryError, NotReadyError) as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         _withdraw(file)

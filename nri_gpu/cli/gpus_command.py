@@ -15,7 +15,6 @@ from nri_gpu.cli.ask_daemon import daemon_status, with_health
 from nri_gpu.cli.gpus_document import gpus_document
 from nri_gpu.cli.page import Tone, json_text
 from nri_gpu.cli.render import gpus_page, lines, show, transition_lines
-from nri_gpu.cli.working import working
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -33,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
     # A simulated node has a daemon only where one is named.
     state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
     try:
-        with working("querying NVML, which takes long if nothing keeps the GPUs initialized (persistence)"):
-            inventory = ask_once(_source(args))
+        inventory = ask_once(_source(args))
     except InventoryError as error:
         if not error.unlisted or args.record:
             raise

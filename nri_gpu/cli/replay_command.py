@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,6 @@ from msgspec import Meta, Struct
 
 from nri_gpu.cli.page import Line, Tone, json_text
 from nri_gpu.cli.render import show
-from nri_gpu.cli.working import working
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import Compared, Replay
@@ -59,16 +58,14 @@ def run(args: argparse.Namespace) -> int:
     instead = load_policy(args.policy) if args.policy else None
     decisions, unreadable, different = 0, 0, list[Compared]()
     try:
-        logs = AuditLogs(tuple(map(Path, args.files)))
-        with working("deciding again", logs.share):
-            for compared in compare(logs.lines(), instead):
-                if isinstance(compared, str):
-                    unreadable += 1
-                    print(f"nri-gpu: {compared}", file=sys.stderr)
-                    continue
-                decisions += 1
-                if not compared.same:
-                    different.append(compared)
+        for compared in compare(recorded_lines(map(Path, args.files)), instead):
+            if isinstance(compared, str):
+                unreadable += 1
+                print(f"nri-gpu: {compared}", file=sys.stderr)
+                continue
+            decisions += 1
+            if not compared.same:
+                different.append(compared)
     except OSError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
     if args.output == "json":
@@ -78,26 +75,12 @@ def run(args: argparse.Namespace) -> int:
     return Exit.FINDING if different or unreadable else Exit.OK
 
 
-class AuditLogs:
-    """The lines of files, and how much of these has been read."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        """Begin before the first line. Raises: OSError."""
-        self._files = files
-        self._whole = sum(file.stat().st_size for file in files)
-        self._read = 0
-
-    def share(self) -> float:
-        """Return the share of the files' bytes that was read, 0.0 to 1.0."""
-        return min(self._read / self._whole, 1.0) if self._whole else 0.0
-
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield each line with where it stands. Raises: OSError."""
-        for file in self._files:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    yield f"{file}:{number}", line.decode(errors="replace")
-                    self._read += len(line)
+def recorded_lines(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Yield each line with where it stands. Raises: OSError."""
+    for file in files:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                yield f"{file}:{number}", line.decode(errors="replace")
 
 
 def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | str]:

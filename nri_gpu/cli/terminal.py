@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from threading import Event
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +16,6 @@ from nri_gpu.cli.page import Column, Grid, Line, Page, Tone
 
 GAP: Final = 2  # blanks between columns
 PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read
-DRAW_S: Final = 0.1  # between two looks at how much is done
 NOTHING: Final = ("", "-")  # cells that say nothing
 
 
@@ -41,19 +30,6 @@ def show_each(pages: Iterable[Page], console: Console | None = None) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for page in pages:
             live.update(_cut(page, console), refresh=True)
-
-
-def show_work(what: str, over: Event, share: Callable[[], float] | None) -> None:
-    """Show on standard error, until `over`, that something is done, or how much of it; then clear it all."""
-    told = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) if share else (TimeElapsedColumn(),)
-    columns = (SpinnerColumn("line"), TextColumn("{task.description}", markup=False), *told)
-    # The verb's output is left alone; its complaints go above the bar.
-    with Progress(
-        *columns, console=Console(stderr=True, highlight=False), transient=True, redirect_stdout=False
-    ) as progress:
-        task = progress.add_task(what, total=1.0 if share else None)
-        while not over.wait(DRAW_S):
-            progress.update(task, completed=share() if share else None)
 
 
 def _cut(page: Page, console: Console) -> SegmentLines:

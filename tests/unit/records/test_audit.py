@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.cli.replay_command import AuditLogs, compare
+from nri_gpu.cli.replay_command import compare, recorded_lines
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container
@@ -64,7 +64,7 @@ def records(file: Path) -> list[Any]:
 
 def replayed(file: Path) -> int:
     """How many decisions the file holds; all of it is read, and decided again alike."""
-    compared = list(compare(AuditLogs([file]).lines()))
+    compared = list(compare(recorded_lines([file])))
     assert all(not isinstance(each, str) and each.same for each in compared)
     return len(compared)
 
@@ -159,9 +159,9 @@ async def test_a_line_cut_short_is_told_of_and_spoils_no_other(tmp_path: Path) -
     file.write_bytes(file.read_bytes()[:-40])
     async with writing(tmp_path) as log:
         Shell(log).create(asking(1))
-    (said,) = (each for each in compare(AuditLogs([file]).lines()) if isinstance(each, str))
+    (said,) = (each for each in compare(recorded_lines([file])) if isinstance(each, str))
     assert str(file) in said
-    assert [each.same for each in compare(AuditLogs([file]).lines()) if not isinstance(each, str)] == [True, True]
+    assert [each.same for each in compare(recorded_lines([file])) if not isinstance(each, str)] == [True, True]
 
 
 async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(tmp_path: Path, log: Log) -> None:
