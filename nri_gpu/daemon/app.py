@@ -32,7 +32,8 @@ from nri_gpu.plugin.rechecks import Rechecks
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.audit import AuditLog, PolicyNote
+from nri_gpu.records.audit import AuditLog
+from nri_gpu.records.audit_records import PolicyRecord
 from nri_gpu.records.journal import JOURNAL, Journal
 from nri_gpu.records.ledger_file import LedgerFile, read_ledger
 from nri_gpu.records.policy_file import PolicyFile, first_policy
@@ -319,11 +320,9 @@ class Daemon:
 
     def _note_policy(self) -> None:
         assert self._audit
-        text, policy = self._policy_file.taken, self._state.policy
-        if policy.fault:
-            self._audit.policy_changed(PolicyNote("", "", policy.fault))
-        else:
-            self._audit.policy_changed(PolicyNote(text.file, text.text) if text else PolicyNote("", ""))
+        text, fault = self._policy_file.taken, self._state.policy.fault
+        known = (text.file, text.text) if text and not fault else ("", "")
+        self._audit.policy_changed(PolicyRecord(*known, fault))
 
 
 def _audit_log(policy: Policy, state: Path) -> AuditLog | None:

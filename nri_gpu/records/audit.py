@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Final
 
 from loguru import logger
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
+from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.records.audit_records import (
-    RecordKind,
+    NodeRecord,
+    PolicyRecord,
+    RepairRecord,
     changed_record,
     decision_record,
     ledger_record,
-    node_record,
-    policy_record,
-    repair_record,
 )
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import LogOnce
@@ -44,14 +44,6 @@ DELAY_S: Final = 0.25
 # written again in full.
 WAITING_MAX: Final = 2000
 GRANTS_AT_ONCE: Final = 20  # in one record: more would hold the event loop too long
-
-
-class PolicyNote(Struct, frozen=True):
-    """A policy that was put in force. fault: why the policy cannot be used, or empty."""
-
-    source: str
-    text: str
-    fault: str = ""
 
 
 class _Decided(Struct, frozen=True):
@@ -66,15 +58,8 @@ class _Synchronized(Struct, frozen=True):
     ledger: Ledger
 
 
-class RepairNote(Struct, frozen=True):
-    """The note that root said a GPU was reset. due: what had asked for the reset. at: seconds since the epoch."""
-
-    gpu_uuid: str
-    due: str
-    at: float
-
-
-_Note = _Decided | PolicyNote | Ledger | _Synchronized | RepairNote
+_Note = _Decided | PolicyRecord | Ledger | _Synchronized | RepairRecord
+_Record = Mapping[str, object] | Struct
 
 
 class AuditLog:
@@ -102,20 +87,20 @@ class AuditLog:
         self._bug = ""  # that was logged last
         # The last of each in the file.
         self._node: Node | None = None
-        self._policy = PolicyNote("", "")
+        self._policy = PolicyRecord("", "")
         self._ledger = Ledger()
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """Note that a request was answered. now: seconds on the ledger's clock."""
         self._note(_Decided(container, decision, node, self._wall(), now))
 
-    def policy_changed(self, policy: PolicyNote) -> None:
+    def policy_changed(self, policy: PolicyRecord) -> None:
         """Note that decisions are by this policy from now on."""
         self._note(policy)
 
     def repaired(self, gpu_uuid: str, due: str) -> None:
         """Note that root said a GPU was reset."""
-        self._note(RepairNote(gpu_uuid, due, self._wall()))
+        self._note(RepairRecord(self._wall(), gpu_uuid, due))
 
     def follow(self, state: NodeState) -> None:
         state.first(lambda: self._note(state.ledger), Changed.LEDGER)
@@ -141,8 +126,8 @@ class AuditLog:
         newest: dict[type, _Note] = {}
         for note in self._notes:
             match note:
-                case PolicyNote():
-                    newest[PolicyNote] = note
+                case PolicyRecord():
+                    newest[PolicyRecord] = note
                 case Ledger():
                     newest[Ledger] = _Synchronized(note)
                 case _Synchronized():
@@ -188,16 +173,16 @@ class AuditLog:
             # A line break first: the line before may have been cut short.
             yield "\n"
             if self._node:
-                yield _line(node_record(self._node))
-            yield _line(policy_record(self._policy.source, self._policy.text, self._policy.fault))
+                yield _line(NodeRecord(node=encode(self._node)))
+            yield _line(self._policy)
             yield from map(_line, _ledger_records(self._ledger))
         yield from map(_line, self._records(note))
 
-    def _records(self, note: _Note) -> Iterator[Mapping[str, object]]:
+    def _records(self, note: _Note) -> Iterator[_Record]:
         match note:
-            case PolicyNote(source, text, fault):
+            case PolicyRecord():
                 self._policy = note
-                yield policy_record(source, text, fault)
+                yield note
             case _Synchronized(ledger):
                 self._ledger = ledger
                 yield from _ledger_records(ledger)
@@ -206,12 +191,12 @@ class AuditLog:
                 self._ledger = note
                 if changed:
                     yield changed
-            case RepairNote(uuid, due, at):
-                yield repair_record(uuid, due, at)
+            case RepairRecord():
+                yield note
             case _Decided(container, decision, node, at, now):
                 if self._node is not node:
                     self._node = node
-                    yield node_record(node)
+                    yield NodeRecord(node=encode(node))
                 yield decision_record(container, decision, at, now)
 
     def _append(self, lines: list[str]) -> None:
@@ -259,14 +244,14 @@ _TURN: Final = ""  # among lines: a new file begins here
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _line(record: Mapping[str, object]) -> str:
-    return json.dumps(record, separators=(",", ":")) + "\n"
+def _line(record: _Record) -> str:
+    return json.dumps(to_builtins(record), separators=(",", ":")) + "\n"
 
 
-def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, object]]:
+def _ledger_records(ledger: Ledger) -> Iterator[_Record]:
     """Yield the whole ledger, a few grants in each record: the first record replaces, the next ones add."""
     entries = iter(ledger.entries.items())
     first = replace(ledger, entries=dict(islice(entries, GRANTS_AT_ONCE)), live={})
     yield ledger_record(first)
     while more := dict(islice(entries, GRANTS_AT_ONCE)):
-        yield {**ledger_record(Ledger(more)), "kind": RecordKind.CHANGED.value}
+        yield {**ledger_record(Ledger(more)), "kind": "changed"}

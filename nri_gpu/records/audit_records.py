@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Set
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -51,26 +50,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class RecordKind(StrEnum):
-    NODE = "node"
-    POLICY = "policy"
-    LEDGER = "ledger"
-    CHANGED = "changed"
-    DECISION = "decision"
-    REPAIRED = "repaired"
-
-
-class _NodeRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.NODE.value):
+class NodeRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="node"):
+    schema: str = SCHEMA
     node: Record
 
 
-class _PolicyRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.POLICY.value):
+class PolicyRecord(Struct, frozen=True, tag_field="kind", tag="policy"):
+    """A policy as it was read. fault: why it could not be used, or empty."""
+
     source: str
     text: str
-    fault: str
+    fault: str = ""
 
 
-class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.LEDGER.value):
+class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag="ledger"):
     entries: dict[ContainerId, Entry | None]
     foreign: dict[ContainerId, ExternalAllocation | None]
     leaving: dict[GpuUuid, Releasing | None]
@@ -78,18 +71,22 @@ class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.LEDGER
     claims: dict[ClaimUid, PreparedClaim | None]
 
 
-class _ChangedRecord(_LedgerRecord, frozen=True, tag=RecordKind.CHANGED.value):
+class _ChangedRecord(_LedgerRecord, frozen=True, tag="changed"):
     pass
 
 
-class _DecisionRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.DECISION.value):
+class DecisionRecord(Struct, frozen=True, tag_field="kind", tag="decision"):
+    """A request and its answer. at_s: seconds since the epoch; now: on the clock of the ledger's times."""
+
     at_s: float
     now: float
     container: Record
     answer: Record
 
 
-class _RepairRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.REPAIRED.value):
+class RepairRecord(Struct, frozen=True, tag_field="kind", tag="repaired"):
+    """Root's word that a GPU was reset. due: what had asked for the reset. at_s: seconds since the epoch."""
+
     at_s: float
     gpu_uuid: str
     due: str
@@ -112,39 +109,18 @@ def digest(edits: Edits) -> str:
     return hashlib.sha256(canonical(edits).encode()).hexdigest()
 
 
-def node_record(node: Node) -> dict[str, object]:
-    return {"kind": RecordKind.NODE.value, "schema": SCHEMA, "node": encode(node)}
+def ledger_record(ledger: Ledger) -> Record:
+    return {"kind": "ledger", **_changes(Ledger(), ledger)}
 
 
-def policy_record(name: str, text: str, fault: str) -> dict[str, object]:
-    """Return a policy's record, as it was read. fault: why the policy could not be used, or empty."""
-    return {"kind": RecordKind.POLICY.value, "source": name, "text": text, "fault": fault}
-
-
-def ledger_record(ledger: Ledger) -> dict[str, object]:
-    return {"kind": RecordKind.LEDGER.value, **_changes(Ledger(), ledger)}
-
-
-def changed_record(old: Ledger, new: Ledger) -> dict[str, object] | None:
+def changed_record(old: Ledger, new: Ledger) -> Record | None:
     """Return the record of how two ledgers differ, or None if they are equal."""
     changes = _changes(old, new)
-    return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
+    return {"kind": "changed", **changes} if any(changes.values()) else None
 
 
-def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, object]:
-    """Return a request and its answer. at: seconds since the epoch; now: on the clock of the ledger's times."""
-    return {
-        "kind": RecordKind.DECISION.value,
-        "at_s": at,
-        "now": now,
-        "container": container_json(container),
-        "answer": answer_json(decision),
-    }
-
-
-def repair_record(gpu_uuid: str, due: str, at: float) -> dict[str, object]:
-    """Return root's word that a GPU was reset. due: what had asked for the reset. at: seconds since the epoch."""
-    return {"kind": RecordKind.REPAIRED.value, "at_s": at, "gpu_uuid": gpu_uuid, "due": due}
+def decision_record(container: Container, decision: Decision, at_s: float, now: float) -> DecisionRecord:
+    return DecisionRecord(at_s, now, container_json(container), answer_json(decision))
 
 
 def container_json(container: Container) -> Record:
@@ -193,7 +169,7 @@ def _without(fields: Set[str], record: Record) -> Record:
     return {key: value for key, value in record.items() if key not in fields}
 
 
-_AnyRecord = _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _DecisionRecord | _RepairRecord
+_AnyRecord = NodeRecord | PolicyRecord | _LedgerRecord | _ChangedRecord | DecisionRecord | RepairRecord
 
 
 class Compared(Struct, frozen=True):
@@ -231,18 +207,18 @@ class Replay:
         except ValidationError as error:
             raise ValueError(f"this is not a record of an audit log: {error}") from None
         match found:
-            case _NodeRecord(node):
+            case NodeRecord(node=node):
                 self._node = decode(Node, _without(_FORMER_FIELDS, node))
-            case _PolicyRecord(source, text, fault):
+            case PolicyRecord(source, text, fault):
                 if self._instead is None:
                     self._policy = Policy.broken(fault) if fault else self._read(source, text)
             case _ChangedRecord():
                 self._take_changes(found)
             case _LedgerRecord():
                 self._take_ledger(found)
-            case _DecisionRecord():
+            case DecisionRecord():
                 return self._decide(found)
-            case _RepairRecord():
+            case RepairRecord():
                 pass
         return None
 
@@ -294,7 +270,7 @@ class Replay:
             # The entry's phase follows the recording, its grant follows the replay.
             self.ledger = self.ledger.with_entry(replace(entry, grant=ours.grant))
 
-    def _decide(self, record: _DecisionRecord) -> Compared:
+    def _decide(self, record: DecisionRecord) -> Compared:
         container, now = container_of(record.container), record.now
         settings = self._policy if not self._policy.fault else Policy.default()
         rules = Rules(settings.ledger.created_grace_s, self._node.inventory, grace_s=settings.handover.grace_s)

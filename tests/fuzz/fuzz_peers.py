@@ -17,11 +17,13 @@ from typing import Any, Final, cast
 
 import msgspec
 import urllib3
+from msgspec import to_builtins
 
 from nri_gpu.cdi.spec_file import SpecFile, SpecFileError
 from nri_gpu.cli.replay_command import compare
 from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
 from nri_gpu.domain.errors import InventoryError, RequestError
+from nri_gpu.domain.value import encode
 from nri_gpu.dra.api_access import Access, AccessError, by_kubeconfig
 from nri_gpu.dra.api_server import ApiServer, ApiServerError, SliceEvent
 from nri_gpu.dra.claim_config import ConfigError, parse_config
@@ -29,7 +31,7 @@ from nri_gpu.dra.questions import Answer, Question
 from nri_gpu.health.event_child import MalformedLineError, UnplacedEvent, WaitingFailed, parse_line
 from nri_gpu.inventory.nvml_report import read_report
 from nri_gpu.kubelet.advertised import AllocationError
-from nri_gpu.records.audit_records import decision_record, node_record, policy_record
+from nri_gpu.records.audit_records import NodeRecord, PolicyRecord, decision_record
 from nri_gpu.request.annotation import parse_claim
 from nri_gpu.stray.uses import Extent, Use
 from tests.fuzz.target import Target, chosen, named, scratch, words
@@ -187,7 +189,7 @@ def cdi(data: bytes) -> bool:
 def _records() -> list[str]:
     node, container = make.node(), make.container("device=0", of="one")
     decision = decision_record(container, injected(container), 1_800_000_000.0, 10.0)
-    return [json.dumps(each) for each in (node_record(node), policy_record("", "", ""), decision)]
+    return [json.dumps(to_builtins(each)) for each in (NodeRecord(node=encode(node)), PolicyRecord("", ""), decision)]
 
 
 RECORDS: Final = _records()

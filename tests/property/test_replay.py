@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
@@ -14,6 +15,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.resource_claim import PreparedClaim
+from nri_gpu.domain.value import encode
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import (
     ClaimPrepared,
@@ -31,13 +33,13 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import (
     Compared,
+    NodeRecord,
+    PolicyRecord,
     Record,
     Replay,
     changed_record,
     decision_record,
     ledger_record,
-    node_record,
-    policy_record,
 )
 from tests.property import strategies
 from tests.support import builders as make
@@ -63,7 +65,7 @@ class Recorder:
     """A plugin's part, in small: it decides, commits, and writes down what it did."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = [node_record(make.node()), policy_record("0", "", "")]
+        self.records: list[Struct | Record] = [NodeRecord(node=encode(make.node())), PolicyRecord("0", "")]
         self.policies: list[Policy] = [Policy.default()]
         self.node, self.ledger, self.now = make.node(), Ledger(), 100.0
         self.rules = RULES
@@ -79,7 +81,7 @@ class Recorder:
                 self._apply(ClaimReleased(self.now, step.uid) if again else ClaimPrepared(self.now, step))
             case Node():
                 self.node = step
-                self.records.append(node_record(step))
+                self.records.append(NodeRecord(node=encode(step)))
             case Ledger():
                 self.ledger = step
                 self.records.append(ledger_record(step))
@@ -87,8 +89,7 @@ class Recorder:
                 self._happen(step)
             case _:
                 self.policies.append(step)
-                fault = step.fault if step.fault else ""
-                self.records.append(policy_record(str(len(self.policies) - 1), "", fault))
+                self.records.append(PolicyRecord(str(len(self.policies) - 1), "", step.fault))
 
     def _decide(self, container: Container) -> None:
         self.last, policy = container, self.policies[-1]
@@ -125,7 +126,7 @@ class Recorder:
 
     def compared(self, replay: Replay) -> Iterator[Compared]:
         for record in self.records:
-            if found := replay.take(json.loads(json.dumps(record))):
+            if found := replay.take(json.loads(json.dumps(to_builtins(record)))):
                 yield found
 
 

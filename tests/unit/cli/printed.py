@@ -6,6 +6,8 @@ import json
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct, to_builtins
+
 from nri_gpu.daemon.answers import DaemonStatus, RuntimeConnection
 from nri_gpu.daemon.view import status_of
 from nri_gpu.decision.decide import decide
@@ -14,9 +16,10 @@ from nri_gpu.domain.decision import Refused
 from nri_gpu.domain.finding import error, ok, unseen, warning
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Happened, Health, HealthState, History
+from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.audit_records import changed_record, decision_record, node_record, policy_record
+from nri_gpu.records.audit_records import NodeRecord, PolicyRecord, Record, changed_record, decision_record
 from nri_gpu.verify.container_report import ContainerReport, Report, Verdict
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
@@ -107,7 +110,7 @@ POLICY = '[namespaces]\nallow = ["ml"]\n'
 def record(file: Path) -> None:
     """Two pods of namespace ml that each got a GPU, and one whose request was nonsense."""
     node, ledger, now = make.node(), Ledger(), 10.0
-    lines = [node_record(node), policy_record("policy.toml", POLICY, "")]
+    lines: list[Struct | Record] = [NodeRecord(node=encode(node)), PolicyRecord("policy.toml", POLICY)]
     for name, claim in (("one", "device=0"), ("two", "device=1"), ("three", "nonsense")):
         container = make.container(claim, of=name)
         decision = decide(container, node, ledger, Policy.default())
@@ -115,7 +118,7 @@ def record(file: Path) -> None:
         old, ledger = ledger, decided(ledger, decision, now)
         if changed := changed_record(old, ledger):
             lines.append(changed)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(json.dumps(to_builtins(line)) + "\n" for line in lines))
 
 
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"
