@@ -51,10 +51,15 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
 LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks
 # Of these a difference is not all that can be wrong.
 FAULTS: Final[Mapping[str, Callable[[], Iterable[str]]]] = {LOCKS: locks.faults, "messages": messages.unlike}
-GOLDENS: Final = ("cli/test_goldens.py", "cdi/test_specification.py", "injection/test_nri_golden.py")
+GOLDENS: Final = (
+    "cli/test_goldens.py",
+    "cli/test_terminal.py",
+    "cdi/test_specification.py",
+    "injection/test_nri_golden.py",
+)
 # Modules with their options.
 BY_TESTS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
-    "goldens": (("pytest", "-q", *(f"tests/unit/{name}" for name in GOLDENS)), ("tests.unit.cli.test_terminal",)),
+    "goldens": (("pytest", "-q", *(f"tests/unit/{name}" for name in GOLDENS)),),
     "pictures": (("tests.pictures",),),
 }
 

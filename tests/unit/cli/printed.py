@@ -26,6 +26,7 @@ from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.ledgers import decided
 from tests.support.terminal import STYLE
 from tests.support.views import CLOCK, NOW, OTHER, TRAIN, view
+from tests.unit.host.host_tree import NVIDIA, UVM, HostTree
 
 GOLDENS = Path(__file__).parent / "goldens"
 ROOT = Path(__file__).parents[3]
@@ -119,6 +120,14 @@ def record(file: Path) -> None:
         if changed := changed_record(old, ledger):
             lines.append(changed)
     file.write_text("".join(json.dumps(to_builtins(line)) + "\n" for line in lines))
+
+
+def spoil(host: HostTree) -> None:
+    """Have nodes and a link that are wrong, each in its own way."""
+    host.node("nvidia0", NVIDIA, 0, 0o600)
+    host.node("nvidia-uvm", NVIDIA, 9)
+    host.write("dev/nvidia1", "")
+    (host.dev / "char" / f"{UVM}:0").symlink_to("../gone")
 
 
 LONG = "nri-gpu something --with=a-very-long-option-that-is-never-broken --and another    # because it is to be copied"

@@ -55,18 +55,6 @@ def test_every_shipped_policy_is_good(nri_gpu: NriGpuCall, shipped: Path) -> Non
     assert len(done.document["advice"]) == len(advice)
 
 
-def test_faults_come_all_at_once_with_line_and_key(checked: Checked, path: Path) -> None:
-    done = checked(BAD)
-    first, *faults = done.out.splitlines()
-    assert (done.code, first) == (Exit.CONFIGURATION, f"{path}: 2 faults")
-    assert faults[0].startswith(f"{path}:2: plugin.index: must be a string")
-    assert faults[1].startswith(f"{path}:5: driver.rot: unknown key")
-    done = checked(BAD, "-o", "json")
-    assert done.code == Exit.CONFIGURATION
-    found = [(fault["line"], fault["key"]) for fault in done.document["faults"]]
-    assert (found, done.document["advice"]) == ([(2, "plugin.index"), (5, "driver.rot")], [])
-
-
 @pytest.mark.parametrize(("text", "named"), [(text, named) for text, _, named in OLD.values()], ids=OLD)
 def test_what_an_earlier_version_knew_is_advice(checked: Checked, text: str, named: tuple[str, ...]) -> None:
     done = checked(text, "-o", "json")

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import Exit
-from nri_gpu.domain.gpu import Capability
 from tests.support import compat
-from tests.support.driver_root import make_driver_root, put_libraries, write_library
+from tests.support.driver_root import make_driver_root, put_libraries
 from tests.unit.cli.conftest import NriGpuCall
 
 V, NEWER = "580.95.05", "600.10.01"
@@ -18,41 +17,6 @@ V, NEWER = "580.95.05", "600.10.01"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return make_driver_root(tmp_path / "root", V, everything=True)
-
-
-def test_each_capability_has_its_files(root: Path, nri_gpu: NriGpuCall) -> None:
-    done = nri_gpu("driver", "--driver-root", root)
-    assert done.code == Exit.OK
-    assert all(f"\n{capability}\n" in done.out for capability in Capability)
-    assert f"  library  lib64/libcuda.so.{V} as libcuda.so.1, libcuda.so\n" in done.out
-    assert "  file     etc/OpenCL/vendors/nvidia.icd as /etc/OpenCL/vendors/nvidia.icd\n" in done.out
-    assert "missing" not in done.out
-    found = nri_gpu("driver", "--driver-root", root, "-o", "json").document
-    assert (found["schema"], found["version"], found["root"]) == ("nri-gpu/driver/v1", V, str(root))
-    assert set(found["capabilities"]) == set(Capability)
-    assert {each["name"] for each in found["capabilities"]["ngx"]["files"]} == {f"libnvidia-ngx.so.{V}"}
-
-
-def test_what_is_missing_left_out_and_unknown(root: Path, nri_gpu: NriGpuCall) -> None:
-    (root / f"lib64/libnvidia-encode.so.{V}").unlink()
-    (root / f"lib64/libnvcuvid.so.{V}").chmod(0o777)
-    write_library(root / f"lib64/libnvidia-newthing.so.{V}", "")
-    done = nri_gpu("driver", "--driver-root", root)
-    assert done.code == Exit.FINDING
-    assert "  missing  libnvcuvid.so, libnvidia-encode.so\n" in done.out
-    assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: users other than root can change it\n" in done.out
-    assert done.out.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
-
-
-def test_what_a_capability_cannot_do_without_stands_apart(root: Path, nri_gpu: NriGpuCall) -> None:
-    """Video needs compute, and whatever older drivers never had stays a mere `missing`."""
-    (root / f"lib64/libcuda.so.{V}").unlink()
-    (root / f"lib64/libnvidia-opencl.so.{V}").unlink()
-    done = nri_gpu("driver", "--driver-root", root)
-    assert done.out.count("  REFUSED  without libcuda.so\n") == 2
-    assert "  missing  libcuda.so, libnvidia-opencl.so\n" in done.out
-    capabilities = nri_gpu("driver", "--driver-root", root, "-o", "json").document["capabilities"]
-    assert {name for name, each in capabilities.items() if each["lacks"] == ["libcuda.so"]} == {"compute", "video"}
 
 
 def test_drivers_that_are_not_used_are_named(root: Path, nri_gpu: NriGpuCall) -> None:

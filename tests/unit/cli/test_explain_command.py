@@ -13,7 +13,7 @@ from tests.support import compat
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
-from tests.unit.cli.conftest import Done, Explain, NriGpuCall, containers
+from tests.unit.cli.conftest import Explain, NriGpuCall, containers
 
 POD = """
 apiVersion: v1
@@ -63,36 +63,14 @@ def test_a_pod_as_text(explain: Explain) -> None:
     assert "  granted no GPU, as it asked" in helper
     assert "hunter2" not in done.out
     assert "  links" not in explain(POD.replace("device=0,1;", "device=0;")).out
-
-
-def test_a_pod_as_json(explain: Explain) -> None:
-    first, main, helper = containers(explain, POD)
-    assert (first["decision"], main["decision"], helper["decision"]) == ("inject", "inject", "inject")
-    assert (main["namespace"], main["pod"], main["container"]) == ("ml", "train", "main")
-    assert (len(main["gpu_uuids"]), main["links"], helper["links"]) == (2, {"NV4": 1}, {})
-    nodes = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-    assert {device["path"] for device in main["edits"]["devices"]} == {f"/dev/{name}" for name in nodes}
-    assert (helper["mode"], helper["gpu_uuids"]) == ("none", [])
+    none = {"decision": "inject", "mode": "none", "gpu_uuids": [], "links": {}}
+    assert containers(explain, POD)[2].items() >= none.items()
 
 
 def test_cpus_and_memory_near_the_gpus(explain: Explain) -> None:
     near = explain(POD, policy='[placement]\nnuma = "both"\n').out
     assert near.count("  cpuset  cpus 0-31,64-95\n  cpuset  mems 0\n") == 2
     assert "cpuset" not in explain(POD).out
-
-
-def test_a_pod_that_asks_for_nothing(explain: Explain) -> None:
-    assert explain(PLAIN) == Done(Exit.OK, "default/web container nginx\n  passes untouched: no gpu annotation\n", "")
-    (only,) = containers(explain, PLAIN)
-    assert (only["decision"], only["edits"]["devices"]) == ("pass", [])
-
-
-def test_a_refusal_is_1_with_the_sentence_of_run(explain: Explain) -> None:
-    greedy = POD.replace("device=0,1;mode=shared", "device=9")
-    done = explain(greedy)
-    assert (done.code, "  REFUSED nri-gpu [no-such-gpu]: " in done.out) == (Exit.FINDING, True)
-    refused = [each for each in containers(explain, greedy) if each["decision"] == "refuse"]
-    assert {each["code"] for each in refused} == {"no-such-gpu"}
 
 
 def test_requirements_are_checked_on_a_simulated_node_too(explain: Explain) -> None:

@@ -21,8 +21,10 @@ from nri_gpu.cli import prepare_command
 from nri_gpu.cli.page import json_text
 from nri_gpu.cli.watch import WatchLine
 from nri_gpu.doctor.examine import to_text
+from nri_gpu.domain.errors import Exit
 from nri_gpu.host.kernel_view import HostFolders
 from tests.support.driver_root import make_driver_root
+from tests.support.goldens import compare
 from tests.support.schemas import conforming
 from tests.support.views import NOW
 from tests.unit.cli.conftest import NriGpuCall
@@ -37,9 +39,10 @@ from tests.unit.cli.printed import (
     ROOT,
     node_in_trouble,
     record,
+    spoil,
     unstyled,
 )
-from tests.unit.host.host_tree import NVIDIA, UVM, host_below
+from tests.unit.host.host_tree import host_below
 
 pytestmark = pytest.mark.usefixtures("on_x86_64")
 VERSION = "580.95.05"
@@ -63,11 +66,7 @@ def driver(folder: Path) -> tuple[object, ...]:
 
 def on_a_host(folder: Path) -> tuple[object, ...]:
     """On the machine of the fixture below."""
-    host = host_below(folder).loaded()
-    host.node("nvidia0", NVIDIA, 0, 0o600)
-    host.node("nvidia-uvm", NVIDIA, 9)
-    host.write("dev/nvidia1", "")
-    (host.dev / "char" / f"{UVM}:0").symlink_to("../gone")
+    spoil(host_below(folder).loaded())
     return "prepare", "--dry-run"
 
 
@@ -77,13 +76,13 @@ def replay(folder: Path) -> tuple[object, ...]:
     return "replay", "audit.jsonl", "--policy", "new.toml"
 
 
-VERBS: dict[str, Callable[[Path], tuple[object, ...]]] = {
-    "check": lambda _: COMMANDS["check"],
-    "driver": driver,
-    "explain": lambda _: COMMANDS["explain"],
-    "gpus": lambda _: ("gpus", "--gpus", MIG),
-    "prepare": on_a_host,
-    "replay": replay,
+VERBS: dict[str, tuple[Callable[[Path], tuple[object, ...]], Exit]] = {
+    "check": (lambda _: COMMANDS["check"], Exit.CONFIGURATION),
+    "driver": (driver, Exit.FINDING),
+    "explain": (lambda _: COMMANDS["explain"], Exit.FINDING),
+    "gpus": (lambda _: ("gpus", "--gpus", MIG), Exit.OK),
+    "prepare": (on_a_host, Exit.FINDING),
+    "replay": (replay, Exit.FINDING),
 }
 by_verb = pytest.mark.parametrize("verb", VERBS)
 Printed = Callable[..., str]
@@ -97,7 +96,8 @@ def printed(nri_gpu: NriGpuCall, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     )
 
     def run(verb: str, *options: str, columns: int | None = None) -> str:
-        arguments = (*VERBS[verb](folder), *options)
+        of_verb, code = VERBS[verb]
+        arguments = (*of_verb(folder), *options)
         if verb == "check":
             os.chdir(ROOT)  # which its file is named from
         screen = Screen()
@@ -106,7 +106,7 @@ def printed(nri_gpu: NriGpuCall, folder: Path, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setenv("COLUMNS", str(columns))
             monkeypatch.setenv("TERM", "xterm-256color")
         done = nri_gpu(*arguments)
-        assert done.err == ""
+        assert (done.code, done.err) == (code, "")
         return unstyled(screen.getvalue()) or done.out
 
     return run
@@ -121,10 +121,7 @@ class Screen(io.StringIO):
 
 def hold(text: str, name: str) -> None:
     """Against the golden of that name."""
-    golden, text = GOLDENS / name, VARYING.sub("........", text)
-    if os.environ.get("NRI_GPU_GOLDENS") == "write":
-        golden.write_text(text)
-    assert text == golden.read_text()
+    compare(GOLDENS / name, VARYING.sub("........", text))
 
 
 @by_verb

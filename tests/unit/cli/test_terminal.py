@@ -1,7 +1,4 @@
-"""What a terminal shows: pages at every width against goldens, and real commands on a pty.
-
-`python -m tests.unit.cli.test_terminal` writes the goldens again.
-"""
+"""What a terminal shows: pages at every width against goldens, and real commands on a pty."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.inventory.topology_file import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS
+from tests.support.goldens import compare
 from tests.support.terminal import on_terminal
 from tests.support.views import NOW, view
 from tests.unit.cli.printed import CHECKED, COMMANDS, GOLDENS, GRANTED, LOST, MIG, WHY, node_in_trouble, unstyled
@@ -47,20 +45,20 @@ CASES = [(name, width) for name in pages() for width in (80, 200)]
 
 @pytest.mark.parametrize(("name", "width"), CASES)
 def test_pages_against_goldens(name: str, width: int) -> None:
-    assert unstyled(drawn(pages()[name], width)) == (GOLDENS / f"{name}-{width}.txt").read_text()
+    compare(GOLDENS / f"{name}-{width}.txt", unstyled(drawn(pages()[name], width)))
 
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_against_goldens(name: str, width: int) -> None:
     screen = on_terminal(*COMMANDS[name], columns=width)
-    assert "\n".join(screen.lines) + "\n" == (GOLDENS / f"{name}-{width}.txt").read_text()
+    compare(GOLDENS / f"{name}-{width}.txt", "\n".join(screen.lines) + "\n")
     assert "\x1b[1;31m" in screen.colours
 
 
 @pytest.mark.parametrize("name", pages())
 def test_a_pipe_gets_the_page_unfolded(name: str) -> None:
-    assert plain(pages(piped=True)[name]) + "\n" == (GOLDENS / f"{name}-piped.txt").read_text()
+    compare(GOLDENS / f"{name}-piped.txt", plain(pages(piped=True)[name]) + "\n")
 
 
 @pytest.mark.parametrize("name", pages())
@@ -127,20 +125,3 @@ def test_json_is_the_same_on_a_terminal() -> None:
     screen = on_terminal(*GPUS, "-o", "json")
     assert not screen.colours
     assert screen.lines[0] == "{"
-
-
-def write_goldens() -> None:
-    GOLDENS.mkdir(exist_ok=True)
-    for name, page in pages(piped=True).items():
-        (GOLDENS / f"{name}-piped.txt").write_text(plain(page) + "\n")
-    for name, page in pages().items():
-        for width in (80, 200):
-            (GOLDENS / f"{name}-{width}.txt").write_text(unstyled(drawn(page, width)))
-    for name, words in COMMANDS.items():
-        for width in (80, 200):
-            screen = on_terminal(*words, columns=width)
-            (GOLDENS / f"{name}-{width}.txt").write_text("\n".join(screen.lines) + "\n")
-
-
-if __name__ == "__main__":
-    write_goldens()
