@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import pytest
 
 from deploy.bundle import INSTALLED_AS
@@ -30,11 +26,8 @@ from nri_gpu.plugin.transport import LIMITS
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.policy_file import DEFAULT_PATH
 from nri_gpu.records.policy_memory import UNIT_FOLDER
-from nri_gpu.stray.uses import Extent
 from nri_gpu.system.succession import TAKES_OVER_S
-from tests.support import sandbox, systemd_analyze
-from tests.support.daemon import FOUR_GPUS
-from tests.support.driver_root import make_driver_root
+from tests.support import systemd_analyze
 from tests.support.unit_file import OURS, Line, Unit
 
 FOLDER, PROJECT = OURS.parent, OURS.parents[1]
@@ -247,23 +240,6 @@ def test_systemd_has_nothing_against_path_and_service_together(tmp_path: Path) -
     assert (done.returncode, "nri-gpu-cdi" in done.stderr) == (0, False)
 
 
-@pytest.mark.containerd
-@pytest.mark.skipif(os.geteuid() != 0, reason="a sandbox of namespaces needs root")
-def test_the_verb_works_in_the_sandbox(tmp_path: Path) -> None:
-    """As the daemon's unit has it, whose lines this one shares."""
-    driver = make_driver_root(tmp_path / "driver")
-    rw = tmp_path / "rw"
-    rw.mkdir()
-    places = ["--gpus", FOUR_GPUS, "--driver-root", driver, "--stage-dir", rw / "stage", "--output", rw / "cdi.json"]
-    program = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places)]
-    command = sandbox.command(program, rw=[rw], keep=[driver])
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=sandbox.PROJECT)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (rw / "cdi.json").stat().st_mode & 0o777 == 0o644
-    [tree] = [folder for folder in (rw / "stage").glob("*/compute+utility")]
-    assert tree.stat().st_mode & 0o777 == 0o755
-
-
 # --- the drop-ins for the kubelet and for MPS -------------------------------------------------------------------------
 
 
@@ -313,11 +289,3 @@ def test_stray_use_takes_two_capabilities_and_a_look_at_the_kubelets_socket() ->
     socket = Path(Policy.default().kubelet.podresources)
     hidden = {Path(word.removeprefix("-")) for word in STRAY.words("InaccessiblePaths")}
     assert hidden.isdisjoint({socket, *socket.parents})
-
-
-def test_without_it_a_look_runs_in_the_sandbox_and_tells_that_it_is_blind() -> None:
-    """The child needs no system call that the unit takes away."""
-    scan = [sys.executable, "-I", "-m", "nri_gpu.stray.process_scan", "0", "195"]
-    done = subprocess.run(sandbox.command(scan), capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
-    extent = msgspec.json.decode(done.stdout.splitlines()[-1], type=Extent)
-    assert not extent.whole
