@@ -4,9 +4,6 @@ On one containerd: what is granted is decided before the runtime's version matte
 """
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -14,7 +11,6 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.errors import Exit
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.little import NriGpuInLittle
@@ -59,14 +55,6 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
         daemon.wait_held(
             {f"p{n}/main": [UUIDS[n]] for n in range(4)} | {f"{name}/main": [UUIDS[3]] for name in ("beside", "again")}
         )
-
-
-@pytest.mark.usefixtures("node")  # of one containerd only
-def test_without_room_for_a_key_there_is_no_daemon(launch: Launch) -> None:
-    with NriGpuInLittle(launch, 4) as daemon:
-        daemon.wait_logged("cannot be read or made: No space left on device")
-        assert daemon.wait() == Exit.PERMISSION
-    assert len(daemon.log().splitlines()) == 1
 
 
 def test_thousands_of_rules_are_read_while_containers_are_served(node: Containerd, launch: Launch) -> None:
@@ -143,41 +131,3 @@ def audit(launch: Launch) -> list[str]:
     file = launch.state / "audit.jsonl"
     wait_for("the audit log", lambda: file.exists() and '"at_s"' in file.read_text(), 20)
     return [line for line in file.read_text().splitlines() if '"at_s"' in line]
-
-
-# What any user of the host could do to the lock of an earlier version, which all might read.
-AS_NOBODY: Final = """
-import fcntl, os, sys
-lock = open(sys.argv[1])
-os.setuid(65534)
-fcntl.flock(lock, fcntl.LOCK_EX)
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_lock_that_a_user_keeps_neither_stops_the_daemon_nor_its_end(node: Containerd, launch: Launch) -> None:
-    lock = launch.base / "drivers" / ".lock"
-    lock.parent.mkdir(parents=True)
-    lock.write_text("")
-    lock.chmod(0o644)
-    pipe = subprocess.PIPE
-    with (
-        subprocess.Popen([sys.executable, "-c", AS_NOBODY, str(lock)], stdin=pipe, stdout=pipe) as user,
-        NriGpu(launch.with_policy("[inventory]\nrefresh_s = 1\n")) as daemon,
-    ):
-        assert user.stdout
-        user.stdout.readline()
-        daemon.wait_ready()
-        said = f"another process (pid {user.pid}) has {lock} locked: wait until it has staged its files, or end it"
-        assert said in daemon.wait_logged("driver files not found")
-        daemon.hang_up()  # and so it is waiting again
-        daemon.wait_logged("policy reloaded")
-        began = time.monotonic()
-        assert daemon.terminate() == Exit.OK
-        assert time.monotonic() - began < 5
-        daemon.start()
-        user.kill()
-        daemon.wait_staged()
-        assert lock.stat().st_mode & 0o777 == 0o600
-        node.cri.run_asking("device=0", "granted")

@@ -178,22 +178,6 @@ def test_they_run_and_an_upgrade_of_the_daemon_leaves_no_gap(cluster: Cluster) -
     assert sorted(path.name for path in cluster.hosts_dev.iterdir()) == before
 
 
-def test_a_policy_that_is_swapped_holds_for_the_next_pod(cluster: Cluster) -> None:
-    daemon = cluster.start("daemon")
-    cluster.wait_ready("daemon", daemon)
-    cluster.policy.swap({"policy.toml": '[namespaces]\nallow = ["research"]\n'})
-
-    def refused() -> bool:
-        try:
-            pod, _ = cluster.ask("another")
-        except CriError as error:
-            return "may not ask" in error.details or "namespace" in error.details
-        cluster.node.cri.remove_pod(pod.id)
-        return False
-
-    wait_for("the new policy", refused, READY_S)
-
-
 @in_a_loop
 async def test_the_kubelets_half_through_a_rolling_update(folder: Path, node: Containerd, tmp_path: Path) -> None:
     """As the DaemonSet's controller does it: the old daemon ends, then the new one starts; the guard stays."""

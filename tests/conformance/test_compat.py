@@ -10,14 +10,13 @@ from msgspec import Struct
 from nri_gpu.injection.driver_mounts import HWCAPS_PLACES
 from tests.support import compat
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
+from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.waiting import wait_for
 
 pytestmark = on_newest
 
@@ -117,44 +116,3 @@ def test_a_program_without_environment_has_the_drivers_own(node: Containerd, com
     container = run(node, image(node, compiled, "14", WANTS_14))
     done = node.cri.execute(container, "/bin/env", "-i", "/bin/which-cuda")
     assert done.stdout.strip() == f"{HWCAPS_PLACES[0]}/libcuda.so.1 CUDA 13000"
-
-
-@pytest.mark.usefixtures("serving")
-def test_what_no_package_serves_is_refused_with_the_reason(node: Containerd, compiled: Compiled) -> None:
-    for env, why in (
-        ({"NVIDIA_REQUIRE_CUDA": "cuda>=14.1"}, "14.1: it is not made for driver 580"),
-        ({"NVIDIA_REQUIRE_CUDA": "cuda>=14.0,brand=tesla"}, "the image's requirements do not hold with it"),
-    ):
-        name = image(node, compiled, "unmet", env)
-        with pytest.raises(CriError, match=r"requirement-not-met.*no compatibility package helps") as refused:
-            run(node, name)
-        assert why in refused.value.details
-    with pytest.raises(CriError, match="the pod mounts a volume at"):
-        run(node, image(node, compiled, "14", WANTS_14), mounts={PLACE: str(compiled.packages)})
-
-
-def test_packages_come_and_go_under_a_running_daemon(
-    node: Containerd, serving: NriGpu, compiled: Compiled, packages: Path
-) -> None:
-    name = image(node, compiled, "14", WANTS_14)
-    container = run(node, name)
-    shutil.rmtree(packages / "14.0")
-    stage_dir = serving.launch.base / "drivers"
-
-    def gone() -> bool:
-        try:
-            node.cri.remove(run(node, name))
-        except CriError as error:
-            return "no compatibility package" in error.details
-        return False
-
-    wait_for("the package to be taken off", gone, 15)
-    assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
-    assert list(stage_dir.glob("compat14.0-*"))
-    signed = node.cri.status(container).oci["annotations"]["gpu.nri.io/grant"]
-    assert f"+compat14.0-{NEWER}-" in signed
-
-    serving.restart(kill=True)
-    assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
-    node.cri.remove_all()
-    wait_for("its staged files to go", lambda: not list(stage_dir.glob("compat14.0-*")), 15)

@@ -57,11 +57,3 @@ def test_it_has_the_same_gpus_and_all_it_takes(
         daemon.wait_logged("driver files staged")
         assert "[gpu-busy]: GPU 3" in node.cri.refused("device=3", "after-restart").details
         node.cri.run_asking("device=0", "free")
-
-
-@pytest.mark.usefixtures("daemon")
-def test_by_default_who_asks_is_refused_and_who_does_not_is_let_alone(node: Containerd, tmp_path: Path) -> None:
-    devices = plugin_nodes(tmp_path, 1)
-    assert "two injectors never serve one container" in node.cri.refused("1", devices=devices).details
-    container = node.cri.run(node.cri.run_pod(), ContainerSpec(devices=devices))
-    assert {*nvidia_nodes(node.cri, container).values()} == {(195, 1), CTL}

@@ -20,7 +20,7 @@ from tests.support.api_server import StandInApiServer
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, NriGpu
-from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
+from tests.support.dra_kubelet import DraKubelet
 from tests.support.dra_process import NriDra
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
@@ -211,23 +211,6 @@ async def test_where_the_state_folder_lost_it_a_container_that_starts_again_is_t
 
 
 @in_a_loop
-async def test_the_marker_is_worth_nothing_to_others(node: Containerd, tmp_path: Path, folder: Path) -> None:
-    """By its CDI name, copied as a variable, or made up."""
-    uid = str(uuid4())
-    async with site_on(node, tmp_path, folder) as site:
-        claim = site.claim("train", "gpu-0", pod=uid)
-        cdi = await site.prepare(claim)
-        env = node.cri.status(await site.run(await site.pod("web", uid), "main", cdi)).env
-        markers = {name: value for name, value in env.items() if name.startswith("NRI_GPU_CLAIM_")}
-        assert len(markers) == 1
-        thief = await site.pod("thief", str(uuid4()))
-        forged = {name: f"{value[:-1]}{'0' if value[-1] != '0' else '1'}" for name, value in markers.items()}
-        for at, more in enumerate(({"cdi": cdi}, {"env": markers}, {"env": forged})):
-            with pytest.raises(CriError, match=r"nri-gpu \["):
-                await site.run(thief, "main", attempt=at, **more)  # type: ignore[arg-type]
-
-
-@in_a_loop
 async def test_a_second_pod_of_a_claim_is_let_in_once_the_claim_was_read_again(
     node: Containerd, tmp_path: Path, folder: Path
 ) -> None:
@@ -241,26 +224,6 @@ async def test_a_second_pod_of_a_claim_is_let_in_once_the_claim_was_read_again(
         reserved.append({"resource": "pods", "name": "api", "uid": second})
         pod, spec = await site.pod("api", second), ContainerSpec(cdi_devices=cdi)
         site.check(await aside(node.cri.run_persistently, pod, spec, r"nri-gpu \["), 0)
-
-
-@in_a_loop
-async def test_what_cannot_be_prepared_is_an_error_of_that_claim_and_holds_nothing(
-    node: Containerd, tmp_path: Path, folder: Path
-) -> None:
-    uid = str(uuid4())
-    async with site_on(node, tmp_path, folder) as site:
-        held = await aside(node.cri.run_asking, "device=1", "holder")
-        shar = [opaque({**CONFIG, "mode": "shar"})]
-        for claim, sentence in (
-            (site.claim("unknown", "gpu-9", pod=uid), "gpu-9"),
-            (site.claim("busy", "gpu-1", pod=uid), "default/holder"),
-            (site.claim("malformed", "gpu-2", pod=uid, config=shar), 'did you mean "shared"'),
-        ):
-            with pytest.raises(ClaimFaultError, match=sentence):
-                await site.prepare(claim)
-        assert site.files() == []
-        site.check(await aside(node.cri.run_asking, "device=0,2,3", "others"), 0, 2, 3)
-        site.check(held, 1)
 
 
 @on_newest

@@ -146,13 +146,3 @@ def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
     daemon.wait_logged(f"old driver files removed generation={VERSIONS[0]}")
     staged = {path.name.partition("-")[0] for path in (daemon.launch.base / "drivers").glob("[0-9]*")}
     assert staged == {VERSIONS[1]}
-
-
-def test_a_library_that_vanishes_takes_no_container_along(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
-    library = drivers.root / f"lib64/libcuda.so.{VERSIONS[0]}"
-    library.unlink()
-    container = created(node, pod(node))  # before the next look or after it: staged files are whole
-    assert container
-    shown = node.cri.execute(container, "/bin/ls", "-L", f"{LIBRARIES}/libnvidia-ml.so.{VERSIONS[0]}")
-    assert shown.code == 0
-    daemon.wait_logged("driver libraries not found")

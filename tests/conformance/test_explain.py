@@ -41,6 +41,11 @@ name = "no-labs"
 namespace = "vision"
 pod = "lab-*"
 allow = false
+[[rule]]
+name = "team"
+labels = { team = "vision" }
+allow = true
+default_mode = "shared"
 """
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
-from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.kernel import NriGpuOnNvidia
 from tests.support.marks import on_newest
@@ -96,27 +96,3 @@ def test_a_monitors_process_is_not_waited_for(node: Containerd, tmp_path: Path) 
         configure(root, [FakeGpu(running=(1, 0), first_pid=node.cri.status(exporter).pid)])
         wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
         node.cri.run_asking("device=0", "second")
-
-
-def test_a_clean_end_is_seen_at_once(node: Containerd, machine: Machine) -> None:
-    node.cri.stop(node.cri.run_asking("device=0", "first"))
-    wait_for("the look", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
-    node.cri.run_asking("device=0", "second")
-
-
-def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
-    topology = tmp_path / "node.toml"
-    plain = FOUR_GPUS.read_text()
-    topology.write_text(plain.replace("[[gpu]]\n", "[[gpu]]\nprocesses = 1\n", 1))
-    launch = Launch(tmp_path / "d", node.nri_socket, topology, make_driver_root(tmp_path / "driver"))
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
-        machine = Machine(daemon, tmp_path)
-        node.cri.stop(node.cri.run_asking("device=0", "first"))
-        with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):
-            node.cri.run_asking("device=0", "second")
-        fresh = tmp_path / "fresh.toml"
-        fresh.write_text(plain)
-        fresh.rename(topology)
-        wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
-        node.cri.run_asking("device=0", "third")

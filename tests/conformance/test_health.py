@@ -1,6 +1,5 @@
 """A GPU turns bad under a real containerd: the next containers go elsewhere, and it comes back."""
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -8,24 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from nri_gpu.domain.health import EventType
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.daemon import UUIDS as SIMULATED
-from tests.support.driver_root import make_driver_root
 from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
-from tests.support.nvml import FakeGpu, FakeHealth, build_fake_nvml, configure, happen
 from tests.support.waiting import aside, in_a_loop, wait_for
 
 pytestmark = pytest.mark.containerd
 
 UUIDS = tuple(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(4))
 GPU = "nvidia.com/gpu"
-CHANGED = "GPU health changed"
 BAD = "XID 79, GPU has fallen off the bus"
 STOPPED = 'container stopped reason="its GPU is bad: '
 LOST = "nvmlDeviceGetHandleByIndex: GPU is lost (15)"
@@ -56,70 +50,6 @@ def wait_stopped(node: Containerd, container: ContainerId) -> None:
 
 def held(daemon: NriGpu) -> set[str]:
     return {uuid for uuids in daemon.held().values() for uuid in uuids}
-
-
-@on_newest
-def test_bad_is_avoided_said_and_granted_again(node: Containerd, tmp_path: Path) -> None:
-    """GPU 1 falls off the bus; all the others go on."""
-    event = "\n[[event]]\nat_s = 0\ngpu = 1\nxid = 79\n"
-    with simulated(node, tmp_path, event, hold_down_s=3600, reprobe_s=1, reset="quiet") as daemon:
-        daemon.wait_logged(CHANGED)
-        refusal = node.cri.refused("device=1", "unlucky").details
-        assert "since 20" in refusal
-        assert BAD in refusal
-        for name in "abc":
-            node.cri.run_asking("count=1", name)
-        daemon.wait_grants(3)
-        assert held(daemon) == {*SIMULATED} - {SIMULATED[1]}
-        assert states(daemon)[0::2] == ["healthy", "healthy"]
-        assert BAD in daemon.verb("status").stdout
-        assert BAD in daemon.verb("gpus", "--gpus", str(daemon.launch.topology)).stdout
-        daemon.launch.with_policy(policy(node, hold_down_s=1, reprobe_s=1, reset="quiet"))
-        daemon.hang_up()
-        wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
-        assert f"recovered from: {BAD}; its state changed 3 times" in daemon.verb("status").stdout
-        node.cri.run_asking("device=1", "lucky")
-        daemon.wait_grants(4)
-        changes = [line.partition(" state=")[2].split()[0] for line in daemon.log().splitlines() if CHANGED in line]
-        assert changes == ["bad", "recovering", "healthy"]
-
-
-def xid_at(*events: tuple[float, int, int]) -> str:
-    """events: seconds, GPU and number."""
-    return "".join(f"\n[[event]]\nat_s = {at_s}\ngpu = {gpu}\nxid = {xid}\n" for at_s, gpu, xid in events)
-
-
-# Crashes of programs, half a minute apart as reprobe_s goes; and one error that asks for a reset.
-CRASHES = xid_at((1, 0, 69), (4, 0, 69), (1, 1, 145), (4, 1, 145), (1, 2, 137), (4, 2, 137), (1, 3, 46))
-
-
-@on_newest
-@in_a_loop
-async def test_only_what_asks_for_a_reset_takes_a_gpu_from_the_node(
-    node: Containerd, tmp_path: Path, folder: Path
-) -> None:
-    """As the kubelet counts them, too; and only root's word brings that one back, which the audit log has."""
-    kubelet = f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{node.layout.cdi}"\n'
-    topology = tmp_path / "node.toml"
-    topology.write_text(NODE + CRASHES)
-    launch = Launch(tmp_path / "d", node.nri_socket, topology=topology)
-    with NriGpu(launch.with_policy(policy(node, reprobe_s=1, hold_down_s=5) + kubelet)) as daemon:
-        async with Kubelet(folder) as served:
-            await aside(daemon.wait_ready)
-            await aside(daemon.wait_logged, "driver files")
-            await aside(wait_for, "all events", lambda: "XID 145" in daemon.status()["gpus"][1]["notes"]["xid"], 20)
-            await asyncio.sleep(9)  # longer than the hold-down, and all events have come
-            await served.wait_healthy(GPU, 3)
-            assert served.healthy(GPU) == sorted(SIMULATED[:3])
-            assert (await aside(states, daemon))[3] == "bad"
-            refusal = (await aside(node.cri.refused, "device=3", "unlucky")).details
-            assert "XID 46, GPU stopped processing; a reset is due" in refusal
-            said = await aside(daemon.verb, "repaired", "3")
-            assert (said.returncode, SIMULATED[3] in said.stdout) == (0, True), said.stderr
-            assert (await aside(daemon.verb, "repaired", "3")).returncode == 1
-            await served.wait_healthy(GPU, 4)
-            assert '"kind":"repaired"' in (daemon.launch.state / "audit.jsonl").read_text()
-            assert (await aside(daemon.verb, "status")).stdout.count("last XID") == 4
 
 
 def edited(daemon: NriGpu, text: str) -> None:
@@ -221,39 +151,3 @@ def test_a_gpu_that_was_lost_while_nobody_ran(node: Containerd, tmp_path: Path) 
         daemon.wait_logged(STOPPED)
         wait_stopped(node, container)
         assert node.cri.status(stays).state == "RUNNING"
-
-
-@on_newest
-def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path: Path) -> None:
-    """The driver's own way: events of the GPUs that are listened to, through the unmodified binding."""
-    old = FakeHealth(recovery_action=-1)  # a driver that has none
-    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(uuid=uuid, health=old) for uuid in UUIDS])
-    launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
-    with NriGpu(launch.with_policy(policy(node, events="all", hold_down_s=3, reprobe_s=1, reset="quiet"))) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("listening for GPU errors gpus=4")
-        happen(root, 1, EventType.XID, 79)
-        line = daemon.wait_logged(CHANGED)
-        assert UUIDS[1] in line
-        assert BAD in line
-        node.cri.run(node.cri.run_pod())
-        assert states(daemon)[0] == states(daemon)[2] == "healthy"
-        wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
-
-
-@on_newest
-def test_the_driver_decides_by_its_recovery_action(node: Containerd, tmp_path: Path) -> None:
-    """It takes back what the catalogue says of GPU 0, and calls GPU 1 bad for what any program can cause."""
-    demands = FakeHealth(recovery_action=1)
-    gpus = [FakeGpu(uuid=uuid) for uuid in UUIDS]
-    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), gpus)
-    launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)
-    with NriGpu(launch.with_policy(policy(node, events="all", reprobe_s=1))) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("listening for GPU errors gpus=4")
-        happen(root, 0, EventType.XID, 46)
-        assert "recovery action is none" in daemon.wait_logged(f'{CHANGED} reason="XID 46, GPU stopped processing: ')
-        configure(root, [gpus[0], replace(gpus[1], health=demands), *gpus[2:]])
-        happen(root, 1, EventType.XID, 13)
-        wait_for("GPU 1 to be bad", lambda: states(daemon)[:2] == ["healthy", "bad"], 20)
-        assert daemon.status()["gpus"][1]["health"]["why"] == "GPU requires a reset"

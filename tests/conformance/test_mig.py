@@ -66,12 +66,6 @@ def test_two_containers_on_two_mig_devices_of_one_gpu(cgroup_node: Containerd, s
         cgroup_node.cri.run_asking("mig=1g.10gb", "five")
 
 
-def test_two_of_one_gpu_in_one_container(cgroup_node: Containerd, serving: NriGpu) -> None:
-    container = cgroup_node.cri.run_asking("mig=1g.10gb:2", "pair")
-    check_sees(cgroup_node, container, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
-    serving.wait_held({"pair/main": [FIRST, SECOND]})
-
-
 def test_whole_gpus_bring_no_capabilities_and_those_in_mig_mode_stay(cgroup_node: Containerd, serving: NriGpu) -> None:
     container = cgroup_node.cri.run_asking("all", "whole")
     check_sees(cgroup_node, container, {(195, 1)})

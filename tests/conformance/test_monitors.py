@@ -22,11 +22,10 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, NriGpu
 from tests.support.guard import NriGuard
-from tests.support.kubelet import AdmissionError, Kubelet
+from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
 from tests.support.other_plugin import OtherPlugin
 from tests.support.packages import Version, available
-from tests.support.podresources import PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import nvidia_nodes
 from tests.support.waiting import aside, in_a_loop, wait_for
@@ -171,39 +170,6 @@ async def test_the_exporter_starts_where_exclusive_holders_run(site: Site) -> No
         await aside(site.node.cri.stop, exporter)
         await aside(site.wait_status, "monitors", [])
         assert site.node.cri.status(trains).state == "RUNNING"
-
-
-@in_a_loop
-async def test_without_an_entry_it_takes_the_node_out_of_service(site: Site) -> None:
-    """As before, whatever stray.exceptions says; but it is said who does that, and how to end it."""
-    await aside(site.monitors, "[]")
-    async with Kubelet(site.folder) as kubelet:
-        await kubelet.wait_healthy(GPU, 4)
-        await aside(site.exporter, MANAGEMENT)
-        await kubelet.wait_healthy(GPU, 0)
-        with pytest.raises(AdmissionError):
-            await kubelet.admit("train", "main", {GPU: 1})
-        with pytest.raises(CriError, match=r"whose container exporter opens 4 GPUs"):
-            await aside(site.run, "thief", {}, "1")
-        assert "opens 4 GPUs" in site.daemon.verb("status").stdout
-        policy = site.daemon.launch.policy
-        said = site.daemon.verb("doctor", "--policy", str(policy)).stdout
-        assert '\n            monitors = ["gpu-operator/nvidia-dcgm-exporter-*"]\n' in said
-
-
-@in_a_loop
-async def test_what_the_kubelet_allocated_to_it_it_holds(site: Site) -> None:
-    """By another device plugin, as PodResources tells."""
-    with PodResourcesThread(site.folder) as told:
-        told.pods["gpu-operator", EXPORTER] = {"exporter": {"nvidia.com/gpu-of-others": [UUIDS[2]]}}
-        await aside(site.exporter, MANAGEMENT)
-        await aside(
-            wait_for, "the answer", lambda: site.per_gpu("foreign")[2] == [MONITOR], PATIENCE_S, site.daemon.log
-        )
-        assert site.per_gpu("monitors") == [[MONITOR], [MONITOR], [], [MONITOR]]
-        await aside(site.run, "local", {}, "3")
-        with pytest.raises(CriError, match=r"whose container exporter opens 1 GPU"):
-            await aside(site.run, "thief", {}, "1")
 
 
 @on_newest

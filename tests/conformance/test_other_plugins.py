@@ -32,7 +32,6 @@ OURS: Final = "example.com/gpu"
 RESERVED: Final = "kai-resource-reservation"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
-GROUP: Final = {"runai-gpu-group": "g1"}
 
 
 @pytest.fixture
@@ -82,26 +81,6 @@ def test_what_the_kubelet_gave(node: Containerd, told: PodResourcesServer, servi
     serving.restart()
     node.cri.stop(container)
     check_gpus(node, run(node, pod, attempt=100, env=theirs([UUIDS[1]])), [UUIDS[1]])
-
-
-@on_newest
-def test_the_variable_by_itself(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
-    told.give("forger", {"main": {}})
-    pod = node.cri.run_pod(PodSpec(name="forger"))
-    check_gpus(node, run(node, pod, env=theirs([UUIDS[1]])), [])
-    check_gpus(node, run(node, pod, env={VARIABLE: "all"}, name="image"), [])
-    # A pod that the kubelet does not know was given nothing by it, and is not let pass as if it had been.
-    unknown = node.cri.run_pod(PodSpec(name="by-hand"))
-    with pytest.raises(CriError, match=r"\[node-not-ready\].*NVIDIA_VISIBLE_DEVICES"):
-        node.cri.run(unknown, ContainerSpec(env=theirs([UUIDS[1]])))
-
-
-@on_newest
-def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> None:
-    pod = node.cri.run_pod(PodSpec(name="train"))
-    with pytest.raises(CriError, match=r"\[node-not-ready\].*the kubelet has not said yet"):
-        node.cri.run(pod, ContainerSpec(env=theirs([UUIDS[1]])))
-    check_gpus(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
 
 
 @pytest.mark.short
@@ -163,18 +142,3 @@ async def test_both_plugins_side_by_side(
         local = await aside(node.cri.run_pod, PodSpec(name="local", annotations={"gpu.nri.io": "2"}))
         rest = sorted(set(UUIDS) - {UUIDS[0], chosen})
         check_gpus(node, await aside(run, node, local), rest)
-
-
-@on_newest
-def test_fractions_of_a_reserved_gpu(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
-    told.give("gpu-reservation-x", {"resource-reservation": {THEIRS: [UUIDS[2]]}}, RESERVED)
-    holder = node.cri.run_pod(PodSpec(name="gpu-reservation-x", namespace=RESERVED, labels=GROUP))
-    check_gpus(node, run(node, holder, name="resource-reservation", env=theirs([UUIDS[2]])), [UUIDS[2]])
-    for name in ("half", "other-half"):
-        told.give(name, {"main": {}})
-        pod = node.cri.run_pod(PodSpec(name=name, labels=GROUP))
-        check_gpus(node, run(node, pod, env=theirs([UUIDS[2]])), [UUIDS[2]])
-    told.give("stranger", {"main": {}})
-    stranger = node.cri.run_pod(PodSpec(name="stranger", labels={"runai-gpu-group": "g2"}))
-    with pytest.raises(CriError, match=r"kubelet\.reservations holds"):
-        node.cri.run(stranger, ContainerSpec(env=theirs([UUIDS[2]])))

@@ -103,6 +103,8 @@ def test_only_cuda_changes_in_what_is_checked() -> None:
     facts = with_compat(NODE, C130)
     assert unmet(IMAGE, NODE)
     assert not unmet(IMAGE, facts)
+    another = choose({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0,brand=quadro"}, NODE, (C130,), DEFAULT)
+    assert (another.package, "the image's requirements do not hold with it" in another.why) == (None, True)
     assert (facts.driver_version, facts.gpus) == (NODE.driver_version, NODE.gpus)
     for still in ("driver>=580", "brand=tesla", "arch>=10.0"):
         assert unmet({"NVIDIA_REQUIRE_CUDA": f"cuda>=13.0,{still}"}, facts)
