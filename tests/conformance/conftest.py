@@ -1,14 +1,17 @@
 """Real containerds for the tests: one of each kind a session, emptied after every test."""
 
+import json
 import os
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import ground
 from tests.support import cleanup, packages
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.containerd import Containerd
@@ -16,6 +19,7 @@ from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import Entry
+from tests.support.waiting import wait_for
 
 Boot = Callable[[packages.Runtime, Cgroup], Containerd]
 
@@ -170,3 +174,21 @@ def kubepods(node: Containerd) -> Iterator[str]:
     for cgroup in cleanup.cgroups_named(node.base.name, root):
         if "kubepods" in cgroup.parts:
             cgroup.rmdir()
+
+
+def injected(adjustment: Mapping[str, object]) -> dict[str, str]:
+    """The annotation of a pod by which `injector` adds that (tests/ground/nri-plugins): a ContainerAdjustment."""
+    return {"nri-gpu.bench/adjustment": json.dumps(adjustment)}
+
+
+@pytest.fixture
+def injector(node: Containerd) -> Iterator[None]:
+    """A plugin that is asked before ours, and adds to the containers of a pod what `injected` says."""
+    before = node.log_path.stat().st_size
+    program = [str(ground.need("nri-plugins") / "injector"), "-socket", str(node.nri_socket), "-idx", "05"]
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for("the injector", lambda: b"05-injector" in node.log_path.read_bytes()[before:], 20)
+            yield
+        finally:
+            process.kill()

@@ -25,7 +25,7 @@ from tests.support.dra_process import NriDra
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.resource_claims import CONFIG, DRIVER, NODE, opaque, resource_claim, result
+from tests.support.resource_claims import DRIVER, NODE, resource_claim, result
 from tests.support.waiting import aside, in_a_loop, wait_for
 
 pytestmark = pytest.mark.containerd
@@ -224,34 +224,6 @@ async def test_a_second_pod_of_a_claim_is_let_in_once_the_claim_was_read_again(
         reserved.append({"resource": "pods", "name": "api", "uid": second})
         pod, spec = await site.pod("api", second), ContainerSpec(cdi_devices=cdi)
         site.check(await aside(node.cri.run_persistently, pod, spec, r"nri-gpu \["), 0)
-
-
-@on_newest
-@in_a_loop
-async def test_claims_share_a_gpu_where_policy_does_and_one_that_watches_holds_nothing(
-    node: Containerd, tmp_path: Path, folder: Path
-) -> None:
-    uid = str(uuid4())
-    async with site_on(node, tmp_path, folder, "replicas = 2\n") as site:
-        pod = await site.pod("web", uid)
-        for name, devices in (("one", ("gpu-0",)), ("other", ("gpu-0",)), ("twice", ("gpu-1", "gpu-1"))):
-            container = await site.run(pod, name, await site.prepare(site.claim(name, *devices, pod=uid)))
-            site.check(container, int(devices[0][-1]))
-            status = node.cri.status(container)
-            assert status.env["NVIDIA_VISIBLE_DEVICES"] == UUIDS[int(devices[0][-1])]
-            assert "/dev/nvidia-uvm" in status.device_paths
-        utility = [opaque({**CONFIG, "capabilities": ["utility"]})]
-        container = await site.run(
-            pod, "utility", await site.prepare(site.claim("utility", "gpu-2", pod=uid, config=utility))
-        )
-        assert "/dev/nvidia-uvm" not in node.cri.status(container).device_paths
-
-        site.check(await aside(node.cri.run_asking, "device=3", "holder"), 3)
-        watching = await site.run(
-            pod, "watch", await site.prepare(site.claim("watch", "gpu-3", pod=uid, adminAccess=True))
-        )
-        site.check(watching, 3)
-        assert "/dev/nvidia-uvm" not in node.cri.status(watching).device_paths
 
 
 @on_newest

@@ -1,17 +1,13 @@
 """A plugin of others' that is asked before us sets variables that we set, too: a real one, on real containerds."""
 
-import json
-import subprocess
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
-from tests import ground
+from tests.conformance.conftest import injected
 from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
@@ -19,23 +15,10 @@ PATH, VISIBLE = "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES"
 THEIRS: Final = {PATH: "/opt/theirs/lib", VISIBLE: "all", "OTHER": "stays"}
 
 
-@pytest.fixture
-def injector(node: Containerd) -> Iterator[None]:
-    """It sets these for pods that have its annotation (tests/ground/nri-plugins)."""
-    before = node.log_path.stat().st_size
-    program = [str(ground.need("nri-plugins") / "injector"), "-socket", str(node.nri_socket), "-idx", "05"]
-    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_for("the injector", lambda: b"05-injector" in node.log_path.read_bytes()[before:], 20)
-            yield
-        finally:
-            process.kill()
-
-
 def created(node: Containerd, *, claim: str = "", image: str = "") -> dict[str, str]:
     """A container for which it sets these variables: its environment. image: the image's own NVIDIA_VISIBLE_DEVICES."""
     adjustment = {"env": [{"key": key, "value": value} for key, value in THEIRS.items()]}
-    annotations = {"nri-gpu.bench/adjustment": json.dumps(adjustment)} | ({"gpu.nri.io": claim} if claim else {})
+    annotations = injected(adjustment) | ({"gpu.nri.io": claim} if claim else {})
     pod = node.cri.run_pod(PodSpec("both", annotations=annotations))
     return node.cri.status(node.cri.run(pod, ContainerSpec(env={VISIBLE: image} if image else {}))).env
 

@@ -136,40 +136,6 @@ def test_one_whose_gpu_went_to_another_does_not_start_though_the_daemon_died_sin
 
 
 @on_newest
-def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
-    container = site.create("train", ASKS)
-    daemon.kill()
-    (daemon.launch.state / "key").write_bytes(bytes(32))
-    with pytest.raises(CriError, match="its mac does not match"):
-        site.node.cri.start(container)
-    assert not site.ran("train")
-
-
-@on_newest
-def test_what_policy_ignores_starts(site: Site, launch: Launch) -> None:
-    """The guard reads the policy that the daemon took up, not one of its own."""
-    ignoring = launch.with_policy('[namespaces]\nallow = ["ml"]\notherwise = "ignore"\n')
-    with NriGpu(ignoring) as daemon, NriGuard(launch) as guard:
-        daemon.wait_ready()
-        guard.wait_ready()
-        site.run("ignored", ASKS, "web")
-        daemon.kill()
-        site.run("ignored-too", ASKS, "web")
-        site.refused("meant", ASKS, namespace="ml")
-
-
-@on_newest
-def test_without_the_guard_the_daemons_own_check_holds(site: Site, daemon: NriGpu) -> None:
-    daemon.kill()
-    container = site.create("ungranted", ASKS)
-    daemon.start()
-    daemon.wait_ready()
-    with pytest.raises(CriError, match=r"\[not-granted\].*created while nri-gpu was not connected"):
-        site.node.cri.start(container)
-    assert not site.ran("ungranted")
-
-
-@on_newest
 def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu) -> None:
     """The token says only what the kubelet allocated; that GPUs were injected, the signed grant says."""
     key = token_key("nvidia.com/gpu")

@@ -8,23 +8,20 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from msgspec import Struct
 
-from nri_gpu._pb import nri_pb2 as pb
-from tests.conformance.conftest import launch_on
+from tests.conformance.conftest import injected, launch_on
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, NriGpu
 from tests.support.guard import NriGuard
 from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
-from tests.support.other_plugin import OtherPlugin
 from tests.support.packages import Version, available
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import nvidia_nodes
@@ -39,6 +36,7 @@ LISTED: Final = '["gpu-operator/nvidia-dcgm-exporter-*"]'
 MANAGEMENT: Final = "management.nvidia.com/gpu=all"
 ALL: Final = {(195, minor) for minor in (0, 1, 2, 3, 255)}
 PATIENCE_S: Final = 10.0
+NOTHING: Final[Mapping[str, str]] = {}
 
 
 class Site(Struct, frozen=True):
@@ -48,9 +46,10 @@ class Site(Struct, frozen=True):
     daemon: NriGpu
     folder: Path
 
-    def exporter(self, *cdi: str, **fields: Any) -> ContainerId:  # noqa: ANN401 - any field of its spec
-        pod = self.node.cri.run_pod(PodSpec(name=EXPORTER, namespace="gpu-operator"))
-        return self.node.cri.run(pod, ContainerSpec(name="exporter", cdi_devices=cdi, **fields))
+    def exporter(self, *cdi: str, adds: Mapping[str, str] = NOTHING, attempt: int = 0) -> ContainerId:
+        """adds: what another plugin adds to it, as of `injected`."""
+        spec = PodSpec(name=EXPORTER, namespace="gpu-operator", annotations=adds, attempt=attempt)
+        return self.node.cri.run(self.node.cri.run_pod(spec), ContainerSpec(name="exporter", cdi_devices=cdi))
 
     def run(self, name: str, annotations: dict[str, str], claim: str = "") -> ContainerId:
         pod = self.node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim} if claim else {}))
@@ -173,25 +172,19 @@ async def test_the_exporter_starts_where_exclusive_holders_run(site: Site) -> No
 
 
 @on_newest
+@pytest.mark.usefixtures("injector")
 @pytest.mark.parametrize("by", ["CDI", "nodes"])
 def test_another_plugin_may_add_to_a_monitor_alone(site: Site, by: str) -> None:
     """With daemon and guard, to runtimes that validate. They are called before the plugin, and after it."""
-    gpus = [pb.LinuxDevice(path=f"/dev/nvidia{minor}", type="c", major=195, minor=minor) for minor in range(4)]
-    adjust = pb.ContainerAdjustment(
-        CDI_devices=[pb.CDIDevice(name=MANAGEMENT)] if by == "CDI" else [],
-        linux=pb.LinuxContainerAdjustment(devices=gpus if by == "nodes" else []),
-    )
+    gpus = [{"path": f"/dev/nvidia{minor}", "type": "c", "major": 195, "minor": minor} for minor in range(4)]
+    adds = injected({"CDI_devices": [{"name": MANAGEMENT}]} if by == "CDI" else {"linux": {"devices": gpus}})
     node = site.node
-    with ExitStack() as stack:
-        guard = stack.enter_context(NriGuard(site.daemon.launch))
+    with NriGuard(site.daemon.launch) as guard:
         guard.wait_ready()
-        stack.enter_context(
-            OtherPlugin(node.nri_socket, lambda pod: adjust if "quiet" in pod or pod == EXPORTER else None)
-        )
         holder = site.run("first", {}, "2")
-        with pytest.raises(CriError, match=r"\[ungranted-nodes\].*05-other"):
-            site.run("quiet", {})
-        exporter = site.exporter()
+        with pytest.raises(CriError, match=r"\[ungranted-nodes\].*05-injector"):
+            node.cri.run(node.cri.run_pod(PodSpec(name="quiet", annotations=adds)))
+        exporter = site.exporter(adds=adds)
         opened = {*nvidia_nodes(node.cri, exporter).values()}
         assert {(195, minor) for minor in range(4)} <= opened
         second = site.run("second", {}, "1")
@@ -203,5 +196,4 @@ def test_another_plugin_may_add_to_a_monitor_alone(site: Site, by: str) -> None:
         site.monitors("[]")
         node.cri.stop(exporter)
         with pytest.raises(CriError, match=r"\[ungranted-nodes\]"):
-            pod = node.cri.run_pod(PodSpec(name=EXPORTER, namespace="gpu-operator", attempt=1))
-            node.cri.run(pod, ContainerSpec(name="exporter"))
+            site.exporter(adds=adds, attempt=1)

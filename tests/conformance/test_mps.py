@@ -131,20 +131,6 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
         assert f"nri-gpu [{code}]" in node.cri.refused(value, code).details
 
 
-def test_programs_that_run_on_the_host_alone_serve_mps(node: Containerd, launch: Launch, tmp_path: Path) -> None:
-    """As on NixOS, whose programs have a loader in /nix/store: in containers they would not be found (127)."""
-    assert launch.driver_root
-    mps.as_on_nixos(launch.driver_root, tmp_path / "ld.so")
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
-        one = run(node, "one")
-        assert pid_of(daemon)
-        assert (tmp_path / "modes").read_text() == f"{UUID} EXCLUSIVE_PROCESS\n"
-        program = "nvidia-cuda-mps-control"
-        assert program not in does(node, one, "ls /usr/local/nvidia/lib64/bin /usr/local/nvidia/bin")
-        daemon.wait_logged(f"{program} (its interpreter is {tmp_path}/ld.so, which containers do not have)")
-
-
 def test_the_daemon_outlives_ours_and_ends_with_its_last_user(node: Containerd, daemon: NriGpu, tmp_path: Path) -> None:
     one, two = run(node, "one"), run(node, "two", "device=0;mode=mps;sharing=memory:20Gi")
     pid = pid_of(daemon)

@@ -7,7 +7,6 @@ log directory. A client is `mps_client.c`, in an image of its own.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -17,13 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.driver.table import MACHINES
 from nri_gpu.mps.mps_folders import DaemonFolder, clients, noted_folders
 from tests.support import packages
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 
-CONTROL_NAME, SERVER_NAME, SMI_NAME = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-smi"
 CONTROL: Final = Path(__file__).with_name("mps_control.py")
 SMI: Final = """#!/bin/sh
 # -i UUID -c MODE: says what it was asked, and remembers it.
@@ -40,19 +37,6 @@ def install(root: Path, log: Path) -> Path:
     for program in (control, smi):
         program.chmod(0o755)
     return root
-
-
-def as_on_nixos(root: Path, loader: Path) -> None:
-    """Make programs of a flat root, each with this loader, of the scripts that `install` put there."""
-    usual = MACHINES[platform.machine()].interpreter
-    loader.symlink_to(usual)
-    for name in (CONTROL_NAME, SMI_NAME, SERVER_NAME):
-        program, script = root / "bin" / name, root / "libexec" / name
-        script.parent.mkdir(exist_ok=True)
-        program.rename(script)
-        source = f'#include <unistd.h>\nint main(int n, char **words) {{ return n && execv("{script}", words); }}\n'
-        command = [*packages.gcc(), f"-Wl,--dynamic-linker={loader}", "-o", str(program), "-x", "c", "-"]
-        subprocess.run(command, input=source.encode(), check=True)
 
 
 IMAGE: Final = "localhost/nri-gpu/mps-client:1"

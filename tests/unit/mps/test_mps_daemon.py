@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
 from nri_gpu.domain.node import DriverFiles, DriverTree
+from nri_gpu.driver.trees import HOST_BINARIES
 from nri_gpu.mps.mps_daemon import CONTROL, SERVER, SMI, MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.mps_folders import DaemonFolder, clients
 from nri_gpu.policy.mps_settings import MpsSettings
@@ -79,3 +81,9 @@ def test_a_driver_without_its_server_is_told_before_a_client_meets_it() -> None:
     tree = DriverTree("/staged", (CONTROL, SMI), (), (), ())
     with pytest.raises(MpsError, match=f"has no {SERVER}: install that part of it"):
         MpsTools.of(DriverFiles("580.95.05", "g", {DEFAULT_CAPABILITIES: tree}, {}))
+
+
+def test_programs_that_containers_cannot_run_are_run_from_beside_the_trees() -> None:
+    """As those of NixOS, whose loader is in /nix/store."""
+    files = DriverFiles("580.95.05", "g", {DEFAULT_CAPABILITIES: DriverTree("/staged", (), (), (), ())}, {})
+    assert MpsTools.of(replace(files, host_binaries=(CONTROL, SERVER, SMI))).bin == Path("/", HOST_BINARIES)
