@@ -21,12 +21,12 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu
 from tests.support.docker import Docker
+from tests.support.holding import cgroup_of, holding, into
 from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Number
 from tests.support.waiting import wait_for
-from tests.unit.stray.holding import cgroup_of, holding, into
 
 pytestmark = on_newest
 

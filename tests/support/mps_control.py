@@ -1,6 +1,6 @@
 # What nvidia-cuda-mps-control does as far as anybody sees from outside: -f serves in the foreground, without arguments
 # commands are read from standard input. It ends itself when its pipe directory is taken away, with the test's folder.
-# NVIDIA's own is in tests/unit/mps/test_real_daemon.py.
+# NVIDIA's own is in tests/system/test_real_daemon.py.
 import json
 import os
 import socket

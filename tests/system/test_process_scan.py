@@ -16,8 +16,8 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.stray.process_scan import HOLDERS_MAX
 from nri_gpu.stray.stray_controller import LookError, look
 from nri_gpu.stray.uses import Extent, Use
+from tests.support.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
 from tests.support.unit_file import OURS, Unit
-from tests.unit.stray.holding import FULL, MAJOR, ZERO, cgroup_of, holding, into
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
 NOBODY = "0"  # of which no process descends

@@ -18,11 +18,11 @@ from nri_gpu.domain.health import EventType
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.records.policy_file import LAST_GOOD
 from tests.support import nri_messages as nri
+from tests.support.holding import FULL, MAJOR, cgroup_of, holding, into
 from tests.support.nvml import Act, FakeHealth, happen
 from tests.support.prometheus import ALERTS, MONITORING, Prometheus, asked_until, free_port
 from tests.support.waiting import aside, in_a_loop
 from tests.system.chain import HANDLE, INIT, LISTENER, TWO, Chain, listens
-from tests.unit.stray.holding import FULL, MAJOR, cgroup_of, holding, into
 
 GUARD: Final = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=True)
 SOME: Final = 5  # more than an alert takes for an accident

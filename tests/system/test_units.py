@@ -283,7 +283,7 @@ def test_what_mps_clients_write_is_limited_in_bytes_and_in_files() -> None:
 
 
 def test_stray_use_takes_two_capabilities_and_a_look_at_the_kubelets_socket() -> None:
-    """That they suffice: tests/unit/stray/test_process_scan.py."""
+    """That they suffice: tests/system/test_process_scan.py."""
     assert STRAY.values("CapabilityBoundingSet") == ["CAP_SYS_PTRACE CAP_DAC_READ_SEARCH"]
     assert STRAY.values("InaccessiblePaths") == KUBELET.values("InaccessiblePaths")
     socket = Path(Policy.default().kubelet.podresources)
