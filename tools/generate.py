@@ -41,7 +41,7 @@ MADE: Final[Mapping[str, Callable[[], Files]]] = {
     "schemas": schemas.documents,  # types of `-o json` -> api/schemas
     "share": share.completions_and_manuals,  # the table of verbs -> share
     "messages": messages.pages,  # nri_gpu/domain/phrases.py -> docs/messages.md
-    "reference": reference.pages,  # verbs and clauses -> docs/reference
+    "reference": reference.pages,  # verbs -> docs/reference
     "diagrams": reference.diagrams,  # docs/diagrams, health/states.py -> docs/pictures; drawn by graphviz
     "plots": plots.plots,  # docs/records -> docs/pictures
     "records": records,  # docs/records -> tables in pages

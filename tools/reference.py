@@ -1,4 +1,4 @@
-"""Pages in docs/reference that are made of declarations, and diagrams in docs/pictures, drawn by graphviz.
+"""The page of verbs in docs/reference, which is made of declarations, and diagrams in docs/pictures, drawn by graphviz.
 
 A diagram's text is a .dot file in docs/diagrams, or a table of the program.
 """
@@ -12,11 +12,8 @@ from functools import partial
 from typing import Final
 
 from nri_gpu.cli.main import EXIT_HELP, VERBS, Verb
-from nri_gpu.domain.gpu_request import Operator
 from nri_gpu.domain.health import HealthState
-from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KUBELET_KEY, POD_KEY
 from nri_gpu.health.states import TRANSITIONS
-from nri_gpu.request.annotation import CLAUSES, VALUE_MAX, WORDS
 from tools.files import ROOT, Files, picture
 from tools.share import Argument, Takes, arguments_of
 
@@ -76,33 +73,6 @@ def _cell(line: str) -> str:
     return _text(line).replace("|", "\\|")
 
 
-def annotations_page() -> str:
-    """Return a page of keys, and clauses of a value."""
-    operators = " ".join(f"`{each.value}`" for each in Operator)
-    lines = [
-        *("# Annotations", "", "[Asking for GPUs](../requests.md) explains them.", ""),
-        *("| key | who writes it | what it is |", "|---|---|---|"),
-        f"| `{CONTAINER_PREFIX}<name>` | you | the request of the container of that name |",
-        f"| `{POD_KEY}` | you | the request of each other container of the pod |",
-        f"| `{BASE_KEY}` | you | the same, with the lowest priority |",
-        f"| `{GRANT_KEY}` | nri-gpu, on containers | the signed grant |",
-        f"| `{KUBELET_KEY}.<resource>` | nri-gpu, on containers | what the kubelet allocated |",
-        *(
-            "",
-            "## Clauses of a value",
-            "",
-            f"A value has at most {VALUE_MAX} characters; `;` stands between clauses.",
-            "",
-        ),
-        *("| clause | example | operators |", "|---|---|---|"),
-        *(f"| `{word}` | `{word}` | none: it stands alone |" for word in WORDS),
-        "| a number | `2` | none: the same as `count=2` |",
-    ]
-    for name, clause in CLAUSES.items():
-        lines.append(f"| `{name}` | `{clause.example}` | {operators if clause.ordered else '`=`'} |")
-    return "\n".join(lines) + "\n"
-
-
 def health_dot() -> str:
     """Return the states of a GPU's health as a diagram, read from the table that decides."""
     edges: defaultdict[tuple[HealthState, HealthState], list[str]] = defaultdict(list)
@@ -130,6 +100,5 @@ def draw(text: str) -> str:
 
 
 def pages() -> Files:
-    """Return the reference's pages."""
-    made = {"verbs": verbs_page(), "annotations": annotations_page()}
-    return {REFERENCE / f"{name}.md": MADE + text for name, text in made.items()}
+    """Return the reference's page."""
+    return {REFERENCE / "verbs.md": MADE + verbs_page()}

@@ -10,7 +10,8 @@ import yaml
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.annotation import parse_claim, select_annotation
+from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KUBELET_KEY, POD_KEY
+from nri_gpu.request.annotation import CLAUSES, WORDS, parse_claim, select_annotation
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requests.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -25,6 +26,12 @@ def test_there_are_examples() -> None:
     assert len(VALUES) > 12
     assert len(MANIFESTS) == 2
     assert len(INSTEAD) == 8
+
+
+def test_it_has_each_key_and_each_clause() -> None:
+    shown = set(re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in TEXT.splitlines() if line[:1] == "|")))
+    assert shown >= {f"{CONTAINER_PREFIX}<name>", POD_KEY, BASE_KEY, GRANT_KEY, f"{KUBELET_KEY}.<resource>", *WORDS}
+    assert {re.split("[=>]", each)[0] for each in shown} >= CLAUSES.keys()
 
 
 @pytest.mark.parametrize("value", VALUES)
