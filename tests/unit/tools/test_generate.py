@@ -8,7 +8,6 @@ import pytest
 
 from nri_gpu.cli.main import VERBS
 from nri_gpu.health.states import TRANSITIONS
-from nri_gpu.request.annotation import CLAUSES
 from tools import files, generate, reference
 from tools.files import Drawn, Files, LackingError
 
@@ -67,10 +66,9 @@ def test_what_cannot_be_made_here_is_said(monkeypatch: pytest.MonkeyPatch, capsy
         assert "no compiler" in capsys.readouterr().out
 
 
-def test_the_reference_has_every_verb_and_clause() -> None:
-    verbs, annotations = reference.verbs_page(), reference.annotations_page()
-    assert all(f"## nri-gpu {verb.name}\n" in verbs for verb in VERBS)
-    assert all(f"| `{name}` | `{clause.example}` |" in annotations for name, clause in CLAUSES.items())
+def test_the_reference_has_every_verb() -> None:
+    page = reference.verbs_page()
+    assert all(f"## nri-gpu {verb.name}\n" in page for verb in VERBS)
 
 
 def test_every_change_of_health_is_drawn() -> None:
