@@ -41,6 +41,10 @@ NOT_NAMED: Final = (
     "it is reserved for PodGroup {}, and the kubelet's PodResources does not list it for this container: name the "
     "claim in resources.claims of a container or sidecar of a pod of that group, and copy no variable"
 )
+TOO_MANY: Final = (
+    f"with it this container has more than {MARKERS_MAX} devices of claims: give it fewer in resources.claims, and "
+    "copy no variable"
+)
 NOT_ALIKE: Final = (
     "this container has devices of claims that are configured differently, or some for monitoring and others not, but "
     "the GPUs of a container are configured alike: give it devices of one kind"
@@ -104,7 +108,7 @@ def _allocation(
     if container.kubelet is not None:
         return AllocationInvalid(TWO_DOORS, first)
     if len(container.markers) > MARKERS_MAX:
-        return AllocationInvalid(f"it and others are more than {MARKERS_MAX} devices of claims", first)
+        return AllocationInvalid(TOO_MANY, first)
     claims: dict[ClaimUid, PreparedClaim] = {}
     devices: dict[tuple[ClaimUid, int], ClaimedDevice] = {}
     for name, text in container.markers.items():

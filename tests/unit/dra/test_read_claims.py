@@ -8,11 +8,12 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, ClaimUid, ContainerDevices, PodDevices
-from nri_gpu.domain.container import Container, ContainerId, PodUid
+from nri_gpu.domain.container import MARKERS_MAX, Container, ContainerId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState
-from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.domain.names import GRANT_KEY, MARKER_PREFIX
 from nri_gpu.dra.markers import markers_of
+from nri_gpu.dra.read_claims import TOO_MANY
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.ledger.grant_text import sign_grant
 from nri_gpu.policy.read import parse_policy
@@ -47,6 +48,12 @@ def test_each_container_gets_the_devices_that_it_names(node: ClaimNode) -> None:
     name, value = markers_of(claim, KEY)[1]
     assert node.create(container(markers={name: value})) == (uuid(2),)
     assert node.create(container(name="none")) == ()
+
+
+def test_more_devices_than_a_container_can_have_are_refused_by_number(node: ClaimNode) -> None:
+    flood = {f"{MARKER_PREFIX}{number}": "v1" for number in range(MARKERS_MAX + 1)}
+    refused = node.create(container(markers=flood))
+    assert refused == f"nri-gpu [bad-request]: {MARKER_PREFIX}0: {TOO_MANY}."
 
 
 def test_the_claims_that_hold_a_gpu_are_named_where_nobody_else_does(node: ClaimNode) -> None:
