@@ -45,8 +45,9 @@ class StateFolder:
             self.path.chmod(0o700)
             lock = open_lock(self.path / "lock")
         except OSError as error:
+            cure = "run as root" if isinstance(error, PermissionError) else "correct that"
             raise StateError(
-                f"state folder {self.path} cannot be used: {error.strerror}; run as root, or give --state-dir"
+                f"state folder {self.path} cannot be used: {error.strerror}; {cure}, or give another --state-dir"
             ) from error
         if not try_lock(lock):
             holder = lock_holder(lock) or self._holder()

@@ -148,6 +148,15 @@ def test_one_daemon_at_a_time(tmp_path: Path) -> None:
 
 def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match=r"cannot be used: (File exists|Not a directory); run as root") as caught:
+    with pytest.raises(StateError, match=r"cannot be used: (File exists|Not a directory); correct that, or") as caught:
         StateFolder(tmp_path / "file").open()
     assert not caught.value.taken
+
+
+def test_a_place_where_only_root_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # the tests may run as root
+    with pytest.raises(StateError, match="cannot be used: Permission denied; run as root, or"):
+        StateFolder(tmp_path / "state").open()
