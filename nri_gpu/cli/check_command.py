@@ -30,7 +30,7 @@ from nri_gpu.kubelet.kubelet_findings import kubelet_advice
 from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rule_findings import advise_for
-from nri_gpu.records.policy_file import DEFAULT_PATH, LAST_GOOD, build, file_advice, read_policy
+from nri_gpu.records.policy_file import DEFAULT_PATH, LAST_GOOD, build_policy, file_advice, read_policy
 from nri_gpu.records.policy_memory import UNIT_FOLDER, PolicyMemory, unit_folder
 
 Option = str | bool | int | float
@@ -63,12 +63,11 @@ def run(args: argparse.Namespace) -> int:
         _forget(memory.file, state_dir / LAST_GOOD)
     args.gpus = args.gpus or (status.options.get("topology") if status else None)
     try:
-        built = build(read_policy(args.file, in_force=bool(memory.source)), options)
+        policy = build_policy(read_policy(args.file, in_force=bool(memory.source)), options)
     except PolicyError as error:
         return _faults(args, error.faults, options, Exit.CONFIGURATION)
-    if built.empty_tables:
-        return _faults(args, built.empty_tables, options, Exit.FINDING)
-    policy = built.policy
+    if policy.empty_tables:
+        return _faults(args, policy.empty_tables, options, Exit.FINDING)
     seen = Examined(policy=policy, status=status, state_dir=state_dir, in_pod=in_pod())
     found = (
         *file_advice(Path(args.file or DEFAULT_PATH)),

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Final, Self
 from msgspec import Meta, Struct
 
 from nri_gpu.domain.edits import HARMLESS, Extra
+from nri_gpu.domain.errors import Fault
 from nri_gpu.domain.finding import Finding
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.gpu_request import Mode, NumaBinding, Strategy
@@ -341,7 +342,7 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 class Policy(Value, frozen=True, kw_only=True):
     """The policy: every setting."""
 
-    aside: ClassVar = ("source", "ignored")
+    aside: ClassVar = ("source", "ignored", "empty_tables")
 
     plugin: PluginSettings = PluginSettings()
     driver: DriverSettings = DriverSettings()
@@ -375,6 +376,8 @@ class Policy(Value, frozen=True, kw_only=True):
     source: str = BUILT_IN  # the file that the settings come from, for messages; it does not count in comparisons
     # A finding for each thing in the file that an earlier version knew (`policy/dropped.py`); likewise.
     ignored: tuple[Finding, ...] = ()
+    # A fault for each table without a key, which is none of a file that is read for the first time; likewise.
+    empty_tables: tuple[Fault, ...] = ()
     # What is wrong with the policy file, or empty; `decide` refuses every request of a policy with a fault.
     fault: str = ""
 

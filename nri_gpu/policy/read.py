@@ -48,7 +48,11 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     found = list(faults(_file_info(), known))
     policy = Policy.default()
     if not found:
-        policy = replace(_read(convert(known, file_type()), file), ignored=tuple(_ignored(dropped, where)))
+        policy = replace(
+            _read(convert(known, file_type()), file),
+            ignored=tuple(_ignored(dropped, where)),
+            empty_tables=_empty_tables(raw, file, where),
+        )
         found += _cross_faults(policy)
     if found:
         each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
@@ -62,7 +66,7 @@ def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[F
         yield in_policy(f"{path}{f', line {line},' if line else ''} is ignored: {why}; remove it", path)
 
 
-def empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:
+def _empty_tables(raw: Mapping[str, object], file: str, lines: Mapping[str, int]) -> tuple[Fault, ...]:
     """Return a fault for each table without a key: what stood in it may have been cut off, and every default holds."""
     message = "has no key, so each has its default: give it one, or remove its heading"
     return tuple(Fault(file, path, message, line_of(lines, path)) for path in _empty(raw, ""))

@@ -15,14 +15,13 @@ from typing import Final
 
 from loguru import logger
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.names import POLICY_FILE
 from nri_gpu.policy.lines import key_lines, read_toml
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.read import empty_tables, override, parse_policy
+from nri_gpu.policy.read import override, parse_policy
 from nri_gpu.records.policy_memory import FORGETFUL, RUNTIME, PolicyMemory
 from nri_gpu.system.storage import stat_of, write_whole
 
@@ -42,13 +41,6 @@ class PolicyText(Struct, frozen=True):
     @property
     def blank(self) -> bool:
         return not self.text.strip(BLANKS)
-
-
-class Built(Struct, frozen=True):
-    """A policy. empty_tables: what is odd in its text, and no fault of a file that is read for the first time."""
-
-    policy: Policy
-    empty_tables: tuple[Fault, ...] = ()
 
 
 def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
@@ -93,21 +85,16 @@ def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyTex
 
 def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
     """Return the policy of a text already read. Raises: PolicyError, with all faults of text and options."""
-    return build(source, overrides).policy
-
-
-def build(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Built:
-    """Return the policy of a text already read, with what is odd in the text. Raises: PolicyError."""
     given = overrides or {}
     try:
-        built = Built(Policy.default()) if source is None else _parse(source)
+        policy = Policy.default() if source is None else _parse(source)
     except PolicyError as file_error:
         try:
             override(Policy.default(), given)
         except PolicyError as option_error:
             raise PolicyError(file_error.faults + option_error.faults) from None
         raise
-    return replace(built, policy=override(built.policy, given))
+    return override(policy, given)
 
 
 def keep_last_good(state_dir: Path, text: str) -> None:
@@ -158,9 +145,8 @@ def _read(path: Path) -> str:
     return data.decode("utf-8")
 
 
-def _parse(source: PolicyText) -> Built:
-    raw, lines = read_toml(source.text, source.file), key_lines(source.text)
-    return Built(parse_policy(raw, source.file, lines), empty_tables(raw, source.file, lines))
+def _parse(source: PolicyText) -> Policy:
+    return parse_policy(read_toml(source.text, source.file), source.file, key_lines(source.text))
 
 
 def _fault(path: Path | str, message: str, *, denied: bool = False) -> PolicyError:
@@ -239,23 +225,23 @@ class PolicyFile:
         return policy
 
     def _take(self, source: PolicyText | None, *, again: bool) -> Policy:
-        built = build(source, self.options)
-        if again and built.empty_tables:
-            raise PolicyError(built.empty_tables)
-        for fault in built.empty_tables:
+        policy = build_policy(source, self.options)
+        if again and policy.empty_tables:
+            raise PolicyError(policy.empty_tables)
+        for fault in policy.empty_tables:
             logger.bind(fault=str(fault)).warning("policy has a table without a key")
-        if built.policy.ignored:
-            logger.bind(fault="; ".join(each.meaning for each in built.policy.ignored)).warning(
+        if policy.ignored:
+            logger.bind(fault="; ".join(each.meaning for each in policy.ignored)).warning(
                 "policy has settings that are ignored"
             )
         if self.from_runtime and self._text is None:
-            return built.policy
+            return policy
         self.before = self._used or self._kept_before(source)
-        self.taken, self._used = source, built.policy
+        self.taken, self._used = source, policy
         if source and not source.blank:
             self._keep(lambda: self._memory.remember(source.file))
         self._keep(lambda: keep_last_good(self._state_dir, source.text if source else ""))
-        return built.policy
+        return policy
 
     def _keep(self, keep: Callable[[], None]) -> None:
         try:
