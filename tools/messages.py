@@ -24,9 +24,12 @@ MADE: Final = (
     "## Warnings and errors\n\n<!-- Made of nri_gpu/domain/phrases.py: run `make generate`. -->\n"  # to the end
 )
 
-CALLS: Final = {"warning": "warning", "note": "warning", "error": "error", "critical": "error", "log": "warning"}
 QUIET: Final = ("INFO", "DEBUG")
 LASTING: Final = "warning, error if it lasts"  # said by LogOnce, which has a fault beside the phrase
+CALLS: Final = {
+    **{"warning": "warning", "note": "warning", "error": "error", "critical": "error", "log": "warning"},
+    "guard": LASTING,
+}
 EITHER: Final = "warning or error"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

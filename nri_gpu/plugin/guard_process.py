@@ -133,12 +133,8 @@ class GuardProcess:
         await stop_containers(names, self._settings.guard, "it ran without the GPUs it asked for")
 
     def _write_status(self) -> None:
-        try:
+        with self._faults.guard("guard status not written", path=str(self._run_dir)):
             write_guard_status(self._run_dir, self._status)
-        except OSError as error:
-            self._faults.warning("guard status not written", str(error), path=str(self._run_dir))
-        else:
-            self._faults.clear()
 
     def _keep_writing(self) -> None:
         self._write_status()

@@ -224,12 +224,8 @@ class LedgerFile:
 
     def _write(self) -> None:
         self._timer = None
-        try:
+        with self._faults.guard("ledger.json not written; signed grants on containers stay valid"):
             write_ledger(self._file, self._state.ledger)
-        except OSError as error:
-            self._faults.warning("ledger.json not written; signed grants on containers stay valid", str(error))
-        else:
-            self._faults.clear()
 
 
 def _only_here(ledger: Ledger) -> object:

@@ -21,6 +21,7 @@ from nri_gpu.system.tasks import LogOnce
 
 ALIVE: Final = "alive"
 WRITE_EVERY_S: Final = 2.0
+UNWRITTEN: Final = "liveness file not written"
 
 
 class LivenessFile:
@@ -31,7 +32,8 @@ class LivenessFile:
         self._descriptor: int | None = None
         self._faults = LogOnce()
         if self._path:
-            self._guarded(self._remove)
+            with self._faults.guard(UNWRITTEN, path=str(self._path)):
+                self._path.unlink(missing_ok=True)
 
     def keep(self, ready: Callable[[], bool]) -> None:
         """Write the file from the running event loop from now on. ready: whether the process does its work."""
@@ -40,31 +42,14 @@ class LivenessFile:
             self.write(ready())
 
     def write(self, ready: bool) -> None:
-        if self._path:
-            self._guarded(lambda: self._write(ready))
-
-    def _write(self, ready: bool) -> None:
-        line = b"%10d %s\n" % (since_boot_s(), b"ready" if ready else b"waits")
-        if self._descriptor is None:
-            self._descriptor = self._made()
-        os.pwrite(self._descriptor, line, 0)
-
-    def _made(self) -> int:
-        assert self._path
-        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-
-    def _remove(self) -> None:
-        assert self._path
-        self._path.unlink(missing_ok=True)
-
-    def _guarded(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
-            self._faults.warning("liveness file not written", str(error), path=str(self._path))
-        else:
-            self._faults.clear()
+        if self._path is None:
+            return
+        with self._faults.guard(UNWRITTEN, path=str(self._path)):
+            if self._descriptor is None:
+                self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o644)
+            os.pwrite(self._descriptor, b"%10d %s\n" % (since_boot_s(), b"ready" if ready else b"waits"), 0)
 
 
 def alive_age_s(folder: Path) -> float | None:

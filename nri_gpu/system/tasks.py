@@ -70,6 +70,16 @@ class LogOnce:
             logger.bind(**fields, fault=fault).warning(phrase)
         self.fault = fault
 
+    @contextmanager
+    def guard(self, phrase: str, **fields: object) -> Iterator[None]:
+        """Report an OSError of the block by `warning`, and go on behind it; without one all is well."""
+        try:
+            yield
+        except OSError as error:
+            self.warning(phrase, str(error), **fields)
+        else:
+            self.clear()
+
     def clear(self) -> None:
         """Note that all is well: the next fault is logged, whichever it is."""
         self.fault, self._since, self._told = "", None, False

@@ -200,13 +200,9 @@ class SnapshotController:
         now = (node.inventory, node.driver, node.module_version, sight, scanned)
         if now == self._written:
             return
-        try:
+        with self._faults.guard("snapshot not written; a restart will wait for the driver"):
             await asyncio.to_thread(self._write, now)
-        except OSError as error:
-            self._faults.warning("snapshot not written; a restart will wait for the driver", str(error))
-        else:
             self._written = now
-            self._faults.clear()
 
     def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signatures]) -> None:
         inventory, driver, version, sight, scanned = now

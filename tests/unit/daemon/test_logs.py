@@ -77,12 +77,12 @@ def test_unknown_fields_are_left_out(said: list[str]) -> None:
 
 
 def test_every_field_our_code_binds_is_one_that_is_printed() -> None:
-    """By `bind`, or by LogOnce's `warning`."""
+    """By `bind`, or by LogOnce's `warning` and `guard`."""
     bound: dict[str, str] = {}
     for file in Path(nri_gpu.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
-                case ast.Call(func=ast.Attribute(attr="bind" | "warning"), keywords=keywords):
+                case ast.Call(func=ast.Attribute(attr="bind" | "warning" | "guard"), keywords=keywords):
                     bound |= {keyword.arg: f"{file.name}:{node.lineno}" for keyword in keywords if keyword.arg}
     assert len(bound) > 30
     assert {name: where for name, where in bound.items() if name not in FIELDS} == {}
