@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
 from msgspec import convert
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import DaemonStatus, UnitStatus
+from nri_gpu.daemon.answers import FOR_ROOT, DaemonStatus, UnitStatus
+from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.health import Health, HealthState, Sign
 from nri_gpu.domain.names import CONTROL_SOCKET
@@ -36,6 +37,23 @@ def ask(path: Path, question: str, kind: type[T], timeout_s: float = TIMEOUT_S) 
         connection.sendall(f"{question}\n".encode())
         text = _read(connection, time.monotonic() + 2 * timeout_s)
     return parse_answer(text, kind)
+
+
+def answer_of(state_dir: Path, question: str, read: Callable[[dict[str, object]], T], right: str = "be root") -> T:
+    """Return what `read` makes of the daemon's answer. right: what else to do without permission.
+
+    Raises: CommandError.
+    """
+    path = state_dir / CONTROL_SOCKET
+    try:
+        return read(ask(path, question, dict))
+    except PermissionError:
+        raise CommandError(Exit.PERMISSION, f"no permission for {path}: {right}") from None
+    except (OSError, ValueError) as error:
+        if FOR_ROOT in str(error):
+            raise CommandError(Exit.PERMISSION, f"no permission: {FOR_ROOT}; run it with sudo") from None
+        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
+        raise CommandError(Exit.UNAVAILABLE, sentence) from None
 
 
 def parse_answer(text: bytes, kind: type[T]) -> T:

@@ -11,8 +11,8 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 from nri_gpu.cli.ask_daemon import daemon_status, overrides_of
-from nri_gpu.cli.page import Line, Page, Tone, json_text
-from nri_gpu.cli.render import lines, show
+from nri_gpu.cli.page import Line, Tone
+from nri_gpu.cli.render import answer, lines
 from nri_gpu.cli.status_page import fail_closed
 from nri_gpu.doctor.daemon_checks import guard_finding, policy_findings, registration_findings
 from nri_gpu.doctor.driver_checks import lacking
@@ -90,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
     if status and status.kubelet.enabled:
         page.append(Line(f"kubelet: {fail_closed(status)}"))
     page += lines((f"advice: {sentence}" for sentence in advice), Tone.WARN)
-    _print(args, page, CheckDocument((), advice, options))
+    answer(args, CheckDocument((), advice, options), page)
     return Exit.OK
 
 
 def _faults(args: argparse.Namespace, found: tuple[Fault, ...], options: Mapping[str, Option], code: Exit) -> int:
     faults = convert(found, tuple[FaultLine, ...], from_attributes=True)
     told = (f"{found[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, found))
-    _print(args, [*lines(told, Tone.BAD)], CheckDocument(faults, (), options))
+    answer(args, CheckDocument(faults, (), options), lines(told, Tone.BAD))
     return code
 
 
@@ -141,10 +141,3 @@ def _of_driver(policy: Policy) -> Iterator[Finding]:
     with suppress(DriverError):
         driver = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
         yield from lacking(driver, policy)
-
-
-def _print(args: argparse.Namespace, page: Page, document: CheckDocument) -> None:
-    if args.output == "json":
-        print(json_text(document))
-    else:
-        show(page)

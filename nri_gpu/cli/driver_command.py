@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.cli.page import Line, Tone, json_text
-from nri_gpu.cli.render import show
+from nri_gpu.cli.page import Line, Tone
+from nri_gpu.cli.render import answer
 from nri_gpu.decision.cuda_choice import unfit_driver
 from nri_gpu.domain.errors import CommandError, DriverError, Exit
 from nri_gpu.domain.gpu import Capability, closure
@@ -96,10 +96,7 @@ def run(args: argparse.Namespace) -> int:
     except DriverError as error:
         raise CommandError(Exit.UNAVAILABLE, error) from None
     document = driver_document(found, packages)
-    if args.output == "json":
-        print(json_text(document))
-    else:
-        show([*_lines(document)])
+    answer(args, document, _lines(document))
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 

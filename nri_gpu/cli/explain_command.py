@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from nri_gpu.cli.page import Line, Tone, json_text
+from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
-from nri_gpu.cli.render import lines, show
+from nri_gpu.cli.render import answer, lines
 from nri_gpu.cli.yaml_documents import BYTES_MAX, too_large
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.topology import links_among
@@ -105,10 +105,11 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(Exit.USAGE, error) from None
     node = node_snapshot(args.gpus, policy)
     explained = decide_all(manifest, node, policy)
-    if args.output == "json":
-        print(json_text(ExplainDocument(tuple(map(_container_line, explained)), manifest.notes)))
-    else:
-        show([*explained_page(explained, node, args.file, manifest.notes)])
+    answer(
+        args,
+        ExplainDocument(tuple(map(_container_line, explained)), manifest.notes),
+        explained_page(explained, node, args.file, manifest.notes),
+    )
     return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
 
 

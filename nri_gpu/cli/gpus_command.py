@@ -13,8 +13,8 @@ from typing import Final
 
 from nri_gpu.cli.ask_daemon import daemon_status, with_health
 from nri_gpu.cli.gpus_document import gpus_document
-from nri_gpu.cli.page import Tone, json_text
-from nri_gpu.cli.render import gpus_page, lines, show, transition_lines
+from nri_gpu.cli.page import Tone
+from nri_gpu.cli.render import answer, gpus_page, lines, transition_lines
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.errors import CommandError, Exit, InventoryError
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -41,11 +41,8 @@ def run(args: argparse.Namespace) -> int:
         return _record(inventory, args.record)
     status = daemon_status(state_dir) if state_dir else None
     inventory = with_health(inventory, status) if status else inventory
-    history = status.transitions if status else None
-    if args.output == "json":
-        print(json_text(gpus_document(inventory, status)))
-    else:
-        show([*gpus_page(inventory, status), *lines(transition_lines(history), Tone.FAINT)])
+    page = [*gpus_page(inventory, status), *lines(transition_lines(status.transitions if status else None), Tone.FAINT)]
+    answer(args, gpus_document(inventory, status), page)
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING

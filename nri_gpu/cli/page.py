@@ -67,6 +67,6 @@ def table(heads: Sequence[str], rows: Iterable[Row]) -> list[str]:
     return ["  ".join(line).rstrip() for line in padded]
 
 
-def json_text(document: Struct) -> str:
+def json_text(document: object) -> str:
     """Return the document that `-o json` prints. Its schema is in api/schemas."""
     return json.dumps(to_builtins(document), indent=1)

@@ -10,8 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from nri_gpu.cli.page import Line, Tone, json_text
-from nri_gpu.cli.render import lines, show
+from nri_gpu.cli.page import Line, Tone
+from nri_gpu.cli.render import answer, lines
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.facts import CharDevice, HostFacts, HostFinding, look
@@ -117,23 +117,20 @@ def _look() -> HostFacts:
 
 def _print(args: argparse.Namespace, report: PrepareReport, *, more: bool = False) -> int:
     """Print the report as JSON, or a line for each. report: with --dry-run, of what is to do. more: may follow."""
-    if args.output == "json":
-        document = PrepareDocument(
-            dry_run=args.dry_run,
-            devices=tuple(report.facts.devices),
-            actions=tuple(map(_action_line, report.done)),
-            more_may_follow=more,
-            findings=report.findings,
-        )
-        print(json_text(document))
-        return Exit.FINDING if report.findings else Exit.OK
+    document = PrepareDocument(
+        dry_run=args.dry_run,
+        devices=tuple(report.facts.devices),
+        actions=tuple(map(_action_line, report.done)),
+        more_may_follow=more,
+        findings=report.findings,
+    )
     page = [Line(f"{'would ' if args.dry_run else ''}{action}") for action in report.done]
     if more:
         page.append(Line("more may follow: a module's devices are known once it is loaded"))
     page += lines((f"finding: {finding}" for finding in report.findings), Tone.BAD)
     count = len(report.facts.devices)
     devices = f"{count} NVIDIA device{'s' * (count > 1)}"
-    show(page or [Line(f"nothing to do: {devices}, modules loaded, nodes and links in place")])
+    answer(args, document, page or [Line(f"nothing to do: {devices}, modules loaded, nodes and links in place")])
     return Exit.FINDING if report.findings else Exit.OK
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nri_gpu.cli.page import Column, Grid, Line, Page, Row, Tone, plain
+from nri_gpu.cli.page import Column, Grid, Line, Page, Row, Tone, json_text, plain
 from nri_gpu.daemon.answers import DaemonStatus, HealthStatus, NodeStatus
 from nri_gpu.decision.refusals import IN_MIG_MODE, why_not
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
@@ -15,6 +16,14 @@ from nri_gpu.domain.health import HealthState, History
 from nri_gpu.domain.node import Inventory, KernelGpu
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
+
+
+def answer(args: argparse.Namespace, document: object, page: Iterable[Line | Grid]) -> None:
+    """Print the answer of a verb: the document for `-o json`, else the page."""
+    if args.output == "json":
+        print(json_text(document))
+    else:
+        show([*page])
 
 
 def show(page: Page) -> None:

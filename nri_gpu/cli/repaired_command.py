@@ -5,25 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nri_gpu.cli.ask_daemon import ask
+from msgspec import convert
+
+from nri_gpu.cli.ask_daemon import answer_of
 from nri_gpu.daemon.answers import RepairedAnswer
-from nri_gpu.daemon.control import FOR_ROOT
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.names import DEFAULT_STATE
 
 
 def run(args: argparse.Namespace) -> int:
     """Tell the daemon. Return 1 if no reset was due, 69 if the daemon cannot be asked, 77 without permission."""
-    path = Path(args.state_dir or DEFAULT_STATE) / CONTROL_SOCKET
-    try:
-        answer = ask(path, f"repaired {args.gpu}", RepairedAnswer)
-    except PermissionError:
-        raise CommandError(Exit.PERMISSION, f"no permission for {path}: be root") from None
-    except (OSError, ValueError) as error:
-        if FOR_ROOT in str(error):
-            raise CommandError(Exit.PERMISSION, f"no permission: {FOR_ROOT}; run it with sudo") from None
-        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
-        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    answer = answer_of(state_dir, f"repaired {args.gpu}", lambda found: convert(found, RepairedAnswer))
     if not answer.gpu_uuid:
         raise CommandError(
             Exit.FINDING, f"no GPU {args.gpu}: name it by UUID, index or PCI address, see nri-gpu status"

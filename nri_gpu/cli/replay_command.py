@@ -12,8 +12,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nri_gpu.cli.page import Line, Tone, json_text
-from nri_gpu.cli.render import show
+from nri_gpu.cli.page import Line, Tone
+from nri_gpu.cli.render import answer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit_records import Compared, Replay
@@ -68,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 different.append(compared)
     except OSError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
-    if args.output == "json":
-        print(json_text(ReplayDocument(decisions, unreadable, tuple(map(_different, different)))))
-    else:
-        show([*_lines(decisions, different)])
+    answer(args, ReplayDocument(decisions, unreadable, tuple(map(_different, different))), _lines(decisions, different))
     return Exit.FINDING if different or unreadable else Exit.OK
 
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import convert
 
-from nri_gpu.cli.ask_daemon import ask
-from nri_gpu.cli.render import show
+from nri_gpu.cli.ask_daemon import answer_of
+from nri_gpu.cli.render import answer
 from nri_gpu.cli.status_page import faults, status_page, to_mend
 from nri_gpu.cli.watch import watch
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.errors import CommandError, Exit
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.system.liveness import alive_age_s
 from nri_gpu.system.succession import Succession
 
 GUARD_SILENT_S: Final = 20.0  # before a guard counts as gone
-T = TypeVar("T")
+RIGHT: Final = "be root, or in the policy's control.group"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,31 +40,19 @@ def run(args: argparse.Namespace) -> int:
     if args.probe and Succession(state_dir).awaited():
         return Exit.OK  # the next pod has to be ready before this one is told to stop
     if args.watch:
-        return watch(partial(_asked, state_dir, DaemonStatus), as_json=args.output == "json")
+        return watch(partial(_asked, state_dir), as_json=args.output == "json")
     if args.alive:
-        _asked(state_dir, dict)
+        answer_of(state_dir, "status", dict, RIGHT)
         return Exit.OK
-    answer, status = _asked(state_dir, DaemonStatus)
-    if args.output == "json":
-        print(json.dumps(answer, indent=1))
-    else:
-        show(status_page(status, time.time(), glance=sys.stdout.isatty()))
+    found, status = _asked(state_dir)
+    answer(args, found, status_page(status, time.time(), glance=sys.stdout.isatty()))
     # A pod of a daemon that grants is ready, whatever file it rejected.
     return Exit.FINDING if faults(status) or (to_mend(status) and not args.probe) else Exit.OK
 
 
-def _asked(state_dir: Path, kind: type[T]) -> tuple[Mapping[str, object], T]:
+def _asked(state_dir: Path) -> tuple[Mapping[str, object], DaemonStatus]:
     """Return the daemon's answer, as it is and as what it shall be. Raises: CommandError."""
-    path = state_dir / CONTROL_SOCKET
-    try:
-        answer = ask(path, "status", dict)
-        return answer, convert(answer, kind)
-    except PermissionError:
-        sentence = f"no permission for {path}: be root, or in the policy's control.group"
-        raise CommandError(Exit.PERMISSION, sentence) from None
-    except (OSError, ValueError) as error:
-        sentence = f"no answer from the daemon at {path}: {error}; is `nri-gpu run` running?"
-        raise CommandError(Exit.UNAVAILABLE, sentence) from None
+    return answer_of(state_dir, "status", lambda found: (found, convert(found, DaemonStatus)), RIGHT)
 
 
 def guard_exit(run_dir: Path, *, alive: bool) -> Exit:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cli.ask_daemon import ask, daemon_status, overrides_of
-from nri_gpu.cli.page import Column, Grid, Line, Row, Tone, json_text
-from nri_gpu.cli.render import lines, show
+from nri_gpu.cli.page import Column, Grid, Line, Row, Tone
+from nri_gpu.cli.render import answer, lines
 from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError, UnseenError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
@@ -33,10 +33,7 @@ from nri_gpu.verify.oci_bundles import STATES, read_bundles
 def run(args: argparse.Namespace) -> int:
     """Print the report. Return 1 for a difference, 69 or 77 if something could not be seen."""
     report, inventory = _look(args)
-    if args.output == "json":
-        print(json_text(report))
-    else:
-        show(verify_page(report, inventory))
+    answer(args, report, verify_page(report, inventory))
     return code_of(report)
 
 

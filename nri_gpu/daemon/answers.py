@@ -7,6 +7,7 @@ so states, signs and kinds are texts here. Times are seconds since the epoch, No
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -18,6 +19,8 @@ from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.dra.questions import DriverReport
 from nri_gpu.records.ledger_file import HolderLine
 from nri_gpu.stray.judge import StrayUse
+
+FOR_ROOT: Final = "only root may do this"  # known to the verb of another version
 
 
 class SynchronizeStatus(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from loguru import logger
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from nri_gpu.daemon.answers import InventoryAnswer, RuntimeConnection, SynchronizeStatus
+from nri_gpu.daemon.answers import FOR_ROOT, InventoryAnswer, RuntimeConnection, SynchronizeStatus
 from nri_gpu.daemon.view import View, status_of
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.supervisor import SessionFacts
@@ -29,7 +29,6 @@ from nri_gpu.system.state import NodeState
 Answer = Callable[[], object]  # what JSON is made of
 Command = Callable[[str], object]  # what JSON is made of, given the rest of the line
 ROOT: Final = 0
-FOR_ROOT: Final = "only root may do this"  # known to the verb of another version
 LIMITS: Final = ServerLimits(places=8, each=3, root=2, question_bytes=64, patience_s=5.0)
 
 

@@ -155,7 +155,7 @@ def test_no_permission_is_77(nri_gpu: NriGpuCall, tmp_path: Path, monkeypatch: p
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("nri_gpu.cli.status_command.ask", refuse)  # the tests may run as root
+    monkeypatch.setattr("nri_gpu.cli.ask_daemon.ask", refuse)  # the tests may run as root
     done = nri_gpu("status", "--state-dir", tmp_path)
     assert (done.code, "be root, or in the policy's control.group" in done.err) == (Exit.PERMISSION, True)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.daemon.control import FOR_ROOT, LIMITS, admit, control_service
+from nri_gpu.daemon.answers import FOR_ROOT
+from nri_gpu.daemon.control import LIMITS, admit, control_service
 from nri_gpu.system.server import ServerLimits, listen
 from tests.support.serving import connected, served
 
