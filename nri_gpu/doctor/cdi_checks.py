@@ -13,9 +13,8 @@ from msgspec import Struct, field
 from nri_gpu.cdi.spec_file import READ_MAX, STANDARD, spec_files
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import running
+from nri_gpu.doctor.processes import UNIT_FOLDERS, is_enabled, is_installed, running
 from nri_gpu.doctor.runtimes import program_version, release_of
-from nri_gpu.doctor.units import UNIT_FOLDERS, is_enabled, is_installed
 from nri_gpu.domain.finding import Finding, error, ok, warning
 from nri_gpu.domain.text import listed
 from nri_gpu.host.modules import PROC, module_version

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, running, sees_the_host
+from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, is_installed, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
-from nri_gpu.doctor.units import is_installed
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.gpu import closure

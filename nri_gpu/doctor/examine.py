@@ -11,12 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.doctor.cdi_checks import cdi_findings, serves_by_cdi, serves_by_cdi_alone
-from nri_gpu.doctor.component_checks import other_findings
+from nri_gpu.doctor.component_checks import external_findings, other_findings
 from nri_gpu.doctor.daemon_checks import daemon_findings, health_findings
 from nri_gpu.doctor.driver_checks import driver_findings
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.file_checks import files_findings
-from nri_gpu.doctor.foreign_checks import external_findings
 from nri_gpu.doctor.host_checks import host_findings
 from nri_gpu.doctor.kubelet_checks import kubelet_findings
 from nri_gpu.doctor.processes import ON_THE_HOST

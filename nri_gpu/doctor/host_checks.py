@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.doctor.clock import TIME_ERROR
-from nri_gpu.doctor.examined import Examined
+from nri_gpu.doctor.examined import TIME_ERROR, Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.system.cpu import loader_fault

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, template_of, written_anew
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import RunningProgram, running
+from nri_gpu.doctor.processes import RunningProgram, is_installed, running, unit_of
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
     CRI_PLUGINS,
@@ -27,7 +27,6 @@ from nri_gpu.doctor.runtime_settings import (
     crio_settings,
 )
 from nri_gpu.doctor.sockets import file_at, file_of, listening
-from nri_gpu.doctor.units import is_installed, unit_of
 from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import text_of, why_untrusted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.doctor.clock import TIME_ERROR, clock_state
+from nri_gpu.doctor.examined import TIME_ERROR, clock_state
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.node import Loader
 from nri_gpu.policy.model import DriverSettings
