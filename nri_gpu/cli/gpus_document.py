@@ -9,64 +9,40 @@ from msgspec import Struct, convert, to_builtins
 from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.edits import NodeExtra
-from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, Gpu, Unit
-from nri_gpu.domain.health import History, RecoveryAction
+from nri_gpu.domain.gpu import DrmNode, Ecc, Gpu, GpuDescription, MigDescription, Unit
+from nri_gpu.domain.health import History
 from nri_gpu.domain.node import Inventory, KernelGpu, Link
 
 
-class MigDeviceLine(Struct, frozen=True, kw_only=True):
+class MigDeviceLine(MigDescription, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A MIG device: a compute instance inside a GPU instance. index: its place in NVML's list, the j of `i:j`.
 
     profile: as `nvidia-smi -L` writes it, lower case. memory_bytes: of its GPU instance. gpu_instance_minor,
     compute_instance_minor: of its nodes /dev/nvidia-caps/nvidia-capN. unavailable: why it cannot be granted; empty when
-    it can. processes: how many have it open; null where NVML cannot tell.
+    it can. processes: how many have it open; null where NVML cannot tell. engines: those of the GPU that it has.
     """
 
     index: int
-    uuid: str
-    gpu_instance_id: int
-    compute_instance_id: int
-    profile: str
-    memory_bytes: int | None
     gpu_instance_minor: int | None
     compute_instance_minor: int | None
-    unavailable: str
-    processes: int | None
     health: HealthStatus
 
 
-class GpuLine(Struct, frozen=True, kw_only=True):
+class GpuLine(GpuDescription, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A GPU. index: NVML's, which is no id: it moves when a GPU is lost. minor_number: N of /dev/nvidiaN.
 
     memory_bytes: of its framebuffer. arch: compute capability, `9.0`; architecture: its name, `hopper`. cpus: those
     nearest to it, in the kernel's list syntax. unavailable: why it cannot be granted; empty when it can. drm: its nodes
-    below /dev/dri. processes: how many have it open. What NVML does not tell is empty or null.
+    below /dev/dri. processes: how many have it open. pcie_root: of its PCI tree, `pci0000:c9`. What NVML does not tell
+    is empty or null.
     """
 
-    index: int
-    minor_number: int
-    uuid: str
-    pci_bus_id: str
-    model: str
-    memory_bytes: int | None
     arch: str | None
-    numa_node: int | None
     mig_enabled: bool
-    brand: str
-    unavailable: str
     mig: tuple[MigDeviceLine, ...]
     drm: tuple[DrmNode, ...]
-    processes: int | None
     health: HealthStatus
-    architecture: str
-    cpus: str
-    compute_mode: ComputeMode | None
-    persistence: bool | None
     ecc: Ecc | None
-    addressing: str
-    fabric: Fabric | None
-    remap_pending: bool | None
-    recovery_action: RecoveryAction | None
 
 
 class MajorsLine(Struct, frozen=True):
