@@ -7,8 +7,8 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Pass, Refuse
-from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
+from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Extra, NodeExtra
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode
 from nri_gpu.domain.gpu_request import Mode, NumaBinding, Strategy
 from nri_gpu.domain.node import Majors, Node, NumaNode
 from nri_gpu.ledger.ledger import Ledger
@@ -18,6 +18,7 @@ from nri_gpu.policy.model import (
     ClaimDefaults,
     Disarm,
     EnvironmentSettings,
+    ExtraRules,
     NamespaceRules,
     Otherwise,
     PlacementSettings,
@@ -317,3 +318,51 @@ def test_policy_binds_to_the_numa_nodes_of_the_gpus() -> None:
     node = make.node([make.gpu(0, numa_node=0)], numa=(NumaNode(0, "0-7"),))
     edits = injected(make.container("1"), node, policy=Policy(placement=PlacementSettings(numa=NumaBinding.CPUS))).edits
     assert (edits.cpuset_cpus, edits.cpuset_mems) == ("0-7", "")
+
+
+# --- extras: policy first, then what the node has
+
+DRAWING = tuple(make.gpu(index, drm=(DrmNode(f"card{index}", 226, index),)) for index in range(2))
+EQUIPPED = make.node(
+    DRAWING,
+    extras={
+        Extra.GDRCOPY: NodeExtra((DeviceNode("/dev/gdrdrv", 1521, 0),)),
+        Extra.RDMA: NodeExtra((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
+    },
+)
+ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
+
+
+def test_what_policy_does_not_list_is_refused_before_anybody_looks_for_it() -> None:
+    reason = refused(make.container("1;extras=gdrcopy,fabricmanager"), EQUIPPED)
+    assert (reason.code, "extras gdrcopy, fabricmanager may not be asked for" in reason.sentence) == (
+        Code.NOT_ALLOWED,
+        True,
+    )
+    assert refused(make.container("1;extras=fabricmanager"), EQUIPPED, policy=ALLOWING).code is Code.NODE_NOT_READY
+
+
+def test_a_limit_of_the_containers_own_is_told_of() -> None:
+    limited = make.container("1;extras=rdma", rlimits=frozenset({"RLIMIT_MEMLOCK"}))
+    decision = injected(limited, EQUIPPED, policy=ALLOWING)
+    assert "RLIMIT_MEMLOCK" in decision.note
+    assert not decision.edits.rlimits
+
+
+def test_policy_gives_extras_to_whoever_names_none() -> None:
+    gifts = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.DRM})))
+    assert "/dev/dri/card0" in injected(make.container("device=0"), EQUIPPED, policy=gifts).edits.devices
+
+
+def test_who_names_what_is_no_extra_any_more_gets_no_more_for_it() -> None:
+    """It named extras, so the policy's gifts are not for it; and it is not refused, whatever the policy lists."""
+    gifts = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.DRM})), extras=ExtraRules(allowed=frozenset()))
+    named = injected(make.container("device=0;extras=profile"), EQUIPPED, policy=gifts)
+    plain = injected(make.container("device=0"), EQUIPPED)
+    assert named.edits == plain.edits
+    assert "extra profile no longer exists" in named.note
+
+
+def test_what_policy_gives_it_must_also_allow() -> None:
+    torn = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.RDMA})))
+    assert refused(make.container("1"), EQUIPPED, policy=torn).code is Code.NOT_ALLOWED

@@ -1,8 +1,9 @@
-"""The version stands in `nri_gpu/__init__.py`; whatever else names one agrees with it."""
+"""What files that users read and copy call this version, and never what they install it by."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -35,3 +36,11 @@ def test_what_users_copy_has_it() -> None:
 def test_the_changelog_begins_with_it() -> None:
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[:2] == ["Unreleased", __version__]
+
+
+def test_nothing_says_to_install_our_own_name() -> None:
+    """`nri-gpu` on the package index is not ours, and whoever takes that name would be installed."""
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    said = re.compile(r"pip3? install[^\n]*?(?<![\w./-])['\"]?nri-gpu(?![\w/-])")
+    texts = {name: (ROOT / name).read_text(errors="replace") for name in listed if (ROOT / name).is_file()}
+    assert [name for name, text in texts.items() if said.search(text)] == []

@@ -1,4 +1,4 @@
-"""What is counted: each decision once, each request that failed, each connection that ended."""
+"""What is counted: each decision once, failed requests, ended connections; and the last refusals in their order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from nri_gpu.domain.decision import Code
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.counts import Failure, Outcome
+from nri_gpu.plugin.decision_log import KEPT
 from nri_gpu.plugin.nri_service import PLUGIN, PluginService
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.policy.plugin_settings import PluginSettings
@@ -17,25 +18,36 @@ from tests.support.plugin import Bench, ServedPlugin
 from tests.support.scripted_runtime import until
 
 
-def test_each_decision_of_a_creation() -> None:
-    bench = Bench()
+def test_each_decision() -> None:
+    bench, of = Bench(), nri.asking("1", "late")
     bench.create(nri.asking("1"))
     bench.create(nri.asking("none", "cpu"))
-    bench.refused(nri.asking("9", "greedy"))
     bench.create(nri.pod("plain"))  # it has nothing to do with GPUs, and is not counted
-    counts = bench.plugin.counts
-    assert counts.decisions == {(Outcome.GRANTED, None): 2, (Outcome.REFUSED, Code.NO_SUCH_GPU): 1}
-
-
-def test_a_start_without_a_grant_and_a_creation_that_others_changed() -> None:
-    bench = Bench()
-    of = nri.asking("1")
+    bench.refused(nri.asking("9", "greedy"))
     bench.plugin.lifecycle(nri.event(Event.START_CONTAINER, of, nri.container(of))[1])
     bench.plugin.validate(nri.validate(of, nri.container(of), {}))
+    sizes = Sizes(lambda: PluginSettings(request_bytes=10), bench.later, bench.refusals.add)
+    assert sizes.refusal(nri.create(of, nri.container(of)))
+    bench.settle()
     assert bench.plugin.counts.decisions == {
+        (Outcome.GRANTED, None): 2,
+        (Outcome.REFUSED, Code.NO_SUCH_GPU): 1,
         (Outcome.START_REFUSED, Code.NOT_GRANTED): 1,
         (Outcome.REJECTED, Code.NOT_GRANTED): 1,
     }
+    first, *others = bench.refusals.last
+    assert (first.what, first.code, first.pod, first.container) == (
+        "container refused",
+        "no-such-gpu",
+        "greedy",
+        "main",
+    )
+    assert (first.number, first.at_s, first.reason[:11]) == (1, bench.clock(), "asked for 9")
+    assert [(each.number, each.what, each.code) for each in others] == [
+        (2, "start refused", "not-granted"),
+        (3, "container rejected", "not-granted"),
+        (4, "container refused", "request-too-large"),
+    ]
 
 
 def answered(service: PluginService, payload: bytes, *, method: str = "CreateContainer", timeout_ns: int = 0) -> None:
@@ -85,3 +97,11 @@ def test_a_container_that_ran_ungranted_counts_until_it_ends() -> None:
     assert bench.plugin.ungranted == {made.id}
     bench.tell(Event.STOP_CONTAINER, of, made)
     assert bench.plugin.ungranted == set()
+
+
+def test_the_last_are_kept() -> None:
+    bench = Bench()
+    for index in range(KEPT + 3):
+        bench.refused(nri.asking("9", f"greedy-{index}"))
+    bench.settle()
+    assert [each.number for each in bench.refusals.last] == list(range(4, KEPT + 4))

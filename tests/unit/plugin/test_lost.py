@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.events import AllocationKnown
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
@@ -143,3 +145,33 @@ async def test_what_its_next_attempt_has_is_not_kept_for_the_pod_again(bench: Lo
     bench.cgroups.left = 0
     await until("the first to be gone", lambda: bench.phases() == {"next": "running"})
     assert not bench.plugin.ledger.reservations
+
+
+# --- the next attempt -------------------------------------------------------------------------------------------------
+
+
+def attempt(bench: Bench, number: int) -> frozenset[GpuUuid]:
+    """Create and start that attempt at a container that asks for any GPU. Returns what is held then.
+
+    This is CRI-O's order at a plugin, for a container that exits by itself (server/container_create.go,
+    container_start.go, container_stop.go of its 1.37).
+    """
+    of = nri.asking("1", "first")
+    made: pb.Container = nri.container(of)
+    made.id = f"attempt-{number}"
+    bench.tell(Event.START_CONTAINER, of, nri.running(nri.adjusted(made, bench.create(of, made))))
+    return frozenset(bench.plugin.ledger.usage())
+
+
+@pytest.mark.parametrize(("runtime", "held"), [("cri-o", 1), ("containerd", 4)])
+def test_one_that_exited_holds_nothing_once_the_next_is_created(runtime: str, held: int) -> None:
+    bench = Bench()
+    bench.plugin.runtime = runtime
+    assert [len(attempt(bench, number)) for number in range(4)][-1] == held
+
+
+async def test_one_whose_processes_live_on_keeps_its_gpu_for_the_next() -> None:
+    bench = Bench(cgroups=Cgroups())
+    bench.plugin.runtime = "cri-o"
+    assert attempt(bench, 1) == attempt(bench, 2)
+    assert bench.phases() == {"attempt-1": "lost", "attempt-2": "running"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nri_gpu.ttrpc import (
@@ -23,6 +25,7 @@ from nri_gpu.ttrpc import (
 )
 from nri_gpu.ttrpc.connection import Streams
 from nri_gpu.ttrpc.frames import encode_request
+from tests.support.recording import parse, recordings, replay
 from tests.unit.ttrpc.helpers import call, cuts, drain, feed, raw_frame, stream
 
 ONE = stream(1)
@@ -219,3 +222,9 @@ def test_memory_is_the_open_streams_only() -> None:
         streams.move(stream(number), RequestReceived)
         streams.move(stream(number), ResponseSent)
     assert (len(streams), streams.open) == (0, frozenset())
+
+
+@pytest.mark.parametrize("path", recordings(), ids=lambda path: path.stem)
+def test_we_send_the_bytes_of_the_recording(path: Path) -> None:
+    for write, _, ours in replay(parse(path.read_text())):
+        assert ours == write.data, f"line {write.line}: {write.comment}"
