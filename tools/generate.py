@@ -53,6 +53,7 @@ LOCKS: Final = "locks"  # newest versions of Python's packages -> deploy/locks
 FAULTS: Final[Mapping[str, Callable[[], Iterable[str]]]] = {LOCKS: locks.faults, "messages": messages.unlike}
 GOLDENS: Final = (
     "cli/test_goldens.py",
+    "cli/test_status_command.py",
     "cli/test_terminal.py",
     "cdi/test_specification.py",
     "injection/test_nri_golden.py",

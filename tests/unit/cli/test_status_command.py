@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.ask_daemon import with_health
 from nri_gpu.cli.page import Line, Tone, plain
-from nri_gpu.cli.render import at as moment
 from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status_page import ago, status_page
 from nri_gpu.daemon import answers
@@ -33,17 +32,19 @@ from nri_gpu.dra.questions import DriverReport
 from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.ledger.events import DevicesAllocated
 from nri_gpu.ledger.holders import Releasing
-from nri_gpu.ledger.ledger import GrantPhase, Ledger
+from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from nri_gpu.plugin.lost import Lost
 from nri_gpu.policy.health_settings import OtherXids
 from nri_gpu.stray.judge import StrayProcess, StrayUse
 from nri_gpu.system.liveness import LivenessFile
 from tests.support import builders as make
+from tests.support.goldens import compare
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.support.ledgers import after
-from tests.support.views import CLOCK, NOW, status_json, view
+from tests.support.views import CLOCK, NOW, OTHER, TRAIN, status_json, view
 from tests.unit.cli.conftest import FREE, Done, NriGpuCall, daemon
+from tests.unit.cli.printed import GOLDENS
 
 CLAIMED = ClaimedDevice(request="gpu", pool="node", device="gpu-7", uuid=make.uuid(0), mode=Mode.SHARED)
 TRAINING = PreparedClaim(
@@ -53,7 +54,6 @@ TRAINING = PreparedClaim(
     pods={PodUid("2"): "b", PodUid("1"): "a"},
     devices=(CLAIMED,),
 )
-TRAIN, OTHER = make.container(of="train"), make.container(of="other")
 
 
 @pytest.fixture
@@ -65,10 +65,6 @@ def asked(nri_gpu: NriGpuCall, tmp_path: Path) -> NriGpuCall:
             return nri_gpu("status", "--state-dir", state, *options)
 
     return ask
-
-
-def lines(**fields: Any) -> list[str]:  # noqa: ANN401 - of a View
-    return plain(status_page(status_of(view(**fields)), NOW)).splitlines()
 
 
 # --- the verb ---------------------------------------------------------------------------------------------------------
@@ -101,17 +97,11 @@ STRAY = StrayUse(
     nodes=("/dev/nvidia1",),
     since_s=NOW - 185,
 )
+STRAY_USE = answers.StrayStatus(True, NOW, "some processes are hidden", (STRAY, replace(STRAY, since_s=None)))
 
 
-def test_stray_use_is_a_line_each_and_no_fault_of_the_daemon(asked: NriGpuCall) -> None:
-    seen = answers.StrayStatus(True, NOW, "some processes are hidden", (STRAY, replace(STRAY, since_s=None)))
-    done = asked(status_json(view(stray=seen)))
-    assert done.code == Exit.OK
-    told = lines(stray=seen)
-    assert f"stray use for 3m5s: {STRAY.message}" in told
-    assert f"stray use: {STRAY.message}" in told
-    assert "stray use may be missing here: some processes are hidden" in told
-    assert convert(status_json(view(stray=seen)), answers.DaemonStatus).stray == seen
+def test_stray_use_is_no_fault_of_the_daemon(asked: NriGpuCall) -> None:
+    assert asked(status_json(view(stray=STRAY_USE))).code == Exit.OK
 
 
 AWAY = status_json(
@@ -168,8 +158,7 @@ def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, t
         return nri_gpu("status", "--guard", tmp_path, *options).code
 
     assert ask() == Exit.UNAVAILABLE
-    guard = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
-    write_guard_status(tmp_path, guard)
+    write_guard_status(tmp_path, GUARD)
     assert ask("--alive") == Exit.UNAVAILABLE
     LivenessFile(tmp_path).write(ready=False)
     assert (ask(), ask("--alive")) == (Exit.FINDING, Exit.OK)
@@ -179,146 +168,105 @@ def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, t
     assert ask("--alive") == Exit.UNAVAILABLE
 
 
-# --- holders, and why a GPU is unavailable ----------------------------------------------------------------------------
+# --- what the page says -----------------------------------------------------------------------------------------------
 
 
-def test_holders_one_line_each() -> None:
-    ledger = make.ledger(
-        make.entry(0, to=TRAIN, mode=Mode.SHARED, since=CLOCK - 3700),
-        make.entry(0, to=OTHER, mode=Mode.SHARED, since=CLOCK - 5, phase=GrantPhase.CREATED),
-        others=[make.foreign(2)],
-    )
-    first, second, _, foreign, *_ = lines(ledger=ledger)[2:]
-    assert first.split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
-    assert second.split() == ["ml/other", "main", "5s", "(created)"]
-    assert foreign.split()[-5:] == ["ml/plugin", "main", "opens", "1", "GPU"]
+def of_mps(name: str, start: str, phase: GrantPhase = GrantPhase.RUNNING) -> Entry:
+    """A container with a seat that this start of its GPU's MPS daemon gave."""
+    entry = make.entry(0, to=make.container(of=name), mode=Mode.MPS, phase=phase)
+    return replace(entry, grant=replace(entry.grant, seat=Seat(folder=f"/m/{make.uuid(0)}.{start}")))
 
 
-def test_a_monitor_has_a_line_and_the_gpu_stays_free() -> None:
-    exporter = replace(make.foreign(1), watched=frozenset({make.uuid(1)}))
-    line = lines(ledger=make.ledger(others=[exporter]))[3]
-    assert line.split()[-3:] == ["ml/plugin", "main", "watches"]
-    assert "held" not in line
-
-
-def test_a_reservation_says_since_when() -> None:
-    reserved = after(Ledger(), DevicesAllocated(CLOCK - 200, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
-    (line,) = [line for line in lines(ledger=reserved) if "(reserved)" in line]
-    assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
-
-
-def test_a_lost_gpu_says_so_held_or_not() -> None:
-    why = "nvmlDeviceGetName: GPU is lost (15)"
-    node = make.node([make.gpu(0, unavailable=why), make.gpu(1), make.gpu(2, unavailable="it fell off the bus")])
-    ledger = make.ledger(make.entry(0, since=CLOCK - 5), make.entry(1, since=CLOCK - 5, to=OTHER))
-    held, other, free = lines(ledger=ledger, node=node)[2:5]
-    assert held.endswith(f"ml/train  main       5s   {why}")
-    assert other.endswith("ml/other  main       5s")
-    assert free.endswith("it fell off the bus")
-
-
-def test_a_gpu_that_was_just_released() -> None:
-    ledger = make.ledger().with_releasing({make.uuid(0): Releasing(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
-    (line,) = [line for line in lines(ledger=ledger) if "ml/train" in line]
-    assert line.endswith("-    just released by ml/train: 1 process still holds it")
-
-
-def test_a_container_whose_mps_daemon_ended_has_to_be_restarted() -> None:
-    rows = {"old": "a", "new": "b", "created": "a"}
-    entries = {name: make.entry(0, to=make.container(of=name), mode=Mode.MPS) for name in rows}
-    seated = {
-        name: replace(entry, grant=replace(entry.grant, seat=Seat(folder=f"/m/{make.uuid(0)}.{rows[name]}")))
-        for name, entry in entries.items()
-    }
-    seated["created"] = replace(seated["created"], phase=GrantPhase.CREATED)
-    status = status_of(view(make.ledger(*seated.values()), replace(make.node(), mps=MpsFolders("/m", "b"))))
-    assert [bool(each.restart) for each in status.gpus[0].holders] == [True, False, False]
-    (line,) = [line for line in plain(status_page(status, NOW)).splitlines() if "restart it" in line]
-    assert line.startswith("ml/old, container main: its MPS daemon has ended")
-
-
-def test_a_holder_of_a_gpu_that_is_gone_and_a_node_without_gpus() -> None:
-    said = lines(ledger=make.ledger(make.entry(3, to=TRAIN)), node=make.node([]))
-    assert said[1:] == ["no GPUs", f"ml/train holds a GPU that is gone: {make.uuid(3)}"]
-
-
-# --- the node ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_age_of_what_is_known_of_the_gpus() -> None:
-    hung = {"inventory_fault": "nvmlInit did not return within 30 s", "inventory_age_s": 185.0}
-    assert lines(**hung)[-1] == "nvmlInit did not return within 30 s (its GPUs were last confirmed 3m5s ago)"
-    assert lines(**hung, inventory_confirmed=False)[-2:] == [
-        "from the last snapshot, 3m5s old: the driver has not answered yet",
-        "nvmlInit did not return within 30 s",
-    ]
-    assert lines(inventory_fault="no driver", inventory_age_s=None)[-1] == "no driver"
-
-
-def test_a_gpu_that_only_the_kernel_knows() -> None:
-    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
-    said = lines(node=make.node(unlisted=(away,)))
-    assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in said
-    said = lines(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),)))
-    assert "GPU 0000:70:00.0 NVIDIA L4 is seen by the kernel only" in said
-
-
-def test_the_kubelets_resources_have_a_line_each() -> None:
-    resources = (
-        ResourceStatus("nvidia.com/gpu", True, NOW - 200, ""),
-        ResourceStatus("nvidia.com/mig-1g.5gb", False, None, "no kubelet listens"),
-    )
-    assert lines(kubelet=answers.KubeletStatus(True, resources))[-3:] == [
-        "kubelet: nvidia.com/gpu registered for 3m20s",
-        "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
-        "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
-    ]
-    alone = "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6"
-    assert lines(kubelet=answers.KubeletStatus(True, resources, "NRI 0.6"))[-1] == alone
-
-
+LOST_GPU = "nvmlDeviceGetName: GPU is lost (15)"
+AWAY_GPU = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
+RESOURCES = (
+    ResourceStatus("nvidia.com/gpu", True, NOW - 200, ""),
+    ResourceStatus("nvidia.com/mig-1g.5gb", False, None, "no kubelet listens"),
+)
 MONITOR = replace(TRAINING, uid=ClaimUid("watch"), name="watch", pods={}, devices=(replace(CLAIMED, admin=True),))
+CLAIMS = Ledger(claims={each.uid: each for each in (TRAINING, MONITOR)})
+GROUPED = Ledger(claims={TRAINING.uid: replace(TRAINING, groups={"g-1": "gang"})})
+REPORT = DriverReport(8, ("DRAConsumableCapacity",))
+DRA = answers.DraStatus(enabled=True, driver="gpu.nri.io", asked_s=NOW - 5, silent_s=5.0, report=REPORT)
+LOSSY = replace(DRA, report=replace(REPORT, restored=1, unwritten="x cannot be written"))
+HUNG = {"inventory_fault": "nvmlInit did not return within 30 s", "inventory_age_s": 185.0}
+GONE = Transition(kind=TransitionKind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
+UNDESCRIBED = (
+    Transition(kind=TransitionKind.DESCRIPTION, what="-", index=5),
+    Transition(kind=TransitionKind.ANSWER, what="-"),
+)
+FAULTY = make.node()
+FAULTY = replace(
+    FAULTY, inventory=replace(FAULTY.inventory, faults=(GpuFault(5, "gone"), GpuFault(6, "nvmlDeviceGetUUID: lost")))
+)
+NOTES = HealthNotes(
+    reset="a reset is due since XID 46, GPU stopped processing",
+    soon="it had errors",
+    xid="XID 69, graphics engine class error",
+    xid_at_s=NOW,
+    namespaces=("a", "b", "c"),
+)
+LEFT = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), CLOCK, "/kubepods/gone", (41, 42))
+UNSEEN = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
+PAGES: dict[str, dict[str, Any]] = {
+    "holders": {
+        "ledger": make.ledger(
+            make.entry(0, to=TRAIN, mode=Mode.SHARED, since=CLOCK - 3700),
+            make.entry(0, to=OTHER, mode=Mode.SHARED, since=CLOCK - 5, phase=GrantPhase.CREATED),
+            others=[make.foreign(2)],
+        )
+    },
+    "a monitor": {"ledger": make.ledger(others=[replace(make.foreign(1), watched=frozenset({make.uuid(1)}))])},
+    "a reservation": {
+        "ledger": after(Ledger(), DevicesAllocated(CLOCK - 200, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
+    },
+    "lost GPUs, held or not": {
+        "node": make.node(
+            [make.gpu(0, unavailable=LOST_GPU), make.gpu(1), make.gpu(2, unavailable="it fell off the bus")]
+        ),
+        "ledger": make.ledger(make.entry(0, since=CLOCK - 5), make.entry(1, since=CLOCK - 5, to=OTHER)),
+    },
+    "a GPU that was just released": {
+        "ledger": make.ledger().with_releasing({make.uuid(0): Releasing(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
+    },
+    "a holder of a GPU that is gone": {"ledger": make.ledger(make.entry(3, to=TRAIN)), "node": make.node([])},
+    "an MPS daemon that ended below one of three": {
+        "ledger": make.ledger(of_mps("old", "a"), of_mps("new", "b"), of_mps("created", "a", GrantPhase.CREATED)),
+        "node": replace(make.node(), mps=MpsFolders("/m", "b")),
+    },
+    "NVML hangs": HUNG,
+    "NVML has not answered yet": HUNG | {"inventory_confirmed": False},
+    "NVML has never answered": {"inventory_fault": "no driver", "inventory_age_s": None},
+    "a GPU that only the kernel knows": {"node": make.node(unlisted=(AWAY_GPU,))},
+    "only the kernel knows of GPUs": {
+        "node": make.node([], fault="no driver", unlisted=(replace(AWAY_GPU, reason="no driver"),))
+    },
+    "the kubelet's resources": {"kubelet": answers.KubeletStatus(True, RESOURCES)},
+    "the kubelet's resources, and the guard alone": {"kubelet": answers.KubeletStatus(True, RESOURCES, "NRI 0.6")},
+    "the driver process and claims": {"ledger": CLAIMS, "dra": DRA},
+    "the claim of a PodGroup": {"ledger": GROUPED, "dra": DRA},
+    "specifications that something removes": {"ledger": CLAIMS, "dra": LOSSY},
+    "a driver process that does not ask": {"dra": replace(DRA, silent_s=90.0)},
+    "changes": {"history": History(began_s=NOW - 60).having([GONE] * 11, NOW)},
+    "since when GPUs cannot be described": {
+        "node": FAULTY,
+        "history": History().having(UNDESCRIBED, NOW),
+        "inventory_fault": "NVML hangs",
+    },
+    "what is known beside a GPU's health": {"notes": {make.uuid(1): NOTES}},
+    "a lost container, and a cgroup that is not seen": {"ledger": UNSEEN, "lost": (LEFT,)},
+    "stray use": {"stray": STRAY_USE},
+}
 
 
-def test_the_driver_process_and_claims_have_a_line_each() -> None:
-    ledger = Ledger(claims={each.uid: each for each in (TRAINING, MONITOR)})
-    report = DriverReport(8, ("DRAConsumableCapacity",))
-    dra = answers.DraStatus(enabled=True, driver="gpu.nri.io", asked_s=NOW - 5, silent_s=5.0, report=report)
-    publishes, lacks, *claims = lines(ledger=ledger, dra=dra)[-4:]
-    assert publishes == "dra: gpu.nri.io publishes 8 devices"
-    assert lacks.startswith("dra: the API server lacks the feature gate DRAConsumableCapacity: dra.replicas has no")
-    assert claims == [
-        "dra: claim ml/train has gpu-7 (shared), for a, b",
-        "dra: claim ml/watch has gpu-7 (admin), for no pod",
-    ]
-    grouped = replace(TRAINING, groups={"g-1": "gang"})
-    assert lines(ledger=Ledger(claims={grouped.uid: grouped}), dra=dra)[-1].endswith(", for a, b of PodGroup gang")
-    lossy = replace(dra, report=replace(report, restored=1, unwritten="x cannot be written"))
-    lost, removed, *_ = lines(ledger=ledger, dra=lossy)[-5:]
-    assert lost == "dra: x cannot be written"
-    assert "were removed or changed by something on this node 1 time, and written again" in removed
-    assert "has not asked the daemon for 90 s" in lines(dra=replace(dra, silent_s=90.0))[-2]
-    (said, _) = status_json(view(ledger))["claims"]
+def test_pages() -> None:
+    pages = {name: plain(status_page(status_of(view(**fields)), NOW)) for name, fields in PAGES.items()}
+    compare(GOLDENS / "status-pages.txt", "".join(f"== {name}\n{page}\n" for name, page in pages.items()))
+
+
+def test_a_claim_for_programs() -> None:
+    (said, _) = status_json(view(CLAIMS))["claims"]
     assert said.items() >= {"uid": "claim", "namespace": "ml", "name": "train", "pods": ["a", "b"]}.items()
-
-
-def test_transitions_with_their_times() -> None:
-    gone = Transition(kind=TransitionKind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
-    assert lines(history=History(began_s=NOW - 60).having([gone] * 11, NOW))[-11:] == [
-        "11 changes since 2027-01-15 07:59:00 UTC (gpu 11), the last:",
-        *["  2027-01-15 08:00:00 UTC  GPU 3 is gone"] * 10,
-    ]
-    node = make.node()
-    faults = (GpuFault(5, "gone"), GpuFault(6, "nvmlDeviceGetUUID: GPU is lost (15)"))
-    node = replace(node, inventory=replace(node.inventory, faults=faults))
-    kinds = [
-        Transition(kind=TransitionKind.DESCRIPTION, what="-", index=5),
-        Transition(kind=TransitionKind.ANSWER, what="-"),
-    ]
-    said = "\n".join(lines(node=node, history=History().having(kinds, NOW), inventory_fault="NVML hangs"))
-    assert "GPU 5 cannot be described since 2027-01-15 08:00:00 UTC: gone" in said
-    assert "GPU 6 cannot be described: nvmlDeviceGetUUID: GPU is lost (15)" in said
-    assert "NVML hangs since 2027-01-15 08:00:00 UTC" in said
 
 
 @pytest.mark.parametrize(
@@ -378,29 +326,6 @@ def test_a_line_for_each_that_is_or_was_not_healthy(inventory: Inventory, beginn
     assert all(line.startswith(beginning) for line, beginning in zip(found, beginnings, strict=True))
 
 
-NOTES = HealthNotes(
-    reset="a reset is due since XID 46, GPU stopped processing",
-    soon="it had errors",
-    xid="XID 69, graphics engine class error",
-    xid_at_s=NOW,
-    namespaces=("a", "b", "c"),
-)
-
-
-def test_what_is_known_beside_a_gpus_health() -> None:
-    status = status_of(view(notes={make.uuid(1): NOTES}))
-    page = plain(status_page(status, NOW))
-    for sentence in (
-        "GPU 1 is withheld until it is reset: a reset is due since XID 46, GPU stopped processing.",
-        f"confirm the reset afterwards: nri-gpu repaired {make.uuid(1)}",
-        "GPU 1 is not granted again once its holder has ended: it had errors",
-        "GPU 1: applications failed on it within a day under containers of 3 namespaces (a, b, c)",
-        "GPU 1's last XID, 2027-01-15 08:00:00 UTC: XID 69, graphics engine class error",
-    ):
-        assert sentence in page
-    assert "GPU 0" not in page
-
-
 def test_health_in_the_table_of_gpus() -> None:
     gpu, first, second = unhealthy(part=0).units[1:]
     assert state_of(gpu) == Line("it is in MIG mode")
@@ -425,15 +350,3 @@ def test_a_missing_gpu_with_since_when_and_why() -> None:
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
     assert status.faults == (answers.FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
     assert f"GPU 1 cannot be described: {why}" in plain(status_page(status, 0.0))
-
-
-def test_a_lost_container_and_a_cgroup_that_is_not_seen() -> None:
-    lost = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), CLOCK, "/kubepods/gone", (41, 42))
-    running = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
-    page = plain(status_page(status_of(view(running, lost=(lost,))), NOW)).splitlines()
-    assert [line for line in page if "ended for the runtime" in line or "not seen" in line] == [
-        f"ml/gone, container main: ended for the runtime since {moment(NOW)}, but holds its GPUs until its processes "
-        "in cgroup /kubepods/gone are gone (41, 42): end them, or thaw a paused container; a process that hangs in "
-        "the driver ends with a reboot",
-        "the cgroups of ml/train are not seen: their GPUs are free once the runtime reports that they ended",
-    ]
