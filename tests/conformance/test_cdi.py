@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.image import NAME, Entry, ImageSpec
+from tests.support.image import NAME
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Number, Opened, check_opens, nvidia_nodes, open_path, open_paths
@@ -30,7 +29,6 @@ HASHES: Final = """
 find -L "$0" -type f | sort | xargs sha256sum
 for link in $(find "$0" -type l | sort); do echo $link $(readlink $link); done
 """
-only_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
 
 
 class Seen(Struct, frozen=True):
@@ -103,17 +101,3 @@ def test_only_what_was_named_can_be_opened(cgroup_node: Containerd, tmp_path: Pa
         assert set(open_paths(cgroup_node.cri, container, paths).values()) == {Opened.NO_DRIVER}
         granted = {(195, 2), CTL, UVM, UVM_TOOLS}
         check_opens(cgroup_node, container, granted, {(195, minor) for minor in (0, 1, 3, 254)})
-
-
-@only_x86_64
-def test_the_loader_finds_it_without_environment_and_hook(
-    node: Containerd, probe: dict[str, Entry], tmp_path: Path
-) -> None:
-    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=probe)
-    node.import_image(image)
-    driver = make_driver_root(tmp_path / "driver", V, "debian", compiled=True)
-    with cdi.specification(node.layout.cdi, driver, tmp_path / "stage"):
-        container = by_cdi(node, "0", image=image.name)
-        done = node.cri.execute(container, "/bin/env", "-i", "/bin/probe", "libcuda.so.1", "libnvidia-ml.so.1")
-        assert "glibc-hwcaps/x86-64-v2/libcuda.so.1" in done.stdout
-        assert "glibc-hwcaps/x86-64-v2/libnvidia-ml.so.1" in done.stdout

@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import READY_S, UUIDS, Launch, NriGpu
+from tests.support.daemon import READY_S, UUIDS, NriGpu
 from tests.support.guard import NriGuard
-from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -47,27 +46,6 @@ def test_one_that_fails_to_start_frees_its_gpus_when_it_is_made_again(node: Cont
     node.cri.run(pod, ContainerSpec(attempt=1))
     daemon.wait_held({"p/main": [UUIDS[0]]})
     wait_for("the ledger", lambda: [each["phase"] for each in daemon.ledger()["grants"]] == ["lapsed", "running"], 5)
-
-
-@on_newest
-def test_one_that_was_never_started_frees_its_gpus_after_the_grace(node: Containerd, launch: Launch) -> None:
-    with NriGpu(launch.with_policy("schema = 1\n[ledger]\ncreated_grace_s = 5\n")) as daemon:
-        daemon.wait_staged()
-        pod = node.cri.asking("device=0", "idle")
-        idle = node.cri.create(pod)
-
-        def taken() -> bool:
-            try:
-                node.cri.run_asking("device=0", "next")
-            except CriError:
-                return False
-            return True
-
-        assert not taken()
-        wait_for("the grace to pass", taken, 20)
-        with pytest.raises(CriError, match=r"\[gpu-busy\].*did not start while it held its GPUs"):
-            node.cri.start(idle)
-        daemon.wait_held({"next/main": [UUIDS[0]]})
 
 
 def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriGpu) -> None:

@@ -149,28 +149,6 @@ async def test_the_exporter_comes_first(site: Site) -> None:
         await aside(site.run, "next", await kubelet.admit("next", "main", {GPU: 1}))
 
 
-@in_a_loop
-async def test_the_exporter_starts_where_exclusive_holders_run(site: Site) -> None:
-    async with Kubelet(site.folder) as kubelet:
-        await kubelet.wait_healthy(GPU, 4)
-        trains = await aside(site.run, "train", await kubelet.admit("train", "main", {GPU: 2}))
-        await aside(site.run, "local", {}, "1")
-        await kubelet.wait_healthy(GPU, 3)
-        exporter = await aside(site.exporter, MANAGEMENT)
-        assert site.per_gpu("monitors") == [[MONITOR]] * 4
-        assert len(kubelet.healthy(GPU)) == 3
-
-        await aside(site.daemon.restart)
-        await aside(site.wait_status, "monitors", [MONITOR])
-        await kubelet.wait_healthy(GPU, 3)
-        await aside(site.run, "last", await kubelet.admit("last", "main", {GPU: 1}))
-        assert site.daemon.status()["overlaps"] == []
-
-        await aside(site.node.cri.stop, exporter)
-        await aside(site.wait_status, "monitors", [])
-        assert site.node.cri.status(trains).state == "RUNNING"
-
-
 @on_newest
 @pytest.mark.usefixtures("injector")
 @pytest.mark.parametrize("by", ["CDI", "nodes"])

@@ -118,20 +118,6 @@ def test_large_containers_beside_ordinary_pods(served: tuple[Containerd, NriGpu,
     comes_back(node, daemon, guard)
 
 
-@pytest.mark.parametrize(
-    ("count", "size_bytes"), [(40, 400 << 10), (30, 200_000)], ids=["40 of 400 KiB", "30 of 200 kB"]
-)
-def test_one_pod_of_many_containers(served: tuple[Containerd, NriGpu, NriGuard], count: int, size_bytes: int) -> None:
-    """A lone pod: newer runtimes round its count for one part down to none, or panic."""
-    node, daemon, guard = served
-    refused = fill(node, run_pods(node, "large", 1), count, size_bytes)
-    if node.runtime.number < (2, 0):  # all of them go into one message of 16 MiB
-        assert refused <= 2
-    else:
-        assert refused >= count - (4 << 20) // size_bytes
-    comes_back(node, daemon, guard)
-
-
 def test_many_pods_with_the_variables_of_many_services(served: tuple[Containerd, NriGpu, NriGuard]) -> None:
     """No attacker: as many as the older runtime can list, more than one message of the newer, and all are let in."""
     node, daemon, guard = served

@@ -20,10 +20,8 @@ from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu
-from tests.support.docker import Docker
 from tests.support.holding import cgroup_of, holding, into
 from tests.support.marks import on_newest
-from tests.support.podresources import PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Number
 from tests.support.waiting import wait_for
@@ -40,9 +38,7 @@ TOPOLOGY: Final = (
     .replace("minor = 1\n", f"minor = {LOOP_CONTROL}\n")
 )
 HOLDS: Final = "mknod /tmp/n c {} {}; until (: </tmp/n) 2>/dev/null; do sleep 0.05; done; exec sleep 3600 </tmp/n"
-HOLDS_ITS_NODE: Final = ("/bin/sh", "-c", "exec sleep 3600 </dev/loop-control")
 FOUND: Final = "stray GPU use namespace=default pod_name="
-UNTOLD: Final = "so its pods are findings, too"
 
 
 @contextmanager
@@ -130,16 +126,6 @@ def test_each_is_named(cgroup_node: Containerd, tmp_path: Path) -> None:
             assert daemon.log().count(f"{FOUND}{name}") == 1
 
 
-def test_dockers_containers_are_named_by_id(node: Containerd, tmp_path: Path) -> None:
-    with Docker() as docker:
-        docker.load()
-        container = docker.run("--device", "/dev/loop-control", command=HOLDS_ITS_NODE)
-        with auditing(node, tmp_path) as daemon:
-            found = wait_found(daemon, container)[container]
-            assert (found["kind"], found["stoppable"], found["gpu_uuids"]) == ("unknown-container", False, [UUIDS[1]])
-            assert f"container {container} (cgroup /{docker.base.name}/{container}) (pid " in found["message"]
-
-
 def test_what_was_there_before_the_daemon_is_named_too(node: Containerd, tmp_path: Path) -> None:
     """The runtime's own list says who is privileged."""
     ungranted, agent = widened(node, "ungranted"), privileged(node, "agent")
@@ -147,28 +133,3 @@ def test_what_was_there_before_the_daemon_is_named_too(node: Containerd, tmp_pat
         found = wait_found(daemon, ungranted, agent)
     assert [found[each]["kind"] for each in (ungranted, agent)] == ["ungranted-container", "privileged-pod"]
     assert [found[each]["stoppable"] for each in (ungranted, agent)] == [True, False]
-
-
-def test_who_may_use_it_is_not_named(cgroup_node: Containerd, tmp_path: Path) -> None:
-    cri = cgroup_node.cri
-    with (
-        PodResourcesThread(tmp_path) as kubelet,
-        auditing(cgroup_node, tmp_path, exceptions=["default/excepted"]) as daemon,
-    ):
-        kubelet.give("allocated", {"main": {"nvidia.com/gpu": [UUIDS[1]]}})
-        may = [
-            cri.run(cri.asking("device=0", "granted"), holder(GRANTED)),
-            widened(cgroup_node, "excepted"),
-            widened(cgroup_node, "allocated"),
-        ]
-        found = wait_found(daemon, widened(cgroup_node, "ungranted"))
-        assert found.keys().isdisjoint(may)
-
-
-def test_a_kubelet_that_does_not_answer_is_said(node: Containerd, tmp_path: Path) -> None:
-    with PodResourcesThread(tmp_path) as kubelet:
-        kubelet.delay_s = 60
-        with auditing(node, tmp_path) as daemon:
-            wait_found(daemon, widened(node, "ungranted"))
-            assert UNTOLD in daemon.wait_logged("scan for stray GPU use is incomplete")
-            assert UNTOLD in daemon.verb("status").stdout

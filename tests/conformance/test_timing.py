@@ -80,16 +80,6 @@ def left_alone(node: Containerd, creating: Future[ContainerId]) -> ContainerId |
     return None
 
 
-def test_a_pause_shorter_than_the_timeout_harms_nobody(
-    node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor
-) -> None:
-    creating = held_up(node, serving, aside)
-    os.kill(serving.pid, signal.SIGCONT)
-    node.cri.start(creating.result())
-    serving.wait_held({"victim/main": [UUID]})
-    assert "reconnecting" not in serving.log()
-
-
 def test_stopped_during_a_create(node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor) -> None:
     begun = time.monotonic()
     ungranted = left_alone(node, held_up(node, serving, aside))

@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.verify.bpf_program import READ, WRITE
-from nri_gpu.verify.oci_bundles import TASKS
 from tests.conformance.conftest import Boot, launch_on
 from tests.conformance.test_verify_kernel import MKNOD, Filter, compiled
 from tests.support import cdi, packages
@@ -202,16 +201,3 @@ def test_mig_devices_and_void(cgroup_node: Containerd, tmp_path: Path) -> None:
         found = reported(cgroup_node, daemon, 0, [*EVERY, *caps])
     assert {found[each]["verdict"] for each in (*shared, alone)} == {"ok"}
     assert all(each.startswith("MIG-") for each in found[alone]["gpu_uuids"])
-
-
-@on_newest
-def test_what_cannot_be_seen(node: Containerd, daemon: NriGpu) -> None:
-    elsewhere = daemon.verb("verify", "--containerd-state", "/nowhere")
-    assert (elsewhere.returncode, "no containerd keeps containers below /nowhere" in elsewhere.stderr) == (69, True)
-    container = node.cri.run_asking("device=1", "train")
-    (node.base / "other" / TASKS).mkdir(parents=True)
-    hidden = daemon.verb("verify", "--containerd-state", str(node.base / "other"))
-    assert (hidden.returncode, f"container {container} of default/train" in hidden.stdout) == (69, True)
-    daemon.kill()
-    numberless = verified(node, daemon)
-    assert (numberless.returncode, "is `nri-gpu run` running?" in numberless.stderr) == (69, True)

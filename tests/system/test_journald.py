@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
@@ -165,17 +164,6 @@ def test_without_the_journal_lines_go_to_stderr_and_come_back_with_it(tmp_path: 
         speaker.say("logger.bind(path='/x').info('three')")
         speaker.end()
         assert stderr.read() == b"INFO    one\nINFO    three path=/x\n"
-
-
-def test_a_line_too_large_for_a_datagram_comes_as_a_sealed_file(tmp_path: Path) -> None:
-    with listening(tmp_path / "journal") as journal, speaking(tmp_path / "journal") as (speaker, _):
-        speaker.say("logger.bind(fault='x' * 1_000_000).warning('said')")
-        data, (file,), _, _ = socket.recv_fds(journal, 65536, 1)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        assert (data, fcntl.fcntl(file, fcntl.F_GET_SEALS)) == (b"", seals)
-        with os.fdopen(file, "rb") as memory:
-            memory.seek(0)
-            assert values(decoded(memory.read()), "FAULT") == ["x" * 1_000_000]
 
 
 def test_a_journal_that_stalls_never_blocks_a_line_and_learns_what_it_missed(tmp_path: Path) -> None:
