@@ -15,7 +15,7 @@ from tests import ground
 from tests.support import cleanup, packages
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.containerd import Containerd
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import Entry
@@ -125,8 +125,7 @@ def fresh_node(runtime: packages.Runtime) -> Iterator[Containerd]:
 @pytest.fixture
 def fresh_daemon(fresh_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     """nri-gpu, serving the containerd that the test may kill."""
-    with NriGpu(launch_on(fresh_node, tmp_path)) as running:
-        running.wait_staged()
+    with staged(launch_on(fresh_node, tmp_path)) as running:
         yield running
 
 
@@ -139,8 +138,7 @@ def launch(node: Containerd, tmp_path: Path) -> Launch:
 @pytest.fixture
 def daemon(launch: Launch) -> Iterator[NriGpu]:
     """nri-gpu, serving the shared node, with the driver's files staged."""
-    with NriGpu(launch) as running:
-        running.wait_staged()
+    with staged(launch) as running:
         yield running
 
 
@@ -152,8 +150,7 @@ def module_launch(module_node: Containerd, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def module_daemon(module_launch: Launch) -> Iterator[NriGpu]:
-    with NriGpu(module_launch) as running:
-        running.wait_staged()
+    with staged(module_launch) as running:
         yield running
 
 

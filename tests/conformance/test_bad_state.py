@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.containerd import Containerd
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, staged
 from tests.support.little import NriGpuInLittle
 from tests.support.marks import on_newest
 from tests.support.waiting import wait_for
@@ -58,8 +58,7 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
 
 
 def test_thousands_of_rules_are_read_while_containers_are_served(node: Containerd, launch: Launch) -> None:
-    with NriGpu(launch.with_policy("")) as daemon:
-        daemon.wait_staged()
+    with staged(launch.with_policy("")) as daemon:
         rules = (f'[[rule]]\nnamespace = "ns-{n}-*"\npod = "*-{n}"\nallow = false\n' for n in range(8000))
         launch.with_policy("".join(rules) + '[[rule]]\npod = "late-*"\nallow = false\nreason = "too late"\n')
         daemon.hang_up()
@@ -88,8 +87,7 @@ def nobody(content: bytes) -> bytes:
 )
 def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Callable[[bytes], bytes]) -> None:
     """What runs holds what it held, and what was only created too."""
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
+    with staged(launch) as daemon:
         node.cri.run_asking("device=0", "one")
         created = node.cri.create(node.cri.asking("device=1", "two"))
         held = {"one/main": [UUIDS[0]], "two/main": [UUIDS[1]]}
@@ -115,8 +113,7 @@ def test_a_wall_clock_that_jumps_decides_nothing(node: Containerd, launch: Launc
     (tmp_path / "jumping").mkdir()
     (tmp_path / "jumping/sitecustomize.py").write_text(JUMPING)
     path = f"{tmp_path / 'jumping'}:{Path(__file__).parents[2]}"
-    with NriGpu(replace(launch, environment={"PYTHONPATH": path})) as daemon:
-        daemon.wait_staged()
+    with staged(replace(launch, environment={"PYTHONPATH": path})) as daemon:
         node.cri.run_asking("device=0", "one")
         created = node.cri.create(node.cri.asking("device=1", "two"))  # its grace is not over
         for number in range(8):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance.conftest import launch_on
 from tests.support.containerd import Containerd
-from tests.support.daemon import UUIDS, NriGpu
+from tests.support.daemon import UUIDS, staged
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -38,8 +38,7 @@ def test_it_has_the_same_gpus_and_all_it_takes(
     cgroup_node: Containerd, tmp_path: Path, complete: str, claim: str | None
 ) -> None:
     node = cgroup_node
-    with NriGpu(launch_on(node, tmp_path).with_policy(f'[foreign]\ncomplete = "{complete}"\n')) as daemon:
-        daemon.wait_staged()
+    with staged(launch_on(node, tmp_path).with_policy(f'[foreign]\ncomplete = "{complete}"\n')) as daemon:
         pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim} if claim else {}))
         spec = ContainerSpec(devices=plugin_nodes(tmp_path, 1, 3), env={"NVIDIA_VISIBLE_DEVICES": "all"})
         container = node.cri.run(pod, spec)

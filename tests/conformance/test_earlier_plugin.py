@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.conftest import injected
 from tests.support.containerd import Containerd
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = pytest.mark.containerd
@@ -46,7 +46,6 @@ def test_what_it_set_is_taken_over(node: Containerd, daemon: NriGpu) -> None:
     ],
 )
 def test_what_it_armed_is_disarmed(node: Containerd, launch: Launch, settings: str, claim: str, image: str) -> None:
-    with NriGpu(launch.with_policy(f"[environment]\n{settings}\n")) as daemon:
-        daemon.wait_staged()
+    with staged(launch.with_policy(f"[environment]\n{settings}\n")):
         env = created(node, claim=claim, image=image)
     assert (env[VISIBLE], env["OTHER"]) == ("void", "stays")

@@ -21,7 +21,7 @@ from tests.conformance.conftest import launch_on
 from tests.support import packages, sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -195,8 +195,7 @@ class ServiceGuard(NriGuard):
 def test_in_the_units_sandbox(site: Site, launch: Launch) -> None:
     """The key and the policy are read, its own file is written, and gRPC works under the system call filter."""
     file = launch.base.with_name("d-guard") / "policy.toml"
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
+    with staged(launch) as daemon:
         granted = site.create("granted", ASKS)
         daemon.kill()
     ungranted = site.run("ungranted", "device=1")

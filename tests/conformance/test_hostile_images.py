@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.image import Entry, Fifo, File, Folder, ImageSpec, Link
 from tests.support.marks import on_newest
@@ -110,11 +110,10 @@ def host(module_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> I
     (canary / SECRET).write_text("of the host")
     (canary / "folder" / SECRET).write_text("of the host")
     driver = make_driver_root(base / "driver", V, everything=True)
-    with NriGpu(Launch(base / "d", module_node.nri_socket, driver_root=driver)) as daemon:
-        daemon.wait_staged()
+    with staged(Launch(base / "d", module_node.nri_socket, driver_root=driver)) as daemon:
         oci = module_node.cri.status(run(module_node, ContainerSpec())).oci
-        staged = str(daemon.launch.base / "drivers")
-        places = {m["destination"]: Path(m["source"]).is_dir() for m in oci["mounts"] if staged in m["source"]}
+        below = str(daemon.launch.base / "drivers")
+        places = {m["destination"]: Path(m["source"]).is_dir() for m in oci["mounts"] if below in m["source"]}
         module_node.cri.remove_all()
         yield Host(module_node, daemon, canary, places, given(oci))
 

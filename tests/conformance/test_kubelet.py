@@ -18,7 +18,7 @@ from tests.conformance.conftest import launch_on
 from tests.support import probe
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
@@ -38,8 +38,7 @@ def launched(node: Containerd, base: Path, folder: Path) -> Launch:
 
 @pytest.fixture
 def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
-    with NriGpu(launched(node, tmp_path, folder)) as daemon:
-        daemon.wait_staged()
+    with staged(launched(node, tmp_path, folder)) as daemon:
         yield daemon
 
 

@@ -15,7 +15,7 @@ from nri_gpu.domain.node import Loader
 from tests.support.cdi import specification
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Executed, Pod
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.driver_root import make_driver_root, write_32
 from tests.support.image import File, ImageSpec
 from tests.support.loader_images import OTHERS, specs
@@ -258,8 +258,7 @@ def test_images_without_glibc_start_unharmed(trial: Trial, images: Mapping[str, 
 def test_a_reload_changes_the_next_container(trial: Trial, daemon: NriGpu, launch: Launch) -> None:
     before = trial.node.cri.status(trial.container(Case("debian")))
     launch.with_policy('[driver]\nloader = "tree"\n')
-    daemon.hang_up()
-    daemon.wait_logged("policy reloaded")
+    daemon.reload()
     after = trial.node.cri.status(trial.container(Case("debian")))
     assert before.env["LD_LIBRARY_PATH"] == f"{HWCAPS[0]}/x86-64-v2"
     assert after.env["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
@@ -281,8 +280,7 @@ def test_on_a_cpu_without_x86_64_v2_libraries_are_found(trial: Trial, launch: La
     """Glibc looks into no such folder there; the tunable makes it believe so here."""
     old = Case("debian", spec=ContainerSpec(env={"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-SSE4_2,-POPCNT"}))
     if loader is Loader.HWCAPS:
-        with NriGpu(launch) as daemon:
-            daemon.wait_staged()
+        with staged(launch) as daemon:
             assert trial.served(old) == "no", "what the rest of this test is about"
     with OnAnOldCpu(launch) as daemon:
         daemon.wait_staged()

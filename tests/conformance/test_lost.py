@@ -13,7 +13,7 @@ from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.cgroup import Cgroup, end_processes, processes
 from tests.support.containerd import Containerd
-from tests.support.daemon import READY_S, UUIDS, NriGpu
+from tests.support.daemon import READY_S, UUIDS, NriGpu, staged
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -74,8 +74,7 @@ def served(node: Containerd, folder: Path) -> Iterator[NriGpu]:
     """A daemon on that node, which is abandoned: containerd may never stop what it does not know, and leaves mounts."""
     try:
         node.boot()
-        with NriGpu(launch_on(node, folder)) as daemon:
-            daemon.wait_staged()
+        with staged(launch_on(node, folder)) as daemon:
             yield daemon
     finally:
         node.abandon()

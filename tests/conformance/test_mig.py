@@ -11,7 +11,7 @@ import pytest
 from tests.support import cdi
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
+from tests.support.daemon import TOPOLOGIES, Launch, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -31,8 +31,7 @@ PARENT: Final = (195, 0)
 @pytest.fixture
 def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     root = make_driver_root(tmp_path / "driver")
-    with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=TOPOLOGY, driver_root=root)) as daemon:
-        daemon.wait_staged()
+    with staged(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=TOPOLOGY, driver_root=root)) as daemon:
         yield daemon
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from tests.conformance.conftest import injected, launch_on
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import UUIDS, NriGpu
+from tests.support.daemon import UUIDS, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
@@ -59,10 +59,8 @@ class Site(Struct, frozen=True):
         """The policy has these from now on."""
         policy = self.daemon.launch.policy
         assert policy
-        said = self.daemon.log().count("policy reloaded")
         policy.write_text(text_of(self.node, self.folder, text))
-        self.daemon.hang_up()
-        wait_for("the reload", lambda: self.daemon.log().count("policy reloaded") > said, PATIENCE_S, self.daemon.log)
+        self.daemon.reload()
 
     def wait_status(self, key: str, expected: object) -> None:
         """Until `status` says that of every GPU."""
@@ -99,8 +97,7 @@ def management(node: Containerd, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def site(node: Containerd, tmp_path: Path, folder: Path, management: str) -> Iterator[Site]:
-    with NriGpu(launch_on(node, tmp_path).with_policy(text_of(node, folder, LISTED))) as daemon:
-        daemon.wait_staged()
+    with staged(launch_on(node, tmp_path).with_policy(text_of(node, folder, LISTED))) as daemon:
         yield Site(node, daemon, folder)
 
 

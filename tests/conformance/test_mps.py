@@ -16,7 +16,7 @@ import pytest
 from tests.support import mps, packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.image import NAME
 from tests.support.marks import on_newest
@@ -247,8 +247,7 @@ def test_the_next_tenant_meets_nothing_of_the_last_one(node: Containerd, daemon:
 
 
 def test_without_a_bound_nobody_is_let_in(node: Containerd, bare: Launch) -> None:
-    with NriGpu(bare) as daemon:
-        daemon.wait_staged()
+    with staged(bare):
         refusal = node.cri.refused(MPS, "one").details
         assert re.search(r"no file system of its own is mounted at .*/mps/clients", refusal)
         assert r"start the systemd unit run-nri\x2dgpu-mps-clients.mount" in refusal

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.image import ImageSpec
 from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
@@ -47,8 +47,7 @@ def serving(node: Containerd, launch: Launch, folder: Path) -> Iterator[NriGpu]:
         f'podresources = "{folder}/pod-resources/kubelet.sock"\ncdi_dir = "{node.layout.cdi}"\n'
         f'inject_for = ["nvidia.com/*"]\nreservations = ["{RESERVED}"]\n'
     )
-    with NriGpu(launch.with_policy(policy)) as daemon:
-        daemon.wait_staged()
+    with staged(launch.with_policy(policy)) as daemon:
         yield daemon
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
-from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.probe import Opened, open_number
@@ -35,8 +35,7 @@ def topology(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def serving(node: Containerd, tmp_path: Path, topology: Path) -> Iterator[NriGpu]:
     root = make_driver_root(tmp_path / "driver")
-    with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=topology, driver_root=root)) as daemon:
-        daemon.wait_staged()
+    with staged(Launch(tmp_path / "d", node.nri_socket, topology=topology, driver_root=root)) as daemon:
         yield daemon
 
 

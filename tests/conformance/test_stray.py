@@ -19,7 +19,7 @@ from tests.conformance.test_verify import bpftool
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu
+from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu, staged
 from tests.support.holding import cgroup_of, holding, into
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -50,8 +50,7 @@ def auditing(node: Containerd, base: Path, **stray: object) -> Iterator[NriGpu]:
     policy += [f'[kubelet]\npodresources = "{base}/pod-resources/kubelet.sock"\n']
     topology = base / "node.toml"
     topology.write_text(TOPOLOGY)
-    with NriGpu(replace(launch_on(node, base).with_policy("\n".join(policy)), topology=topology)) as daemon:
-        daemon.wait_staged()
+    with staged(replace(launch_on(node, base).with_policy("\n".join(policy)), topology=topology)) as daemon:
         yield daemon
 
 

@@ -19,7 +19,7 @@ from tests.conformance.conftest import launch_on
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -45,8 +45,7 @@ def node(hasty: Containerd) -> Iterator[Containerd]:
 
 @pytest.fixture
 def serving(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
-    with NriGpu(launch_on(node, tmp_path)) as daemon:
-        daemon.wait_staged()
+    with staged(launch_on(node, tmp_path)) as daemon:
         yield daemon
         os.kill(daemon.pid, signal.SIGCONT)
 

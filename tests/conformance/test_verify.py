@@ -20,7 +20,7 @@ from tests.support.bpf import attached
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import TOPOLOGIES, UUIDS, NriGpu
+from tests.support.daemon import TOPOLOGIES, UUIDS, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
@@ -35,8 +35,7 @@ EVERY: Final = [*((195, minor) for minor in range(32)), CTL, MODESET, UVM, UVM_T
 
 @pytest.fixture
 def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
-    with NriGpu(launch_on(cgroup_node, tmp_path)) as daemon:
-        daemon.wait_staged()
+    with staged(launch_on(cgroup_node, tmp_path)) as daemon:
         yield daemon
 
 
@@ -187,8 +186,7 @@ def test_an_external_allocation_and_a_mount_that_is_gone(
 def test_mig_devices_and_void(cgroup_node: Containerd, tmp_path: Path) -> None:
     """Where another runtime is installed the variable is void, and a list of our own names the devices."""
     launch = launch_on(cgroup_node, tmp_path).with_policy('schema = 1\n[environment]\nvisible_devices = "void"\n')
-    with NriGpu(replace(launch, topology=TOPOLOGIES / "mig-a100.toml")) as daemon:
-        daemon.wait_staged()
+    with staged(replace(launch, topology=TOPOLOGIES / "mig-a100.toml")) as daemon:
         shared = [cgroup_node.cri.run_asking("mig=1g.10gb; mode=shared", name) for name in ("a", "b")]
         alone = cgroup_node.cri.run_asking("mig=3g.40gb", "c")
         seen = daemon.gpus()

@@ -12,7 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -258,6 +259,12 @@ class NriGpu:
         self.start()
         self.wait_ready()
 
+    def reload(self, said: str = "policy reloaded") -> None:
+        """Have it read its policy again, until the log has said that once more."""
+        before = self.log().count(said)
+        self.hang_up()
+        wait_for(said, lambda: self.log().count(said) > before, READY_S, self._explain)
+
     def next(self) -> NriGpu:
         """The daemon after this one, not started: it stands by, and takes over when this one is told to stop."""
         return _Next(self)
@@ -282,6 +289,14 @@ class NriGpu:
 
     def _explain(self) -> str:
         return "its log ends:\n" + "\n".join(self.log().splitlines()[-25:])
+
+
+@contextmanager
+def staged(launch: Launch) -> Iterator[NriGpu]:
+    """A daemon that serves, with the driver's files staged."""
+    with NriGpu(launch) as daemon:
+        daemon.wait_staged()
+        yield daemon
 
 
 class _Next(NriGpu):

@@ -19,7 +19,7 @@ from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.guard import NriGuard
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
-from tests.support.waiting import aside, wait_for
+from tests.support.waiting import aside
 
 PATIENCE_S: Final = 20.0
 PROD: Final = '[namespaces]\nallow = ["prod"]\n'  # the pods of these tests are in ml
@@ -61,10 +61,8 @@ class Node:
         return runtime
 
     async def reload(self, said: str) -> None:
-        """`systemctl reload nri-gpu`, until the log has said it once more."""
-        before = self.daemon.log().count(said)
-        self.daemon.hang_up()
-        await aside(wait_for, said, lambda: self.daemon.log().count(said) > before, PATIENCE_S, self.daemon.log)
+        """`systemctl reload nri-gpu`."""
+        await aside(self.daemon.reload, said)
 
     def reboot(self) -> None:
         """/run is empty then."""
