@@ -14,7 +14,7 @@ from tests.support.containerd import Containerd
 from tests.support.daemon import UUIDS, staged
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.probe import check_opens, nvidia_nodes
 
 pytestmark = on_newest
@@ -32,14 +32,14 @@ def plugin_nodes(folder: Path, *indices: int) -> dict[str, str]:
     return {f"/dev/{name}": str(folder / name) for name in numbers}
 
 
-@pytest.mark.parametrize(("complete", "claim"), [("asked", "2"), ("all", None)])
+@pytest.mark.parametrize(("complete", "claim"), [("asked", "2"), ("all", "")])
 @pytest.mark.short
 def test_it_has_the_same_gpus_and_all_it_takes(
-    cgroup_node: Containerd, tmp_path: Path, complete: str, claim: str | None
+    cgroup_node: Containerd, tmp_path: Path, complete: str, claim: str
 ) -> None:
     node = cgroup_node
     with staged(launch_on(node, tmp_path).with_policy(f'[foreign]\ncomplete = "{complete}"\n')) as daemon:
-        pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim} if claim else {}))
+        pod = node.cri.asking(claim)
         spec = ContainerSpec(devices=plugin_nodes(tmp_path, 1, 3), env={"NVIDIA_VISIBLE_DEVICES": "all"})
         container = node.cri.run(pod, spec)
         granted = {(195, 1), (195, 3), CTL, UVM, UVM_TOOLS}

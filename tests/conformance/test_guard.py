@@ -24,7 +24,7 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.unit_file import OURS
 from tests.support.waiting import wait_for
 
@@ -51,8 +51,7 @@ class Site(Struct, frozen=True):
         self, name: str, claim: str = "", namespace: str = "default", given: dict[str, str] | None = None
     ) -> ContainerId:
         """A container whose program would say that it ran. given: annotations of its own."""
-        annotations = {"gpu.nri.io": claim} if claim else {}
-        pod = self.node.cri.run_pod(PodSpec(name=name, namespace=namespace, annotations=annotations))
+        pod = self.node.cri.asking(claim, name, namespace=namespace)
         command = ("/bin/sh", "-c", f"echo ran > /traces/{name}; exec sleep 3600")
         spec = ContainerSpec(command=command, mounts={"/traces": str(self.traces)}, annotations=given or {})
         return self.node.cri.create(pod, spec)

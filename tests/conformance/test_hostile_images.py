@@ -23,7 +23,7 @@ from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.driver_root import make_driver_root
 from tests.support.image import Entry, Fifo, File, Folder, ImageSpec, Link
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 
 pytestmark = on_newest
 
@@ -71,7 +71,7 @@ class Host(Struct, frozen=True):
 
 
 def run(node: Containerd, spec: ContainerSpec, **pod: Any) -> ContainerId:  # noqa: ANN401 - any field of a PodSpec
-    return node.cri.run(node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": CLAIM}, **pod)), spec)
+    return node.cri.run(node.cri.asking(CLAIM, **pod), spec)
 
 
 def nodes(oci: Mapping[str, Any]) -> Given:

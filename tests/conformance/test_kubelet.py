@@ -22,7 +22,7 @@ from tests.support.daemon import UUIDS, Launch, NriGpu, staged
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import aside, in_a_loop
 
 pytestmark = pytest.mark.containerd
@@ -53,8 +53,7 @@ def run(
     cdi: tuple[str, ...] = (),
 ) -> tuple[Pod, ContainerId]:
     """attempt: the sandbox's and the container's, of a pod that has had some. cdi: devices that Allocate answered."""
-    own = {"gpu.nri.io": claim} if claim else {}
-    pod = node.cri.run_pod(PodSpec(name=name, annotations=own, uid=uid, attempt=attempt))
+    pod = node.cri.asking(claim, name, uid=uid, attempt=attempt)
     return pod, node.cri.run(pod, ContainerSpec(annotations=annotations, attempt=attempt, cdi_devices=cdi))
 
 

@@ -20,7 +20,7 @@ from tests.support.driver_root import make_driver_root, write_32
 from tests.support.image import File, ImageSpec
 from tests.support.loader_images import OTHERS, specs
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.probe import nvidia_nodes
 
 pytestmark = [
@@ -176,8 +176,7 @@ class Trial(Struct, frozen=True):
 
     def _pod(self, request: str) -> Pod:
         if request not in self.pods:
-            annotations = {"gpu.nri.io": request} if request else {}
-            self.pods[request] = self.node.cri.run_pod(PodSpec(name=f"p{len(self.pods)}", annotations=annotations))
+            self.pods[request] = self.node.cri.asking(request, f"p{len(self.pods)}")
         return self.pods[request]
 
     def _volume(self, place: str) -> Path:

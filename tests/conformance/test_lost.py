@@ -14,7 +14,7 @@ from tests.support import packages
 from tests.support.cgroup import Cgroup, end_processes, processes
 from tests.support.containerd import Containerd
 from tests.support.daemon import READY_S, UUIDS, NriGpu, staged
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
@@ -27,7 +27,7 @@ class Holder:
     """A container with GPU 0 exclusively: its shim, its first process, and all of them."""
 
     def __init__(self, node: Containerd) -> None:
-        pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": "device=0"}, host_pid=True))
+        pod = node.cri.asking("device=0", host_pid=True)
         container = node.cri.run(pod, ContainerSpec(command=CHILDREN, host_pid=True))
         self.container = container
         self.first = node.cri.status(container).pid

@@ -52,7 +52,7 @@ class Site(Struct, frozen=True):
         return self.node.cri.run(self.node.cri.run_pod(spec), ContainerSpec(name="exporter", cdi_devices=cdi))
 
     def run(self, name: str, annotations: dict[str, str], claim: str = "") -> ContainerId:
-        pod = self.node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim} if claim else {}))
+        pod = self.node.cri.asking(claim, name)
         return self.node.cri.run(pod, ContainerSpec(annotations=annotations))
 
     def monitors(self, text: str) -> None:

@@ -138,6 +138,6 @@ async def test_both_plugins_side_by_side(
         check_gpus(node, await aside(run, node, new, annotations=annotations), [chosen])
 
         # By annotation the rest, and nobody has what another has.
-        local = await aside(node.cri.run_pod, PodSpec(name="local", annotations={"gpu.nri.io": "2"}))
+        local = await aside(node.cri.asking, "2", "local")
         rest = sorted(set(UUIDS) - {UUIDS[0], chosen})
         check_gpus(node, await aside(run, node, local), rest)

@@ -22,7 +22,7 @@ from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.packages import Version
 from tests.support.plugin import KEY
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.recorder import Message, Recorder, Session, render, split
 from tests.support.scrub import scrubbed
 from tests.unit.nri.replaying import FOLDER_NAME, messages_of, path_of
@@ -60,8 +60,7 @@ class ServedNode(Struct, frozen=True):
         self.daemon.wait_staged()
 
     def create(self, name: str, value: str = "", spec: ContainerSpec | None = None) -> ContainerId:
-        annotations = {"gpu.nri.io": value} if value else {}
-        return self.node.cri.create(self.node.cri.run_pod(PodSpec(name=name, annotations=annotations)), spec)
+        return self.node.cri.create(self.node.cri.asking(value, name), spec)
 
     def run(self, name: str, value: str = "") -> ContainerId:
         container = self.create(name, value)

@@ -61,9 +61,7 @@ def holder(number: Number, **fields: Any) -> ContainerSpec:  # noqa: ANN401 - of
 
 def widened(node: Containerd, name: str, claim: str = "") -> ContainerId:
     """A container that has GPU 1 open, since its device rules were widened behind its runtime's back."""
-    asks = {"gpu.nri.io": claim} if claim else {}
-    pod = node.cri.run_pod(PodSpec(name=name, annotations=asks))
-    container = node.cri.run(pod, holder(OTHER))
+    container = node.cri.run(node.cri.asking(claim, name), holder(OTHER))
     cgroup = node.container_cgroup(container)
     if node.cgroup is Cgroup.V1:
         (cgroup / "devices.allow").write_text("c {}:{} rwm".format(*OTHER))

@@ -15,7 +15,7 @@ from tests.support.daemon import Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.image import Entry, ImageSpec
 from tests.support.loading import LIBRARIES
-from tests.support.pods import IDS, ContainerSpec, PodSpec
+from tests.support.pods import IDS, ContainerSpec
 from tests.support.probe import Opened, device_nodes, open_paths
 
 pytestmark = [
@@ -90,8 +90,7 @@ def launch(node: Containerd) -> Launch:
 
 
 def run(node: Containerd, request: str, image: str) -> ContainerId:
-    annotations = {"gpu.nri.io": request} if request else {}
-    pod = node.cri.run_pod(PodSpec(annotations=annotations, user_namespace=True))
+    pod = node.cri.asking(request, user_namespace=True)
     return node.cri.run(pod, ContainerSpec(image=image, user_namespace=True))
 
 

@@ -162,9 +162,9 @@ class Cri:
         self.start(container)
         return container
 
-    def asking(self, claim: str, name: str = "pod") -> Pod:
-        """A new pod whose annotation makes this claim for all its containers."""
-        return self.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim}))
+    def asking(self, claim: str, name: str = "pod", **fields: Any) -> Pod:  # noqa: ANN401
+        """A new pod whose annotation makes this claim for all its containers; empty: none. fields: of its PodSpec."""
+        return self.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim} if claim else {}, **fields))
 
     def run_asking(self, claim: str, name: str = "pod", **fields: Any) -> ContainerId:  # noqa: ANN401
         """A container of such a pod, running. fields: of its ContainerSpec."""
