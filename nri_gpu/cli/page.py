@@ -55,16 +55,24 @@ def plain(page: Page) -> str:
     """Return the page as text, each column as wide as its widest cell."""
     lines: list[str] = []
     for part in page:
-        lines += table([each.head for each in part.columns], part.rows) if isinstance(part, Grid) else [part.text]
+        if isinstance(part, Grid):
+            lines += table([each.head for each in part.columns], part.rows)
+        else:
+            lines.append(printable(part.text))
     return "\n".join(lines)
 
 
 def table(heads: Sequence[str], rows: Iterable[Row]) -> list[str]:
     """Return the lines of a table. Columns are as wide as their widest cell."""
-    lines = [tuple(heads), *(tuple(map(str, row)) for row in rows)]
+    lines = [tuple(heads), *(tuple(printable(str(cell)) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return ["  ".join(line).rstrip() for line in padded]
+
+
+def printable(text: str) -> str:
+    """Return the text without what a terminal would take as a command: a pod's name is anybody's choice."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def json_text(document: object) -> str:

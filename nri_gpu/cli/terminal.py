@@ -12,7 +12,7 @@ from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from nri_gpu.cli.page import Column, Grid, Line, Page, Tone
+from nri_gpu.cli.page import Column, Grid, Line, Page, Tone, printable
 
 GAP: Final = 2  # blanks between columns
 PROSE_MIN: Final = 24  # a sentence in fewer columns cannot be read
@@ -50,7 +50,7 @@ def drawn(page: Page, width: int) -> Group:
             for number, block in enumerate(_blocks(part, width)):
                 parts += [Text(""), block] if number else [block]
         else:
-            parts.append(Text(_wrapped(_safe(part.text), width), part.tone, no_wrap=True))
+            parts.append(Text(_wrapped(printable(part.text), width), part.tone, no_wrap=True))
     return Group(*parts)
 
 
@@ -58,7 +58,7 @@ def show_whole(lines: Sequence[Line], console: Console | None = None) -> None:
     """Print lines as they are, in colour. The terminal wraps a line that is too long, so that it is copied whole."""
     console = console or Console(highlight=False)
     for line in lines:
-        console.print(Text(_safe(line.text), line.tone), soft_wrap=True)
+        console.print(Text(printable(line.text), line.tone), soft_wrap=True)
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -88,7 +88,7 @@ def _blocks(grid: Grid, width: int) -> Iterator[Table]:
 
 
 def _cell(cell: str | Line) -> Text:
-    return Text(_safe(str(cell)), cell.tone if isinstance(cell, Line) else Tone.PLAIN)
+    return Text(printable(str(cell)), cell.tone if isinstance(cell, Line) else Tone.PLAIN)
 
 
 def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> Iterator[list[int]]:
@@ -102,8 +102,3 @@ def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> It
         chosen.append(at)
         room -= GAP + widths[at]
     yield chosen
-
-
-def _safe(text: str) -> str:
-    """Return the text without what a terminal would take as a command: a pod's name is anybody's choice."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -84,6 +84,13 @@ def test_what_a_terminal_would_obey_is_shown_as_a_question_mark() -> None:
     assert "[bold]x[/]" in shown
 
 
+def test_a_pipe_may_end_in_a_terminal_too() -> None:
+    """As that of `kubectl exec` does; and a name cannot make a line of its own."""
+    evil = "\x1b[2Jpod\nGPU"
+    shown = plain([Grid((Column("POD"), Column("WHY")), ((evil, Line("\u00fcber\u202e")),)), Line(evil)])
+    assert shown == "POD          WHY\n?[2Jpod?GPU  \u00fcber?\n?[2Jpod?GPU"
+
+
 def test_colour_tells_troubles_apart() -> None:
     assert (of_trouble(WHY), of_trouble("it is in MIG mode")) == (Tone.BAD, Tone.PLAIN)
 
