@@ -172,7 +172,7 @@ class ApiServer:
         return (await self._ask("GET", f"/api/v1/nodes/{quote(name, safe='')}", _Object)).metadata.uid
 
     async def claim(self, namespace: str, name: str) -> bytes:
-        """Return a ResourceClaim as JSON."""
+        """Return a ResourceClaim as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; or another."""
         place = f"namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
         try:
             return bytes(await self._ask("GET", f"{await self._base()}/{place}", msgspec.Raw))

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from loguru import logger
 from msgspec import Struct, field
@@ -17,12 +17,15 @@ from msgspec.structs import replace
 
 from nri_gpu.cdi.spec_file import SpecFileError
 from nri_gpu.domain.errors import Exit, NriGpuError, RestartNeededError
+from nri_gpu.dra.api_server import ApiServer
 from nri_gpu.dra.claim_cdi import ClaimSpecifications
 from nri_gpu.dra.claim_service import ClaimService
+from nri_gpu.dra.daemon_client import DaemonClient
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
-from nri_gpu.dra.preparation import AsksDaemon, ClaimPreparation, ClaimTimes, PreparationError, ReadsClaims
-from nri_gpu.dra.questions import AskView, DriverReport, NodeView, PreparedName
+from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes, PreparationError
+from nri_gpu.dra.publisher import Publisher
+from nri_gpu.dra.questions import AskView, NodeView, PreparedName
 from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
 from nri_gpu.system.folder_watch import folder_changed
 from nri_gpu.system.liveness import LivenessFile
@@ -31,17 +34,6 @@ from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone
 
 REFRESHED_AT_ONCE: Final = 4  # claims
 THREADS: Final = 33  # the watch, and 32 questions to the API server at once; asyncio has 6 on two processors
-
-
-class Publishes(Protocol):
-    """The publisher, which keeps the view's devices on the API server."""
-
-    report: DriverReport  # shown by the daemon
-    reported: asyncio.Event  # set when the report changed
-
-    def put(self, view: NodeView) -> None: ...
-    def away(self) -> None: ...
-    async def run(self) -> None: ...
 
 
 class DriverTimes(Struct, frozen=True):
@@ -61,9 +53,9 @@ class DriverTimes(Struct, frozen=True):
 class DriverProcess:
     def __init__(
         self,
-        daemon: AsksDaemon,
-        api_server: ReadsClaims,
-        publisher: Publishes,
+        daemon: DaemonClient,
+        api_server: ApiServer,
+        publisher: Publisher,
         health: DeviceHealthService,
         times: DriverTimes | None = None,
         liveness: LivenessFile | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from loguru import logger
@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.resource_claim import AllocatedResult, ClaimUid
-from nri_gpu.dra.api_server import NotFoundError, UnavailableError
+from nri_gpu.dra.api_server import ApiServer, NotFoundError, UnavailableError
 from nri_gpu.dra.claim_cdi import ClaimSpecifications
 from nri_gpu.dra.claim_object import ResourceClaimError, claim_name, is_ending, parse_resource_claim, unserved
-from nri_gpu.dra.daemon_client import DaemonAwayError
+from nri_gpu.dra.daemon_client import DaemonAwayError, DaemonClient
 from nri_gpu.dra.questions import (
     Answer,
     AskPrepare,
@@ -35,16 +35,6 @@ from nri_gpu.system.tasks import Backoff
 NO_POD: Final = "no relationship found between node"
 RUN: Final = "the daemon (`nri-gpu run`)"
 Settled = TypeVar("Settled", Prepared, Unprepared)
-
-
-class AsksDaemon(Protocol):
-    async def ask(self, question: Question) -> Answer:
-        """Ask the daemon. Raises: NriGpuError: it did not answer."""
-
-
-class ReadsClaims(Protocol):
-    async def claim(self, namespace: str, name: str) -> bytes:
-        """Read a claim as JSON. Raises: NotFoundError; UnavailableError: it may tell soon; NriGpuError: it will not."""
 
 
 class ClaimTimes(Struct, frozen=True):
@@ -79,8 +69,8 @@ class ClaimPreparation:
 
     def __init__(
         self,
-        daemon: AsksDaemon,
-        api_server: ReadsClaims,
+        daemon: DaemonClient,
+        api_server: ApiServer,
         specifications: ClaimSpecifications,
         driver: str,
         pool: str,

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 from loguru import logger
 from msgspec import Meta, MsgspecError, Struct
@@ -117,18 +117,6 @@ class EventSink(Struct, frozen=True):
     doubt: Callable[[], None]
 
 
-class EventListener(Protocol):
-    @property
-    def starts(self) -> int:
-        """Return how many processes were started."""
-
-    def listen(self, bus_ids: frozenset[str]) -> None:
-        """Listen to these GPUs from now on."""
-
-    async def run(self) -> None:
-        """Run until cancelled."""
-
-
 class EventChild:
     """The event process. silence_s: how long it may send nothing while it listens: for one NVML call or one wait."""
 
@@ -157,6 +145,7 @@ class EventChild:
 
     @property
     def starts(self) -> int:
+        """Return how many processes were started."""
         return self._process.starts
 
     def listen(self, bus_ids: frozenset[str]) -> None:

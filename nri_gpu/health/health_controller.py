@@ -16,7 +16,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId, parse_bus_id
 from nri_gpu.domain.health import EventType, GpuEvent, HealthNotes, HealthState, ScriptedEvent
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.affected import Stops, holders_of
-from nri_gpu.health.event_child import EventChild, EventListener, EventSink
+from nri_gpu.health.event_child import EventChild, EventSink
 from nri_gpu.health.gpu_record import HealthChange, Moment, reset_text
 from nri_gpu.health.health_file import load_health, save_health
 from nri_gpu.health.node_health import NO_UNITS, SOON, WHOLE, NodeHealth
@@ -57,7 +57,7 @@ class HealthController:
         refresh: Callable[[], None],
         simulated: bool,
         moment: Callable[[], Moment] | None = None,
-        listener: Callable[[EventSink], EventListener] | None = None,
+        listener: Callable[[EventSink], EventChild] | None = None,
         stops: Callable[[Callable[[], None]], Stops] = Stops,
         refreshes_apart_s: float = 1.0,
         module_load: Callable[[], str] = str,

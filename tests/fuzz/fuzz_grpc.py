@@ -20,9 +20,11 @@ from google.protobuf.message import DecodeError, Message
 
 from nri_gpu._pb import dra_pb2, podresources_pb2
 from nri_gpu.domain.allocation import PodDevices
-from nri_gpu.dra.api_server import NotFoundError
+from nri_gpu.dra.api_access import Access
+from nri_gpu.dra.api_server import ApiServer, NotFoundError
 from nri_gpu.dra.claim_cdi import ClaimSpecifications
 from nri_gpu.dra.claim_service import ClaimService
+from nri_gpu.dra.daemon_client import DaemonClient
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
 from nri_gpu.dra.questions import Answer, AskPrepare, AskView, NodeView, Prepared, Question, Unprepared
 from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
@@ -35,6 +37,7 @@ from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin
 from tests.support.resource_claims import DRIVER, NODE, UID, document, resource_claim
 
 T = TypeVar("T")
+ACCESS = Access(host="localhost", port=1)  # nobody is asked
 FOLDER: Final = scratch()
 LOOP: Final = asyncio.new_event_loop()
 POD: Final = ("ml", "train")
@@ -126,7 +129,7 @@ def cri(data: bytes) -> bool:
     return found["stuck"] == cri_child.DONE
 
 
-class _Daemon:
+class _Daemon(DaemonClient):
     """It prepares whatever it is asked to."""
 
     async def ask(self, question: Question) -> Answer:
@@ -139,7 +142,7 @@ class _Daemon:
                 return Unprepared()
 
 
-class _OneClaim:
+class _OneClaim(ApiServer):
     async def claim(self, namespace: str, name: str) -> bytes:
         if (namespace, name) != CLAIM:
             raise NotFoundError("there is none")
@@ -148,7 +151,9 @@ class _OneClaim:
 
 def _service() -> ClaimService:
     folder = FOLDER / "cdi"
-    return ClaimService(ClaimPreparation(_Daemon(), _OneClaim(), ClaimSpecifications(folder), DRIVER, NODE, TIMES))
+    return ClaimService(
+        ClaimPreparation(_Daemon(FOLDER), _OneClaim(ACCESS), ClaimSpecifications(folder), DRIVER, NODE, TIMES)
+    )
 
 
 def prepare(data: bytes) -> bool:

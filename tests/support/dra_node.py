@@ -12,10 +12,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from nri_gpu.domain.resource_claim import ClaimUid
-from nri_gpu.dra.api_server import NotFoundError, RefusedError, UnavailableError
+from nri_gpu.dra.api_server import ApiServer, NotFoundError, RefusedError, UnavailableError
 from nri_gpu.dra.claim_cdi import ClaimSpecifications
 from nri_gpu.dra.claim_service import ClaimService
-from nri_gpu.dra.daemon_client import DaemonAwayError
+from nri_gpu.dra.daemon_client import DaemonAwayError, DaemonClient
 from nri_gpu.dra.kubelet_sockets import KubeletSockets
 from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes
 from nri_gpu.dra.questions import (
@@ -38,7 +38,7 @@ QUICK = EndpointTimes(watched_within=0.3, look_every=0.05, first_wait=0.01, long
 TIMES = ClaimTimes(api_server=1.0, daemon=2.0, again=0.01, passing=0.1)
 
 
-class TellingDaemon:
+class TellingDaemon(DaemonClient):
     """faults: answers to the next questions, in their stead. away: it cannot be asked. silent: it never answers.
 
     mac: of its markers. reread: claims whose pods may have changed. reports: what it was told with questions for the
@@ -117,7 +117,7 @@ class TellingDaemon:
                 return Unprepared()
 
 
-class TellingApiServer:
+class TellingApiServer(ApiServer):
     """claims: by namespace and name. silent: it never answers. busy: to so many questions it does not answer.
 
     refused: claims that may not be read, with why.

@@ -16,6 +16,7 @@ from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.resource_claim import ClaimUid
 from nri_gpu.dra.device_health import DeviceHealthService
 from nri_gpu.dra.driver_process import DriverProcess, DriverTimes
+from nri_gpu.dra.publisher import Publisher
 from nri_gpu.dra.questions import ClaimFault, DriverReport, NodeView, OfferedDevice, PreparedName
 from nri_gpu.system.storage import text_of
 from tests.support.dra_kubelet import HEALTH, DraKubelet
@@ -32,7 +33,7 @@ CLAIM = ClaimUid(UID)
 FILE = f"nri-gpu-claim-{UID}.json"
 
 
-class TakingPublisher:
+class TakingPublisher(Publisher):
     """Takes what it is told."""
 
     def __init__(self) -> None:

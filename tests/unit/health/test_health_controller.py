@@ -18,6 +18,7 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import EventType, GpuEvent, Health, HealthState, RecoveryAction, ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.affected import Stops, holders_of
+from nri_gpu.health.event_child import EventChild
 from nri_gpu.health.gpu_record import Moment
 from nri_gpu.health.health_controller import HealthController
 from nri_gpu.health.node_health import SOON
@@ -36,7 +37,7 @@ from tests.support.scripted_runtime import until
 RETRY_S = 0.01
 
 
-class Listening:
+class Listening(EventChild):
     """Who waits for events, as far as the controller tells."""
 
     starts = 0
