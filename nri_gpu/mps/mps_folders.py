@@ -66,7 +66,8 @@ class DaemonFolder(Struct, frozen=True):
         """Make the folders that are missing. Raises: OSError. label: of SELinux; None: what this host needs."""
         label = label_if_enabled(SHARED) if label is None else label
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Servers run as their clients' user and need access; the state folder above stays closed to them (daemon.py).
+        # Servers run as their clients' user and need access. The state folder above stays closed to them:
+        # mps_daemon.py mounts theirs over it.
         for path, mode in ((self.folder, 0o755), (self.pipe, 0o755), (self.log, 0o755), (self.shm, 0o1777)):
             path.mkdir(exist_ok=True)
             path.chmod(mode)

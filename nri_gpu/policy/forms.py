@@ -143,7 +143,7 @@ _EMPTY: Final = {"empty": ": leave the key out to match everything"}
 
 def text(pattern: str, rule: str, max_length: int) -> Meta:
     """Describe a string that a pattern matches as a whole. rule: the pattern in words."""
-    # Not msgspec's own pattern: in a union with an array it makes msgspec 0.22 crash. `policy.schema` checks it.
+    # Not msgspec's own pattern: in a union with an array it makes msgspec 0.22 crash. `policy/document.py` checks it.
     rules = {"pattern": pattern, "rule": rule}
     return Meta(max_length=max_length, extra=rules, extra_json_schema={"pattern": f"^(?:{pattern})$"})
 

@@ -59,13 +59,9 @@ def metrics_faults(settings: MetricsSettings) -> Iterator[tuple[str, str]]:
     except ValueError as error:
         yield "metrics.listen", f"{error}: write an address and port such as 127.0.0.1:9464"
         return
-    if address and not settings.public and not _is_loopback(address[0]):
+    if address and not settings.public and address[0] != "::1" and not address[0].startswith("127."):
         yield (
             "metrics.listen",
             f"{address[0]} is not this machine's loopback, so others could read the names of pods there: write "
             "127.0.0.1, or set metrics.public = true",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")  # as `ip_address` writes them
