@@ -10,7 +10,7 @@ from typing import Final
 
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import text_of, write_whole
 
 SUFFIXES: Final = (".json", ".yaml")  # runtimes read no others (cncf-tags/container-device-interface: pkg/cdi/cache.go)
 # Where runtimes look by default. If two files name a device, the one in the later folder wins.
@@ -34,7 +34,7 @@ class SpecFile:
     def write(self, text: str) -> bool:
         """Write `text` unless the file has it. Return whether it was written. Raises: SpecFileError."""
         try:
-            if _read(self.path) == text:
+            if text_of(self.path, READ_MAX, "utf-8") == text:
                 return False
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             write_whole(self.path, text.encode(), self._mode, sync=True)
@@ -45,7 +45,7 @@ class SpecFile:
     def remove(self) -> bool:
         """Remove the file if it describes that kind. Return whether it did. Raises: SpecFileError."""
         try:
-            if not _describes(self._kind, _read(self.path)):
+            if not _describes(self._kind, self.path):
                 return False
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -57,11 +57,7 @@ class SpecFile:
         own = self.path.parent.resolve()
         for folder in sorted({own, *(folder.resolve() for folder in folders)}):
             for path in spec_files(folder):
-                try:
-                    text = "" if path == own / self.path.name else _read(path)
-                except OSError:  # an unreadable file is passed over
-                    continue
-                if not _describes(self._kind, text):
+                if path == own / self.path.name or not (text := _describes(self._kind, path)):
                     continue
                 what = f"{path} describes {self._kind} too" + (", with hooks" if "hookName" in text else "")
                 if folder == own:
@@ -75,21 +71,15 @@ def spec_files(folder: Path) -> list[Path]:
     return sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
 
 
-def _read(path: Path) -> str:
-    """Return at most READ_MAX bytes of a file as text, or empty if there is no such regular file."""
-    try:
-        if not path.is_file():
-            return ""
-        with path.open("rb") as stream:
-            return stream.read(READ_MAX).decode(errors="replace")
-    except FileNotFoundError:
-        return ""
+def _describes(kind: str, path: Path) -> str:
+    """Return the text of a specification of that kind; empty where the file is none, or cannot be read.
 
-
-def _describes(kind: str, text: str) -> bool:
-    """Return whether a text is a specification of that kind. Of YAML only the line with the kind is looked for."""
+    Of YAML only the line with the kind is looked for.
+    """
+    text = text_of(path, READ_MAX, "utf-8") or ""
     try:
         document = json.loads(text)
+        found = isinstance(document, dict) and document.get("kind") == kind
     except (ValueError, RecursionError):
-        return bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))
-    return isinstance(document, dict) and document.get("kind") == kind
+        found = bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))
+    return text if found else ""
