@@ -243,10 +243,7 @@ class Publisher:
         if wrote:
             logger.bind(gpus=devices).info("ResourceSlices published")
         self._log.clear()
-        if missing:
-            self._log_gates.note("feature gates are off on the API server, publishing without them", ", ".join(missing))
-        else:
-            self._log_gates.clear()
+        self._log_gates.note("feature gates are off on the API server, publishing without them", ", ".join(missing))
         self._report(DriverReport(published=devices, missing=missing))
 
     def _report(self, report: DriverReport) -> None:

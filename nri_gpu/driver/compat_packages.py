@@ -242,10 +242,8 @@ class CompatController:
             self._node_state.put_compat(packages)
             versions = ", ".join(f"{each.cuda_version} ({each.version})" for each in packages)
             logger.bind(name=versions or "-").info("CUDA compatibility packages staged")
-        if fault := "; ".join((*faults, *map(str, found.left_out[:SHOWN]))):
-            self._log.warning("CUDA compatibility packages left out", fault, path=str(self._folder))
-        else:
-            self._log.clear()
+        fault = "; ".join((*faults, *map(str, found.left_out[:SHOWN])))
+        self._log.warning("CUDA compatibility packages left out", fault, path=str(self._folder))
 
     def _take(self) -> tuple[FoundPackages, tuple[CompatPackage, ...], list[str]]:
         """Return what was found, the packages that are staged now, and why the rest is not staged."""

@@ -15,7 +15,6 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.host.extras import find_extras, on_the_host
 from nri_gpu.host.kernel_view import (
@@ -119,7 +118,7 @@ class NvmlSource:
         # After NVML, whose start may be what loads the kernel module.
         read = partial(self._with_files, inventory)
         inventory = await self._files.run("reading the driver's files in /proc and /sys", read)
-        self._log_unusual(inventory.gpus)
+        self._unusual.note("unusual capability minors, used as they are", "; ".join(unusual_minors(inventory.gpus)))
         self.answered = before
         return inventory
 
@@ -164,12 +163,6 @@ class NvmlSource:
             read = partial(unlisted_gpus, self._folders, (), fault=fault)
             return await self._files.run("reading what the kernel shows of GPUs", read)
         return ()
-
-    def _log_unusual(self, gpus: Sequence[Gpu]) -> None:
-        if sentences := unusual_minors(gpus):
-            self._unusual.note("unusual capability minors, used as they are", "; ".join(sentences))
-        else:
-            self._unusual.clear()
 
     def _log_lacking(self, version: str) -> None:
         """Log the functions that NVML lacks, once for each driver version."""

@@ -152,10 +152,7 @@ class StrayController:
         self._see(found)
         for each in self.findings:
             self._report(each)
-        if self.fault:
-            self._log.warning("scan for stray GPU use is incomplete", self.fault)
-        else:
-            self._log.clear()
+        self._log.warning("scan for stray GPU use is incomplete", self.fault)
 
     async def _judge(self, uses: Iterable[Use], known: Known) -> tuple[tuple[StrayUse, ...], str]:
         """Return the findings, and why it is not known what of them the kubelet allocated, or empty."""

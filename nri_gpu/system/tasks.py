@@ -42,7 +42,8 @@ class Backoff:
 class LogOnce:
     """A logger of faults: each once until it changes, and once as an error after `stuck_s` seconds without `clear`.
 
-    That error says what to do. fault: the one that was reported last, or empty if all is well.
+    That error says what to do. fault: the one that was reported last, or empty if all is well; to report that is to
+    clear.
     """
 
     def __init__(self, *, stuck_s: float = STUCK_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,6 +55,9 @@ class LogOnce:
 
     def warning(self, phrase: str, fault: str, **fields: object) -> None:
         """Report a fault each time that it is met: it is logged with these fields if it differs from the last one."""
+        if not fault:
+            self.clear()
+            return
         now = self._clock()
         self._since = now if self._since is None else self._since
         lasting_s = now - self._since
@@ -66,7 +70,7 @@ class LogOnce:
 
     def note(self, phrase: str, fault: str, **fields: object) -> None:
         """Report as `warning` does, but never as an error, however long the fault lasts."""
-        if fault != self.fault:
+        if fault not in ("", self.fault):
             logger.bind(**fields, fault=fault).warning(phrase)
         self.fault = fault
 

@@ -26,9 +26,8 @@ def test_pauses_double_up_to_the_longest_and_start_again() -> None:
 def test_a_fault_that_lasts_is_logged_once() -> None:
     faults = LogOnce()
     with Log() as log:
-        for fault in ("full", "full", "gone", "full"):
+        for fault in ("full", "full", "gone", "full", ""):  # at last all is well
             faults.warning("not written", fault, path="/x")
-        faults.clear()
         faults.warning("not written", "full", path="/x")
     assert [line.fields["fault"] for line in log.said("not written")] == ["full", "gone", "full", "full"]
     assert faults.fault == "full"
