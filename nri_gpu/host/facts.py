@@ -17,6 +17,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.node import Majors
 from nri_gpu.host.kernel_view import DISPLAY_CLASS, NVIDIA_VENDOR, HostFolders, not_given
 from nri_gpu.host.modules import read_majors
+from nri_gpu.system.storage import text_of
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
 
@@ -221,8 +222,4 @@ def node_of(status: os.stat_result) -> CharDevice:
 
 def is_loaded(sys: Path, module: KernelModule) -> bool:
     """Return whether the module is loaded and initialized. The kernel has `_` where file names have `-`."""
-    state = sys / "module" / module.replace("-", "_") / "initstate"
-    try:
-        return state.read_text(errors="replace") == "live\n"
-    except OSError:
-        return False
+    return text_of(sys / "module" / module.replace("-", "_") / "initstate") == "live\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -155,9 +154,8 @@ class KubeletController:
             logger.bind(fault=self._fault).error("device plugin cannot be served")
             return
         if self._succession and self._succession.succeeds:
-            with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
-                async with asyncio.timeout(ABLE_WITHIN_S):
-                    await _until(lambda: not self.devices.hindrance())
+            # The daemon before this one serves the kubelet meanwhile.
+            await first_done(_until(lambda: not self.devices.hindrance()), timeout_s=ABLE_WITHIN_S)
             tasks.create_task(self._settle(self._succession))
         while True:
             self._woken.clear()

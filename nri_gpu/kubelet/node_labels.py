@@ -21,7 +21,7 @@ from nri_gpu.domain.gpu import Gpu, MigPart, Unit, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import text_of, write_whole
 from nri_gpu.system.tasks import LogOnce, work_when_told
 
 PREFIX: Final = "nvidia.com"
@@ -83,10 +83,7 @@ def value_of(name: str, ending: str = "") -> str:
 
 def machine_name(file: Path = MACHINE_FILE) -> str:
     """Return the product name in the firmware; empty where the firmware has none."""
-    try:
-        return file.read_text(encoding="ascii", errors="replace")[:256].strip()
-    except OSError:
-        return ""
+    return (text_of(file, 256) or "").strip()
 
 
 def family(arch: tuple[int, int]) -> str:

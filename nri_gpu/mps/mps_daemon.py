@@ -21,6 +21,8 @@ from nri_gpu.mps.mps_folders import DaemonFolder, clients, mount_fault
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.system.child import run
 from nri_gpu.system.process import ProcessWatch, process_of
+from nri_gpu.system.storage import text_of
+from nri_gpu.system.tasks import first_done
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 SERVER: Final = "nvidia-cuda-mps-server"  # which the control daemon finds by PATH
@@ -247,10 +249,9 @@ class MpsDaemon:
         for number in signals:
             if number:
                 watch.send(number)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    await watch.ended.wait()
-                    break
+            await first_done(watch.ended.wait(), timeout_s=END_S)
+            if watch.ended.is_set():
+                break
         self._release(watch)
 
     def _release(self, watch: ProcessWatch) -> None:
@@ -262,10 +263,8 @@ class MpsDaemon:
         self.folder = self._renewed()
 
     def _last_output(self) -> str:
-        with suppress(OSError):
-            words = (self.folder.log / "output").read_text(errors="replace").split()
-            return " ".join(words)[-_SHOWN_MAX:] or "no output"
-        return "no output"
+        words = (text_of(self.folder.log / "output", encoding="utf-8") or "").split()
+        return " ".join(words)[-_SHOWN_MAX:] or "no output"
 
 
 def _reap(pid: int) -> None:

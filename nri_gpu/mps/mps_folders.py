@@ -17,7 +17,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import PIPE_FOLDER, SHM_FOLDER
 from nri_gpu.system.process import Process, process_of
 from nri_gpu.system.selinux import SHARED, label_if_enabled, set_label
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import text_of, write_whole
 
 NOTE: Final = "daemon"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -128,9 +128,7 @@ def noted_folders(state: Path) -> tuple[DaemonFolder, ...]:
 
 
 def _noted_folder(state: Path, note: Path) -> DaemonFolder:
-    words: list[str] = []
-    with suppress(OSError, ValueError):
-        words = note.read_text().split()
+    words = (text_of(note) or "").split()
     return DaemonFolder(state, GpuUuid(note.parent.name), words[2] if len(words) > 2 else "")
 
 
