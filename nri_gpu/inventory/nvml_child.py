@@ -108,20 +108,18 @@ class NvmlChild:
 
     async def _ask(self) -> Mapping[str, object]:
         """Return the answer to one request. Raises: InventoryError."""
-        answered = False
         try:
             async with asyncio.timeout(self._deadlines.refresh_s):
                 answer = await self._converse()
                 if "stale" in answer:  # another driver was installed, and only a new process can load its library
                     await self._process.end(self._deadlines.end_s)
                     answer = await self._converse()
-            answered = True
+                return answer
         except TimeoutError:
             raise await self._hung(self._deadlines.refresh_s, "a whole refresh") from None
-        finally:
-            if not answered:  # cancelled, perhaps: a late answer must not meet the next request
-                self._process.kill()
-        return answer
+        except BaseException:  # cancelled, perhaps: a late answer must not meet the next request
+            self._process.kill()
+            raise
 
     async def _converse(self) -> Mapping[str, object]:
         """Send a request and read past the announced calls to the answer. Raises: InventoryError."""
