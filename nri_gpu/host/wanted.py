@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -53,22 +54,21 @@ def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Host
         yield HostFinding(PARAMS, f"{error}; until then no device node is made or changed")
         return
     kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
-    if KernelModule.NVIDIA in facts.modules:
-        yield from _nvidia_nodes(facts, ownership, kept, graphics)
-    if KernelModule.UVM in facts.modules:
-        yield from _uvm_nodes(facts, kept)
-    if facts.capabilities:
-        yield from _mig_nodes(facts, kept)
+    majors, loaded = facts.majors, facts.modules
+    for name, major, in_use, nodes in (
+        ("nvidia", majors.nvidia, KernelModule.NVIDIA in loaded, partial(_nvidia_nodes, facts, ownership, graphics)),
+        ("nvidia-uvm", majors.nvidia_uvm, KernelModule.UVM in loaded, _uvm_nodes),
+        ("nvidia-caps", majors.nvidia_caps, bool(facts.capabilities), partial(_mig_nodes, facts)),
+    ):
+        if in_use and major is not None:
+            yield from nodes(major, kept)
+        elif in_use:
+            yield HostFinding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
 
 
 def _nvidia_nodes(
-    facts: HostFacts, ownership: Ownership, kept: str, graphics: bool
+    facts: HostFacts, ownership: Ownership, graphics: bool, major: int, kept: str
 ) -> Iterator[WantedNode | HostFinding]:
-    major = facts.majors.nvidia
-    if major is None:
-        yield _unlisted("nvidia")
-        return
-
     def node(minor: int) -> CharDevice:
         return CharDevice(major, minor, ownership.mode, ownership.uid, ownership.gid)
 
@@ -102,22 +102,14 @@ def _gpu_minors(facts: HostFacts) -> Iterator[int | HostFinding]:
         )
 
 
-def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding]:
+def _uvm_nodes(major: int, kept: str) -> Iterator[WantedNode | HostFinding]:
     """Yield UVM's nodes. The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
-    major = facts.majors.nvidia_uvm
-    if major is None:
-        yield _unlisted("nvidia-uvm")
-        return
     for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
         yield WantedNode(DevPath(name), CharDevice(major, minor, 0o666, 0, 0), kept)
 
 
-def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding]:
+def _mig_nodes(facts: HostFacts, major: int, kept: str) -> Iterator[WantedNode | HostFinding]:
     """Yield nodes of MIG instances only: root's tools make those of the capabilities to configure and to monitor."""
-    major = facts.majors.nvidia_caps
-    if major is None:
-        yield _unlisted("nvidia-caps")
-        return
     table = read_mig_minors(facts.mig_minors)
     seen: dict[int, str] = {}
     away = {f"gpu{minor}" for minor in facts.away}
@@ -138,10 +130,6 @@ def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | HostFinding
         off = kept or ("" if own.modify else f"{path} has DeviceFileModify: 0, so the administrator makes the node")
         node = CharDevice(major, minor, own.mode, own.uid, own.gid)
         yield WantedNode(DevPath(f"{CAPS}/nvidia-cap{minor}"), node, off)
-
-
-def _unlisted(name: str) -> HostFinding:
-    return HostFinding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
 
 
 # The kernel writes no leading zeros; a value with them may be octal.
