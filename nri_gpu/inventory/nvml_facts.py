@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
@@ -34,8 +34,8 @@ from nri_gpu.system.storage import text_of
 
 # Numbers of nvml.h.
 FIELD_RECOVERY_ACTION: Final = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from R570 on
-COMPUTE_MODES: Final = tuple(ComputeMode)
-RECOVERY_ACTIONS: Final = tuple(RecoveryAction)
+COMPUTE_MODES: Final[Mapping[int, ComputeMode]] = dict(enumerate(ComputeMode))
+RECOVERY_ACTIONS: Final[Mapping[int, RecoveryAction]] = dict(enumerate(RecoveryAction))
 # State 0 belongs to a GPU that is not made for a fabric.
 FABRIC_STATES: Final[Mapping[int, FabricState]] = dict(enumerate(FabricState, 1))
 FABRIC_STARTING: Final = frozenset({1, 2})  # NVML_GPU_FABRIC_STATE_NOT_STARTED, _IN_PROGRESS
@@ -77,6 +77,20 @@ class MigAttributes(Protocol):
     sharedOfaCount: int
 
 
+# Fact, call, and what its answer means; the answer is None where the call fails.
+_SETUP: Final[tuple[tuple[str, str, Callable[..., object]], ...]] = (
+    ("architecture", "nvmlDeviceGetArchitecture", lambda number: ARCHITECTURES.get(number, "")),
+    ("compute_mode", "nvmlDeviceGetComputeMode", COMPUTE_MODES.get),
+    ("persistence", "nvmlDeviceGetPersistenceMode", lambda on: None if on is None else bool(on)),
+    (
+        "ecc",
+        "nvmlDeviceGetEccMode",
+        lambda ecc: None if ecc is None else {"current": bool(ecc[0]), "pending": bool(ecc[1])},
+    ),
+    ("addressing", "nvmlDeviceGetAddressingMode", lambda number: dict(enumerate(ADDRESSING)).get(number, "")),
+)
+
+
 def setup_facts(
     nvml: NvmlClient, handle: object, index: int, folder: Path, fabric: FabricInfo | None
 ) -> Iterator[Mapping[str, object]]:
@@ -87,16 +101,8 @@ def setup_facts(
     yield {"cpus": CPULIST.or_empty((text_of(folder / "local_cpulist") or "").strip())}
     # A link to /sys/devices/pci0000:c9/0000:c9:01.0/0000:ca:00.0
     yield {"pcie_root": next(filter(PCIE_ROOT.matches, folder.resolve().parts), "")}
-    number = nvml.optional("nvmlDeviceGetArchitecture", handle, gpu=index)
-    yield {"architecture": ARCHITECTURES.get(number, "")}
-    mode = nvml.optional("nvmlDeviceGetComputeMode", handle, gpu=index)
-    yield {"compute_mode": COMPUTE_MODES[mode] if mode in range(len(COMPUTE_MODES)) else None}
-    persistence = nvml.optional("nvmlDeviceGetPersistenceMode", handle, gpu=index)
-    yield {"persistence": None if persistence is None else bool(persistence)}
-    ecc = nvml.optional("nvmlDeviceGetEccMode", handle, gpu=index)
-    yield {"ecc": None if ecc is None else {"current": bool(ecc[0]), "pending": bool(ecc[1])}}
-    addressing = nvml.optional("nvmlDeviceGetAddressingMode", handle, gpu=index)
-    yield {"addressing": ADDRESSING[addressing] if addressing in range(len(ADDRESSING)) else ""}
+    for fact, call, meaning in _SETUP:
+        yield {fact: meaning(nvml.optional(call, handle, gpu=index))}
     yield {"fabric": _fabric(fabric)}
 
 
@@ -143,7 +149,7 @@ def _recovery_action(nvml: NvmlClient, handle: object, index: int) -> RecoveryAc
     fields = nvml.optional("nvmlDeviceGetFieldValues", handle, [FIELD_RECOVERY_ACTION], default=(), gpu=index)
     # Each field has a return code of its own.
     found = [field.value.uiVal for field in fields if field.nvmlReturn == 0]
-    return RECOVERY_ACTIONS[found[0]] if found and found[0] in range(len(RECOVERY_ACTIONS)) else None
+    return RECOVERY_ACTIONS.get(found[0]) if found else None
 
 
 def _fabric_signs(info: FabricInfo | None) -> Iterator[Sign]:
