@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
@@ -24,7 +24,7 @@ from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, MigPart, Unit, health_of
-from nri_gpu.domain.health import NO_NOTES, HealthState, Sign
+from nri_gpu.domain.health import NO_NOTES, HealthNotes, HealthState, Sign
 from nri_gpu.health.xid_log import by_action
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.plugin.counts import BOUNDS_S, REFUSALS, Failure, Outcome
@@ -53,11 +53,45 @@ class OneFamily(Struct, frozen=True):
         yield self.family
 
 
+GAUGE, COUNTER = (
+    GaugeMetricFamily,
+    CounterMetricFamily,
+)  # the name of a counter is without `_total`, which the library adds
+Sample = tuple[Iterable[str], float]  # the values of the labels, and the metric's
+
+
+class Family(Struct, frozen=True):
+    """A metric. value: of the daemon at a moment, one, or one for each set of labels; none where it is not known."""
+
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    name: str
+    about: str
+    value: Callable[[View], float | Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+    def of(self, view: View) -> Metric:
+        family, value = self.kind(self.name, self.about, labels=self.labels), self.value(view)
+        for labels, each in [((), value)] if isinstance(value, (int, float)) else value:
+            family.add_metric(tuple(labels), each)
+        return family
+
+
 def pages(view: View) -> Iterator[bytes]:
     """Yield the text, in pages that take about PAGE_S each to make."""
-    for family in _families(view):
-        yield generate_latest(OneFamily(family))
+    for family in FAMILIES:
+        yield generate_latest(OneFamily(family.of(view)))
+    yield generate_latest(OneFamily(_create_container(view)))
     yield from _grant_pages(view.ledger)
+
+
+def _create_container(view: View) -> HistogramMetricFamily:
+    bounds, create = (*map(str, BOUNDS_S), "+Inf"), view.counts.create
+    return HistogramMetricFamily(
+        "nri_gpu_create_container_seconds",
+        "Time from the request CreateContainer to its answer.",
+        buckets=list(zip(bounds, accumulate(create.buckets), strict=True)),
+        sum_value=create.total_ns / 1e9,
+    )
 
 
 def _grant_pages(ledger: Ledger) -> Iterator[bytes]:
@@ -97,128 +131,6 @@ def _grant_line(labels: tuple[str, ...]) -> bytes:
     return line
 
 
-def _families(view: View) -> Iterator[Metric]:
-    """Yield all families but the grants of GPUs, each made when it is asked for."""
-    yield _gauge("nri_gpu_build_info", "1 for the version that runs.", [((__version__,), 1)], "version")
-    yield from _runtime(view)
-    yield from _decisions(view)
-    yield from _node(view)
-    yield from _gpus(view)
-
-
-def _runtime(view: View) -> Iterator[Metric]:
-    counts = view.counts
-    yield _gauge("nri_gpu_connected", "1 while the container runtime is connected.", view.connection.ready)
-    yield _counter("nri_gpu_reconnects", "Connections to the runtime that ended.", counts.reconnects)
-    failures = [((each,), counts.failures[each]) for each in Failure]
-    yield _counter("nri_gpu_requests_failed", "Requests answered with an error, by reason.", failures, "reason")
-    yield _gauge(
-        "nri_gpu_ungranted_containers",
-        "Running containers that asked for GPUs and were created without nri-gpu.",
-        view.ungranted,
-    )
-    guard = [] if view.guard_connected is None else [((), view.guard_connected)]
-    yield _gauge("nri_gpu_guard_connected", "1 while the guard is connected to the runtime.", guard)
-
-
-def _decisions(view: View) -> Iterator[Metric]:
-    counts = view.counts
-    decided = [((outcome, code or ""), counts.decisions[outcome, code]) for outcome, code in DECISIONS]
-    yield _counter("nri_gpu_decisions", "Containers decided, by outcome and code.", decided, "outcome", "code")
-    bounds = (*map(str, BOUNDS_S), "+Inf")
-    yield HistogramMetricFamily(
-        "nri_gpu_create_container_seconds",
-        "Time from the request CreateContainer to its answer.",
-        buckets=list(zip(bounds, accumulate(counts.create.buckets), strict=True)),
-        sum_value=counts.create.total_ns / 1e9,
-    )
-
-
-def _node(view: View) -> Iterator[Metric]:
-    ready = node_fault(DEFAULT_CAPABILITIES, view.node) is None
-    yield _gauge("nri_gpu_node_ready", "1 while GPUs could be granted, as far as the driver goes.", ready)
-    yield _gauge("nri_gpu_policy_fault", "1 while no usable policy is there.", bool(view.policy.fault))
-    yield _gauge(
-        "nri_gpu_policy_rejected",
-        "1 while the policy file has a fault and the policy before it stays in force.",
-        bool(view.policy.rejected),
-    )
-    yield _gauge(
-        "nri_gpu_inventory_fault",
-        "1 while NVML's last answer was none: the driver is not loaded, or hangs.",
-        bool(view.inventory_fault),
-    )
-    age = [] if view.inventory_age_s is None else [((), view.inventory_age_s)]
-    yield _gauge("nri_gpu_inventory_age_seconds", "Time since NVML last described the GPUs.", age)
-    yield _gauge(
-        "nri_gpu_inventory_stale_after_seconds",
-        "The policy's inventory.stale_after_s.",
-        view.settings.inventory.stale_after_s,
-    )
-    restarts = [((child,), view.restarts.get(child, 0)) for child in CHILDREN]
-    yield _counter("nri_gpu_child_restarts", "Starts of a child process after its first.", restarts, "child")
-
-
-def _gpus(view: View) -> Iterator[Metric]:
-    moved = [((state,), view.health_transitions.get(state, 0)) for state in HealthState]
-    yield _counter("nri_gpu_health_transitions", "Times that a GPU came into a state.", moved, "state")
-    inventory = view.node.inventory
-    units = [
-        ((unit.uuid, unit.place, _model(unit)), not _withheld(unit))
-        for unit in inventory.units
-        if _withheld(unit) or isinstance(unit, MigPart) or not unit.mig_enabled
-    ]
-    yield _gauge(
-        "nri_gpu_gpu_available",
-        "1 unless the GPU is withheld from all. One in MIG mode, whose MIG devices are granted, only where it is.",
-        units,
-        "uuid",
-        "index",
-        "model",
-    )
-    suspect = [
-        ((unit.uuid, unit.place, _model(unit)), health_of(unit).state is HealthState.SUSPECT)
-        for unit in inventory.units
-    ]
-    help_text = "1 while the GPU is granted although something speaks against it."
-    yield _gauge("nri_gpu_gpu_suspect", help_text, suspect, "uuid", "index", "model")
-    fabric = sum(Sign.FABRIC_NOT_READY in gpu.signs for gpu in inventory.gpus)
-    yield _gauge("nri_gpu_fabric_not_ready_gpus", "GPUs whose NVLink fabric is not ready.", fabric)
-    yield from _health(view)
-    undescribed = len(inventory.faults) + sum(gpu.given for gpu in inventory.unlisted)
-    yield _gauge("nri_gpu_undescribed_gpus", "GPUs that NVML does not describe, such as lost ones.", undescribed)
-    holding = sum(entry.holds and bool(entry.grant.held) for entry in view.ledger.entries.values())
-    yield _gauge("nri_gpu_grants", "Containers that hold GPUs.", holding)
-    yield _gauge("nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", len(view.ledger.claims))
-    yield _gauge("nri_gpu_lost_containers", "Containers that are over and have processes.", len(view.ledger.lost))
-    overlapping = len(overlaps(view.ledger))
-    yield _gauge("nri_gpu_overlapping_grants", "GPUs granted to two pods, to one exclusively.", overlapping)
-    monitors = sum(bool(each.watched) for each in view.ledger.external.values())
-    yield _gauge("nri_gpu_monitors", "Containers that open GPUs and hold none of these.", monitors)
-    found = Counter(use.kind for use in view.stray.findings)
-    stray = [((kind,), found[kind]) for kind in Kind] if view.stray.looked_s else []
-    yield _gauge("nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", stray, "kind")
-
-
-def _health(view: View) -> Iterator[Metric]:
-    gpus = view.node.inventory.gpus
-    xids = [((gpu.uuid, action), count) for gpu in gpus for action, count in by_action(view.xids, gpu.uuid).items()]
-    yield _counter(
-        "nri_gpu_xids", "XIDs, by GPU and the action that NVIDIA's catalogue has for it.", xids, "uuid", "action"
-    )
-    notes = [(gpu, view.notes.get(gpu.uuid, NO_NOTES)) for gpu in gpus]
-    due = [((gpu.uuid, gpu.place), bool(note.reset)) for gpu, note in notes]
-    yield _gauge("nri_gpu_gpu_reset_due", "1 while the GPU is withheld until it was reset.", due, "uuid", "index")
-    failed = [((gpu.uuid, gpu.place), len(note.namespaces)) for gpu, note in notes]
-    yield _gauge(
-        "nri_gpu_gpu_failing_namespaces",
-        "Namespaces under whose containers applications failed on the GPU within a day; 0 below 3.",
-        failed,
-        "uuid",
-        "index",
-    )
-
-
 def _model(unit: Unit) -> str:
     return unit.device.profile if isinstance(unit, MigPart) else unit.model
 
@@ -228,19 +140,181 @@ def _withheld(unit: Unit) -> str:
     return why_not(unit) if isinstance(unit, MigPart) else unit.unavailable
 
 
-Samples = Sequence[tuple[Iterable[str], float]]
+def _units(view: View, value: Callable[[Unit], bool]) -> Iterator[Sample]:
+    return (((unit.uuid, unit.place, _model(unit)), value(unit)) for unit in view.node.inventory.units)
 
 
-def _gauge(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
-    return _filled(GaugeMetricFamily(name, help_text, labels=labels), samples)
+def _available(view: View) -> Iterator[Sample]:
+    units = (unit for unit in view.node.inventory.units if _withheld(unit) or not _has_parts(unit))
+    return (((unit.uuid, unit.place, _model(unit)), not _withheld(unit)) for unit in units)
 
 
-def _counter(name: str, help_text: str, samples: float | Samples, *labels: str) -> Metric:
-    """Return a counter. Its name is without `_total`, which the library adds."""
-    return _filled(CounterMetricFamily(name, help_text, labels=labels), samples)
+def _has_parts(unit: Unit) -> bool:
+    return not isinstance(unit, MigPart) and unit.mig_enabled
 
 
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: float | Samples) -> Metric:
-    for values, value in [((), samples)] if isinstance(samples, (int, float)) else samples:
-        family.add_metric(tuple(values), value)
-    return family
+def _xids(view: View) -> Iterator[Sample]:
+    for gpu in view.node.inventory.gpus:
+        yield from (((gpu.uuid, action), count) for action, count in by_action(view.xids, gpu.uuid).items())
+
+
+def _noted(view: View, value: Callable[[HealthNotes], float]) -> Iterator[Sample]:
+    gpus = view.node.inventory.gpus
+    return (((gpu.uuid, gpu.place), value(view.notes.get(gpu.uuid, NO_NOTES))) for gpu in gpus)
+
+
+def _stray(view: View) -> Iterator[Sample]:
+    found = Counter(use.kind for use in view.stray.findings)
+    return (((kind,), found[kind]) for kind in Kind if view.stray.looked_s)
+
+
+def _known(value: float | None) -> Iterable[Sample]:
+    return [] if value is None else [((), value)]
+
+
+FAMILIES: Final = (
+    Family(GAUGE, "nri_gpu_build_info", "1 for the version that runs.", lambda _: [((__version__,), 1)], ("version",)),
+    Family(GAUGE, "nri_gpu_connected", "1 while the container runtime is connected.", lambda v: v.connection.ready),
+    Family(COUNTER, "nri_gpu_reconnects", "Connections to the runtime that ended.", lambda v: v.counts.reconnects),
+    Family(
+        COUNTER,
+        "nri_gpu_requests_failed",
+        "Requests answered with an error, by reason.",
+        lambda v: [((each,), v.counts.failures[each]) for each in Failure],
+        ("reason",),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_ungranted_containers",
+        "Running containers that asked for GPUs and were created without nri-gpu.",
+        lambda v: v.ungranted,
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_guard_connected",
+        "1 while the guard is connected to the runtime.",
+        lambda v: _known(v.guard_connected),
+    ),
+    Family(
+        COUNTER,
+        "nri_gpu_decisions",
+        "Containers decided, by outcome and code.",
+        lambda v: [((outcome, code or ""), v.counts.decisions[outcome, code]) for outcome, code in DECISIONS],
+        ("outcome", "code"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_node_ready",
+        "1 while GPUs could be granted, as far as the driver goes.",
+        lambda v: node_fault(DEFAULT_CAPABILITIES, v.node) is None,
+    ),
+    Family(GAUGE, "nri_gpu_policy_fault", "1 while no usable policy is there.", lambda v: bool(v.policy.fault)),
+    Family(
+        GAUGE,
+        "nri_gpu_policy_rejected",
+        "1 while the policy file has a fault and the policy before it stays in force.",
+        lambda v: bool(v.policy.rejected),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_inventory_fault",
+        "1 while NVML's last answer was none: the driver is not loaded, or hangs.",
+        lambda v: bool(v.inventory_fault),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_inventory_age_seconds",
+        "Time since NVML last described the GPUs.",
+        lambda v: _known(v.inventory_age_s),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_inventory_stale_after_seconds",
+        "The policy's inventory.stale_after_s.",
+        lambda v: v.settings.inventory.stale_after_s,
+    ),
+    Family(
+        COUNTER,
+        "nri_gpu_child_restarts",
+        "Starts of a child process after its first.",
+        lambda v: [((child,), v.restarts.get(child, 0)) for child in CHILDREN],
+        ("child",),
+    ),
+    Family(
+        COUNTER,
+        "nri_gpu_health_transitions",
+        "Times that a GPU came into a state.",
+        lambda v: [((state,), v.health_transitions.get(state, 0)) for state in HealthState],
+        ("state",),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_available",
+        "1 unless the GPU is withheld from all. One in MIG mode, whose MIG devices are granted, only where it is.",
+        _available,
+        ("uuid", "index", "model"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_suspect",
+        "1 while the GPU is granted although something speaks against it.",
+        lambda v: _units(v, lambda unit: health_of(unit).state is HealthState.SUSPECT),
+        ("uuid", "index", "model"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_fabric_not_ready_gpus",
+        "GPUs whose NVLink fabric is not ready.",
+        lambda v: sum(Sign.FABRIC_NOT_READY in gpu.signs for gpu in v.node.inventory.gpus),
+    ),
+    Family(
+        COUNTER,
+        "nri_gpu_xids",
+        "XIDs, by GPU and the action that NVIDIA's catalogue has for it.",
+        _xids,
+        ("uuid", "action"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_reset_due",
+        "1 while the GPU is withheld until it was reset.",
+        lambda v: _noted(v, lambda notes: bool(notes.reset)),
+        ("uuid", "index"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_gpu_failing_namespaces",
+        "Namespaces under whose containers applications failed on the GPU within a day; 0 below 3.",
+        lambda v: _noted(v, lambda notes: len(notes.namespaces)),
+        ("uuid", "index"),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_undescribed_gpus",
+        "GPUs that NVML does not describe, such as lost ones.",
+        lambda v: len(v.node.inventory.faults) + sum(gpu.given for gpu in v.node.inventory.unlisted),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_grants",
+        "Containers that hold GPUs.",
+        lambda v: sum(entry.holds and bool(entry.grant.held) for entry in v.ledger.entries.values()),
+    ),
+    Family(GAUGE, "nri_gpu_prepared_claims", "ResourceClaims that are prepared here.", lambda v: len(v.ledger.claims)),
+    Family(
+        GAUGE, "nri_gpu_lost_containers", "Containers that are over and have processes.", lambda v: len(v.ledger.lost)
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_overlapping_grants",
+        "GPUs granted to two pods, to one exclusively.",
+        lambda v: len(overlaps(v.ledger)),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_monitors",
+        "Containers that open GPUs and hold none of these.",
+        lambda v: sum(bool(each.watched) for each in v.ledger.external.values()),
+    ),
+    Family(GAUGE, "nri_gpu_stray_uses", "Who uses GPUs that nobody granted, by kind.", _stray, ("kind",)),
+)
