@@ -11,9 +11,9 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Final
 
@@ -202,16 +202,12 @@ class AuditLog:
     def _append(self, lines: list[str]) -> None:
         """Write the lines; every time but the last, in a thread."""
         try:
-            part = list[str]()
-            for line in lines:
-                if line == _TURN:
+            for turn, part in groupby(lines, lambda line: line == _TURN):
+                if not turn:
                     self._write(part)
-                    with suppress(FileNotFoundError):
-                        self._path.replace(self._old_path)
-                    part = []
-                else:
-                    part.append(line)
-            self._write(part)
+                    continue
+                with suppress(FileNotFoundError):
+                    self._path.replace(self._old_path)
         except OSError as error:
             self._begun = False  # something may be missing: write node, policy and ledger again
             self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
@@ -233,11 +229,10 @@ class AuditLog:
                 "bug in the audit log; nothing else depends on it"
             )
 
-    def _write(self, lines: list[str]) -> None:
-        if lines:
-            with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
-                file.write("".join(lines).encode())
-                self._bytes = file.tell()
+    def _write(self, lines: Iterable[str]) -> None:
+        with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
+            file.write("".join(lines).encode())
+            self._bytes = file.tell()
 
 
 _TURN: Final = ""  # among lines: a new file begins here
