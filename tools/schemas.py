@@ -11,7 +11,7 @@ import msgspec
 from nri_gpu.cli.check_command import CheckDocument
 from nri_gpu.cli.driver_command import DriverDocument
 from nri_gpu.cli.explain_command import ExplainDocument
-from nri_gpu.cli.gpus_document import GpusDocument
+from nri_gpu.cli.gpus_command import GpusDocument
 from nri_gpu.cli.prepare_command import PrepareDocument
 from nri_gpu.cli.replay_command import ReplayDocument
 from nri_gpu.cli.watch import WatchLine

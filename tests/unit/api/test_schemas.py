@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from nri_gpu.cli.gpus_document import gpus_document
+from nri_gpu.cli.gpus_command import gpus_document
 from nri_gpu.cli.main import OUTPUT, VERBS
 from nri_gpu.cli.page import json_text
 from nri_gpu.inventory.topology_file import load_topology

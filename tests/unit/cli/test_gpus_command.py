@@ -11,7 +11,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cli import ask_daemon, render
-from nri_gpu.cli.gpus_document import gpus_document
+from nri_gpu.cli.gpus_command import gpus_document
 from nri_gpu.cli.page import plain
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.daemon.view import status_of
