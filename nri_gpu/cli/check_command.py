@@ -30,8 +30,16 @@ from nri_gpu.kubelet.kubelet_findings import kubelet_advice
 from nri_gpu.plugin.guard_status import in_pod
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rule_findings import advise_for
-from nri_gpu.records.policy_file import DEFAULT_PATH, LAST_GOOD, build_policy, file_advice, read_policy
-from nri_gpu.records.policy_memory import UNIT_FOLDER, PolicyMemory, unit_folder
+from nri_gpu.records.policy_file import (
+    DEFAULT_PATH,
+    LAST_GOOD,
+    UNIT_FOLDER,
+    PolicyMemory,
+    build_policy,
+    file_advice,
+    read_policy,
+    unit_folder,
+)
 
 Option = str | bool | int | float
 

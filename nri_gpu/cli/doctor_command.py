@@ -22,8 +22,14 @@ from nri_gpu.domain.finding import Level
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR, in_pod
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import build_policy, load_last_good, load_policy, read_policy
-from nri_gpu.records.policy_memory import UNIT_FOLDER, PolicyMemory
+from nri_gpu.records.policy_file import (
+    UNIT_FOLDER,
+    PolicyMemory,
+    build_policy,
+    load_last_good,
+    load_policy,
+    read_policy,
+)
 from nri_gpu.system.storage import write_whole
 
 PATIENCE_S: Final = 0.8  # for the daemon's answer

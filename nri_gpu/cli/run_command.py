@@ -23,8 +23,7 @@ from nri_gpu.daemon.app import Daemon
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.kubelet_controller import set_up_grpc
-from nri_gpu.records.policy_file import DEFAULT_PATH, PolicyFile
-from nri_gpu.records.policy_memory import PolicyMemory, unit_folder
+from nri_gpu.records.policy_file import DEFAULT_PATH, PolicyFile, PolicyMemory, unit_folder
 from nri_gpu.records.state_folder import StateError, StateFolder
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.service_manager import Notifier

@@ -1,5 +1,6 @@
 """The policy file: its search and parsing, the last good policy kept for the next start, and the policy of this start.
 
+The memory that a policy was in force outlives a reboot: without it, a file that vanished would be no file.
 TOML text and command line options become raw mappings here; `nri_gpu.policy` knows what they mean. The environment is
 not read: `check` could not show a setting that a unit file or a shell profile changes.
 """
@@ -22,14 +23,17 @@ from nri_gpu.domain.names import POLICY_FILE
 from nri_gpu.policy.lines import key_lines, read_toml
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import override, parse_policy
-from nri_gpu.records.policy_memory import FORGETFUL, RUNTIME, PolicyMemory
-from nri_gpu.system.storage import stat_of, write_whole
+from nri_gpu.system.storage import stat_of, text_of, write_whole
 
 DEFAULT_PATH: Final = Path(POLICY_FILE)
 LAST_GOOD: Final = "policy.last"  # in the state folder
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
 BLANKS: Final = " \t\r\n"  # TOML's; a NUL is none of them
 FORGET: Final = "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults"
+UNIT_FOLDER: Final = Path("/var/lib/nri-gpu")  # the state directory of systemd/nri-gpu.service
+IN_FORCE: Final = "policy.in-force"  # in that folder
+RUNTIME: Final = "the runtime's NRI configuration for this plugin"
+UNKNOWN: Final = "a file that is no longer known"
 
 
 class PolicyText(Struct, frozen=True):
@@ -157,6 +161,39 @@ def _lost(path: Path | str, how: str) -> PolicyError:
     return _fault(path, f"{how}, and a policy was in force: put it back, or {FORGET}")
 
 
+def unit_folder() -> Path | None:
+    """Return the first folder that systemd made for `StateDirectory=`, or None outside a unit."""
+    first = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    return Path(first) if first else None
+
+
+class PolicyMemory:
+    """The memory in this folder. Without a folder, as for a daemon that is started by hand, nothing is remembered."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.file = folder / IN_FORCE if folder else None
+
+    @property
+    def source(self) -> str:
+        """Return the origin of the last policy in force, or empty. A memory that cannot be read counts as a policy."""
+        if self.file is None:
+            return ""
+        try:
+            if stat_of(self.file) is None:
+                return ""
+        except OSError:
+            return UNKNOWN
+        return (text_of(self.file, encoding="utf-8") or "").strip() or UNKNOWN
+
+    def remember(self, source: str) -> None:
+        """Remember that a policy from `source` is in force. Raises: OSError."""
+        if self.file and self.source != source:
+            write_whole(self.file, f"{source}\n".encode(), sync=True)
+
+
+FORGETFUL: Final = PolicyMemory(None)
+
+
 class PolicyFile:
     """A policy file with the command line's options over it.
 
@@ -190,12 +227,18 @@ class PolicyFile:
 
     def load(self, *, again: bool = False) -> Policy:
         """Return the file's policy now, kept as the last good one. again: not at a start. Raises: PolicyError."""
-        return self._tried(self._read, again=again)
+        try:
+            policy = self._take(self._read(), again=again)
+        except PolicyError as error:
+            self.fault = str(error.faults[0])
+            raise
+        self.fault = ""
+        return policy
 
     def load_text(self, text: str) -> Policy:
         """Put the runtime's text in the place of the file from now on, good or not. Raises: PolicyError."""
-        self._text = given = PolicyText(RUNTIME, text)
-        return self._tried(lambda: given)
+        self._text = PolicyText(RUNTIME, text)
+        return self.load()
 
     def load_without_text(self) -> Policy:
         """Load the file, as the runtime sends no text. Raises: PolicyError, also if such a text was in force."""
@@ -214,15 +257,6 @@ class PolicyFile:
     def _was_in_force(self) -> bool:
         """Return whether a policy was in force; earlier versions only kept the text, and remembered nothing else."""
         return self._memory.file is not None and bool(self._memory.source or was_kept(self._state_dir))
-
-    def _tried(self, read: Callable[[], PolicyText | None], *, again: bool = False) -> Policy:
-        try:
-            policy = self._take(read(), again=again)
-        except PolicyError as error:
-            self.fault = str(error.faults[0])
-            raise
-        self.fault = ""
-        return policy
 
     def _take(self, source: PolicyText | None, *, again: bool) -> Policy:
         policy = build_policy(source, self.options)

@@ -13,8 +13,7 @@ from loguru import logger
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.widening import newly_allowed
-from nri_gpu.records.policy_file import PolicyFile
-from nri_gpu.records.policy_memory import RUNTIME
+from nri_gpu.records.policy_file import RUNTIME, PolicyFile
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import Signature, signature
 from nri_gpu.system.tasks import LogOnce

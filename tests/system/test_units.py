@@ -24,8 +24,7 @@ from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.plugin.supervisor import WAIT_MAX_S
 from nri_gpu.plugin.transport import LIMITS
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import DEFAULT_PATH
-from nri_gpu.records.policy_memory import UNIT_FOLDER
+from nri_gpu.records.policy_file import DEFAULT_PATH, UNIT_FOLDER
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import systemd_analyze
 from tests.support.unit_file import OURS, Line, Unit

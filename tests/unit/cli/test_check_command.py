@@ -14,8 +14,7 @@ from nri_gpu.daemon.answers import KubeletStatus
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.stage_owner import StageOwner
-from nri_gpu.records.policy_file import LAST_GOOD
-from nri_gpu.records.policy_memory import IN_FORCE
+from nri_gpu.records.policy_file import IN_FORCE, LAST_GOOD
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.support.views import status_json, view

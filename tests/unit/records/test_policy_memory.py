@@ -11,8 +11,17 @@ import pytest
 from nri_gpu.domain.node import Inventory
 from nri_gpu.plugin.guard_process import daemon_state, guard_settings
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.policy_file import LAST_GOOD, PolicyFile, first_policy, keep_last_good
-from nri_gpu.records.policy_memory import IN_FORCE, RUNTIME, UNKNOWN, PolicyMemory, unit_folder
+from nri_gpu.records.policy_file import (
+    IN_FORCE,
+    LAST_GOOD,
+    RUNTIME,
+    UNKNOWN,
+    PolicyFile,
+    PolicyMemory,
+    first_policy,
+    keep_last_good,
+    unit_folder,
+)
 from nri_gpu.records.policy_reload import NAMES_SHOWN, PolicyReload
 from nri_gpu.system.state import NodeState
 from tests.support.log import Log
