@@ -24,7 +24,7 @@ from nri_gpu.domain.gpu_request import (
     Selector,
 )
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.text import clipped
+from nri_gpu.domain.text import clipped, listed
 from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Usage
 
 IN_MIG_MODE: Final = "it is in MIG mode"  # so only its MIG devices can be
@@ -141,9 +141,7 @@ def misfit(unit: Unit, claim: Claim) -> Reason:
 
 def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
     """Return `a, b and 3 more`: a sentence must keep room for what to do."""
-    distinct = [clipped(name, shown) for name in dict.fromkeys(names)]
-    more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
-    return ", ".join(distinct[:few]) + more
+    return listed((clipped(name, shown) for name in dict.fromkeys(names)), few)
 
 
 def by_the_kernel(inventory: Inventory) -> str:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.text import listed
 from nri_gpu.nri.convert import Configured, is_privileged
 from nri_gpu.nri.list_size import (
     FRAME_BYTES,
@@ -218,5 +219,4 @@ def _over(size_bytes: int, limit: int) -> str:
 
 
 def _named(pods: Sequence[ListedObject]) -> str:
-    named = ", ".join(f"{each.name} ({each.size_bytes} bytes)" for each in pods[:NAMED_MAX])
-    return named if len(pods) <= NAMED_MAX else f"{named} and {len(pods) - NAMED_MAX} more"
+    return listed((f"{each.name} ({each.size_bytes} bytes)" for each in pods), NAMED_MAX)

@@ -11,6 +11,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.domain.errors import PolicyError
+from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.widening import newly_allowed
 from nri_gpu.records.policy_file import RUNTIME, PolicyFile
@@ -114,9 +115,8 @@ class PolicyReload:
         """Warn of namespaces that may ask by this policy and might not by the previous one."""
         names = newly_allowed(self._file.before, policy, present) if self._file.before else ()
         if names:
-            more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-            shown = ", ".join(names[-NAMES_SHOWN:])
-            logger.bind(namespaces=shown + more).warning("policy lets more namespaces ask for GPUs")
+            shown = listed((*names[-NAMES_SHOWN:], *names[:-NAMES_SHOWN]), NAMES_SHOWN)
+            logger.bind(namespaces=shown).warning("policy lets more namespaces ask for GPUs")
 
 
 def _log_kept(error: PolicyError) -> None:
