@@ -271,24 +271,17 @@ class MigPart(Struct, frozen=True):
         return self.gpu.arch
 
     @property
-    def processes(self) -> int | None:
-        return self.device.processes
-
-    @property
-    def started(self) -> tuple[int, ...]:
-        return self.device.started
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return self.device.pids
-
-    @property
     def place(self) -> str:
         """Return NVML's indices of GPU and MIG device: `0:1`."""
         return f"{self.gpu.index}:{self.device.index}"
 
 
 Unit = Gpu | MigPart  # what can be granted: one has a UUID, and at most one mode at a time
+
+
+def described(unit: Unit) -> Gpu | MigDevice:
+    """Return what NVML says of the unit itself."""
+    return unit.device if isinstance(unit, MigPart) else unit
 
 
 def whole(unit: Unit) -> Gpu:

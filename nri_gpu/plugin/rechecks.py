@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain, repeat
 from typing import Final
 
-from nri_gpu.domain.gpu import GpuUuid, Unit
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice, described
 from nri_gpu.domain.node import Inventory
 from nri_gpu.ledger.holders import Releasing
 from nri_gpu.ledger.ledger import Ledger
@@ -33,12 +33,12 @@ class ReleasedGpus:
         Left out are processes that were there before the container's first one, and processes of monitors, as far as
         NVML tells them by our PIDs. GPUs whose processes the look cannot tell are absent.
         """
-        units = {unit.uuid: unit for unit in inventory.units if unit.processes is not None}
+        units = {each.uuid: each for each in map(described, inventory.units) if each.processes is not None}
         self.counted = frozenset(units)
         releasing = ledger.releasing.items()
         return {uuid: self._processes(units[uuid], left, ledger) for uuid, left in releasing if uuid in units}
 
-    def _processes(self, unit: Unit, left: Releasing, ledger: Ledger) -> int:
+    def _processes(self, unit: Gpu | MigDevice, left: Releasing, ledger: Ledger) -> int:
         first = 0 if left.first_started is None else left.first_started
         monitors = self._monitors_pids(unit.uuid, ledger)
         told = zip(unit.started, chain(unit.pids, repeat(0)), strict=False)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.bounds import profile_in
-from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice, MigEngines
+from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice, MigEngines, described
 from nri_gpu.domain.health import RecoveryAction, Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
@@ -322,7 +322,7 @@ def test_gpus_that_share_a_name_are_withheld_and_the_others_stay(
 def test_processes_of_mig_devices(machine: Machine) -> None:
     busy, idle = replace(PARTS[0], running=(1, 0)), replace(PARTS[1], running=(0, 0))
     cut = machine.look([replace(PARTITIONED, parts=(busy, idle))])
-    assert [unit.processes for unit in cut.units] == [0, 1, 0]
+    assert [described(unit).processes for unit in cut.units] == [0, 1, 0]
 
 
 def test_when_processes_started_where_their_pids_are_this_machines(machine: Machine) -> None:
