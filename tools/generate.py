@@ -56,6 +56,7 @@ GOLDENS: Final = (
     "cli/test_status_command.py",
     "cli/test_terminal.py",
     "cdi/test_specification.py",
+    "doctor",
     "injection/test_nri_golden.py",
 )
 # Modules with their options.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -27,3 +28,15 @@ def compare(golden: Path, text: str) -> None:
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert golden.read_text() == text
+
+
+def compare_part(golden: Path, names: Collection[str], name: str, text: str) -> None:
+    """Hold a text against its part of a golden file that has parts of these names alone, or write that part."""
+    whole = golden.read_text() if golden.exists() else ""
+    parts = dict(part.split("\n", 1) for part in f"\n{whole}".split("\n== ")[1:])
+    if os.environ.get("NRI_GPU_GOLDENS") == "write":
+        parts = {each: part for each, part in (parts | {name: f"{text}\n"}).items() if each in names}
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text("".join(f"== {each}\n{part.rstrip()}\n" for each, part in parts.items()))
+    assert parts.keys() <= {*names}
+    assert parts[name].rstrip("\n") == text

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
@@ -26,9 +27,13 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import BUILT_IN, NamespaceRules, Policy
 from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
+from tests.support.goldens import compare_part
 from tests.support.views import view
 from tests.unit.host.host_tree import OLD_UVM, HostTree, address, host_below
 
+GOLDENS: Final = Path(__file__).parent / "goldens"
+# What Python says of a file that is not TOML differs by its release.
+NO_TOML: Final = re.compile(r"(?<=is not TOML: ).*?(?=\. It runs|$)", re.MULTILINE)
 VERSION: Final = "580.95.05"
 RELEASE: Final = "6.1.0-44-amd64"
 CONTAINERD: Final = "#!/bin/sh\necho containerd github.com/containerd/containerd {version} deadbeef\n"
@@ -163,6 +168,16 @@ class DoctorNode:
     def found(self, **changes: Any) -> dict[str, Finding]:  # noqa: ANN401 - of Examined
         """What is not ok, by subject."""
         return {each.subject: each for each in self.examine(**changes).findings if each.level is not Level.OK}
+
+    def hold(self, golden: str, names: Collection[str], name: str, **changes: Any) -> None:  # noqa: ANN401 - of Examined
+        """Hold what is not ok against its part of a golden file."""
+        lines = [
+            line
+            for each in self.found(**changes).values()
+            for line in (f"{each.level} {each.subject}: {each.meaning}", *(f"  {fix}" for fix in each.fix))
+        ]
+        text = NO_TOML.sub("...", "\n".join(lines).replace(f"{self.root}/", "/").replace(str(self.root), "/"))
+        compare_part(GOLDENS / f"{golden}.txt", names, name, text)
 
     def found_by_nobody(self) -> dict[str, Finding]:
         """The same for a user who is not root."""
