@@ -176,7 +176,8 @@ class DoctorNode:
             for each in self.found(**changes).values()
             for line in (f"{each.level} {each.subject}: {each.meaning}", *(f"  {fix}" for fix in each.fix))
         ]
-        text = NO_TOML.sub("...", "\n".join(lines).replace(f"{self.root}/", "/").replace(str(self.root), "/"))
+        text = "\n".join(lines).replace(f"{self.root}/", "/").replace(str(self.root), "/")
+        text = NO_TOML.sub("...", text.replace(f"pid {os.getpid()}", "pid ..."))
         compare_part(GOLDENS / f"{golden}.txt", names, name, text)
 
     def found_by_nobody(self) -> dict[str, Finding]:

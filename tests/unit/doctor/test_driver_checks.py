@@ -53,6 +53,23 @@ def no_persistence(node: DoctorNode) -> None:
     node.dead_socket("run/nvidia-persistenced/socket")
 
 
+def unseen_services(node: DoctorNode) -> None:
+    node.process(2, "sh")
+    switches(node)
+    no_persistence(node)
+
+
+def no_gpus(node: DoctorNode) -> None:
+    no_modules(node)
+    rmtree(node.root / "sys/bus/pci/devices")
+    (node.root / "sys/bus/pci/devices").mkdir()
+
+
+def no_bus(node: DoctorNode) -> None:
+    no_modules(node)
+    rmtree(node.root / "sys/bus")
+
+
 def other_version(node: DoctorNode) -> None:
     for module in ("nvidia", "nvidia_uvm"):
         node.write(f"sys/module/{module}/version", "570.26\n")
@@ -76,6 +93,9 @@ BROKEN: dict[str, Break] = {
     "no capability node": lambda node: node.tree.mig("gpu0/gi1", 12),
     "no persistence daemon": no_persistence,
     "no fabric manager": switches,
+    "services that a container does not see": unseen_services,
+    "no GPU": no_gpus,
+    "a PCI bus that is not shown": no_bus,
 }
 
 
@@ -148,17 +168,6 @@ def test_a_fabric_that_is_not_ready(node: DoctorNode, units: tuple[str, ...]) ->
     assert [line.split()[3] for line in finding.fix if line.startswith("systemctl")] == list(units)
 
 
-def test_in_a_container_services_are_not_seen(node: DoctorNode) -> None:
-    node.process(2, "sh")
-    switches(node)
-    no_persistence(node)
-    found = node.found()
-    assert {subject: each.level for subject, each in found.items()} == {
-        "persistence": Level.UNSEEN,
-        "fabric manager": Level.UNSEEN,
-    }
-
-
 def test_a_persistence_daemon_seen_by_its_process(node: DoctorNode) -> None:
     node.remove("run/nvidia-persistenced/socket")
     node.process(800, "nvidia-persistenced", "/usr/bin/nvidia-persistenced")
@@ -171,20 +180,6 @@ def test_in_a_container_the_gpus_of_its_host_are_not_missed(node: DoctorNode) ->
     assert set(node.found()) >= {"device nodes"}
     node.write("run/systemd/container", "lxc")
     assert node.found() == {}
-
-
-def test_a_node_without_a_gpu(node: DoctorNode) -> None:
-    no_modules(node)
-    rmtree(node.root / "sys/bus/pci/devices")
-    (node.root / "sys/bus/pci/devices").mkdir()
-    finding = node.only()
-    assert (finding.level, finding.subject) == (Level.WARNING, "GPUs")
-
-
-def test_a_pci_bus_that_is_not_shown(node: DoctorNode) -> None:
-    no_modules(node)
-    rmtree(node.root / "sys/bus")
-    assert node.only().level is Level.UNSEEN
 
 
 def test_a_gpu_of_a_virtual_machine_is_meant_to_be_there(node: DoctorNode) -> None:
