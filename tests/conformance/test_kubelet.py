@@ -23,11 +23,13 @@ from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.pods import ContainerSpec
+from tests.support.scripted_runtime import until
 from tests.support.waiting import aside, in_a_loop
 
 pytestmark = pytest.mark.containerd
 
 GPU: Final = "nvidia.com/gpu"
+SOME: Final = 5
 
 
 def launched(node: Containerd, base: Path, folder: Path) -> Launch:
@@ -170,11 +172,12 @@ async def test_a_successor_takes_over_beneath_admissions(
             await aside(successor.wait_ready)
             assert "standing by" in str(successor.notified)
             admitting = asyncio.create_task(admit())
-            await asyncio.sleep(0.2)
+            await until("admissions", lambda: kubelet.allocations > SOME)
             assert await aside(serving.terminate) == 0
             await kubelet.wait("the successor", lambda: kubelet.clients[GPU] is not first)
             await kubelet.wait_healthy(GPU, 4)
-            await asyncio.sleep(0.2)
+            went = kubelet.allocations
+            await until("more of them", lambda: kubelet.allocations > went + SOME)
             over = True
             await admitting
             assert not failed or (keyed_by_resource and failed[-1] - failed[0] < 1)

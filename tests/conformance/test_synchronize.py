@@ -1,7 +1,6 @@
 """A node so full that it takes more than one message to tell: the ledger comes back whole all the same."""
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +10,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Cri
 from tests.support.daemon import NriGpu
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
@@ -21,7 +21,7 @@ PODS = 24
 FILLER = {f"filler.example/{n}": "x" * 25_000 for n in range(10)}  # 250 kB a pod, 6 MB in all
 GPUS = 4
 GRACE_S = 18  # longer than the time after which a daemon says that it waits
-DEAF = ("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+DEAF = ("sh", "-c", "trap 'touch /tmp/told' TERM; while :; do sleep 1; done")
 
 
 def fill(node: Containerd, number: int) -> str:
@@ -75,10 +75,10 @@ def test_a_daemon_that_comes_back_while_a_container_is_stopped_for_long_misses_n
     held = node.cri.run_asking("1", "slow", command=DEAF)
     with ThreadPoolExecutor(GPUS) as pool:
         stopping = pool.submit(stop)
-        time.sleep(1)
+        wait_for("its SIGTERM", lambda: node.cri.execute(held, "/bin/ls", "/tmp/told").code == 0, GRACE_S)
         daemon.terminate()
         daemon.start()
-        time.sleep(1)
+        daemon.wait_logged("registered")
         late = list(pool.map(create, range(GPUS - 1)))
         stopping.result()
     assert all(len(node.cri.status(each).device_paths) for each in late)
