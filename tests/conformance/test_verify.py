@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.verify.bpf_program import READ, WRITE
-from tests.conformance.conftest import Boot, launch_on
-from tests.conformance.test_verify_kernel import MKNOD, Filter, compiled
+from tests.conformance.conftest import launch_on
 from tests.support import cdi, packages
-from tests.support.bpf import attached
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
@@ -108,33 +104,6 @@ def test_widened_rules_and_a_privileged_pod_are_named(cgroup_node: Containerd, s
         assert f"/dev/nvidia2 (195:2, GPU 2, {UUIDS[2]})" in said
         assert "its device rules were widened after it was created" in said
     assert found[agent]["verdict"] == "privileged"
-
-
-@on_newest
-def test_a_program_that_lets_one_more_gpu_through(boot: Boot, runtime: packages.Runtime, tmp_path: Path) -> None:
-    """In place of runc's: all as it was, and one number more."""
-    node = boot(runtime, Cgroup.V2)
-    rights = READ | WRITE | MKNOD
-    rules = [Filter(None, None, MKNOD, allow=True), *(Filter(195, minor, rights, allow=True) for minor in (1, 2, 255))]
-    rules += [Filter(major, None, rights, allow=True) for major in (1, 5, 136, 1510)]
-    subtle = compiled(rules, otherwise=False, narrow=False, wide=False)
-    with NriGpu(launch_on(node, tmp_path)) as daemon, closing_pods(node):
-        daemon.wait_staged()
-        granted = node.cri.run_asking("device=1", "train")
-        cgroup = node.container_cgroup(granted)
-        [own] = device_programs(cgroup)
-        with attached(cgroup, subtle):
-            bpftool(cgroup, "detach", own)
-            [said] = reported(node, daemon, 1)[granted]["differences"]
-    assert said.startswith(f"can open /dev/nvidia2 (195:2, GPU 2, {UUIDS[2]}), not granted, and its spec does not say")
-
-
-@contextmanager
-def closing_pods(node: Containerd) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        node.cri.remove_all()
 
 
 @on_newest
