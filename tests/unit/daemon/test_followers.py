@@ -38,12 +38,13 @@ def with_bugs(daemon: Daemon) -> set[str]:
     """Let everybody whom this daemon tells of something fail. Returns their names."""
     told: set[str] = set()
     state, node, audit = daemon._state, daemon._node, daemon._audit
-    for owner, name in ((state, "_first"), (state, "_then"), (node.inventory, "_followers")):
-        followers = getattr(owner, name)
+    for name in ("_first", "_then"):
+        followers = getattr(state, name)
         told |= {each.__qualname__ for each, _ in followers}
-        setattr(owner, name, [(failing(each), of) for each, of in followers])
-    told |= {each.__qualname__ for each in node.cache._followers}
-    node.cache._followers = [failing(each) for each in node.cache._followers]
+        setattr(state, name, [(failing(each), of) for each, of in followers])
+    for owner in (node.inventory, node.cache):
+        told |= {each.__qualname__ for each in owner._followers}
+        owner._followers = [failing(each) for each in owner._followers]
     assert audit
     for name in ("decided", "synchronized"):
         told.add(getattr(audit, name).__qualname__)
