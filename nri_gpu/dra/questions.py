@@ -128,15 +128,11 @@ class Unprepared(Struct, frozen=True, tag=True):
 
 
 class ClaimFault(Struct, frozen=True, tag=True):
-    """The answer that says why not, in one sentence, which `kubectl describe pod` shows.
+    """The answer that says why not."""
 
-    passing: the fault may be over in less than a second. holders: it may be over as soon, if the API server says that
-    all of these claims, which hold the GPU, are ending.
-    """
-
-    sentence: str
-    passing: bool = False
-    holders: tuple[PreparedName, ...] = ()
+    sentence: str  # which `kubectl describe pod` shows
+    passing: bool = False  # the fault may be over in less than a second
+    holders: tuple[PreparedName, ...] = ()  # claims that hold the GPU; once the API server has all end, it may be free
 
 
 Answer = NodeView | Prepared | Unprepared | ClaimFault

@@ -70,15 +70,13 @@ NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or
 
 
 class Listing(Struct, frozen=True):
-    """The answer of PodResources. pod: about the container's pod; None while there is no answer.
+    """The answer of PodResources."""
 
-    reserved: GPUs that pods in reservation namespaces hold -> the GPU groups of those pods. settled: as in
-    `KubeletPods`.
-    """
-
-    pod: PodDevices | None = None
-    reserved: Mapping[GpuUuid, frozenset[str]] = {}
-    settled: bool = True
+    pod: PodDevices | None = None  # about the container's pod; None while there is no answer
+    reserved: Mapping[
+        GpuUuid, frozenset[str]
+    ] = {}  # GPUs that pods in reservation namespaces hold -> those pods' groups
+    settled: bool = True  # as in `KubeletPods`
 
 
 def by_listing(
