@@ -69,6 +69,13 @@ class Node:
         return self.look(seconds + 50, inventory)
 
 
+def test_an_event_that_takes_a_word_back_and_is_fatal_itself_is_no_change() -> None:
+    node = Node(replace(RULES, fatal_xids=frozenset({94})))
+    assert (node.event(1, DOUBLE_BIT), node.event(2, xid(94))) == (BAD, BAD)
+    health = node.health.records[UUIDS[0]].health
+    assert (health.changes, health.why.partition(",")[0]) == (1, "XID 94")
+
+
 # --- the driver's recovery action -------------------------------------------------------------------------------------
 
 
