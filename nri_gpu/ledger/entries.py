@@ -193,7 +193,10 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
     External allocations, releasing GPUs and claims stay: no list shows them.
     """
     processes = {**ledger.processes, **event.processes}
-    old = _over(replace(ledger, processes=processes), processes.keys() - event.ids, event.at)
+    # A container that only the journal has, and that has processes, was started while nobody told us.
+    unseen = [each for each in event.remembered if each.grant.container_id in processes.keys() - ledger.entries.keys()]
+    known = {**ledger.entries, **{each.grant.container_id: each for each in unseen}}
+    old = _over(replace(ledger, entries=known, processes=processes), processes.keys() - event.ids, event.at)
     lost = old.lost.keys() - event.ids
     entries = [
         *(each for id_, each in old.entries.items() if id_ in lost),

@@ -12,12 +12,14 @@ from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.ledger.events import AllocationKnown
+from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.recording import Remembered
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.lost import STUCK_AFTER_S, WARNED_AFTER_S
 from nri_gpu.system.cgroups import DEVICES, EVENTS, ContainerCgroups, Mounted
 from tests.support import nri_messages as nri
 from tests.support.log import Log
-from tests.support.plugin import Bench
+from tests.support.plugin import Bench, NoRecorder
 from tests.support.scripted_runtime import until
 from tests.unit.plugin.lasting import Cgroups
 
@@ -101,6 +103,27 @@ async def test_one_that_the_version_before_knew_is_looked_for_by_its_name(
     assert bench.phases() == {ID: "lost"}
     (tmp_path / ID / file).write_text(empty)
     await until("the GPU to come free", lambda: bench.free)
+
+
+@pytest.mark.parametrize("known_by", ["ledger.json", "journal"])
+async def test_one_that_started_while_no_daemon_ran_and_is_not_listed_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_by: str
+) -> None:
+    """The last daemon knew it as created; then it was paused and its runtime restarted, or its shim was killed."""
+    (tmp_path / ID).mkdir()
+    (tmp_path / ID / EVENTS).write_text("populated 1\n")
+    bench = Bench(cgroups=ContainerCgroups([Mounted("0:1", "/", str(tmp_path), "cgroup2", frozenset())]))
+    bench.granted("device=0", "first")
+    if known_by == "journal":
+        remembered = Remembered(bench.plugin.ledger.entries[ContainerId(ID)].grant, bench.clock())
+        bench.state.ledger = Ledger()
+        monkeypatch.setattr(NoRecorder, "remembered", lambda *_: [remembered])
+    bench.synchronize()
+    assert bench.phases() == {ID: "lost"}
+    bench.clock.now += 100.0
+    assert "(ended, but its processes live on" in bench.refused(nri.asking("device=0", "second"))
+    (tmp_path / ID / EVENTS).write_text("populated 0\n")
+    await until("the GPU to come free", lambda: not bench.plugin.ledger.usage())
 
 
 async def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: LostBench) -> None:
