@@ -30,6 +30,11 @@ def node(folder: Path) -> DraNode:
     return DraNode(folder)
 
 
+async def prepared(node: DraNode) -> None:
+    node.api_server.put(resource_claim())
+    await node.claims.prepare(ASKED)
+
+
 async def sentence(node: DraNode, asked: PreparedName = ASKED) -> str:
     with pytest.raises(NriGpuError) as caught:
         await node.claims.prepare(asked)
@@ -54,8 +59,7 @@ async def test_the_specification_has_a_marker_a_device_and_the_mount_that_keeps_
 
 async def test_without_the_mount_where_the_daemon_does_not_want_it(node: DraNode) -> None:
     node.daemon.required = False
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     assert "containerEdits" not in json.loads((node.cdi / FILE).read_text())
 
 
@@ -77,8 +81,7 @@ async def test_a_claim_that_is_reserved_for_another_kind_holds_nothing_and_keeps
     node.api_server.put(jobs)
     assert "status.reservedFor: it is reserved for jobs.batch" in await sentence(node)
     assert not node.daemon.asked
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     node.api_server.put(jobs)
     await node.claims.refresh(ASKED)
     assert list(node.daemon.prepared) == [UID]
@@ -238,8 +241,7 @@ async def test_a_folder_that_cannot_be_written_is_named(node: DraNode) -> None:
 
 
 async def test_unprepare_leaves_nothing_also_of_a_claim_that_is_gone_or_unknown(node: DraNode) -> None:
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     node.api_server.claims.clear()
     for _ in range(2):
         await node.claims.unprepare(ASKED.uid)
@@ -249,8 +251,7 @@ async def test_unprepare_leaves_nothing_also_of_a_claim_that_is_gone_or_unknown(
 
 
 async def test_a_refresh_takes_new_pods_and_mends_a_lost_specification(node: DraNode) -> None:
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     (node.cdi / FILE).unlink()
     node.api_server.put(resource_claim(pods={"pod-2": "api"}))
     await node.claims.refresh(ASKED)
@@ -264,8 +265,7 @@ async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode,
     freed = resource_claim()
     freed["status"] = {}
     for now in (None, resource_claim(uid="another"), freed, resource_claim(result(pool="node-2"))):
-        node.api_server.put(resource_claim())
-        await node.claims.prepare(ASKED)
+        await prepared(node)
         node.api_server.claims.clear()
         if now:
             node.api_server.put(now)
@@ -276,8 +276,7 @@ async def test_a_refresh_releases_what_the_api_server_has_no_more(node: DraNode,
 
 
 async def test_a_refresh_releases_nothing_while_the_api_server_does_not_tell(node: DraNode) -> None:
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     node.api_server.put({**resource_claim(), "status": "of another version"})
     with pytest.raises(NriGpuError, match="cannot be read"):
         await node.claims.refresh(ASKED)
@@ -289,8 +288,7 @@ async def test_a_refresh_releases_nothing_while_the_api_server_does_not_tell(nod
 
 
 async def test_a_refresh_does_not_prepare_what_was_unprepared_meanwhile(node: DraNode) -> None:
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     refreshing = asyncio.create_task(node.claims.unprepare(ASKED.uid))
     await asyncio.gather(refreshing, node.claims.refresh(ASKED))
     assert not node.daemon.prepared
@@ -305,8 +303,7 @@ async def test_a_sweep_removes_only_our_specifications_from_before_this_boot(
 
     step_s: by which the time of day was set since the files were written.
     """
-    node.api_server.put(resource_claim())
-    await node.claims.prepare(ASKED)
+    await prepared(node)
     whole = (node.cdi / FILE).read_text()
     before = whole.replace(boot_id(), "before")
     (node.cdi / FILE).write_text(before)

@@ -53,6 +53,16 @@ async def until(ready: Callable[[], bool]) -> None:
     await aside(wait_for, "the API server", ready, 10)
 
 
+@asynccontextmanager
+async def published(
+    server: StandInApiServer, offer: NodeView = OFFER, times: PublisherTimes = QUICK
+) -> AsyncIterator[Publisher]:
+    """The same, from when both devices are there."""
+    async with publishing(server, offer, times) as publisher:
+        await until(lambda: publisher.report.published == 2)
+        yield publisher
+
+
 def names(server: StandInApiServer) -> list[str]:
     return list(server.devices())
 
@@ -68,8 +78,7 @@ async def settled(server: StandInApiServer) -> None:
 
 
 async def test_devices_are_published_once_and_belong_to_the_node(server: StandInApiServer, log: Log) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         await settled(server)
         for _ in range(5):
             publisher.put(replace(OFFER, number=7))
@@ -106,8 +115,7 @@ async def test_until_the_inventory_is_known_nothing_is_touched(server: StandInAp
 
 
 async def test_what_changes_is_written(server: StandInApiServer) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         publisher.put(view(device("gpu-0", BAD), device("gpu-1")))
         await until(lambda: tainted(server) == {"gpu-0": [BAD.key], "gpu-1": []})
         devices = deepcopy(list(server.devices().values()))
@@ -123,8 +131,7 @@ async def test_what_changes_is_written(server: StandInApiServer) -> None:
 
 
 async def test_the_kubelet_and_others_cannot_remove_or_change_them_for_long(server: StandInApiServer) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         await settled(server)
         for _ in range(3):
             server.delete_slices(NODE)
@@ -137,8 +144,7 @@ async def test_the_kubelet_and_others_cannot_remove_or_change_them_for_long(serv
 
 async def test_a_kubelet_that_starts_has_time_to_find_the_driver(server: StandInApiServer) -> None:
     loop = asyncio.get_running_loop()
-    async with publishing(server, times=replace(QUICK, removed=0.3)) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server, times=replace(QUICK, removed=0.3)):
         await settled(server)
         server.delete_slices(NODE)
         deleted = loop.time()
@@ -151,8 +157,7 @@ async def test_slices_of_other_nodes_and_drivers_are_left_alone(server: StandInA
     for name, node, driver in (("a", "node2", "gpu.nri.io"), ("b", NODE, "gpu.nvidia.com"), ("c", NODE, "gpu.nri.io")):
         spec = {"nodeName": node, "driver": driver, "pool": pool, "devices": []}
         server.store({"metadata": {"name": name}, "spec": spec}, None, dry_run=False)
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server):
         assert sorted(server.slices)[1:] == ["a", "b"]  # c is an obsolete one of ours
 
 
@@ -186,8 +191,7 @@ async def test_features_are_used_where_the_server_has_them(
 
 async def test_a_feature_that_is_not_wanted_is_not_missed(server: StandInApiServer) -> None:
     server.gates = frozenset({"DRADeviceTaints"})
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         assert publisher.report.missing == ()
 
 
@@ -206,8 +210,7 @@ async def test_a_feature_that_comes_or_goes_with_another_server_is_noticed(serve
 
 
 async def test_a_server_that_stops_in_good_order_may_be_followed_by_another(server: StandInApiServer) -> None:
-    async with publishing(server, view(device("gpu-0", BAD), device("gpu-1"))) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server, view(device("gpu-0", BAD), device("gpu-1"))) as publisher:
         server.gates = frozenset()
         server.end_watches()  # no write is due, and what is stored keeps its fields
         await until(lambda: names(server) == ["gpu-1"])
@@ -224,8 +227,7 @@ async def test_a_server_that_refuses_counters_alone_keeps_the_other_features(ser
 
 
 async def test_a_daemon_that_is_away_for_long_keeps_new_claims_away(server: StandInApiServer) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         publisher.away()
         publisher.put(OFFER)  # back in time
         publisher.away()
@@ -236,8 +238,7 @@ async def test_a_daemon_that_is_away_for_long_keeps_new_claims_away(server: Stan
         publisher.put(OFFER)
         await until(lambda: tainted(server) == {"gpu-0": [], "gpu-1": []})
     server.gates = frozenset()
-    async with publishing(server, times=replace(QUICK, away=0.0)) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server, times=replace(QUICK, away=0.0)) as publisher:
         publisher.away()
         await settled(server)
         assert names(server) == ["gpu-0", "gpu-1"]  # withdrawn they would help nobody
@@ -246,8 +247,7 @@ async def test_a_daemon_that_is_away_for_long_keeps_new_claims_away(server: Stan
 async def test_conflicts_lost_watches_and_forgotten_history_are_mended_in_silence(
     server: StandInApiServer, log: Log
 ) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         server.canned = [Canned(409, b"{}", verb="PUT")]
         publisher.put(view(device("gpu-0", BAD)))
         await until(lambda: tainted(server) == {"gpu-0": [BAD.key]})
@@ -295,8 +295,7 @@ async def test_what_is_refused_is_told_once_and_tried_again_with_pauses(
 
 
 async def test_a_server_that_asks_for_time_gets_it(server: StandInApiServer) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server) as publisher:
         server.canned = [Canned(429, b"{}", {"Retry-After": "1"}, verb="PUT")]
         asked = asyncio.get_running_loop().time()
         publisher.put(view(device("gpu-0")))
@@ -315,8 +314,7 @@ async def test_an_absent_server_is_waited_for(log: Log) -> None:
 
 
 async def test_changes_that_come_fast_are_written_in_bursts(server: StandInApiServer) -> None:
-    async with publishing(server, times=replace(QUICK, apart=0.2, longest_apart=0.2)) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server, times=replace(QUICK, apart=0.2, longest_apart=0.2)) as publisher:
         for n in range(50):
             publisher.put(view(device("gpu-0", Taint("k", str(n), "NoSchedule"))))
             await asyncio.sleep(POLL_S)
@@ -325,8 +323,7 @@ async def test_changes_that_come_fast_are_written_in_bursts(server: StandInApiSe
 
 
 async def test_a_node_that_registered_anew_owns_what_is_made_then(server: StandInApiServer) -> None:
-    async with publishing(server) as publisher:
-        await until(lambda: publisher.report.published == 2)
+    async with published(server):
         await settled(server)
         uid = server.add_node(NODE)
         server.delete_slices(NODE)  # by the garbage collector
