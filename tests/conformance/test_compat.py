@@ -1,11 +1,11 @@
 """A newer CUDA than the driver's in real containers: by real loaders, where the image needs it and nowhere else."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.injection.driver_mounts import HWCAPS_PLACES
 from tests.support import compat
@@ -40,7 +40,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     folder = tmp_path_factory.mktemp("compiled")
     packages = folder / "packages"
     compat.make_package(packages, "14.0", NEWER, compat.note("14.0", (550, 580)))
-    compat.make_package(packages, "14.1", "610.10.01", compat.note("14.1", (550,)))
     return Compiled(
         make_driver_root(folder / "driver", V, compiled=True),
         packages,
@@ -48,21 +47,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     )
 
 
-@pytest.fixture
-def packages(compiled: Compiled, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(compiled.packages, tmp_path / "packages", symlinks=True))
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch, compiled: Compiled) -> Launch:
+    return replace(module_launch, driver_root=compiled.driver).with_policy(f'[compat]\ndir = "{compiled.packages}"\n')
 
 
-@pytest.fixture
-def launch(node: Containerd, tmp_path: Path, compiled: Compiled, packages: Path) -> Launch:
-    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver)
-    return launch.with_policy(f'[compat]\ndir = "{packages}"\n[inventory]\nrefresh_s = 1\n')
-
-
-@pytest.fixture
-def serving(daemon: NriGpu) -> NriGpu:
-    daemon.wait_logged("CUDA compatibility packages staged")
-    return daemon
+@pytest.fixture(autouse=True)
+def serving(shared_daemon: NriGpu) -> None:
+    shared_daemon.wait_logged("CUDA compatibility packages staged")
 
 
 def image(node: Containerd, compiled: Compiled, name: str, env: dict[str, str]) -> str:
@@ -81,7 +73,6 @@ def loaded(node: Containerd, container: ContainerId, *command: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.usefixtures("serving")
 def test_the_package_where_the_image_is_newer_and_the_drivers_own_where_not(
     node: Containerd, compiled: Compiled
 ) -> None:
@@ -101,7 +92,6 @@ def test_the_package_where_the_image_is_newer_and_the_drivers_own_where_not(
     assert loaded(node, plain) == f"{TREE}/libcuda.so.1 CUDA 13000"
 
 
-@pytest.mark.usefixtures("serving")
 def test_before_an_images_own_package_and_for_any_user(node: Containerd, compiled: Compiled) -> None:
     own = WANTS_14 | {"LD_LIBRARY_PATH": "/usr/local/cuda/compat/lib:/usr/local/nvidia/lib64"}
     container = run(node, image(node, compiled, "ngc", own), user=1000, readonly_rootfs=True)
@@ -110,7 +100,6 @@ def test_before_an_images_own_package_and_for_any_user(node: Containerd, compile
 
 
 @pytest.mark.skipif(not HWCAPS_PLACES, reason="glibc has hwcaps levels on x86-64 only")
-@pytest.mark.usefixtures("serving")
 def test_a_program_without_environment_has_the_drivers_own(node: Containerd, compiled: Compiled) -> None:
     """Documented: nothing but the variable wins over what a loader finds by itself."""
     container = run(node, image(node, compiled, "14", WANTS_14))

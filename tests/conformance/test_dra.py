@@ -44,20 +44,12 @@ class Site(Struct, frozen=True):
     daemon: NriGpu
     dra: NriDra
 
-    def claim(
-        self,
-        name: str,
-        *devices: str,
-        pod: str,
-        requests: Sequence[str] = (),
-        config: list[dict[str, object]] | None = None,
-        **more: object,
-    ) -> Named:
-        """The scheduler's work: an allocated claim for a pod. requests: of each device. more: fields of each result."""
+    def claim(self, name: str, *devices: str, pod: str, requests: Sequence[str] = ()) -> Named:
+        """The scheduler's work: an allocated claim for a pod. requests: of each device."""
         uid = str(uuid4())
         named = zip(devices, requests or ["gpu"] * len(devices), strict=True)
-        results = [result(device, request, pool=NODE, shareID=str(uuid4()), **more) for device, request in named]
-        self.server.claims["ml", name] = resource_claim(*results, uid=uid, name=name, pods={pod: "web"}, config=config)
+        results = [result(device, request, pool=NODE, shareID=str(uuid4())) for device, request in named]
+        self.server.claims["ml", name] = resource_claim(*results, uid=uid, name=name, pods={pod: "web"})
         return "ml", name, uid
 
     async def prepare(self, claim: Named, request: str = "") -> tuple[str, ...]:
@@ -68,8 +60,8 @@ class Site(Struct, frozen=True):
     async def pod(self, name: str, uid: str, attempt: int = 0) -> Pod:
         return await aside(self.node.cri.run_pod, PodSpec(name=name, namespace="ml", uid=uid, attempt=attempt))
 
-    async def run(self, pod: Pod, name: str, cdi: Sequence[str] = (), attempt: int = 0, **more: object) -> ContainerId:
-        spec = ContainerSpec(name=name, cdi_devices=cdi, attempt=attempt, **more)  # type: ignore[arg-type]
+    async def run(self, pod: Pod, name: str, cdi: Sequence[str] = (), attempt: int = 0) -> ContainerId:
+        spec = ContainerSpec(name=name, cdi_devices=cdi, attempt=attempt)
         return await aside(self.node.cri.run, pod, spec)
 
     def check(self, container: ContainerId, *minors: int) -> None:
@@ -88,9 +80,8 @@ Named = tuple[str, str, str]
 
 
 @asynccontextmanager
-async def site_on(node: Containerd, base: Path, folder: Path, more: str = "") -> AsyncIterator[Site]:
-    """more: of the policy's [dra]."""
-    launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi, more))
+async def site_on(node: Containerd, base: Path, folder: Path) -> AsyncIterator[Site]:
+    launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi))
     for left in node.layout.cdi.glob("nri-gpu-claim-*"):  # by a test that unprepared nothing
         left.unlink()
     with StandInApiServer() as server, NriGpu(launch) as daemon:

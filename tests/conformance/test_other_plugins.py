@@ -29,7 +29,6 @@ pytestmark = pytest.mark.containerd
 
 THEIRS: Final = "nvidia.com/gpu"
 OURS: Final = "example.com/gpu"
-RESERVED: Final = "kai-resource-reservation"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
 
@@ -45,7 +44,7 @@ def serving(node: Containerd, launch: Launch, folder: Path) -> Iterator[NriGpu]:
     policy = (
         f'[kubelet]\nenabled = true\nresource = "{OURS}"\ndir = "{folder}/device-plugins"\n'
         f'podresources = "{folder}/pod-resources/kubelet.sock"\ncdi_dir = "{node.layout.cdi}"\n'
-        f'inject_for = ["nvidia.com/*"]\nreservations = ["{RESERVED}"]\n'
+        'inject_for = ["nvidia.com/*"]\n'
     )
     with staged(launch.with_policy(policy)) as daemon:
         yield daemon

@@ -39,7 +39,7 @@ def kubeconfig_file(server: StandInApiServer, file: Path) -> Path:
     return file
 
 
-def policy(folder: Path, cdi: Path, more: str = "") -> str:
-    """A daemon's policy that serves claims, for a kubelet whose folders are below one. more: of its [dra]."""
+def policy(folder: Path, cdi: Path) -> str:
+    """A daemon's policy that serves claims, for a kubelet whose folders are below one."""
     kubelet = f'[kubelet]\nregistry_dir = "{folder}/plugins_registry"\ncdi_dir = "{cdi}"\npodresources = ""\n'
-    return f'{kubelet}[dra]\nenabled = true\ncdi_enabled = true\ndir = "{folder}/plugins"\n{more}'
+    return f'{kubelet}[dra]\nenabled = true\ncdi_enabled = true\ndir = "{folder}/plugins"\n'
