@@ -157,7 +157,7 @@ def test_mps_without_a_mount_for_its_clients(checked: Checked, tmp_path: Path) -
 def test_a_node_that_was_served_and_has_no_guard(
     checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_command, "Examined", partial(Examined, guard_dir=tmp_path / "no guard"))
+    monkeypatch.setattr(check_command, "Examined", partial(Examined, root=tmp_path / "no process"))
     sentence = "advice: no guard runs on this node: a container that asks for GPUs"
     assert sentence in checked("", "--state-dir", tmp_path).out
     assert sentence not in checked("", "--state-dir", tmp_path / "never served").out
