@@ -294,8 +294,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Load the new module while no process uses a GPU, or reboot.",
         ),
         "GPU granted to several pods, to one exclusively": (
-            "One of these pods started without daemon and guard, or is no longer a monitor and opens the GPU of "
-            "another of them.",
+            "One of them started without daemon and guard, is no longer a monitor, or has a number that is another "
+            "GPU's now.",
             "Delete all of these pods but one; until then no other pod is granted that GPU.",
         ),
         "container has ended for the runtime, but its processes still hold its GPUs": (

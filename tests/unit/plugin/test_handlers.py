@@ -250,6 +250,19 @@ def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
     assert bench.taken(shared=True) == {gpu.uuid for gpu in bench.node.gpus[:2]}  # by the kubelet neither
 
 
+def test_who_opens_a_gpu_that_another_pod_has_alone_is_reported(log: Log) -> None:
+    bench = Bench()
+    for number in (0, 1, 2):
+        bench.granted(f"device={number}", f"has-{number}")
+    renumbered(bench)
+    bench.plugin.observe()
+    said = {line.fields["gpu_uuid"]: set(line.fields["fault"].split(" and ")) for line in log.warnings()}
+    assert said == {
+        bench.node.gpus[mine].uuid: {f"ml/has-{mine}", f"ml/has-{other} (container main still opens its device number)"}
+        for mine, other in ((0, 1), (1, 0))
+    }
+
+
 def test_driver_files_stay_for_whoever_mounts_them_whatever_its_grant_says() -> None:
     bench = Bench(stage_dir="/staged")
     of, made = bench.granted("device=1")
