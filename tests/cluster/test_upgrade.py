@@ -154,7 +154,7 @@ def test_to_this_version_and_back(cluster: Cluster, dra: DraCluster, monkeypatch
         assert cluster.minors("next") == {0, 1} - kept["counted"]
         dra.delete("pod", "other", "next")
     replayed = json.loads(cluster.nri_gpu("replay", f"{STATE}/audit.jsonl", "-o", "json").stdout)
-    assert replayed["decisions"] >= 20  # of both versions
+    assert replayed["decisions"] >= 3 + 3 * 5  # of both versions; more where a container was tried again
     assert (replayed["unreadable_lines"], replayed["different"]) == (0, [])
     dra.delete("pod", *names)
     dra.wait_nothing_left()
