@@ -53,10 +53,8 @@ class OneFamily(Struct, frozen=True):
         yield self.family
 
 
-GAUGE, COUNTER = (
-    GaugeMetricFamily,
-    CounterMetricFamily,
-)  # the name of a counter is without `_total`, which the library adds
+GAUGE: Final = GaugeMetricFamily
+COUNTER: Final = CounterMetricFamily  # its name is without `_total`, which the library adds
 Sample = tuple[Iterable[str], float]  # the values of the labels, and the metric's
 
 
@@ -131,8 +129,8 @@ def _grant_line(labels: tuple[str, ...]) -> bytes:
     return line
 
 
-def _model(unit: Unit) -> str:
-    return unit.device.profile if isinstance(unit, MigPart) else unit.model
+def _labels(unit: Unit) -> tuple[str, str, str]:
+    return unit.uuid, unit.place, unit.device.profile if isinstance(unit, MigPart) else unit.model
 
 
 def _withheld(unit: Unit) -> str:
@@ -140,17 +138,15 @@ def _withheld(unit: Unit) -> str:
     return why_not(unit) if isinstance(unit, MigPart) else unit.unavailable
 
 
-def _units(view: View, value: Callable[[Unit], bool]) -> Iterator[Sample]:
-    return (((unit.uuid, unit.place, _model(unit)), value(unit)) for unit in view.node.inventory.units)
-
-
 def _available(view: View) -> Iterator[Sample]:
-    units = (unit for unit in view.node.inventory.units if _withheld(unit) or not _has_parts(unit))
-    return (((unit.uuid, unit.place, _model(unit)), not _withheld(unit)) for unit in units)
+    for unit in view.node.inventory.units:
+        withheld = _withheld(unit)
+        if withheld or isinstance(unit, MigPart) or not unit.mig_enabled:
+            yield _labels(unit), not withheld
 
 
-def _has_parts(unit: Unit) -> bool:
-    return not isinstance(unit, MigPart) and unit.mig_enabled
+def _suspect(view: View) -> Iterator[Sample]:
+    return ((_labels(unit), health_of(unit).state is HealthState.SUSPECT) for unit in view.node.inventory.units)
 
 
 def _xids(view: View) -> Iterator[Sample]:
@@ -258,7 +254,7 @@ FAMILIES: Final = (
         GAUGE,
         "nri_gpu_gpu_suspect",
         "1 while the GPU is granted although something speaks against it.",
-        lambda v: _units(v, lambda unit: health_of(unit).state is HealthState.SUSPECT),
+        _suspect,
         ("uuid", "index", "model"),
     ),
     Family(

@@ -73,9 +73,8 @@ class Listing(Struct, frozen=True):
     """The answer of PodResources."""
 
     pod: PodDevices | None = None  # about the container's pod; None while there is no answer
-    reserved: Mapping[
-        GpuUuid, frozenset[str]
-    ] = {}  # GPUs that pods in reservation namespaces hold -> those pods' groups
+    # GPUs that pods in reservation namespaces hold -> the GPU groups of those pods.
+    reserved: Mapping[GpuUuid, frozenset[str]] = {}
     settled: bool = True  # as in `KubeletPods`
 
 

@@ -194,8 +194,9 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
     """
     processes = {**ledger.processes, **event.processes}
     # A container that only the journal has, and that has processes, was started while nobody told us.
-    unseen = [each for each in event.remembered if each.grant.container_id in processes.keys() - ledger.entries.keys()]
-    known = {**ledger.entries, **{each.grant.container_id: each for each in unseen}}
+    remembered = {each.grant.container_id: each for each in event.remembered}
+    unseen = {id_: each for id_, each in remembered.items() if id_ in processes and id_ not in ledger.entries}
+    known = {**ledger.entries, **unseen}
     old = _over(replace(ledger, entries=known, processes=processes), processes.keys() - event.ids, event.at)
     lost = old.lost.keys() - event.ids
     entries = [

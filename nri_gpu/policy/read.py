@@ -7,10 +7,11 @@ its author expects an effect.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Final, TypeVar
 
 from msgspec import UNSET, Struct, convert
-from msgspec.inspect import type_info
+from msgspec.inspect import Type, type_info
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
@@ -44,7 +45,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     where = lines or {}
     dropped: dict[str, str] = {}
     known = without_dropped(raw, dropped)
-    found = list(faults(type_info(file_type()), known))
+    found = list(faults(_file_info(), known))
     policy = Policy.default()
     if not found:
         policy = replace(
@@ -80,6 +81,11 @@ def _empty(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _empty(each, f"{path}[{index}]")
+
+
+@cache  # describing the type takes longer than checking a file by it
+def _file_info() -> Type:
+    return type_info(file_type())
 
 
 def _read(table: Struct, file: str) -> Policy:
