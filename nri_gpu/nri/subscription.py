@@ -7,7 +7,7 @@ mask always works.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -46,6 +46,9 @@ _NEWER_RUNTIMES: Final = {"containerd": (2, 2), "cri-o": (1, 34), "docker": (29,
 HEED_STARTS: Final = frozenset({"containerd"})
 _CANDIDATE: Final = re.compile(r"[-~+.](?:alpha|beta|rc)", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+~-]|$)")
+# containerd's releases before which a Synchronize waits for no CRI call, by minor version; from 2.1 on each waits.
+_SYNCHRONIZES_BETWEEN: Final[Mapping[tuple[int, ...], int]] = {(1, 7): 26, (2, 0): 3}
+_PATCH: Final = re.compile(r"v?[0-9]{1,6}\.[0-9]{1,6}\.([0-9]{1,6})(?:[.+~-]|$)")
 
 
 def event_mask(events: Collection[Event], nri_version: str) -> int:
@@ -60,6 +63,16 @@ def event_mask(events: Collection[Event], nri_version: str) -> int:
     if not mask:
         raise ValueError("a plugin without events must not connect: mask 0 subscribes to everything")
     return mask
+
+
+def holds_list_back(runtime: str, version: str) -> bool:
+    """Return whether the runtime may keep a plugin that it took waiting for Synchronize.
+
+    It does so while CRI calls are under way, such as the stop of a container (containerd: BlockPluginSync). A runtime
+    whose version is not known may do so.
+    """
+    patch = _PATCH.match(version)
+    return runtime != "containerd" or not patch or int(patch[1]) >= _SYNCHRONIZES_BETWEEN.get(_parse(version), 0)
 
 
 class Subscription:

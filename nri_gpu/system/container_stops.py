@@ -19,21 +19,21 @@ from nri_gpu.policy.plugin_settings import GuardSettings
 from nri_gpu.system.child import python, run
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
-STOP_LIMIT_S: Final = 2 * PATIENCE_S
 DONE: Final = "ok"
 
 
 async def stop_containers(
-    names: Mapping[str, str], settings: GuardSettings, why: str, *, limit_s: float = STOP_LIMIT_S
+    names: Mapping[str, str], settings: GuardSettings, why: str, *, patience_s: float = PATIENCE_S
 ) -> frozenset[str]:
     """Stop containers, return the ids of the stopped ones, and log why the rest is not stopped.
 
-    names: container id -> the pod, for the log. why: for the log, too. limit_s: for the child, beyond the grace.
+    names: container id -> the pod, for the log. why: for the log, too. patience_s: for the runtime, beyond the grace;
+    the child has twice as long.
     """
-    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
+    arguments = (settings.cri_socket, str(settings.stop_grace_s), str(patience_s))
     command = (python(), "-I", "-m", "nri_gpu.system.container_stops", *arguments)
     try:
-        child = await run(command, settings.stop_grace_s + limit_s, text="\n".join(names))
+        child = await run(command, settings.stop_grace_s + 2 * patience_s, text="\n".join(names))
         output, fault = child.output, (child.complaint or "?") if child.status and not child.output else ""
     except (OSError, TimeoutError) as error:
         output, fault = b"", str(error) or f"no answer on {settings.cri_socket}"

@@ -68,5 +68,5 @@ async def test_a_child_that_cannot_stop_any(
     program.chmod(0o755 if script else 0o644)
     monkeypatch.setattr(sys, "executable", str(program))
     guard = replace(Policy.default().guard, cri_socket=str(folder / "cri.sock"), stop_grace_s=0)
-    assert await stop_containers({"a": "ml/a"}, guard, "tested", limit_s=0.2) == frozenset()
+    assert await stop_containers({"a": "ml/a"}, guard, "tested", patience_s=0.1) == frozenset()
     assert fault in str(log.one("containers not stopped").fields["fault"])

@@ -1,0 +1,69 @@
+"""The runtime's CRI, for what NRI does not tell and does not do: one call at a time, each by a child process.
+
+NRI tells nothing of a pod that was removed while the runtime restarted, and nothing of a list that cannot be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.policy.plugin_settings import GuardSettings
+from nri_gpu.system.child import python, run
+from nri_gpu.system.container_stops import stop_containers
+from nri_gpu.system.cri_list import CriList
+
+LIMIT_S: Final = 10.0  # for one call, with the child's start
+
+
+class CriError(NriGpuError):
+    """A failure to reach CRI, or to have its answer in time."""
+
+
+class RuntimeCri:
+    """The runtime's CRI socket. settings: of the policy in force."""
+
+    def __init__(self, settings: Callable[[], GuardSettings]) -> None:
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._kills: set[asyncio.Task[None]] = set()
+
+    def hindrance(self) -> str:
+        """Return why CRI cannot be asked, or empty."""
+        path = Path(self._settings().cri_socket)
+        try:
+            return "" if stat.S_ISSOCK(path.stat().st_mode) else f"{path} is no socket"
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+
+    async def list(self) -> CriList:
+        """Ask for all sandboxes and containers. Raises: CriError."""
+        if why := self.hindrance():
+            raise CriError(why)
+        path = self._settings().cri_socket
+        async with self._lock:
+            try:
+                child = await run((python(), "-I", "-m", "nri_gpu.system.cri_list", path, str(LIMIT_S)), LIMIT_S)
+            except (OSError, TimeoutError) as error:
+                raise CriError(str(error) or f"no answer on {path} within {LIMIT_S:.0f} s") from error
+        try:
+            return msgspec.json.decode(child.output, type=CriList)
+        except (ValueError, RecursionError):
+            raise CriError(child.complaint or f"no answer on {path}") from None
+
+    def kill(self, names: Mapping[str, str], why: str) -> None:
+        """Begin to kill containers, which the log names. names: container id -> the pod. why: for the log, too."""
+        task = asyncio.get_running_loop().create_task(self._kill(names, why))
+        self._kills.add(task)
+        task.add_done_callback(self._kills.discard)
+
+    async def _kill(self, names: Mapping[str, str], why: str) -> None:
+        async with self._lock:
+            await stop_containers(names, replace(self._settings(), stop_grace_s=0), why, patience_s=LIMIT_S / 2)
