@@ -75,6 +75,11 @@ class Pod(Recorded, frozen=True, kw_only=True):
     cgroup_parent: str = ""
 
     @property
+    def full_name(self) -> str:
+        """Return `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def qos(self) -> Qos | None:
         """Return the QoS class, derived from the cgroup since NRI lacks it, or None if no kubelet made the pod."""
         _, found, below = self.cgroup_parent.rpartition(_KUBEPODS)

@@ -19,7 +19,7 @@ from nri_gpu.ledger.reservations import redeemed, reservations_after
 def apply(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
     """Return the ledger after an event: the same object where it changes nothing. It never raises."""
     after = entries_after(ledger, event, rules)
-    after = reservations_after(ledger, after, event)
+    after = reservations_after(ledger, after, event, rules.listed_pods)
     after = releasing_after(ledger, after, event, rules)
     return _opened_after(after, event, rules)
 

@@ -77,6 +77,12 @@ class PodGone(_At, frozen=True):
     pod_id: PodId
 
 
+class SandboxForgotten(_At, frozen=True):
+    """The runtime will not tell of a sandbox's end: it has a newer one of that name, or none of its containers."""
+
+    pod_id: PodId
+
+
 class Synchronized(_At, frozen=True):
     """The runtime listed its containers."""
 
@@ -181,6 +187,7 @@ LedgerEvent = (
     | Gone
     | NeverStarted
     | PodGone
+    | SandboxForgotten
     | Synchronized
     | DevicesAllocated
     | Reconciled
@@ -207,3 +214,4 @@ class Rules(Struct, frozen=True):
     unknown_waits: bool = True  # also for a GPU whose processes NVML does not tell
     counted: frozenset[GpuUuid] = frozenset()  # GPUs whose processes NVML tells
     monitors: Monitors = NO_MONITORS  # pods that open GPUs and hold none
+    listed_pods: frozenset[PodId] = frozenset()  # that a list brought: the runtime may not tell of their end

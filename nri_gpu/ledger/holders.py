@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import AllocatedDevice
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
@@ -137,6 +138,12 @@ class Usage(Struct, frozen=True):
             if pod_uid in each.claim.pods and (claims is None or uid in claims)
         }
         return self._held_from(mode, {pod_uid}.union(*ours.values()), ours.keys())
+
+    def held_against(self, mode: Mode, pod_uid: PodUid) -> tuple[str, ...]:
+        """Name the other pods and claims that keep this GPU from a container of that pod, by grant or allocation."""
+        if not replace(self, external={}).held_from(mode, pod_uid):
+            return ()
+        return (*(name for uid, name in self.pods.items() if uid != pod_uid), *self.idle_claims)
 
     def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
         """Return whether holders other than the claim's pods keep this GPU from the claim."""

@@ -165,6 +165,26 @@ class Ledger(Struct, frozen=True):
         usage = self.usage() if some else {}
         return {id_: grant.pod_id for id_, grant in some.items() if taken(grant, usage)}
 
+    def held_against(self, grant: Grant) -> Mapping[GpuUuid, tuple[str, ...]]:
+        """Map the GPUs of a container's grant that others hold in a mode which does not go with it to these others."""
+        usage = self.without_containers({grant.container_id}).usage() if grant.mode else {}
+        found = {
+            uuid: usage[uuid].held_against(grant.mode, grant.pod_uid)
+            for uuid in grant.held
+            if grant.mode and uuid in usage
+        }
+        return {uuid: others for uuid, others in found.items() if others}
+
+    def holders_by_request(self) -> frozenset[ContainerId]:
+        """Return the containers that hold GPUs which neither the kubelet nor a claim allocated to them."""
+        claimed = {(uid, uuid) for each in self.claims.values() for uid in each.pods for uuid in each.holds}
+        return frozenset(
+            id_
+            for id_, each in self.entries.items()
+            if each.holds and not each.allocation
+            if any((each.grant.pod_uid, uuid) not in claimed for uuid in each.grant.held)
+        )
+
     def running_before(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> tuple[ContainerId, ...]:
         """Return the other containers of that pod and name that run, as far as is known."""
         return tuple(

@@ -6,14 +6,15 @@ most, so that the kubelet's next answer about an id replaces its last.
     Allocate --for OPEN_S--> (lapses)               --its container is created--> a grant, and the reservation ends
     that container ends --for its pod--> until its sandbox is gone, or the kubelet allocates the id to another pod
     it never starts, or its sandbox is gone --for its pod, for OPEN_S--> (lapses)
+    it ends, and nobody may tell of its sandbox's end --for its pod, for OPEN_S--> (lapses)
 
-In the last case the kubelet may make the pod's sandbox anew with the same devices and without another Allocate; nobody
-tells whether it will, or whether the pod is over.
+None lapses while a container of its pod is created or runs. In the third case the kubelet may make the pod's sandbox
+anew with the same devices and without another Allocate; nobody tells whether it will, or whether the pod is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from nri_gpu.ledger.events import (
     PodGone,
     Reconciled,
     Removed,
+    SandboxForgotten,
     Started,
     Stopped,
     Synchronized,
@@ -46,8 +48,8 @@ OPEN_S: Final = 900.0
 SETTLED_S: Final = 5.0
 
 
-def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent) -> Ledger:
-    """`after`, with what is reserved from now on."""
+def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent, listed_pods: Set[PodId]) -> Ledger:
+    """`after`, with what is reserved from now on. listed_pods: as in `Rules`."""
     match event:
         case Created(container=container):
             after = redeemed(after, container)
@@ -60,15 +62,19 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent) -> Led
         case PodGone(at, pod_id):
             ours = (each for each in after.reservations.values() if each.pod_id == pod_id)
             after = _with_all(after, (_lapsing(each, at) for each in ours))
+        case SandboxForgotten(at, pod_id):
+            after = _lapsing_from(after, {pod_id}, at)
         case Ticked(at):
             known = after.reservations.items()
             over = [device for device, each in known if each.until is not None and at > each.until]
+            live = _live_pods(after) if over else frozenset()
+            over = [device for device in over if after.reservations[device].pod_id not in live]
             after = after.without_reservations(over) if over else after
         case Synchronized(at):
             return _carried_over(after, at)
         case _:
             pass
-    return _kept_for_pods(before, after, event)
+    return _kept_for_pods(before, after, event, listed_pods)
 
 
 def redeemed(ledger: Ledger, container: Container) -> Ledger:
@@ -110,15 +116,16 @@ def _allocated(ledger: Ledger, event: DevicesAllocated) -> Ledger:
     return _with_all(ledger, fresh)
 
 
-def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent) -> Ledger:
+def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent, listed_pods: Set[PodId]) -> Ledger:
     """Reserve what containers held of the kubelet's and hold no more: it starts them anew with the same devices.
 
-    Until the pod's sandbox is gone where the container's end was told, else for OPEN_S. A device that the kubelet has
-    allocated to another pod since stays that pod's.
+    Until the pod's sandbox is gone where both ends are told, else for OPEN_S. A device that the kubelet has allocated
+    to another pod since stays that pod's. listed_pods: as in `Rules`.
     """
     if after.entries is before.entries:
         return after
     ended = isinstance(event, Stopped | Removed | Gone)
+    untold: set[PodId] = set()
     for id_, old in before.entries.items():
         new = after.entries.get(id_)
         if old.allocation is None or not old.holds or (new is not None and new.holds):
@@ -129,7 +136,20 @@ def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent) -> Ledger:
             ours = known is None or known.pod_uid == old.grant.pod_uid
             if mode is not None and device.uuid in old.grant.uuids and ours:
                 after = after.with_reservation(reservation_of(device, old.grant, mode, event.at, until))
-    return after
+                untold.update({old.grant.pod_id} & listed_pods)
+    return _lapsing_from(after, untold, event.at) if untold else after
+
+
+def _lapsing_from(ledger: Ledger, pod_ids: Set[PodId], at: float) -> Ledger:
+    """Let all that is reserved for these sandboxes lapse after OPEN_S."""
+    ours = (each for each in ledger.reservations.values() if each.pod_id in pod_ids)
+    return _with_all(ledger, (replace(each, until=at + OPEN_S) for each in ours))
+
+
+def _live_pods(ledger: Ledger) -> frozenset[PodId]:
+    """Return the sandboxes of which a granted container is created or runs."""
+    live = (each.grant.pod_id for each in ledger.entries.values() if each.holds and not each.lost)
+    return frozenset(filter(None, live))  # a reservation for a pod that nobody named yet has no sandbox
 
 
 def _left(container_id: ContainerId, allocation: Allocated, ledger: Ledger) -> Iterable[AllocatedDevice]:

@@ -45,6 +45,10 @@ class PodSize(Struct, frozen=True):
     def pod_id(self) -> PodId:
         return self.id
 
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 class ContainerSize(Struct, frozen=True):
     """A container by name. size_bytes: of its message. privileged: its device cgroup allows everything."""
@@ -160,6 +164,7 @@ class ListedObject(NamedTuple):
 
     name: str
     size_bytes: int
+    pod_id: PodId
 
 
 def message_max(*, splits: bool) -> int:
@@ -217,6 +222,23 @@ class ListSize:
         if known:
             self._count(known.pod_id, -_framed(known))
 
+    def drop_container(self, container_id: ContainerId) -> None:
+        """Remove a container, if it is listed."""
+        if size := self._containers.get(container_id):
+            self.drop(size)
+
+    def drop_pod(self, pod_id: PodId) -> None:
+        """Remove a sandbox with all its containers."""
+        for container_id in [id_ for id_, each in self._containers.items() if each.pod_id == pod_id]:
+            self.drop_container(container_id)
+        if size := self._pods.get(pod_id):
+            self.drop(size)
+
+    @property
+    def pods(self) -> Mapping[PodId, PodSize]:
+        """Return all sandboxes by id."""
+        return self._pods
+
     def of_pod(self, pod_id: PodId, more: Iterable[PodSize | ContainerSize]) -> int:
         """Return the bytes of a pod with all its live containers, and with these of its objects besides."""
         return self._of_pods[pod_id] + sum(map(self._growth, more))
@@ -262,17 +284,17 @@ class ListSize:
 
     def largest(self) -> list[ListedObject]:
         """Return the objects that take most of the list, the largest first."""
-        found = [ListedObject(self._name(pod.id), pod.size_bytes) for pod in self._pods.values()]
-        for container in self._containers.values():
-            found.append(ListedObject(f"{self._name(container.pod_id)}/{container.name}", container.size_bytes))
+        found = [ListedObject(self._name(pod.id), pod.size_bytes, pod.id) for pod in self._pods.values()]
+        for each in self._containers.values():
+            found.append(ListedObject(f"{self._name(each.pod_id)}/{each.name}", each.size_bytes, each.pod_id))
         return sorted(found, key=lambda each: each.size_bytes, reverse=True)
 
     def _whole(self, id_: PodId) -> ListedObject:
-        return ListedObject(self._name(id_), self._of_pods[id_])
+        return ListedObject(self._name(id_), self._of_pods[id_], id_)
 
     def _name(self, id_: PodId) -> str:
         pod = self._pods.get(id_)
-        return f"{pod.namespace}/{pod.name}" if pod and pod.name != _UNKNOWN else id_
+        return pod.full_name if pod and pod.name != _UNKNOWN else id_
 
     def _count(self, pod_id: PodId, added_bytes: int) -> None:
         self.total_bytes += added_bytes
