@@ -29,6 +29,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.guard_status import guard_connected
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.rechecks import Rechecks
+from nri_gpu.plugin.registration_pause import AwayFile
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
@@ -44,6 +45,7 @@ from nri_gpu.stray.stray_controller import StrayController
 from nri_gpu.system.cgroups import ContainerCgroups, mounts_of
 from nri_gpu.system.cpu import why_no_hwcaps
 from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.runtime_cri import REVOKED, RuntimeCri
 from nri_gpu.system.service_manager import Notifier
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
@@ -84,6 +86,7 @@ class Daemon:
         fixed = self._fixed = state.settings  # for the life of the process
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed, lambda: self._sizes.namespaces())
         self._audit = _audit_log(fixed, folder.path)
+        self._cri = RuntimeCri(lambda: state.settings.guard)
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
@@ -91,10 +94,23 @@ class Daemon:
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.lapse)
-        self._sizes = Sizes(lambda: state.settings.plugin, later, self._refusals.add)
+        self._sizes = Sizes(
+            lambda: state.settings.plugin,
+            later,
+            self._refusals.add,
+            cri=self._cri,
+            forgotten=self._plugin.sandbox_forgotten,
+        )
         self._stray = StrayController(state, self._sizes.containers)
         followers = SessionFollowers(self._configured, self._ready, self._away, self._waits)
-        self._supervisor = Supervisor(self._plugin, self._identity, followers, self._sizes)
+        self._away_file = AwayFile(folder.path, state, self._kubelet.fail_open)
+        self._supervisor = Supervisor(
+            self._plugin,
+            self._identity,
+            followers,
+            self._sizes,
+            away_opens_nothing=lambda: self._away_file.opens_nothing,
+        )
         self._options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
         self._reporter = Reporter(folder.path / CONTROL_SOCKET, state, self._view, self._repaired)
         self._metrics = MetricsController(fixed.metrics, self._view)
@@ -110,6 +126,7 @@ class Daemon:
             inventory_age_s=self._node.cache.age_s,
             recorder=StateRecorder(journal, self._audit, later, grace_s),
             start_hindrance=self._node.mps.start_hindrance,
+            kill=lambda names: self._cri.kill(names, REVOKED),
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
             refusals=self._refusals,
             cgroups=ContainerCgroups(mounts_of("self")),
@@ -234,6 +251,7 @@ class Daemon:
         self._policy.configured(configured.config)
 
     def _ready(self) -> None:
+        self._away_file.look()
         self._kubelet.connected(not self._stop.is_set())
         self._dra.connected(True)
         if not self._fixed.kubelet.enabled:

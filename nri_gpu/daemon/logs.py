@@ -38,6 +38,7 @@ FIELDS: Final = (
     "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
     "dropped", "lasting_s", "fix", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
     "lost", "cgroup", "pids", "namespaces", "settings", "peer", "follower", "replaced",
+    "holder", "pods",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

@@ -31,12 +31,23 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "bug: connection to the runtime ended": ("A bug in nri-gpu ended the connection.", REPORT),
         "no connection survives Synchronize": (
-            "The runtime cannot send its list of containers, so no container is granted a GPU.",
-            "Remove the pods with the largest environments and annotations, which the line names.",
+            "The runtime cannot send its list of containers, so no container is granted a GPU: the list is too large, "
+            "or a label or annotation is not UTF-8.",
+            "Remove the pods that the line names; docs/guard.md says how to find them where it names none.",
         ),
         "the list of containers is too large for the runtime": (
             "If the runtime had to connect again, it could not send its list of containers.",
             "Remove the pods that the line names, or make their environments and annotations smaller.",
+        ),
+        "CRI does not tell which pods are over": (
+            "Pods that containerd had before its restart, and has no more, count for the size of its list, and its CRI "
+            "socket, which would tell, does not answer or is another runtime's.",
+            "Set guard.cri_socket to the runtime's CRI socket, or restart nri-gpu, which counts anew.",
+        ),
+        "whether being away opens nothing is not written": (
+            "The guard reads in the state folder whether it may put off its registration, and the file cannot be "
+            "written: it registers at once.",
+            MAKE_ROOM,
         ),
         "container is too large to be created again": (
             "A container runs whose description is larger than plugin.request_bytes.",
@@ -85,6 +96,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "container runs without the GPUs it asked for": (
             "The container was created and started while neither the daemon nor the guard was connected.",
             "Delete its pod so that it is re-created, or set guard.stop_ungranted = true.",
+        ),
+        "container runs on GPUs that another pod holds": (
+            "The container was created, its GPUs went to another pod before it started, and then it was started while "
+            "neither the daemon nor the guard was connected. It is killed through CRI.",
+            "Delete its pod, which the line names, if the next line says that the container was not stopped.",
         ),
         "container runs with a grant that is not valid": (
             "Its grant was signed with another key, or is forged.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from loguru import logger
@@ -108,6 +108,12 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:
                 logger.bind(**facts, fault=note).warning("container that requests no GPU can open GPUs")
+
+
+def log_revoked(fields: Mapping[str, str], uuids: Iterable[str], holders: Iterable[str]) -> None:
+    """Log a container that runs although it lost its GPUs. holders: the pods that hold them."""
+    bound = logger.bind(**fields, gpu_uuid=",".join(uuids), holder=" and ".join(sorted({*holders})))
+    bound.error("container runs on GPUs that another pod holds")
 
 
 def container_fields(container: Container) -> dict[str, str]:

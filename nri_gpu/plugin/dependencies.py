@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 
@@ -21,6 +21,7 @@ class PluginDependencies(Struct, frozen=True):
     # Since the source of the inventory last answered, seconds; None where it never did.
     inventory_age_s: Callable[[], float | None] = lambda: None
     start_hindrance: Callable[[Grant], str] = lambda _: ""  # why a container with this grant cannot start yet, or empty
+    kill: Callable[[Mapping[str, str]], None] = lambda _: None  # containers, by id with their pods, through CRI
     # Where driver files are staged, without symlinks; empty where it does not matter what containers mount from there.
     stage_dir: str = ""
     refusals: Refusals = field(default_factory=Refusals)  # logs them

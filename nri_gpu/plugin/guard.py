@@ -7,7 +7,7 @@ policy may be replaced at any moment.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
 from nri_gpu.decision.start_check import TAKEN, grant_of, validate_adjusted, validate_restored, validate_start
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant
 from nri_gpu.nri import convert, validation
@@ -27,7 +28,8 @@ from nri_gpu.nri.list_size import event_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.subscription import HEED_STARTS, Event, Lifecycle
 from nri_gpu.plugin.counts import Counts
-from nri_gpu.plugin.decision_log import container_fields, log_refusal
+from nri_gpu.plugin.decision_log import container_fields, log_refusal, log_revoked
+from nri_gpu.plugin.registration_pause import FILE as AWAY_FILE
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import KeyLengthError, Signature, read_key, signature
 from nri_gpu.system.tasks import LogOnce
@@ -87,6 +89,10 @@ class DaemonState:
         self._faults.clear()
         return key
 
+    def away_opens_nothing(self) -> bool:
+        """Return whether the daemon found that no container can start here without what it was granted."""
+        return (self._folder / AWAY_FILE).exists()
+
     def policy(self) -> Policy:
         """Return the policy, parsed again only after its files changed."""
         signatures = tuple(map(signature, self._policy_files))
@@ -101,6 +107,7 @@ class Found(Struct):
     running: list[Container] = field(default_factory=list)  # without any grant
     doubtful: list[Container] = field(default_factory=list)  # running, with a grant that is not valid
     waiting: list[Container] = field(default_factory=list)  # created and not started, and never will be
+    revoked: list[Container] = field(default_factory=list)  # running on GPUs that another pod was granted since
 
 
 class Guard:
@@ -173,8 +180,11 @@ class Guard:
         """Log which containers were created without a grant while nobody was connected, and keep them in `found`."""
         key, policy = self._state.key(), self._state.policy()
         self.found = Found()
+        granted: list[tuple[Listed, SignedGrant]] = []
         for item in listed:
             container, grant = item.container, _grant(item.container, key)
+            if isinstance(grant, SignedGrant):
+                granted.append((item, grant))
             if isinstance(grant, SignedGrant) or not needs_grant(container, policy):
                 continue
             bound = logger.bind(**container_fields(container))
@@ -187,6 +197,22 @@ class Guard:
             else:
                 self.found.running.append(container)
                 bound.warning("container runs without the GPUs it asked for")
+        self._find_revoked(granted)
+
+    def _find_revoked(self, granted: Sequence[tuple[Listed, SignedGrant]]) -> None:
+        """Find containers that the journal names as revoked, and that run on GPUs which another pod holds now."""
+        try:
+            revoked = self._state.revoked()
+        except OSError:  # then no container with a grant may start, and the log says why
+            return
+        holding = [
+            (each.container, its) for each, its in granted if not (each.created and each.container.id in revoked)
+        ]
+        for container, grant in (each for each in holding if each[0].id in revoked):
+            others = {other.pod.full_name for other, its in holding if _is_against(container, grant, other, its)}
+            if others:
+                self.found.revoked.append(container)
+                log_revoked(container_fields(container), grant.uuids, others)
 
     def _asks(self, payload: bytes) -> bool:
         return convert.may_ask(payload, lambda: may_ask_by_environment(self._state.policy()))
@@ -204,6 +230,15 @@ class Guard:
 
     def _log(self, container: Container, reason: Reason, phrase: str) -> None:
         self._later(lambda: log_refusal(container_fields(container), reason, phrase))
+
+
+def _is_against(container: Container, grant: SignedGrant, other: Container, its: SignedGrant) -> bool:
+    """Return whether a container of another pod holds a GPU of this one's grant in a mode that does not go with it."""
+    if set(its.uuids).isdisjoint(grant.uuids) or other.pod.uid == container.pod.uid:
+        return False
+    if other.markers and container.markers:  # pods may share a ResourceClaim
+        return False
+    return Mode.EXCLUSIVE in (its.mode, grant.mode) or its.mode is not grant.mode
 
 
 def _grant(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant | None:

@@ -32,6 +32,7 @@ from nri_gpu.records.policy_file import (
 )
 from nri_gpu.system.container_stops import stop_containers
 from nri_gpu.system.liveness import LivenessFile
+from nri_gpu.system.runtime_cri import REVOKED, RuntimeCri
 from nri_gpu.system.service_manager import Notifier, run_until_told
 from nri_gpu.system.tasks import LogOnce, cancelled, later
 
@@ -85,9 +86,12 @@ class GuardProcess:
         self._guard = Guard(state, later)
         identity = Identity(settings.guard.name, settings.guard.index)
         # The daemon's limit, also while it is away.
-        sizes = Sizes(lambda: _plugin_settings(state.policy(), settings), later, counts=False)
+        self._cri = RuntimeCri(lambda: settings.guard)
+        sizes = Sizes(lambda: _plugin_settings(state.policy(), settings), later, counts=False, cri=self._cri)
         followers = SessionFollowers(self._configured, self._ready, self._away, self._away)
-        self._supervisor = Supervisor(self._guard, lambda: identity, followers, sizes)
+        self._supervisor = Supervisor(
+            self._guard, lambda: identity, followers, sizes, away_opens_nothing=state.away_opens_nothing
+        )
         self._stopping: set[asyncio.Task[None]] = set()
         state.policy()  # parsed now, and not while the runtime waits
 
@@ -115,6 +119,8 @@ class GuardProcess:
         status = f", {without} containers run without the GPUs they asked for" if without else ""
         self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
         later(self._write_status)
+        if found.revoked:
+            self._cri.kill({each.id: each.pod.full_name for each in found.revoked}, REVOKED)
         if found.running and self._settings.guard.stop_ungranted:
             task = asyncio.create_task(self._stop_containers(found.running))
             self._stopping.add(task)
@@ -127,9 +133,7 @@ class GuardProcess:
 
     async def _stop_containers(self, containers: list[Container]) -> None:
         """Stop containers without any grant: a grant that is not valid may be ours, from before the key was lost."""
-        names: dict[str, str] = {
-            container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
-        }
+        names: dict[str, str] = {container.id: container.pod.full_name for container in containers}
         await stop_containers(names, self._settings.guard, "it ran without the GPUs it asked for")
 
     def _write_status(self) -> None:

@@ -24,7 +24,7 @@ from nri_gpu.domain.allocation import (
     AllocationPending,
     PodDevices,
 )
-from nri_gpu.domain.container import Container, ContainerId, Pod
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import GRANT_KEY
@@ -46,12 +46,13 @@ from nri_gpu.ledger.events import (
     Removed,
     Renumbered,
     Rules,
+    SandboxForgotten,
     Started,
     Stopped,
     Ticked,
 )
 from nri_gpu.ledger.grant_text import sign_grant
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.ledger import GrantPhase, Ledger
 from nri_gpu.ledger.opened import Monitors, live
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.codes import Reply, status_of
@@ -127,6 +128,7 @@ class Plugin:
         self.lost = LostContainers(state, needs.cgroups, self.apply, needs.clock)
         self.unstarted = UnstartedContainers(state, needs.cgroups, self.apply, self._tells, needs.clock)
         self._exits = UntoldExits(self.exited)
+        self._listed_pods: frozenset[PodId] = frozenset()  # of the containers in the newest list
         self._observed: tuple[Inventory, Monitors] | None = None  # by which the ledger knows who holds what by number
 
     @property
@@ -157,6 +159,7 @@ class Plugin:
             unknown_waits=settings.handover.unknown is Unknown.WAIT and not inventory.simulated,
             counted=self._released.counted,
             monitors=self.monitors.now,
+            listed_pods=self._listed_pods,
         )
 
     def apply(self, event: LedgerEvent) -> None:
@@ -305,6 +308,7 @@ class Plugin:
         self._observed = node.inventory, self.monitors.now
         event, self.ungranted = self._listed.read(listed, self._needs.clock(), request_timeout_s)
         containers = [item.container for item in listed]
+        self._listed_pods = frozenset(each.pod.id for each in containers)
         for container in containers:
             self._hooks.warn_of(container)
         self.external.synchronized(containers)
@@ -313,6 +317,8 @@ class Plugin:
         self.state.synchronized = True
         self.apply(event)
         self._needs.recorder.synchronized(self.ledger)
+        entries = self.ledger.entries.values()
+        self._granted.end_revoked(each.grant for each in entries if each.phase is GrantPhase.RUNNING)
         pids = {container_id: process.pid for container_id, process in self.ledger.processes.items()}
         running = {each.container.id: each.pid or pids.get(each.container.id, 0) for each in listed if not each.created}
         self._exits.listed({each: pid for each, pid in running.items() if self._holds(each)})
@@ -440,6 +446,10 @@ class Plugin:
         self.apply(event)
         self.ungranted -= frozenset(container_ids)
         return EMPTY
+
+    def sandbox_forgotten(self, pod_id: PodId) -> None:
+        """Take that a sandbox is over, of which the runtime told nothing."""
+        self.apply(SandboxForgotten(self._needs.clock(), pod_id))
 
     def _pod_came(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:

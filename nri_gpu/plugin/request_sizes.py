@@ -13,9 +13,9 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.container import ContainerId, PodId
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.text import listed
+from nri_gpu.domain.text import listed, shown
 from nri_gpu.nri.convert import Configured, is_privileged
 from nri_gpu.nri.list_size import (
     FRAME_BYTES,
@@ -33,7 +33,9 @@ from nri_gpu.nri.list_size import (
 )
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin.decision_log import log_refusal
+from nri_gpu.plugin.gone_pods import GonePods
 from nri_gpu.policy.plugin_settings import PluginSettings
+from nri_gpu.system.runtime_cri import CriError, RuntimeCri
 
 CHECKED_BYTES: Final = 64 << 10  # by which the list changes between two looks whether it can be sent
 # What plugins may add to a container between its creation, where it was measured, and its start.
@@ -41,14 +43,21 @@ ADJUSTMENT_BYTES: Final = 64 << 10
 ADDED_BYTES: Final = GROWTH_BYTES + 2 * FRAME_BYTES  # by the list to a request's pod and container, at most
 NAMED: Final = 3  # pods in a refusal
 NAMED_MAX: Final = 10  # pods in what an operator reads
+NAME_MAX: Final = 317  # characters of `namespace/name`
 REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes by envFrom"
+NO_PART: Final = (
+    "the runtime does not finish listing the node's containers: it has sent no part of its list, and its own log says "
+    "why (journalctl -u containerd | grep -i synchronize)"
+)
+TOO_LARGE: Final = "the list may be too large: remove the pods with the largest environments and annotations"
 
 
 class Sizes:
     """The size of the runtime's next Synchronize, across connections.
 
     settings: of the policy in force. later: runs something once the reply is on its way. log: of refusals. counts:
-    whether it sees all that is created and removed, and so knows the list at any time; the guard's does not.
+    whether it sees all that is created and removed, and so knows the list at any time; the guard's does not. cri: tells
+    what the list does not, or None. forgotten: told of each pod that is over, of which the runtime tells nothing.
     """
 
     def __init__(
@@ -58,12 +67,16 @@ class Sizes:
         log: Callable[[Mapping[str, object], Reason, str], None] = log_refusal,
         *,
         counts: bool = True,
+        cri: RuntimeCri | None = None,
+        forgotten: Callable[[PodId], None] = lambda _: None,
     ) -> None:
         self.fault = ""  # why the runtime could not send its list now, or empty
         self._settings = settings
         self._later = later
         self._log = log
         self._counts = counts
+        self._cri = cri
+        self._gone = GonePods(cri, forgotten, self._check)
         self._listing = ListSize()
         self._splits = True
         self._checked_bytes = 0  # the list's size when `fault` was found
@@ -71,6 +84,7 @@ class Sizes:
     def configured(self, configured: Configured) -> None:
         """Take from the runtime's introduction whether it splits a Synchronize (from NRI 0.7)."""
         self._splits = configured.from_nri_0_7
+        self._gone.version = configured.version
 
     def refusal(self, payload: bytes) -> Reason | None:
         """Return why a pod or container is too large, for itself or for the runtime's list, or None. Log a refusal."""
@@ -98,7 +112,7 @@ class Sizes:
             self._later(lambda: self._add(_described(payload), added_bytes))
 
     def ended(self, payload: bytes, event: int) -> None:
-        """Drop a container that ended, or a pod that was removed: neither is listed any more."""
+        """Drop a container that ended, or a pod that was removed with all its containers: none is listed any more."""
         if self._counts:
             self._later(lambda: self._drop(size_of(payload), event))
 
@@ -115,6 +129,7 @@ class Sizes:
         self._listing = listing
         if not self._counts:
             return
+        self._gone.listed(listing)
         limit = self._settings().request_bytes
         for holder in listing.largest() if limit else ():
             if holder.size_bytes <= limit:
@@ -123,8 +138,8 @@ class Sizes:
             logger.bind(fault=fault).warning("container is too large to be created again")
         self._check()
 
-    def cut_short(self, listing: ListSize, announced_bytes: int = 0) -> str:
-        """Return why a Synchronize did not end, as far as that is known.
+    async def cut_short(self, listing: ListSize, announced_bytes: int = 0) -> str:
+        """Return why a Synchronize did not end, as far as that is known; CRI is asked where no part of it came.
 
         listing: what was received of it. announced_bytes: of a message that cannot arrive whole; 0 where there is none.
         """
@@ -132,11 +147,33 @@ class Sizes:
         why = known.fault(splits=self._splits)
         if announced_bytes:
             why = f"the list has {announced_bytes} bytes, and this runtime sends at most {WHOLE_MAX}"
+        if not (why or len(listing)):
+            return f"{NO_PART}; {await self._not_utf8()}"
         pods = known.in_the_way(splits=self._splits) or known.largest_pods(NAMED)
         return (
             "the runtime does not finish listing the node's containers "
             f"({why or 'the size of the list is not known'}): remove the pods with the largest environments and "
             f"annotations{': ' if pods else ''}{_named(pods)}"
+        )
+
+    async def _not_utf8(self) -> str:
+        """Return which pods have a text that NRI cannot send, by CRI."""
+        if self._cri is None:
+            return TOO_LARGE
+        try:
+            found = await self._cri.list()
+        except CriError as error:
+            return (
+                "a text of a pod may not be UTF-8 (then `crictl pods` or `crictl ps -a` fails), and CRI, which would "
+                f"tell of which pod, cannot be asked ({error}): docs/guard.md says how to find it; or {TOO_LARGE}"
+            )
+        pods = ((found.pods.get(pod_id, "?"), pod_id) for pod_id in found.not_utf8)
+        names = [f"{shown(name, NAME_MAX)} (sandbox {shown(pod_id, NAME_MAX)})" for name, pod_id in pods]
+        if not names:
+            return f"CRI has no label or annotation that is not UTF-8, so {TOO_LARGE}"
+        return (
+            f"a label or annotation of {listed(names, NAMED_MAX)} is not UTF-8, which NRI cannot send: delete that "
+            "pod, or restart containerd, which replaces such texts"
         )
 
     def _list_refusal(self, request: RequestSize, max_pods: int) -> Reason | None:
@@ -145,10 +182,12 @@ class Sizes:
         pod_bytes, share = self._listing.of_pod(request.pod.id, more), share_bytes(max_pods, splits=self._splits)
         if pod_bytes <= share or not (why := self._unsendable(more, pod_bytes)):
             return None
+        self._later(self._gone.look)
+        advice = self._gone.advice()
         sentence = (
             f"its pod comes to {pod_bytes} bytes, with which the runtime could not list the node's containers to "
             f"nri-gpu, and no GPU could be granted here ({why}): bring the pod below its share of {share} bytes "
-            f"(plugin.max_pods = {max_pods}; {REMEDY})."
+            f"(plugin.max_pods = {max_pods}; {REMEDY}){'; ' * bool(advice)}{advice}."
         )
         return self._refused(Code.LIST_TOO_LARGE, request, sentence)
 
@@ -160,14 +199,18 @@ class Sizes:
         return why and f"{why}; the largest pods are {_named(self._listing.largest_pods(NAMED))}"
 
     def _add(self, request: RequestSize, added_bytes: int) -> None:
+        self._gone.created(request)
         for size in _grown(request, added_bytes):
             self._listing.add(size)
         self._check_again()
 
     def _drop(self, request: RequestSize, event: int) -> None:
-        size = request.pod if event == Event.REMOVE_POD_SANDBOX else request.container
-        if size:
-            self._listing.drop(size)
+        if event == Event.REMOVE_POD_SANDBOX:
+            self._listing.drop_pod(request.pod.id)
+        elif request.container:
+            self._listing.drop(request.container)
+        if event == Event.REMOVE_CONTAINER:
+            self._gone.removed(request)
         self._check_again()
 
     def _check_again(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -23,9 +24,9 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.ledger.opened import live
 from nri_gpu.nri.codes import Reply, status_of
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.subscription import Lifecycle
+from nri_gpu.nri.subscription import HEED_STARTS, Lifecycle
 from nri_gpu.plugin.counts import Counts, Outcome
-from nri_gpu.plugin.decision_log import container_fields
+from nri_gpu.plugin.decision_log import container_fields, log_revoked
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import user_of
@@ -49,6 +50,7 @@ class LedgerHolder(Protocol):
     kubelet: KubeletTokens
     counts: Counts
     state: NodeState
+    runtime: str
 
     @property
     def ledger(self) -> Ledger: ...
@@ -83,7 +85,11 @@ class GrantedContainers:
     def start(self, change: Lifecycle) -> Reply:
         """Answer START_CONTAINER: nothing, or why this container must not start."""
         if change.container_id in self.revoked and (container := change.container):
-            return self._refuse(container, TAKEN)
+            signed = self.signed_grant(container)
+            if self._plugin.runtime not in HEED_STARTS and isinstance(signed, SignedGrant):
+                self.end_revoked([self.grant(container, signed, change.pid)])  # it starts, whatever we answer
+            if change.container_id in self.revoked:
+                return self._refuse(container, TAKEN)
         if (entry := self._plugin.ledger.entries.get(change.container_id)) and entry.remembered:
             self._look_at_unseen(change)
         if change.container_id in self._plugin.ledger.entries:
@@ -160,6 +166,23 @@ class GrantedContainers:
             "runtime, so it has none: create it again.",
         )
         return self._refuse(container, reason)
+
+    def end_revoked(self, running: Iterable[Grant]) -> None:
+        """Kill, of these containers, those that must not run, since others hold their GPUs; the rest has its own back.
+
+        running: the grants of containers that run, or start all the same.
+        """
+        names: dict[str, str] = {}
+        for grant in (each for each in running if each.container_id in self.revoked):
+            if others := self._plugin.ledger.held_against(grant):
+                names[grant.container_id] = grant.pod
+                fields = {"namespace": grant.namespace, "pod_name": grant.pod_name}
+                fields |= {"container_name": grant.container_name, "container_id": grant.container_id}
+                log_revoked(fields, others, chain.from_iterable(others.values()))
+            else:
+                self.is_over([grant.container_id])
+        if names:
+            self._needs.kill(names)
 
     def is_over(self, gone: Collection[ContainerId], pod_id: PodId | None = None) -> None:
         """Forget revoked containers that are removed, alone or with their sandbox: they cannot start any more."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.list_size import ListSize
-from nri_gpu.nri.subscription import Subscription
+from nri_gpu.nri.subscription import Subscription, holds_list_back
 from nri_gpu.plugin.exits import TOLD_WITHIN_S
 from nri_gpu.plugin.nri_service import EVENT_METHODS, NriHandlers, PluginService, SynchronizeFacts
 from nri_gpu.plugin.request_sizes import Sizes
@@ -70,7 +70,10 @@ class SessionFollowers(Struct, frozen=True):
 
 
 class Supervisor:
-    """The one session, made again whenever it ends. `stop` answers the calls in flight and ends it."""
+    """The one session, made again whenever it ends. `stop` answers the calls in flight and ends it.
+
+    away_opens_nothing: whether no container can start here without what it was granted while we are not connected.
+    """
 
     def __init__(
         self,
@@ -79,12 +82,16 @@ class Supervisor:
         followers: SessionFollowers,
         sizes: Sizes,
         limits: ConnectionLimits = LIMITS,
+        *,
+        away_opens_nothing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._plugin = plugin
         self._sizes = sizes
         self._limits = limits
         self._stood_still = False  # on the last connection that synchronized, too long for the runtime
         self._cut_short = 0  # connections in a row that ended inside Synchronize
+        self._held_back = 0  # registrations in a row that had to wait for the list
+        self._away_opens_nothing = away_opens_nothing
         self._identity = identity
         self._followers = followers
         self._transport: Transport | None = None
@@ -94,6 +101,7 @@ class Supervisor:
         self._backoff = Backoff(FIRST_WAIT_S, WAIT_MAX_S, jitter=JITTER)
         self._was_ready = False
         self._subscription = Subscription()
+        self._holds_list_back = True  # as far as is known of the runtime
         self._facts = SessionFacts()
 
     async def run(self, path: Path) -> None:
@@ -108,6 +116,7 @@ class Supervisor:
             if self._was_ready or missing:
                 self._backoff.reset()
                 self._was_ready = False
+            await self._stay_away()
             if not self._stopping:
                 await (_socket_appears(path) if missing else asyncio.sleep(wait_s or self._backoff.next_s()))
 
@@ -159,7 +168,7 @@ class Supervisor:
             both, limit_s = {ready, transport.closed}, self._limits.synchronize_s
             still_s = await _first_of(both, service.configured_at, limit_s)
             # A new connection would wait behind this one, and what waits for its end would run without us first.
-            while service.waits_for_list and not (self._inherited or transport.closed.done()):
+            while self._holds_list_back and service.waits_for_list and not (self._inherited or transport.closed.done()):
                 if self._faults.fault != UNLISTED:
                     self._followers.waits(UNLISTED)
                 self._faults.warning("runtime does not list its containers yet", UNLISTED)
@@ -183,12 +192,24 @@ class Supervisor:
         )
         self._transport = None
         self._plugin.counts.reconnects += not self._stopping
+        listed_at = synchronize.began if synchronize else loop.time()
+        waited_s = listed_at - service.configured_at if service.configured_at else 0.0
+        self._held_back = self._held_back + 1 if waited_s > self._limits.held_back_s else 0
         if service.session.cut_short and not (self._stopping or self._inherited):
             self._cut_short += 1
             if self._cut_short > 1:
-                return self._gave_up(service.session.listing, reason)
+                return await self._gave_up(service.session.listing, reason)
         self._ended(reason)
         return 0.0
+
+    async def _stay_away(self) -> None:
+        """Let the runtime create containers before we register again, if that had to wait, and being away is safe."""
+        waits_s = self._limits.held_back_waits_s
+        loop = asyncio.get_running_loop()
+        until = loop.time() + waits_s[min(self._held_back, len(waits_s)) - 1] if self._held_back else 0.0
+        # Policy and grants change meanwhile, and each may end it.
+        while loop.time() < until and self._away_opens_nothing() and not self._stopping:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
 
     def _never_called(self, synchronized: bool, still_s: float, timeout_s: float) -> str:
         """Return why the runtime will never call us on this connection, which it keeps open; empty where it will.
@@ -226,6 +247,7 @@ class Supervisor:
         bound.bind(nri_version=configured.nri_version or "unknown").info("registered")
         if self._inherited and not configured.from_nri_0_7:  # which is when such plugins began to be synchronized
             bound.bind(fault=NEVER_TOLD).warning("launched by a runtime that will not synchronize")
+        self._holds_list_back = holds_list_back(configured.runtime, configured.version)
         self._followers.configured(configured)
 
     def _ended(self, reason: Exception | None) -> None:
@@ -240,16 +262,19 @@ class Supervisor:
             self._faults.warning("connection ended, reconnecting", sentence, attempt=self._backoff.failures + 1)
         self._followers.away(sentence)
 
-    def _gave_up(self, listing: ListSize, reason: Exception | None) -> float:
-        """Log once why Synchronize does not end. Return the seconds to wait."""
-        announced_bytes = reason.length if isinstance(reason, OversizeError) else 0
-        sentence = self._sizes.cut_short(listing, announced_bytes)
+    async def _gave_up(self, listing: ListSize, reason: Exception | None) -> float:
+        """Log why Synchronize does not end, again where that changes. Return the seconds to wait."""
+        loop = asyncio.get_running_loop()
+        began, announced_bytes = loop.time(), reason.length if isinstance(reason, OversizeError) else 0
+        sentence = await self._sizes.cut_short(listing, announced_bytes)
         if self._cut_short == 2:
             logger.bind(fault=sentence, attempt=self._cut_short).error("no connection survives Synchronize")
-        self._faults.fault = sentence
+            self._faults.fault = sentence
+        self._faults.note("no connection survives Synchronize", sentence)
         self._followers.away(sentence)
         waits_s = self._limits.cut_short_waits_s
-        return waits_s[min(self._cut_short - 2, len(waits_s) - 1)]
+        wait_s = waits_s[min(self._cut_short - 2, len(waits_s) - 1)]
+        return max(wait_s - (loop.time() - began), FIRST_WAIT_S)
 
     def _report(self, sentence: str, path: Path) -> None:
         if sentence != self._faults.fault:

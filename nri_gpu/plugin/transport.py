@@ -49,6 +49,10 @@ class ConnectionLimits(Struct, frozen=True):
     # time to run, and a runtime that cannot finish it will not do so in milliseconds. With an attempt that still fails,
     # it is less than 30 s.
     cut_short_waits_s: tuple[float, ...] = (5.0, 10.0, 20.0, 25.0)
+    # A registration that had to wait for the list for longer than the first of these, and the pauses before the next
+    # registrations after it, where being away opens nothing.
+    held_back_s: float = 1.0
+    held_back_waits_s: tuple[float, ...] = (5.0, 10.0, 20.0, 40.0, 60.0)
     stuck_s: float = STUCK_S  # without a synchronized connection for so long is an error in the log
 
 

@@ -250,6 +250,21 @@ def _by_rule(policy: Policy, container: Container, index: int) -> Verdict:
     return Denied(f"{why}; change that rule, or what it matches the pod by.")
 
 
+def allocates_all(policy: Policy) -> bool:
+    """Return whether only the kubelet or claims allocate, all GPUs: no annotation and no variable gets a container any.
+
+    By the policy alone, whatever GPUs there are: each pool is theirs, one has every GPU, and no rule opens one.
+    """
+    ours = {each.pool for each in (policy.kubelet, policy.dra) if each.enabled}
+    pools, environment = policy.pool.pools, policy.environment.may_ask.patterns
+    opened = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
+    closed = all(each.name in ours - opened and not each.namespaces for each in pools)
+    every = any(
+        each == Pool(name=each.name, model=each.model) and "*" in (each.model or NOTHING).patterns for each in pools
+    )
+    return closed and every and not (policy.fault or environment or policy.kubelet.injects_external)
+
+
 def _not_listed(patterns: int) -> str:
     if patterns == 0:
         return "namespaces.allow is empty"

@@ -20,6 +20,7 @@ from nri_gpu.system.child import python, run
 from nri_gpu.system.container_stops import stop_containers
 from nri_gpu.system.cri_list import CriList
 
+REVOKED: Final = "its GPUs went to another pod before it started"
 LIMIT_S: Final = 10.0  # for one call, with the child's start
 
 
