@@ -22,6 +22,7 @@ from nri_gpu.decision.refusals import number_of
 from nri_gpu.domain.decision import Refused
 from nri_gpu.dra.dra_findings import files_advice, gate_advice, silence
 from nri_gpu.health.health_notes import sentences
+from nri_gpu.system.runtime_cri import WITHOUT
 
 SHOWN: Final = 5  # refusals; `-o json` has more
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -101,6 +102,8 @@ def _notes(status: DaemonStatus) -> Iterator[str]:
     """Yield a sentence for each oddity of the node's GPUs and of their holders."""
     node = status.node
     yield from unlisted_lines(status.unlisted, node.inventory_fault)
+    if status.runtime.cri_fault:
+        yield f"CRI cannot be asked ({status.runtime.cri_fault}): {WITHOUT}"
     if not node.inventory_confirmed:
         yield f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet"
     yield from (f"{pod_of(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone)

@@ -40,7 +40,7 @@ class SynchronizeStatus(Struct, frozen=True, kw_only=True):
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
     """The connection to the runtime. fault: why it is not ready. list_fault: why it could not list its containers.
 
-    answered_s: when we last answered one of its requests.
+    answered_s: when we last answered one of its requests. cri_fault: why its CRI cannot be asked.
     """
 
     ready: bool
@@ -50,6 +50,7 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     nri_version: str = ""
     fault: str = ""
     list_fault: str = ""
+    cri_fault: str = ""
     answered_s: float | None = None
     synchronize: SynchronizeStatus | None = None
 

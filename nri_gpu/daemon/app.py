@@ -295,7 +295,7 @@ class Daemon:
         return View(
             node=state.node,
             ledger=state.ledger,
-            connection=self._reporter.connection(self._supervisor.facts, self._sizes.fault),
+            connection=self._reporter.connection(self._supervisor.facts, self._sizes.fault, self._cri.hindrance()),
             wall=time.time(),
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),

@@ -16,6 +16,7 @@ from nri_gpu.mps.mps_folders import mps_advice
 from nri_gpu.plugin.guard_status import read_guard_status
 from nri_gpu.policy.findings import advise
 from nri_gpu.policy.model import BUILT_IN
+from nri_gpu.system.runtime_cri import WITHOUT
 from nri_gpu.system.storage import signature
 
 _RESTART: Final = ("journalctl -u nri-gpu -e", "systemctl restart nri-gpu")
@@ -31,9 +32,12 @@ def daemon_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterato
     if seen.status:
         yield from registration_findings(seen.status.runtime, seen.now_s)
         yield from _synchronize(seen.status.runtime, runtime.service if runtime else "containerd")
+        yield from cri_findings("nri-gpu", seen.status.runtime.cri_fault)
         yield from _able(seen.status)
         yield from _held(seen.status)
     yield guard_finding(seen)
+    if guard := read_guard_status(seen.at(seen.guard_dir)):
+        yield from cri_findings("the guard", guard.cri_fault)
 
 
 def _policy(seen: Examined) -> Iterator[Finding]:
@@ -141,6 +145,13 @@ def _synchronize(runtime: RuntimeConnection, unit: str) -> Iterator[Finding]:
         )
     else:
         yield ok(subject, f"{size}, in {last.duration_s:.2f} s")
+
+
+def cri_findings(process: str, fault: str) -> Iterator[Finding]:
+    """Check whether a process of ours can ask the runtime's CRI."""
+    if fault:
+        what = f"{process} cannot ask the runtime's CRI ({fault}): {WITHOUT}"
+        yield warning("CRI", what, "# set guard.cri_socket to the runtime's CRI socket; in a pod, mount it there, too")
 
 
 def _able(status: DaemonStatus) -> Iterator[Finding]:

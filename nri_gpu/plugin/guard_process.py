@@ -113,7 +113,12 @@ class GuardProcess:
         found = self._guard.found
         without = len(found.running) + len(found.doubtful)
         self._status = replace(
-            self._status, connected=True, validates=self._supervisor.validates, ungranted=without, fault=""
+            self._status,
+            connected=True,
+            validates=self._supervisor.validates,
+            ungranted=without,
+            fault="",
+            cri_fault=self._cri.hindrance(),
         )
         logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
         status = f", {without} containers run without the GPUs they asked for" if without else ""

@@ -29,6 +29,7 @@ class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nr
     validates: bool = False  # whether the runtime lets it validate creations too (NRI 0.10)
     ungranted: int = 0  # containers that ran without the GPUs they asked for when it connected last
     fault: str = ""  # why it is not connected
+    cri_fault: str = ""  # why the runtime's CRI cannot be asked
 
 
 def write_guard_status(folder: Path, status: GuardStatus) -> None:

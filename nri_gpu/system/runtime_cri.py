@@ -20,6 +20,11 @@ from nri_gpu.system.child import python, run
 from nri_gpu.system.container_stops import stop_containers
 from nri_gpu.system.cri_list import CriList
 
+# What a node cannot do where CRI is not reached.
+WITHOUT: Final = (
+    "a pod that NRI cannot list is not named, a container that runs on GPUs it lost is not killed, and pods that a "
+    "restart of containerd forgot count until nri-gpu restarts"
+)
 REVOKED: Final = "its GPUs went to another pod before it started"
 LIMIT_S: Final = 10.0  # for one call, with the child's start
 
