@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import string
@@ -61,17 +62,17 @@ class _StderrTail(asyncio.Protocol):
     """The end of what was printed: a noisy library must neither fill our memory nor block on a full pipe."""
 
     def __init__(self) -> None:
-        self._tail = b""
+        self.tail = b""
         self.complete = asyncio.Event()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.complete.set()
 
     def data_received(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-STDERR_KEPT_MAX:]
+        self.tail = (self.tail + data)[-STDERR_KEPT_MAX:]
 
     def last_line(self) -> str:
-        return _last_line(self._tail)
+        return _last_line(self.tail)
 
 
 class LineProcess:
@@ -93,8 +94,13 @@ class LineProcess:
         self._stderr_transport, self._stderr = stderr
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> Self:
-        """Run `command` with an empty environment, in `/`, in a session of its own. Raises: OSError."""
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, given: bytes | None = None
+    ) -> Self:
+        """Run `command` in `/`, in a session of its own. Raises: OSError.
+
+        environment: empty without one. given: all of its stdin; without that its stdin is our lines.
+        """
         with contextlib.ExitStack() as undo:
             lines, its_lines = _pair(undo)
             stderr, its_stderr = _pair(undo)
@@ -104,7 +110,10 @@ class LineProcess:
             transport, tail = await loop.create_unix_connection(_StderrTail, sock=stderr)
             undo.callback(transport.close)
             # Last, and without an await after it: a cancelled start leaves no process behind.
-            popen = _spawn(command, its_lines, its_stderr)
+            stdin = its_lines.fileno() if given is None else _file_of(undo, given)
+            popen = _spawn(command, stdin, its_lines, its_stderr, environment or {})
+            if given is not None:
+                os.close(stdin)
             undo.pop_all()
         its_lines.close()
         its_stderr.close()
@@ -127,6 +136,15 @@ class LineProcess:
         except (ConnectionError, ValueError):
             return b""
 
+    async def output(self) -> bytes:
+        """Return all that the child prints, once it has closed its stdout."""
+        return await self._reader.read()
+
+    @property
+    def errors(self) -> bytes:
+        """Return the end of what the child printed on stderr; it is complete once `end` has returned."""
+        return self._stderr.tail
+
     def last_line(self) -> str:
         """Return the last line that the child printed on stderr; it is complete once `end` has returned."""
         return self._stderr.last_line()
@@ -141,15 +159,16 @@ class LineProcess:
         The status is None if the child hangs in the kernel, out of reach of signals: call again, or it stays a zombie.
         """
         self._writer.close()
-        status = await self._reaped(grace_s)
+        status = await self.reaped(grace_s)
         if status is None:
             self.kill()
-            status = await self._reaped(max(grace_s, 1.0))
+            status = await self.reaped(max(grace_s, 1.0))
         if status is not None:
             await self._close()
         return status
 
-    async def _reaped(self, within_s: float) -> int | None:
+    async def reaped(self, within_s: float) -> int | None:
+        """Return the child's status, or None if it has not ended by then."""
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         # Polled, mostly for a few milliseconds: the alternative is a thread that waits as long as the child lives.
@@ -166,7 +185,7 @@ class LineProcess:
 
 
 class Ended(NamedTuple):
-    """The end of a command, and what it printed. status: as subprocess has it, negative for a signal."""
+    """The end of a command, and what it printed, of stderr the end. status: as subprocess has it."""
 
     status: int
     output: bytes
@@ -186,18 +205,16 @@ async def run(
     The command is killed if it takes longer than `limit_s`, and if we are cancelled. Raises: OSError, if it cannot be
     started; TimeoutError.
     """
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment or {}, cwd="/", start_new_session=True
-    )
+    process = await LineProcess.start(command, environment, text.encode())
     try:
         async with asyncio.timeout(limit_s):
-            output, errors = await process.communicate(text.encode())
+            output = await process.output()
+            await process.reaped(limit_s)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return Ended(process.returncode or 0, output, errors)
+        status = await process.end(0.0)
+    if status is None:
+        raise TimeoutError(f"{command[0]} cannot be killed")
+    return Ended(status, output, process.errors)
 
 
 def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
@@ -207,14 +224,26 @@ def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
     return ours, its
 
 
-def _spawn(command: Sequence[str], lines: socket.socket, stderr: socket.socket) -> subprocess.Popen[bytes]:
+def _file_of(undo: contextlib.ExitStack, content: bytes) -> int:
+    """Return a descriptor of a file in memory, at its beginning. Raises: OSError."""
+    fd = os.memfd_create("stdin")
+    undo.callback(os.close, fd)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _spawn(
+    command: Sequence[str], stdin: int, lines: socket.socket, stderr: socket.socket, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start the process. Raises: OSError."""
     return subprocess.Popen(
         command,
-        stdin=lines.fileno(),
+        stdin=stdin,
         stdout=lines.fileno(),
         stderr=stderr.fileno(),
-        env={},
+        env=environment,
         cwd="/",
         start_new_session=True,
     )

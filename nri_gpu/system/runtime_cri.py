@@ -26,7 +26,7 @@ WITHOUT: Final = (
     "restart of containerd forgot count until nri-gpu restarts"
 )
 REVOKED: Final = "its GPUs went to another pod before it started"
-LIMIT_S: Final = 10.0  # for one call, with the child's start
+LIMIT_S: Final = 10.0
 
 
 class CriError(NriGpuError):
@@ -34,10 +34,11 @@ class CriError(NriGpuError):
 
 
 class RuntimeCri:
-    """The runtime's CRI socket. settings: of the policy in force."""
+    """The runtime's CRI socket. settings: of the policy in force. limit_s: for one call, with the child's start."""
 
-    def __init__(self, settings: Callable[[], GuardSettings]) -> None:
+    def __init__(self, settings: Callable[[], GuardSettings], limit_s: float = LIMIT_S) -> None:
         self._settings = settings
+        self._limit_s = limit_s
         self._lock = asyncio.Lock()
         self._kills: set[asyncio.Task[None]] = set()
 
@@ -56,9 +57,10 @@ class RuntimeCri:
         path = self._settings().cri_socket
         async with self._lock:
             try:
-                child = await run((python(), "-I", "-m", "nri_gpu.system.cri_list", path, str(LIMIT_S)), LIMIT_S)
+                command = (python(), "-I", "-m", "nri_gpu.system.cri_list", path, str(self._limit_s))
+                child = await run(command, self._limit_s)
             except (OSError, TimeoutError) as error:
-                raise CriError(str(error) or f"no answer on {path} within {LIMIT_S:.0f} s") from error
+                raise CriError(str(error) or f"no answer on {path} within {self._limit_s:.0f} s") from error
         try:
             return msgspec.json.decode(child.output, type=CriList)
         except (ValueError, RecursionError):
@@ -72,4 +74,4 @@ class RuntimeCri:
 
     async def _kill(self, names: Mapping[str, str], why: str) -> None:
         async with self._lock:
-            await stop_containers(names, replace(self._settings(), stop_grace_s=0), why, patience_s=LIMIT_S / 2)
+            await stop_containers(names, replace(self._settings(), stop_grace_s=0), why, patience_s=self._limit_s / 2)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscription import NEWER_MASK, OLDEST_MASK, Event, Subscription, event_mask
+from nri_gpu.nri.subscription import NEWER_MASK, OLDEST_MASK, Event, Subscription, event_mask, holds_list_back
 
 VERSIONS = {
     "not given, as below 0.12": ("", OLDEST_MASK),
@@ -69,3 +69,24 @@ def test_one_that_hangs_up_is_asked_for_less_once() -> None:
         subscription.ended(after_configure=ended_at_once)
     daring, oldest = event_mask(VALIDATING, "0.10"), event_mask(VALIDATING, "")
     assert masks == [daring, oldest, daring, daring]
+
+
+HOLDING = {
+    "1.7.24~ds1": False,
+    "1.7.25": False,
+    "1.7.26": True,
+    "v1.7.34": True,
+    "2.0.2": False,
+    "2.0.3-k3s1": True,
+    "2.1.0-rc.1": True,
+    "2.4.2+unknown": True,
+    "": True,
+    "(devel)": True,
+    "1.7": True,
+}
+
+
+@pytest.mark.parametrize(("version", "holds"), HOLDING.items(), ids=HOLDING)
+def test_who_may_keep_a_plugin_waiting_for_its_list(version: str, holds: bool) -> None:
+    assert holds_list_back("containerd", version) is holds
+    assert holds_list_back("cri-o", version)
