@@ -16,7 +16,7 @@ from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer
 from nri_gpu.domain.errors import CommandError, Exit, PolicyError
 from nri_gpu.policy.model import Policy
-from nri_gpu.records.audit_records import Compared, Replay
+from nri_gpu.records.audit_records import Compared, PassedOver, Replay
 from nri_gpu.records.policy_file import PolicyText, build_policy, load_policy
 
 RecordedAnswer = Annotated[
@@ -45,30 +45,51 @@ class DifferentDecision(Struct, frozen=True, kw_only=True):
     now: RecordedAnswer
 
 
-class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/replay/v1"):
-    """The comparison: how many decisions were computed again, which differ, and how many lines are no records."""
+class PassedOverDecisions(Struct, frozen=True, kw_only=True):
+    """Decisions that the log does not have whole. at_s: as above. container: empty where there are several."""
+
+    at_s: float
+    namespace: str
+    pod: str
+    container: str
+    decisions: int
+    why: str
+
+
+class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/replay/v1", omit_defaults=True):
+    """The comparison: how many decisions were computed again, which differ, and how many lines are no records.
+
+    passed_over: decisions that the log does not have whole; left out where there are none.
+    """
 
     decisions: int
     unreadable_lines: int
     different: tuple[DifferentDecision, ...]
+    passed_over: tuple[PassedOverDecisions, ...] = ()
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what differs. Return 1 if something does, or a line is no record, or 78 if a file cannot be read."""
     instead = load_policy(args.policy) if args.policy else None
-    decisions, unreadable, different = 0, 0, list[Compared]()
+    decisions, unreadable, different, passed_over = 0, 0, list[Compared](), list[PassedOver]()
     try:
         for compared in compare(recorded_lines(map(Path, args.files)), instead):
             if isinstance(compared, str):
                 unreadable += 1
                 print(f"nri-gpu: {compared}", file=sys.stderr)
                 continue
+            if isinstance(compared, PassedOver):
+                passed_over.append(compared)
+                continue
             decisions += 1
             if not compared.same:
                 different.append(compared)
     except OSError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
-    answer(args, ReplayDocument(decisions, unreadable, tuple(map(_different, different))), _lines(decisions, different))
+    document = ReplayDocument(
+        decisions, unreadable, tuple(map(_different, different)), tuple(map(_passed_over, passed_over))
+    )
+    answer(args, document, _lines(decisions, different, passed_over))
     return Exit.FINDING if different or unreadable else Exit.OK
 
 
@@ -80,7 +101,7 @@ def recorded_lines(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
                 yield f"{file}:{number}", line.decode(errors="replace")
 
 
-def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | str]:
+def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> Iterator[Compared | PassedOver | str]:
     """Yield every decision, in order, or a sentence for a line that is no record. lines: each with where it stands."""
     replay = Replay(_read_policy, instead)
     for place, line in lines:
@@ -101,15 +122,22 @@ def _read_policy(name: str, text: str) -> Policy:
         return Policy.broken(str(error.faults[0]))
 
 
-def _lines(decisions: int, different: list[Compared]) -> Iterator[Line]:
+def _lines(decisions: int, different: list[Compared], passed_over: list[PassedOver]) -> Iterator[Line]:
+    for over in passed_over:
+        yield Line(f"{_time(over.at)} {over.namespace}/{over.pod} {over.container}".rstrip(), Tone.HEAD)
+        yield Line(f"  passed over: {over.why}", Tone.WARN)
     for each in different:
         pod = each.container.pod
-        at = datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")
-        yield Line(f"{at} {pod.namespace}/{pod.name} {each.container.name}", Tone.HEAD)
+        yield Line(f"{_time(each.at)} {pod.namespace}/{pod.name} {each.container.name}", Tone.HEAD)
         yield Line(f"  - {_answer_text(each.recorded)}", Tone.BAD)
         yield Line(f"  + {_answer_text(each.now)}", Tone.GOOD)
     same = f"{len(different)} differ" if different else "none differs"
-    yield Line(f"{decisions} decisions, {same}", Tone.HEAD)
+    passed = f", {sum(each.decisions for each in passed_over)} passed over" if passed_over else ""
+    yield Line(f"{decisions} decisions, {same}{passed}", Tone.HEAD)
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
 
 
 def _answer_text(answer: Mapping[str, object]) -> str:
@@ -131,4 +159,15 @@ def _different(each: Compared) -> DifferentDecision:
         container_id=each.container.id,
         recorded=each.recorded,
         now=each.now,
+    )
+
+
+def _passed_over(each: PassedOver) -> PassedOverDecisions:
+    return PassedOverDecisions(
+        at_s=each.at,
+        namespace=each.namespace,
+        pod=each.pod,
+        container=each.container,
+        decisions=each.decisions,
+        why=each.why,
     )

@@ -51,7 +51,13 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
 
     max_mib: Annotated[
-        int, Meta(ge=0, le=1024), about("Size of the log in MiB; one earlier log of that size is kept. 0: no log.")
+        int,
+        Meta(ge=0, le=1024),
+        about(
+            "Size of the log in MiB; one earlier log of that size is kept. 0: no log. A pod may fill an eighth of it, "
+            "then its decisions are only counted; of a request over 32 KiB it has the names and the annotation alone. "
+            "`nri-gpu replay` names both, and passes over them."
+        ),
     ] = 4
     dir: Annotated[
         str,

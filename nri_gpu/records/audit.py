@@ -26,6 +26,7 @@ from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.value import encode
 from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.records.audit_limits import RECORD_MAX, PodShares, cut_record, left_out_record
 from nri_gpu.records.audit_records import (
     NodeRecord,
     PolicyRecord,
@@ -82,6 +83,7 @@ class AuditLog:
         self._written = asyncio.Event()
         self._lost = 0
         self._bytes = 0  # of the file
+        self._shares = PodShares(most_bytes)
         self._begun = False  # whether node, policy and ledger are written in it
         self._faults = LogOnce()
         self._bug = ""  # that was logged last
@@ -167,6 +169,7 @@ class AuditLog:
     def _lines(self, note: _Note) -> Iterator[str]:
         if self._begun and self._bytes > self._most_bytes:
             self._begun = False
+            self._shares.clear()
             yield _TURN
         if not self._begun:
             self._begun, self._bytes = True, 0
@@ -176,9 +179,29 @@ class AuditLog:
                 yield _line(NodeRecord(node=encode(self._node)))
             yield _line(self._policy)
             yield from map(_line, _ledger_records(self._ledger))
-        yield from map(_line, self._records(note))
+        if isinstance(note, _Decided):
+            yield from self._decision_lines(note)
+        else:
+            yield from map(_line, self._records(note))
 
-    def _records(self, note: _Note) -> Iterator[_Record]:
+    def _decision_lines(self, note: _Decided) -> Iterator[str]:
+        """Yield a decision's line, cut if it is too long, or how many are left out if its pod had its share."""
+        if self._node is not note.node:
+            self._node = note.node
+            yield _line(NodeRecord(node=encode(note.node)))
+        pod = note.container.pod
+        if left_out := self._shares.leave_out(pod):
+            if left_out & (left_out - 1) == 0:  # a power of two
+                yield _line(left_out_record(pod, note.at, left_out))
+            return
+        record = decision_record(note.container, note.decision, note.at, note.now)
+        line = _line(record)
+        if len(line) > RECORD_MAX:
+            line = _line(cut_record(note.container, record.answer, note.at, len(line)))
+        self._shares.add(pod, len(line))
+        yield line
+
+    def _records(self, note: PolicyRecord | Ledger | _Synchronized | RepairRecord) -> Iterator[_Record]:
         match note:
             case PolicyRecord():
                 self._policy = note
@@ -193,11 +216,6 @@ class AuditLog:
                     yield changed
             case RepairRecord():
                 yield note
-            case _Decided(container, decision, node, at, now):
-                if self._node is not node:
-                    self._node = node
-                    yield NodeRecord(node=encode(node))
-                yield decision_record(container, decision, at, now)
 
     def _append(self, lines: list[str]) -> None:
         """Write the lines; every time but the last, in a thread."""

@@ -8,12 +8,14 @@ A log is a list of records, each a JSON object with a `kind`:
     changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs,
               reservations, prepared claims
     decision  a request and the answer to it
+    cut       the same of a container that is too large to be recorded: its names, its annotation and the answer
+    left_out  how many decisions on a pod are not in this file, because it had its share of it
     repaired  root said that a GPU was reset; no decision depends on it
 
 `decide` is pure, so an unchanged replay by the same version gives every answer again to the byte. Sentences are
 recorded for people and not compared: a refusal is its code, and another version may word it otherwise. With another
 policy the replay keeps its own ledger: a container that is refused holds nothing, and one that is granted more lets it
-lapse.
+lapse. Decisions that are cut or left out are passed over: what they changed in the ledger is in `changed`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from nri_gpu.ledger.holders import ExternalAllocation, Releasing, Reservation
 from nri_gpu.ledger.ledger import Entry, Ledger, without
 from nri_gpu.ledger.reservations import reservation_id, reserved_device
 from nri_gpu.policy.model import Policy
+from nri_gpu.records.audit_limits import CutRecord, LeftOutRecord
 
 Record = Mapping[str, object]
 SCHEMA: Final = "nri-gpu/audit/v1"
@@ -169,7 +172,16 @@ def _without(fields: Set[str], record: Record) -> Record:
     return {key: value for key, value in record.items() if key not in fields}
 
 
-_AnyRecord = NodeRecord | PolicyRecord | _LedgerRecord | _ChangedRecord | DecisionRecord | RepairRecord
+_AnyRecord = (
+    NodeRecord
+    | PolicyRecord
+    | _LedgerRecord
+    | _ChangedRecord
+    | DecisionRecord
+    | RepairRecord
+    | CutRecord
+    | LeftOutRecord
+)
 
 
 class Compared(Struct, frozen=True):
@@ -186,6 +198,17 @@ class Compared(Struct, frozen=True):
         return _without(_SENTENCES, self.recorded) == _without(_SENTENCES, self.now)
 
 
+class PassedOver(Struct, frozen=True):
+    """Decisions that the log does not have whole. container: empty where there are several. why: a clause."""
+
+    at: float
+    namespace: str
+    pod: str
+    container: str
+    decisions: int
+    why: str
+
+
 class Replay:
     """The replay of a log, record by record.
 
@@ -200,8 +223,11 @@ class Replay:
         self.ledger = Ledger()
         self._decided: set[ContainerId] = set()
 
-    def take(self, record: object) -> Compared | None:
-        """Replay one record. Return the comparison if it is a decision. Raises: ValueError: the record is not ours."""
+    def take(self, record: object) -> Compared | PassedOver | None:
+        """Replay one record. Return the comparison if it is a decision, or which decisions are passed over.
+
+        Raises: ValueError: the record is not ours.
+        """
         try:
             found = convert(record, _AnyRecord)
         except ValidationError as error:
@@ -218,6 +244,14 @@ class Replay:
                 self._take_ledger(found)
             case DecisionRecord():
                 return self._decide(found)
+            case CutRecord(at_s, cut, bytes=size):
+                of, why = container_of(cut), f"its record was cut, as it would have had {size} bytes"
+                return PassedOver(at_s, of.pod.namespace, of.pod.name, of.name, 1, why)
+            case LeftOutRecord(at_s, namespace, pod, decisions):
+                why = f"{decisions} in all were left out of the file, as the pod had its share of it"
+                return PassedOver(
+                    at_s, namespace, pod, "", decisions - decisions // 2, why
+                )  # since the last such record
             case RepairRecord():
                 pass
         return None

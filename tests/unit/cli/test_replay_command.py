@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from nri_gpu.domain.errors import Exit
+from nri_gpu.records.audit_limits import cut_record, left_out_record
+from tests.support import builders as make
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.printed import record
 
@@ -71,6 +74,26 @@ def test_a_line_that_is_no_record_is_reported_with_its_place(replay: Replayed, r
     assert "3 decisions, none differs" in done.out
     places = [line.split(": ", 2)[1] for line in done.err.splitlines()]
     assert places == [f"{recorded}:{first + more}" for more in range(3)]
+
+
+def test_what_the_log_has_not_whole_is_named_and_no_finding(replay: Replayed, recorded: Path) -> None:
+    large = make.container("nonsense", of="large")
+    cut = cut_record(large, {"decision": "refuse", "code": "bad-request", "reason": "x"}, 1_800_000_000.0, 243_512)
+    left_out = [left_out_record(large.pod, 1_800_000_001.0, number) for number in (1, 2, 4)]
+    with recorded.open("a") as file:
+        file.writelines(json.dumps(to_builtins(each)) + "\n" for each in (cut, *left_out))
+    done = replay()
+    assert (done.code, done.err) == (Exit.OK, "")
+    assert done.out.splitlines()[:2] == [
+        "2027-01-15T08:00:00+00:00 ml/large main",
+        "  passed over: its record was cut, as it would have had 243512 bytes",
+    ]
+    assert done.out.endswith(
+        "  passed over: 4 in all were left out of the file, as the pod had its share of it\n"
+        "3 decisions, none differs, 5 passed over\n"
+    )
+    document = replay("-o", "json").document
+    assert (document["decisions"], [each["decisions"] for each in document["passed_over"]]) == (3, [1, 1, 1, 2])
 
 
 def test_what_cannot_be_read_is_78(replay: Replayed, recorded: Path) -> None:

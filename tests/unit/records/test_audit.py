@@ -17,6 +17,8 @@ from nri_gpu.domain.container import Container
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog
+from nri_gpu.records.audit_limits import POD_SHARE, RECORD_MAX
+from nri_gpu.records.audit_records import Compared, PassedOver
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.ledgers import decided, prepared, unprepared
@@ -65,7 +67,7 @@ def records(file: Path) -> list[Any]:
 def replayed(file: Path) -> int:
     """How many decisions the file holds; all of it is read, and decided again alike."""
     compared = list(compare(recorded_lines([file])))
-    assert all(not isinstance(each, str) and each.same for each in compared)
+    assert all(isinstance(each, Compared) and each.same for each in compared)
     return len(compared)
 
 
@@ -161,7 +163,7 @@ async def test_a_line_cut_short_is_told_of_and_spoils_no_other(tmp_path: Path) -
         Shell(log).create(asking(1))
     (said,) = (each for each in compare(recorded_lines([file])) if isinstance(each, str))
     assert str(file) in said
-    assert [each.same for each in compare(recorded_lines([file])) if not isinstance(each, str)] == [True, True]
+    assert [each.same for each in compare(recorded_lines([file])) if isinstance(each, Compared)] == [True, True]
 
 
 async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(tmp_path: Path, log: Log) -> None:
@@ -184,3 +186,75 @@ async def test_on_a_disk_that_hangs_decisions_are_lost_and_counted_and_the_rest_
         shell.create(asking(WAITING_MAX, "device=1"))
     lost = log.one("audit log: decisions lost").fields["dropped"]
     assert replayed(tmp_path / FILE) == WAITING_MAX + 1 - lost < WAITING_MAX
+
+
+def hoarding(attempt: int, annotations: int = 950) -> Container:
+    """A container that is refused, with 243 kB of annotations: almost all that Kubernetes takes."""
+    many = {f"gpu.nri.io/container.c{number}": "x" * 225 for number in range(annotations)}
+    return make.container(pod=make.pod("hoard", annotations={**many, "gpu.nri.io": "nonsense"}), name=f"m{attempt}")
+
+
+async def test_a_pod_with_large_annotations_does_not_push_out_what_others_were_granted(tmp_path: Path) -> None:
+    """Kubernetes takes 256 KiB of them, and the kubelet creates a refused container again."""
+    async with writing(tmp_path, most_bytes=4 * MIB, delay_s=0) as log:
+        shell = Shell(log)
+        shell.create(asking(0))
+        for attempt in range(60):
+            shell.create(hoarding(attempt))
+            await log.written()
+    assert not (tmp_path / OLD_FILE).exists()
+    first, *cut = (each for each in records(tmp_path / FILE) if each["kind"] in ("decision", "cut"))
+    assert (first["container"]["pod"]["name"], first["answer"]["decision"]) == ("pod-0", "inject")
+    assert {each["kind"] for each in cut} == {"cut"}
+    assert cut[0]["container"]["pod"]["annotations"] == {"gpu.nri.io": "nonsense"}
+    assert (cut[0]["annotations"], cut[0]["answer"]["code"]) == (951, "bad-request")
+    assert len({each["annotations_sha256"] for each in cut}) == 1
+    assert cut[0]["bytes"] > 243_000
+
+
+async def test_a_record_that_was_cut_is_named_and_passed_over(tmp_path: Path) -> None:
+    """One that is granted, too: the ledger has it all the same, and the next decision depends on it."""
+    large = make.pod("large", "device=0", labels={f"l{number}": "x" * 200 for number in range(200)})
+    async with writing(tmp_path) as log:
+        shell = Shell(log)
+        shell.create(make.container(pod=large))
+        shell.create(asking(1, "device=0"))
+    cut, refused = compare(recorded_lines([tmp_path / FILE]))
+    assert isinstance(cut, PassedOver)
+    assert (cut.pod, cut.container, cut.decisions) == ("large", "main", 1)
+    assert "its record was cut" in cut.why
+    assert isinstance(refused, Compared)
+    assert (refused.same, refused.now["code"]) == (True, "gpu-busy")
+
+
+async def test_one_pod_has_a_share_of_a_file_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    async with writing(tmp_path, most_bytes=200_000, delay_s=0) as log:
+        shell = Shell(log)
+        shell.create(asking(0, "device=0"))
+        for _ in range(300):
+            shell.create(asking(1, "device=0"))
+        shell.create(asking(1, "device=1"))  # and a grant is in the ledger without its decision
+        shell.create(asking(2, "device=1"))
+        await log.written()
+    written = (tmp_path / FILE).read_text().splitlines()
+    of_pod = [line for line in written if "pod-1" in line and '"decision"' in line]
+    assert sum(map(len, of_pod)) < 200_000 / POD_SHARE + RECORD_MAX
+    compared = list(compare(recorded_lines([tmp_path / FILE])))
+    again = [each for each in compared if isinstance(each, Compared)]
+    assert all(each.same for each in again)
+    assert [each.now["code"] for each in again if each.container.pod.name == "pod-2"] == ["gpu-busy"]
+    left_out = [each for each in compared if isinstance(each, PassedOver)]
+    number = sum(each.decisions for each in left_out)
+    assert number <= 303 - len(again) < 2 * number
+    assert {each.pod for each in left_out} == {"pod-1"}
+
+
+async def test_in_the_next_file_a_pod_has_its_share_again(tmp_path: Path) -> None:
+    async with writing(tmp_path, most_bytes=20_000, delay_s=0) as log:
+        shell = Shell(log)
+        for number in range(120):
+            shell.create(asking(number % 12, "nonsense"))
+            await log.written()
+    assert (tmp_path / OLD_FILE).exists()
+    pods = {each["container"]["pod"]["name"] for each in records(tmp_path / FILE) if each["kind"] == "decision"}
+    assert len(pods) > 1
