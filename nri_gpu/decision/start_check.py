@@ -6,19 +6,20 @@ guard can validate (`plugin/guard.py`), and the daemon can check what came of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from nri_gpu.decision.asked import asks_in_pod, is_ignored, needs_grant
 from nri_gpu.domain.bounds import MODESET_MINOR, NVIDIA_MAJOR, NVIDIACTL_MINOR
-from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
+from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container, DeviceNumber, DeviceRef
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.ledger.grant_text import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.policy.model import Policy
-from nri_gpu.request.values import shown_key
+from nri_gpu.request.values import MIG_PREFIX, shown_key
 
 NVIDIA_PATH: Final = "/dev/nvidia"
+CAPABILITY_PATH: Final = f"{NVIDIA_PATH}-caps/nvidia-cap"
 NAME_SHOWN_MAX: Final = 120  # characters
 TAKEN: Final = Reason(
     Code.GPU_BUSY,
@@ -65,6 +66,41 @@ def validate_start(container: Container, signed: SignedGrant | InvalidGrant | No
     return Reason(Code.NOT_GRANTED, f"{key} asks for GPUs, but {why}; {AGAIN}.")
 
 
+def validate_nodes(container: Container, signed: SignedGrant, adjusted: Adjusted | None = None) -> Reason | None:
+    """Return why a granted container must not run, or None: it lacks nodes of GPUs that its grant names.
+
+    adjusted: the container as it will be; None: it is there. Nodes are counted, because nobody can tell here which
+    number is whose: one for each GPU; for MIG devices one of their GPU, one of their GPU instance, which they may
+    share, and one of each device's own. What the host or a checkpoint gives to a container is not measured.
+    """
+    parts = sum(uuid.startswith(MIG_PREFIX) for uuid in signed.uuids)
+    devices = adjusted.devices if adjusted else container.devices
+    enough = len(_gpus(devices)) >= max(len(signed.uuids) - parts, bool(parts))
+    enough &= not parts or sum(device.path.startswith(CAPABILITY_PATH) for device in devices) > parts
+    if enough or container.privileged or container.restored:
+        return None
+    return _incomplete(f"nodes of its GPUs (its grant names {len(signed.uuids)})", adjusted, nodes=True)
+
+
+def validate_staged(adjusted: Adjusted, given: frozenset[str]) -> Reason | None:
+    """Return why a container must not be created, or None: it lacks staged driver files. given: those of our reply."""
+    if given <= adjusted.staged | adjusted.container.staged:
+        return None
+    return _incomplete("the mounts of the driver's files", adjusted, nodes=False)
+
+
+def _incomplete(what: str, adjusted: Adjusted | None, *, nodes: bool) -> Reason:
+    """Return the refusal of a container that lacks what its grant gave, with the plugin that removed it, if known."""
+    removed = adjusted.removed if adjusted else ()
+    part = next((each for each in removed if each.name.startswith(NVIDIA_PATH) is nodes), Added("them", ""))
+    return Reason(
+        Code.INCOMPLETE_GRANT,
+        f"this container lacks {what}",
+        f"{_by(part.owner)} removed {part.name[:NAME_SHOWN_MAX]}, which nri-gpu had added",
+        "remove that plugin from the node, or have it leave this container alone",
+    )
+
+
 def validate_adjusted(
     adjusted: Adjusted, key: bytes | None, policy: Policy, *, ungranted: bool = True
 ) -> Reason | None:
@@ -79,6 +115,8 @@ def validate_adjusted(
     signed = grant_of(container, adjusted.grant.name if adjusted.grant else None, key)
     if reason := validate_start(container, signed, policy):
         return reason
+    if isinstance(signed, SignedGrant) and (reason := validate_nodes(container, signed, adjusted)):
+        return reason
     if policy.foreign.monitors.match(f"{container.pod.namespace}/{container.pod.name}"):  # it may open every GPU
         return None
     if not ungranted and (not isinstance(signed, SignedGrant) or (signed.of_nothing and is_ignored(container, policy))):
@@ -92,7 +130,7 @@ def _validate_added(adjusted: Adjusted, signed: SignedGrant | InvalidGrant | Non
     for added in _of_nvidia(adjusted):
         if ours is None or added.owner != ours:
             return _not_ours(added, "" if ours is None else "its grant is another plugin's")
-    if isinstance(signed, SignedGrant) and (number := len(_gpus(adjusted.nodes))) > len(signed.uuids):
+    if isinstance(signed, SignedGrant) and (number := len(_gpus(adjusted.added_devices))) > len(signed.uuids):
         return Reason(
             Code.UNGRANTED_NODES,
             f"the nodes of {number} GPUs were added to this container, but its grant names {len(signed.uuids)}",
@@ -111,21 +149,24 @@ def _of_nvidia(adjusted: Adjusted) -> Iterator[Added | AddedNode]:
     yield from (device for device in adjusted.cdi_devices if is_nvidia_device(device.name))
 
 
-def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[tuple[int, int]]:
+def _gpus(devices: Iterable[DeviceRef]) -> frozenset[DeviceNumber]:
     """Return the GPUs by device number; also by name, because simulated nodes use another major."""
     return frozenset(
-        (node.major, node.minor)
-        for node in nodes
-        if (node.major == NVIDIA_MAJOR and node.minor not in (MODESET_MINOR, NVIDIACTL_MINOR))
-        or node.name.removeprefix(NVIDIA_PATH).isdecimal()
+        (device.major, device.minor)
+        for device in devices
+        if (device.major == NVIDIA_MAJOR and device.minor not in (MODESET_MINOR, NVIDIACTL_MINOR))
+        or device.path.removeprefix(NVIDIA_PATH).isdecimal()
     )
 
 
+def _by(owner: str) -> str:
+    return f"NRI plugin {owner[:NAME_SHOWN_MAX]}" if owner else "an NRI plugin"
+
+
 def _not_ours(added: Added | AddedNode, why: str) -> Reason:
-    by = f"NRI plugin {added.owner[:NAME_SHOWN_MAX]}" if added.owner else "an NRI plugin"
     return Reason(
         Code.UNGRANTED_NODES,
-        f"{by} added {added.name[:NAME_SHOWN_MAX]} to this container, and {why or 'no grant names it'}",
+        f"{_by(added.owner)} added {added.name[:NAME_SHOWN_MAX]} to this container, and {why or 'no grant names it'}",
         "nri-gpu alone assigns the GPUs of this node",
         "remove that plugin from the node, or its request from the container",
     )

@@ -129,7 +129,7 @@ class Container(Recorded, frozen=True, kw_only=True):
 
 
 class Added(Struct, frozen=True):
-    """A thing that a plugin added. owner: that plugin, as `NN-name`, or empty if the runtime does not say."""
+    """A thing that a plugin added or removed. owner: the plugin, as `NN-name`, or empty if the runtime does not say."""
 
     name: str
     owner: str
@@ -153,3 +153,14 @@ class Adjusted(Struct, frozen=True, kw_only=True):
     cdi_devices: tuple[Added, ...] = ()  # names that plugins added, not those that the kubelet asked for
     # Majors of character devices that plugins opened in its device cgroup by rules of their own.
     opened: frozenset[int] = frozenset()
+    removed: tuple[Added, ...] = ()  # device nodes, by path, and mounts, by destination, that a plugin had added before
+    staged: frozenset[str] = frozenset()  # generations of our staged driver files that plugins mount
+
+    @property
+    def added_devices(self) -> tuple[DeviceRef, ...]:
+        return tuple([DeviceRef(node.name, node.major, node.minor) for node in self.nodes])
+
+    @property
+    def devices(self) -> tuple[DeviceRef, ...]:
+        """Return the nodes that the container will have: its own, which no plugin can remove, and the added ones."""
+        return self.container.devices + self.added_devices

@@ -91,6 +91,7 @@ class Code(StrEnum):
     REQUEST_TOO_LARGE = "request-too-large"  # larger than plugin.request_bytes, or with too many entries
     LIST_TOO_LARGE = "list-too-large"  # with it, the runtime could not list this node's containers to us any more
     UNGRANTED_NODES = "ungranted-nodes"  # a plugin added GPU nodes that no grant of ours names
+    INCOMPLETE_GRANT = "incomplete-grant"  # a plugin removed GPU nodes or driver files that its grant gave
 
 
 PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})

@@ -15,7 +15,14 @@ from loguru import logger
 from msgspec import Struct, field
 
 from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
-from nri_gpu.decision.start_check import TAKEN, grant_of, validate_adjusted, validate_restored, validate_start
+from nri_gpu.decision.start_check import (
+    TAKEN,
+    grant_of,
+    validate_adjusted,
+    validate_nodes,
+    validate_restored,
+    validate_start,
+)
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu_request import Mode
@@ -166,15 +173,17 @@ class Guard:
         container = Lifecycle(payload, event).container
         return self._validate_grant(container, "start refused", starts=True) if container else EMPTY
 
-    def _revoked(self, container: Container) -> Reason | None:
+    def _validate_granted(self, container: Container, grant: SignedGrant) -> Reason | None:
         try:
-            return TAKEN if container.id in self._state.revoked() else None
+            if container.id in self._state.revoked():
+                return TAKEN
         except OSError as error:
             sentence = (
                 "the journal in the state folder, which says whose GPUs went to another container, cannot be read "
                 f"({error}): fix that, and start the container again."
             )
             return Reason(Code.NODE_NOT_READY, sentence)
+        return validate_nodes(container, grant) if self.runtime in HEED_STARTS else None
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
         """Log which containers were created without a grant while nobody was connected, and keep them in `found`."""
@@ -220,7 +229,7 @@ class Guard:
     def _validate_grant(self, container: Container, phrase: str, *, starts: bool = False) -> Reply:
         grant = _grant(container, self._state.key())
         if isinstance(grant, SignedGrant):  # the policy is read only for other containers
-            reason = self._revoked(container) if starts else None
+            reason = self._validate_granted(container, grant) if starts else None
         else:
             reason = validate_start(container, grant, self._state.policy())
         if reason is None:

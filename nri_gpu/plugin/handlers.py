@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nri_gpu.decision.asked import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import overlaps
-from nri_gpu.decision.start_check import validate_adjusted
+from nri_gpu.decision.start_check import validate_adjusted, validate_staged
 from nri_gpu.domain.allocation import (
     REQUIRED_DESTINATION,
     AllocatedDevice,
@@ -277,9 +277,11 @@ class Plugin:
         """Answer ValidateContainerAdjustment: reject if our reply and other plugins' did not make what was granted."""
         if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
-        adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
+        adjusted = validation.adjusted_from_pb(payload, GRANT_KEY, self.stage_dir)
         # Where an operator wants it, the guard looks at what other plugins give to containers that are not ours.
         reason = validate_adjusted(adjusted, self._key, self.policy, ungranted=False)
+        if reason is None and (has := self.ledger.live.get(adjusted.container.id)):
+            reason = validate_staged(adjusted, has.staged)
         if reason:
             self.counts.refused(reason.code, Outcome.REJECTED)
             fields = container_fields(adjusted.container)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.asked import may_ask_by_environment, needs_grant
 from nri_gpu.decision.mps_seats import holds_by_mps, start_fault
-from nri_gpu.decision.start_check import TAKEN, grant_of
+from nri_gpu.decision.start_check import TAKEN, grant_of, validate_nodes
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Code, Grant, Reason
 from nri_gpu.domain.gpu_request import Mode
@@ -113,7 +113,7 @@ class GrantedContainers:
         entry = ledger.entries[change.container_id]
         seat: Seat | Reason | None = OVER if entry.lost else TAKEN
         if ledger.may_start(change.container_id):
-            seat = self._seat(change, entry.grant, ledger)
+            seat = self._lacking(change, entry.grant) or self._seat(change, entry.grant, ledger)
         if isinstance(seat, Reason):
             container = change.container
             assert container is not None  # its id is in a ledger
@@ -124,6 +124,12 @@ class GrantedContainers:
         allocation = plugin.kubelet.allocated(container) if container else None
         plugin.apply(Started(self._needs.clock(), change.container_id, seat, allocation))
         return EMPTY
+
+    def _lacking(self, change: Lifecycle, grant: Grant) -> Reason | None:
+        """Return why a container lacks nodes of its GPUs, or None; only where the runtime heeds that."""
+        container = change.container if grant.uuids and self._plugin.runtime in HEED_STARTS else None
+        signed = self.signed_grant(container) if container else None
+        return validate_nodes(container, signed) if container and isinstance(signed, SignedGrant) else None
 
     def _seat(self, change: Lifecycle, grant: Grant, ledger: Ledger) -> Seat | Reason | None:
         """Return the container's seat at an MPS daemon, with its user, or why it cannot start; None without a seat.

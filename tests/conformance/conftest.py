@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -178,14 +178,29 @@ def injected(adjustment: Mapping[str, object]) -> dict[str, str]:
     return {"nri-gpu.bench/adjustment": json.dumps(adjustment)}
 
 
-@pytest.fixture
-def injector(node: Containerd) -> Iterator[None]:
-    """A plugin that is asked before ours, and adds to the containers of a pod what `injected` says."""
+@contextmanager
+def injecting(node: Containerd, index: str) -> Iterator[None]:
+    """A plugin that adds to the containers of a pod what `injected` says, and that is asked in this place."""
     before = node.log_path.stat().st_size
-    program = [str(ground.need("nri-plugins") / "injector"), "-socket", str(node.nri_socket), "-idx", "05"]
+    program = [str(ground.need("nri-plugins") / "injector"), "-socket", str(node.nri_socket), "-idx", index]
     with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_for("the injector", lambda: b"05-injector" in node.log_path.read_bytes()[before:], 20)
+            name = f"{index}-injector".encode()
+            wait_for("the injector", lambda: name in node.log_path.read_bytes()[before:], 20)
             yield
         finally:
             process.kill()
+
+
+@pytest.fixture
+def injector(node: Containerd) -> Iterator[None]:
+    """Such a plugin that is asked before ours."""
+    with injecting(node, "05"):
+        yield
+
+
+@pytest.fixture
+def later_injector(node: Containerd) -> Iterator[None]:
+    """Such a plugin that is asked after ours, and after the guard."""
+    with injecting(node, "95"):
+        yield

@@ -105,6 +105,8 @@ def validate(of: pb.PodSandbox, made: pb.Container, replies: Mapping[str, pb.Cre
         request.plugins.add(name=name, index=index)
         adjust = reply.adjust
         request.adjust.MergeFrom(adjust)
+        _remove(request.adjust.linux.devices, "path", owned[pb.Devices].owners, plugin)
+        _remove(request.adjust.mounts, "destination", owned[pb.Mounts].owners, plugin)
         for field, keys in (
             (pb.Annotations, adjust.annotations),
             (pb.Mounts, [mount.destination for mount in adjust.mounts]),
@@ -113,8 +115,18 @@ def validate(of: pb.PodSandbox, made: pb.Container, replies: Mapping[str, pb.Cre
             (pb.Env, [pair.key for pair in adjust.env]),
         ):
             for key in keys:
-                owned[field].owners[key] = plugin
+                if not key.startswith("-"):
+                    owned[field].owners[key] = plugin
     return request.SerializeToString()
+
+
+def _remove(entries: Any, key: str, owners: Any, plugin: str) -> None:  # noqa: ANN401 - protobuf's containers
+    """Cancel what plugins before this one added, where its reply has a key with a dash."""
+    marks = {getattr(each, key)[1:] for each in entries if getattr(each, key).startswith("-")}
+    for entry in [each for each in entries if getattr(each, key).removeprefix("-") in marks]:
+        if not getattr(entry, key).startswith("-"):
+            owners[getattr(entry, key)] = f"-{plugin}"
+        entries.remove(entry)
 
 
 def event(

@@ -8,11 +8,18 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
-from nri_gpu.decision.start_check import grant_of, validate_adjusted, validate_restored, validate_start
+from nri_gpu.decision.start_check import (
+    grant_of,
+    validate_adjusted,
+    validate_nodes,
+    validate_restored,
+    validate_staged,
+    validate_start,
+)
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason, Refuse
-from nri_gpu.ledger.grant_text import sign_grant
+from nri_gpu.ledger.grant_text import SignedGrant, sign_grant
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import EnvironmentSettings, ForeignSettings, NamespaceRules, Otherwise, Policy
@@ -120,15 +127,31 @@ def strangers(*nodes: AddedNode, **fields: Any) -> Adjusted:  # noqa: ANN401 - a
 
 OTHER: Final = "20-other"
 NODES_OF_MIG = (node(7), node(12, name="/dev/nvidia-caps/nvidia-cap12", major=509))
+MIG: Final = make.mig_uuid(0, 0), make.mig_uuid(0, 1)
+
+
+def of_mig(*capabilities: int, gpu: bool = True, more: tuple[str, ...] = ()) -> Adjusted:
+    """Granted two MIG devices: the node of their GPU, and these capabilities. more: other GPUs of the grant."""
+    signed = sign_grant(replace(make.grant(to=ASKING), uuids=(*MIG, *more)), KEY)
+    nodes = [node(minor, name=f"/dev/nvidia-caps/nvidia-cap{minor}", major=509) for minor in capabilities]
+    return Adjusted(container=ASKING, grant=Added(signed, US), nodes=(*([node(7)] if gpu else []), *nodes))
+
+
 MONITORS: Final = sign_grant(make.grant(0, mode=None, to=OF_CLAIM), KEY)
 GOOD = {
     "what others add is theirs": strangers(node(4, OTHER, "/dev/fuse", 10), cdi_devices=(Added("a.com/b=c", "x"),)),
     "granted": granted(0, 1),
     "granted a MIG device: the node of its GPU": replace(granted(0), nodes=NODES_OF_MIG),
+    "granted two MIG devices of one GPU": of_mig(12, 13, 21, 22),
+    "granted two MIG devices of one GPU instance": of_mig(12, 13, 14),
     "none, and a signed grant of nothing": Adjusted(
         container=OPTED_OUT, grant=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)
     ),
     "of a claim, for monitoring": replace(granted(0, to=OF_CLAIM), grant=Added(MONITORS, US)),
+    "of a claim, and privileged": replace(
+        granted(0, to=replace(OF_CLAIM, privileged=True)), nodes=(node(255, name="/dev/nvidiactl"),)
+    ),
+    "granted on a simulated node": replace(granted(0), nodes=(node(0, major=1195),)),
     "a runtime that names no owner": replace(granted(0), grant=Added(signed(0), ""), nodes=(node(7, ""),)),
 }
 
@@ -138,7 +161,7 @@ def test_what_may_be_created(adjusted: Adjusted) -> None:
     assert validate_adjusted(adjusted, KEY, POLICY) is None
 
 
-NOT_GRANTED, UNGRANTED = Code.NOT_GRANTED, Code.UNGRANTED_NODES
+NOT_GRANTED, UNGRANTED, INCOMPLETE = Code.NOT_GRANTED, Code.UNGRANTED_NODES, Code.INCOMPLETE_GRANT
 MADE_UP = Added("v1;mode=exclusive;uuid=GPU-0;gen=;mac=00", OTHER)
 SIMULATED = tuple(node(minor, major=1195) for minor in range(2))
 BAD: dict[str, tuple[Adjusted, Code, str]] = {
@@ -182,6 +205,28 @@ BAD: dict[str, tuple[Adjusted, Code, str]] = {
         "the nodes of 2 GPUs were added to this container, but its grant names 1",
     ),
     "of a claim and got nothing": (Adjusted(container=OF_CLAIM), NOT_GRANTED, "NRI_GPU_CLAIM_X_0 asks for GPUs"),
+    "less than the signed grant names": (
+        replace(granted(0), grant=Added(signed(0, 1), US)),
+        INCOMPLETE,
+        "lacks nodes of its GPUs (its grant names 2): an NRI plugin removed them, which",
+    ),
+    "less, and the runtime says why": (
+        replace(granted(0), grant=Added(signed(0, 1), US), removed=(Added("/x", "7-y"), Added("/dev/nvidia6", OTHER))),
+        INCOMPLETE,
+        "NRI plugin 20-other removed /dev/nvidia6, which nri-gpu had added",
+    ),
+    "less than is monitored": (
+        replace(granted(to=OF_CLAIM), grant=Added(MONITORS, US)),
+        INCOMPLETE,
+        "lacks nodes of its GPUs (its grant names 1)",
+    ),
+    "a MIG device without its GPU": (
+        of_mig(12, 13, 21, 22, gpu=False),
+        INCOMPLETE,
+        "lacks nodes of its GPUs (its grant names 2)",
+    ),
+    "a MIG device without its capability": (of_mig(12, 13), INCOMPLETE, "lacks nodes of its GPUs (its grant names 2)"),
+    "a block device in the place of a GPU's node": (replace(granted(0), nodes=()), INCOMPLETE, "lacks nodes"),
     "more of a simulated node's": (replace(granted(0), nodes=SIMULATED), UNGRANTED, "the nodes of 2 GPUs"),
 }
 
@@ -192,6 +237,42 @@ def test_what_may_not_be_created(adjusted: Adjusted, code: Code, words: str) -> 
     assert reason
     assert reason.code is code
     assert words in reason.sentence
+
+
+def existing(adjusted: Adjusted) -> Container:
+    """The same container, as the runtime shows it later."""
+    return replace(adjusted.container, devices=adjusted.devices)
+
+
+@pytest.mark.parametrize("adjusted", GOOD.values(), ids=GOOD)
+def test_what_was_created_right_starts(adjusted: Adjusted) -> None:
+    grant = grant_of(adjusted.container, adjusted.grant.name if adjusted.grant else None, KEY)
+    assert not isinstance(grant, SignedGrant) or validate_nodes(existing(adjusted), grant) is None
+
+
+@pytest.mark.parametrize("name", [name for name, (_, code, _) in BAD.items() if code is INCOMPLETE])
+def test_what_lacks_nodes_does_not_start(name: str) -> None:
+    adjusted = BAD[name][0]
+    assert adjusted.grant
+    grant = grant_of(adjusted.container, adjusted.grant.name, KEY)
+    assert isinstance(grant, SignedGrant)
+    reason = validate_nodes(existing(adjusted), grant)
+    assert reason
+    assert "lacks nodes of its GPUs" in reason.sentence
+
+
+def test_a_container_of_which_the_drivers_files_were_removed() -> None:
+    """What the pod itself mounts of them counts, too; another generation does not."""
+    adjusted = replace(granted(0), staged=frozenset({"a"}), removed=(Added("/dev/nvidia6", "x"), Added("/usr", OTHER)))
+    assert validate_staged(adjusted, frozenset()) is None
+    assert validate_staged(adjusted, frozenset({"a"})) is None
+    assert (
+        validate_staged(replace(adjusted, container=replace(ASKING, staged=frozenset("b"))), frozenset({"a", "b"}))
+        is None
+    )
+    reason = validate_staged(adjusted, frozenset({"b"}))
+    assert reason
+    assert "lacks the mounts of the driver's files: NRI plugin 20-other removed /usr" in reason.sentence
 
 
 def test_strangers_matter_to_the_guard_alone() -> None:

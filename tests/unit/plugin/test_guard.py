@@ -206,6 +206,22 @@ def test_what_runs_already_is_told_apart(log: Log) -> None:
     assert guard.found.running == []
 
 
+def test_what_lacks_its_nodes_is_not_started_where_that_is_heeded(log: Log) -> None:
+    guard = make_guard()
+    of, made = Bench().granted("2")
+    lacking = pb.Container()
+    lacking.CopyFrom(made)
+    del lacking.linux.devices[0]
+    guard.runtime = "cri-o"
+    assert start(guard, of, lacking) == b""
+    guard.runtime = "containerd"
+    assert start(guard, of, made) == b""
+    refused = start(guard, of, lacking)
+    assert isinstance(refused, Status)
+    assert "[incomplete-grant]" in refused.message
+    assert log.one("start refused").fields["code"] == "incomplete-grant"
+
+
 def test_garbage_is_refused_where_it_may_ask() -> None:
     with pytest.raises(DecodeError):
         make_guard().lifecycle(b"\xff gpu.nri.io")

@@ -310,3 +310,45 @@ def test_the_life_of_a_completed_container(policy: Policy, log: Log) -> None:
     assert not log.warnings()
     assert bench.tell(Event.STOP_CONTAINER, of, after) == b""
     assert (holders(bench), dict(bench.plugin.ledger.entries)) == ({}, {})
+
+
+def removing(*keys: str, mounts: tuple[str, ...] = ()) -> pb.CreateContainerResponse:
+    """The reply of a plugin behind us that removes these device nodes and mounts."""
+    reply = pb.CreateContainerResponse()
+    for key in keys:
+        reply.adjust.linux.devices.add(path=f"-{key}")
+    for each in mounts:
+        reply.adjust.mounts.add(destination=f"-{each}")
+    return reply
+
+
+def test_what_a_plugin_behind_us_removed_is_refused_where_we_validate() -> None:
+    bench, of = Bench(stage_dir="/staged"), nri.asking("2")
+    made = nri.container(of)
+    ours = bench.create(of, made)
+    places = tuple(mount.destination for mount in ours.adjust.mounts)
+
+    def verdict(theirs: pb.CreateContainerResponse) -> str:
+        said = bench.plugin.validate(nri.validate(of, made, {"10-nri-gpu": ours, "95-x": theirs}))
+        assert isinstance(said, bytes)
+        return pb.ValidateContainerAdjustmentResponse.FromString(said).reason
+
+    assert verdict(removing("/dev/fuse", mounts=("/data",))) == ""
+    assert verdict(removing("/dev/nvidia1")).startswith(
+        "nri-gpu [incomplete-grant]: this container lacks nodes of its GPUs (its grant names 2): NRI plugin 95-x "
+        "removed /dev/nvidia1, which nri-gpu had added; remove that plugin"
+    )
+    assert "lacks the mounts of the driver's files: NRI plugin 95-x removed" in verdict(removing(mounts=places))
+
+
+def test_what_lacks_its_nodes_is_not_started_where_that_is_heeded() -> None:
+    bench = Bench()
+    of, made = bench.granted("2")
+    del made.linux.devices[0]
+    assert bench.tell(Event.START_CONTAINER, of, made) == b""  # as on CRI-O, which would start it anyway
+    bench.plugin.runtime = "containerd"
+    assert "[incomplete-grant]: this container lacks nodes of its GPUs (its grant names 2)" in bench.not_started(
+        of, made
+    )
+    of, made = bench.granted("1", "whole")
+    assert bench.tell(Event.START_CONTAINER, of, made) == b""
