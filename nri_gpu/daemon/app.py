@@ -171,6 +171,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._notifier.feed_watchdog()
         self._liveness.keep(self._is_ready)
+        self._folder.watch()
         self._kubelet.begin()
         self._node.restore()
         kubelet = asyncio.create_task(self._kubelet.run())

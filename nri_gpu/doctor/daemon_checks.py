@@ -87,6 +87,13 @@ def _answers(seen: Examined) -> Finding:
             return ok(subject, "nri-gpu runs and answers")
         case PermissionError():
             return unseen(subject, f"only root may query the daemon in {seen.state_dir}", "sudo nri-gpu doctor")
+        case FileNotFoundError() if pid := _pid_of(seen, "run"):
+            return error(
+                subject,
+                f"nri-gpu runs (pid {pid}), and its control socket is not in {seen.state_dir}: that folder was removed "
+                "or replaced, or is not the daemon's (--state-dir)",
+                *_RESTART,
+            )
         case FileNotFoundError() | ConnectionRefusedError():
             missing = isinstance(seen.silence, FileNotFoundError)
             which = f"with state folder {seen.state_dir}"
@@ -209,10 +216,10 @@ def _held(status: DaemonStatus) -> Iterator[Finding]:
         )
 
 
-def _contained_guard(seen: Examined) -> int:
-    """Return the pid of a guard that runs in a pod, or 0 if none is seen."""
+def _pid_of(seen: Examined, verb: str) -> int:
+    """Return the pid of an nri-gpu that runs with this verb, also in a pod, or 0 if none is seen."""
     found = running(seen.at("/proc"), {"nri-gpu", "python", "python3"}, contained=True)
-    ours = (each for each in found if "guard" in each.arguments and any("nri" in word for word in each.arguments[:3]))
+    ours = (each for each in found if verb in each.arguments and any("nri" in word for word in each.arguments[:3]))
     return next((each.pid for each in ours), 0)
 
 
@@ -223,7 +230,7 @@ def guard_finding(seen: Examined) -> Finding:
         hidden = ""
         if seen.in_pod:
             hidden = "its status is not shown in this pod: the readiness of its own pod"
-        elif pid := _contained_guard(seen):
+        elif pid := _pid_of(seen, "guard"):
             hidden = f"one runs in a container (pid {pid}): the readiness of its pod"
         if hidden:
             return unseen(subject, f"{hidden} says whether it is connected", _GUARD_PODS)

@@ -419,6 +419,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
     },
     "State, control socket, metrics and audit log": {
+        "state folder removed or replaced while nri-gpu runs": (
+            "The guard finds no key there now, so no container with a GPU starts; `nri-gpu status` finds no socket.",
+            "Restart nri-gpu, and find out what removed the folder that the line names.",
+        ),
         "ledger.json not written; signed grants on containers stay valid": (
             "The state folder cannot be written.",
             MAKE_ROOM,

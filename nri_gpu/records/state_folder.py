@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+from loguru import logger
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.system.storage import (
@@ -14,9 +18,12 @@ from nri_gpu.system.storage import (
     make_key,
     open_lock,
     read_key,
+    signature,
     text_of,
     try_lock,
 )
+
+WATCH_S: Final = 5.0  # between two looks at the folder
 
 
 class StateError(NriGpuError):
@@ -62,6 +69,24 @@ class StateFolder:
         with suppress(OSError):
             os.ftruncate(lock, 0)
             os.write(lock, str(os.getpid()).encode())
+
+    @property
+    def lost(self) -> bool:
+        """Return whether the open folder was removed or replaced since, with the lock in it.
+
+        What this daemon writes then is read by nobody: not by the guard, by `status`, nor by the next daemon.
+        """
+        if self._lock is None:
+            return False
+        opened, found = os.fstat(self._lock), signature(self.path / "lock", follow=False)
+        return found is None or found[:2] != (opened.st_dev, opened.st_ino)
+
+    def watch(self, every_s: float = WATCH_S) -> None:
+        """Log, once the folder is lost, from the running event loop. Its key went with it, so it is not made again."""
+        if self.lost:
+            logger.bind(path=str(self.path)).error("state folder removed or replaced while nri-gpu runs")
+        else:
+            asyncio.get_running_loop().call_later(every_s, self.watch, every_s)
 
     def close(self) -> None:
         """Release the folder for another daemon."""

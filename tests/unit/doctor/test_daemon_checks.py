@@ -40,6 +40,13 @@ def test_what_is_seen_of_it(node: DoctorNode, name: str) -> None:
     node.hold("seen", SEEN, name, **SEEN[name])
 
 
+def test_a_daemon_whose_state_folder_is_gone(node: DoctorNode) -> None:
+    node.process(812, "nri-gpu", "/usr/bin/python3", "/usr/bin/nri-gpu", "run")
+    (found,) = (each for each in node.examine(**SEEN["no daemon"]).findings if each.subject == "daemon")
+    assert "nri-gpu runs (pid 812), and its control socket is not in" in found.meaning
+    assert "systemctl restart nri-gpu" in found.fix
+
+
 LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)
 BOTH = make.ledger(make.entry(0), make.entry(0, to=make.container(of="other")))
 GONE = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), 0.0, "", (41, 42))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import stat
@@ -15,6 +16,7 @@ from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.records.ledger_file import write_ledger
 from nri_gpu.records.state_folder import StateError, StateFolder
 from nri_gpu.system.storage import KEY_BYTES
+from tests.support.log import Log
 
 
 @contextmanager
@@ -144,6 +146,24 @@ def test_one_daemon_at_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_text() == str(os.getpid())
     second.close()
     second.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_folder_that_is_removed_or_replaced_while_it_is_open(tmp_path: Path, log: Log, replaced: bool) -> None:
+    with opened(tmp_path / "state") as state:
+        state.key()
+        state.watch(0.01)
+        await asyncio.sleep(0.05)
+        assert not log.lines
+        state.path.rename(tmp_path / "elsewhere")
+        if replaced:
+            other = StateFolder(state.path)
+            other.open()
+            other.close()
+        await asyncio.sleep(0.1)
+    line = log.one("state folder removed or replaced while nri-gpu runs")
+    assert (line.level, line.fields["path"]) == ("ERROR", str(state.path))
+    assert not state.lost  # as it is closed
 
 
 def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
