@@ -42,7 +42,7 @@ class CutRecord(Struct, frozen=True, tag_field="kind", tag="cut"):
 
 
 class LeftOutRecord(Struct, frozen=True, tag_field="kind", tag="left_out"):
-    """How many decisions on a pod, all in all, are not in this file: it had its share. Written at 1, 2, 4, 8 ..."""
+    """The number of decisions on a pod, so far, that its share of the file has no room for: 1, 2, 4, 8 and so on."""
 
     at_s: float
     namespace: str
@@ -51,7 +51,7 @@ class LeftOutRecord(Struct, frozen=True, tag_field="kind", tag="left_out"):
 
 
 class PodShares:
-    """What the decisions on each pod take of one file. most_bytes: of the file."""
+    """The bytes that the decisions on each pod take of one file. most_bytes: of the file."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes // POD_SHARE
