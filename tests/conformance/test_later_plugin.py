@@ -70,8 +70,8 @@ def test_mig_devices_by_their_capabilities(node: Containerd, tmp_path: Path) -> 
         node.cri.start(created(node, "device=1:2"))
         for lacking in (f"{CAPS}93", f"{CAPS}94", "/dev/nvidia0"):
             with pytest.raises(CriError, match=REFUSED):
-                node.cri.start(created(node, "device=1:3", lacking))
-        node.cri.start(created(node, "device=1:3"))
+                node.cri.start(created(node, "device=1:3; mode=shared", lacking))
+        node.cri.start(created(node, "device=1:3; mode=shared"))
 
 
 @pytest.mark.short
