@@ -214,11 +214,9 @@ class Guard:
             revoked = self._state.revoked()
         except OSError:  # then no container with a grant may start, and the log says why
             return
-        holding = [
-            (each.container, its) for each, its in granted if not (each.created and each.container.id in revoked)
-        ]
-        for container, grant in (each for each in holding if each[0].id in revoked):
-            others = {other.pod.full_name for other, its in holding if _is_against(container, grant, other, its)}
+        running = [(each.container, its) for each, its in granted if not each.created]
+        for container, grant in (each for each in running if each[0].id in revoked):
+            others = {other.pod.full_name for other, its in running if _is_against(container, grant, other, its)}
             if others:
                 self.found.revoked.append(container)
                 log_revoked(container_fields(container), grant.uuids, others)

@@ -86,7 +86,7 @@ class GrantedContainers:
         """Answer START_CONTAINER: nothing, or why this container must not start."""
         if change.container_id in self.revoked and (container := change.container):
             signed = self.signed_grant(container)
-            if self._plugin.runtime not in HEED_STARTS and isinstance(signed, SignedGrant):
+            if self._plugin.runtime not in ("", *HEED_STARTS) and isinstance(signed, SignedGrant):
                 self.end_revoked([self.grant(container, signed, change.pid)])  # it starts, whatever we answer
             if change.container_id in self.revoked:
                 return self._refuse(container, TAKEN)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec.structs import replace
+
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Decision, Grant
@@ -29,6 +31,7 @@ from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.plugin_settings import REQUEST_BYTES, PluginSettings
 from nri_gpu.system.cgroups import ContainerCgroups
+from nri_gpu.system.runtime_cri import RuntimeCri
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
@@ -199,7 +202,9 @@ class ServedPlugin(Bench):
         *,
         request_bytes: int = REQUEST_BYTES,
         limits: ConnectionLimits = LIMITS,
+        opens_nothing: bool = False,
     ) -> None:
+        """Its CRI socket is `cri.sock` in that folder. opens_nothing: being away does not."""
         super().__init__()
         self.listener = Listener(folder / "nri.sock")
         self.identity = Identity("nri-gpu", "10")
@@ -207,13 +212,20 @@ class ServedPlugin(Bench):
         self.configured: list[Configured] = []
         self.ready = 0
         self.away: list[str] = []
-        self.sizes = Sizes(lambda: PluginSettings(request_bytes=self.request_bytes), self.later)
+        self.cri = RuntimeCri(lambda: replace(Policy.default().guard, cri_socket=str(folder / "cri.sock")))
+        self.sizes = Sizes(
+            lambda: PluginSettings(request_bytes=self.request_bytes),
+            self.later,
+            cri=self.cri,
+            forgotten=self.plugin.sandbox_forgotten,
+        )
         self.supervisor = Supervisor(
             self.plugin,
             lambda: self.identity,
             SessionFollowers(self.configured.append, self._count_ready, self.away.append, self.away.append),
             self.sizes,
             limits,
+            away_opens_nothing=lambda: opens_nothing,
         )
         self._serving: asyncio.Task[None] | None = None
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.container import Container, PodId
+from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.ledger.ledger import GrantPhase
 from nri_gpu.ledger.recording import Remembered
 from nri_gpu.ledger.reservations import OPEN_S
@@ -211,3 +211,39 @@ def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy(
     assert not node.taken()
     node.node_state.commit(builders.ledger(builders.entry(1, phase=GrantPhase.CREATED)))
     assert node.taken() == {uuid(1)}
+
+
+# --- pods of whose end the runtime will not tell: its list brought them, and it was restarted -------------------------
+
+
+def test_what_a_listed_pod_had_lapses_after_its_last_container(node: PluginNode) -> None:
+    """Without PodResources nobody tells that the pod is over."""
+    side = replace(given(node, 1, name="side"), id=ContainerId("train.side"))
+    first, second = running(node, given(node, 0)), running(node, side)
+    node.relist([(first, True), (second, True)])
+    node.stop(first)
+    node.clock.now += OPEN_S + 1
+    assert "held exclusively by ml/train" in str(node.create(container("device=0", of="thief")))  # the other one runs
+    node.stop(second)
+    node.clock.now += OPEN_S - 1
+    assert "held exclusively by ml/train" in str(node.create(container("device=0", of="thief")))
+    node.clock.now += 2
+    assert node.create(container("device=0", of="thief")) == (uuid(0),)
+
+
+def test_what_a_new_pod_had_stays_until_its_sandbox_is_gone(node: PluginNode) -> None:
+    node.relist([])
+    node.stop(running(node, given(node, 0)))
+    node.clock.now += 10 * OPEN_S
+    assert "held exclusively by ml/train" in str(node.create(container("device=0", of="thief")))
+
+
+def test_what_a_forgotten_sandbox_had_lapses(node: PluginNode) -> None:
+    """CRI does not list it, or there is another one of its name."""
+    made = running(node, given(node, 0))
+    node.stop(made)
+    node.plugin.sandbox_forgotten(made.pod.id)
+    node.clock.now += OPEN_S - 1
+    assert "held exclusively by ml/train" in str(node.create(container("device=0", of="thief")))
+    node.clock.now += 2
+    assert node.create(container("device=0", of="thief")) == (uuid(0),)

@@ -312,6 +312,34 @@ def test_a_container_whose_gpus_went_to_another_does_not_start(log: Log) -> None
     assert len(log.said("start refused")) == 2
 
 
+@pytest.mark.parametrize(
+    ("claims", "killed"),
+    [
+        (("device=0", "device=0"), True),
+        (("device=0; mode=shared", "device=0; mode=shared"), False),
+        (("device=0", "device=1"), False),
+    ],
+    ids=["alone", "shared", "of another GPU"],
+)
+def test_who_lost_its_gpus_and_runs_beside_their_holder_is_found(
+    log: Log, claims: tuple[str, str], killed: bool
+) -> None:
+    """By the signed grants of the runtime's list; where nobody has them any more, it goes on."""
+    (one, lost), (two, holder) = Bench().granted(claims[0], "lost"), Bench().granted(claims[1], "holder")
+    state = Known()
+    guard = make_guard(state)
+    state.now_revoked = frozenset({ContainerId(lost.id)})
+    guard.synchronized(listed([one, two], [nri.running(lost), nri.running(holder)]))
+    assert [each.id for each in guard.found.revoked] == [lost.id] * killed
+    assert len(log.said("container runs on GPUs that another pod holds")) == killed
+    for alone in ([nri.running(lost), nri.created(holder)], [nri.created(lost), nri.running(holder)]):
+        guard.synchronized(listed([one, two], alone))
+        assert not guard.found.revoked
+    state.now_revoked = PermissionError(13, "denied")
+    guard.synchronized(listed([one, two], [nri.running(lost), nri.running(holder)]))
+    assert not guard.found.revoked
+
+
 def test_a_decision_to_ignore_a_request_outlives_the_policy_that_made_it(log: Log) -> None:
     """Its proof is no grant: the ledger has none, and what other plugins add is the guard's business alone."""
     ignoring = Policy(namespaces=NamespaceRules(deny=Globs(("*",)), otherwise=Otherwise.IGNORE))

@@ -191,6 +191,17 @@ async def test_a_pod_without_containers_counts_until_it_is_removed(folder: Path)
         assert not isinstance(await runtime.create(PLAIN, other), Status)
 
 
+async def test_a_pod_that_is_removed_takes_its_containers_along(folder: Path) -> None:
+    """Whether or not the runtime told of their own ends."""
+    other = nri.pod("other")
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected()
+        before, _ = await fill(runtime, 200_000, 30, other)
+        assert before < 30
+        assert (await runtime.event(Event.REMOVE_POD_SANDBOX, other)).ok
+        assert (await fill(runtime, 200_000, 30))[0] == before
+
+
 async def test_connections_that_end_inside_synchronize_are_waited_out(folder: Path, log: Log) -> None:
     async with ServedPlugin(folder, limits=ConnectionLimits(cut_short_waits_s=(0.2, 0.4))) as served:
         found = []

@@ -11,7 +11,7 @@ from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, PciBusId, closu
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
-from nri_gpu.policy.select import Allowed, Denied, Ignored, Terms, select
+from nri_gpu.policy.select import Allowed, Denied, Ignored, Terms, allocates_all, select
 from tests.support import builders as make
 
 
@@ -213,3 +213,28 @@ def test_a_rule_s_word_stands_in_place_of_the_policy_s() -> None:
     assert (terms.limits.gpus_per_pod > 10**6, terms.limits.gpus_per_node) == (True, 4)
     assert terms.limit_path("gpus_per_pod") == "rule[0].limits.gpus_per_pod"
     assert terms.limit_path("gpus_per_node") == "limits.gpus_per_node"
+
+
+KUBELET = {"enabled": True, "pool": "cluster"}
+CLUSTER = {"name": "cluster", "model": ["*"]}
+CHART = {"kubelet": KUBELET, "pool": [CLUSTER]}
+OWN_POOL = {"name": "local", "device": ["0"], "namespaces": ["lab"]}
+BESIDE = {"kubelet": {**KUBELET, "resource": "a/b", "inject_for": ["nvidia.com/gpu"]}}
+ALLOCATED_ALONE: dict[str, tuple[dict[str, object], bool]] = {
+    "as the chart has it": ({**CHART}, True),
+    "by claims": ({"dra": KUBELET, "pool": [CLUSTER]}, True),
+    "the defaults": ({}, False),
+    "without a pool": ({"kubelet": {"enabled": True}}, False),
+    "a pool of its own": ({**CHART, "pool": [OWN_POOL, CLUSTER]}, False),
+    "a pool for some GPUs": ({**CHART, "pool": [{"name": "cluster", "model": ["*H100*"]}]}, False),
+    "a pool that namespaces may have": ({**CHART, "pool": [{**CLUSTER, "namespaces": ["lab"]}]}, False),
+    "a rule that opens the pool": ({**CHART, "rule": [{"pod": "*", "allow": True, "pool": "cluster"}]}, False),
+    "an environment that asks": ({**CHART, "environment": {"may_ask": ["lab"]}}, False),
+    "another device plugin": ({**CHART, **BESIDE}, False),
+}
+
+
+@pytest.mark.parametrize(("raw", "alone"), ALLOCATED_ALONE.values(), ids=ALLOCATED_ALONE)
+def test_whether_only_the_kubelet_and_claims_allocate(raw: dict[str, object], alone: bool) -> None:
+    assert allocates_all(parse_policy(raw, "f")) is alone
+    assert not allocates_all(Policy.broken("a fault"))

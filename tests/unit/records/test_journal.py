@@ -140,7 +140,9 @@ class Daemon:
         self.recorder = StateRecorder(journal, None, lambda action: action(), GRACE_S)
         state = NodeState(Inventory(taken_at=0), later=lambda _: None)
         state.node = node()
-        self.plugin = Plugin(state, PluginDependencies(clock, lambda _: None, recorder=self.recorder), KEY)
+        self.killed: dict[str, str] = {}
+        needs = PluginDependencies(clock, lambda _: None, recorder=self.recorder, kill=self.killed.update)
+        self.plugin = Plugin(state, needs, KEY)
 
     def create(self, container: Container) -> bool:
         return not isinstance(self.plugin.create_container(make.create_payload(container)), Status)
@@ -324,6 +326,48 @@ def test_who_gave_way_never_starts_beside_who_got_its_gpus(
     assert "they have since been granted to another container" in after.event(Event.START_CONTAINER, made)
     after.event(Event.REMOVE_CONTAINER, made)
     assert revoked_in(lives.folder / "journal") == {}
+
+
+def test_who_gave_way_and_runs_beside_who_got_its_gpus_is_killed(lives: Lives, log: Log) -> None:
+    """It was started while nobody was connected."""
+    made = lives.now.granted(GPU_0)
+    lapse(lives, made)
+    other = lives.now.granted(OTHER)
+    after = lives.restart([Listed(made, created=False), Listed(other, created=False)])
+    assert after.killed == {made.id: "ml/one"}
+    said = log.one("container runs on GPUs that another pod holds")
+    assert (said.level, said.fields["pod_name"], said.fields["holder"]) == ("ERROR", "one", "ml/other")
+    # The other one is gone: it has its GPU again.
+    assert lives.restart([Listed(made, created=False)]).phases()["one"] is GrantPhase.RUNNING
+    assert not lives.now.killed
+    assert revoked_in(lives.folder / "journal") == {}
+    assert not lives.now.create(OTHER)
+
+
+@pytest.mark.parametrize("beside", ["its own pod", "one that was not started"])
+def test_who_gave_way_lives_where_no_other_pod_runs_on_its_gpus(lives: Lives, beside: str) -> None:
+    made = lives.now.granted(GPU_0)
+    lapse(lives, made)
+    other = lives.now.granted(OTHER)
+    if beside == "its own pod":
+        other = lives.restart([Listed(made, created=False)]).granted(make.container("device=0", of="one", name="side"))
+        lives.now.recorder.granted(TWO, sign_grant(TWO, KEY), lives.clock.now, {made.id: made.pod.id})
+    after = lives.restart([Listed(made, created=False), Listed(other, created=beside != "its own pod")])
+    assert not after.killed
+    assert after.phases()["one"] is GrantPhase.RUNNING
+    assert "[gpu-busy]" in after.event(Event.START_CONTAINER, OTHER) or beside == "its own pod"
+
+
+def test_where_a_refused_start_is_not_heeded_it_is_killed_as_it_starts(lives: Lives) -> None:
+    made = lives.now.granted(GPU_0)
+    lives.now.plugin.unanswered(make.create_payload(GPU_0))
+    other = lives.now.granted(OTHER)
+    lives.now.plugin.runtime = "cri-o"
+    assert "[gpu-busy]" in lives.now.event(Event.START_CONTAINER, made)
+    assert lives.now.killed == {made.id: "ml/one"}
+    lives.now.event(Event.REMOVE_CONTAINER, other)
+    assert lives.now.event(Event.START_CONTAINER, made) == ""  # nobody has its GPU any more
+    assert lives.now.phases() == RUNNING
 
 
 def test_those_that_may_share_a_gpu_take_it_from_nobody(lives: Lives) -> None:
