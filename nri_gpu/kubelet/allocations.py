@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -89,15 +89,19 @@ def by_tokens(container: Container, key: bytes | None) -> Container:
 def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
     """Return the GPUs the device plugin must not offer: held by annotation, claim or another component's allocation.
 
-    shared: sharing a GPU does not count as holding it, unless for another device plugin.
+    shared: sharing a GPU does not count as holding it, unless for another device plugin. Nor does it on a GPU that the
+    kubelet allocated to a pod of `reservations`.
     """
+    reserved = _reserved(ledger, settings)
 
     def ours(entry: Entry) -> bool:
-        if entry.allocation is not None:
+        if entry.allocation is not None and entry.allocation.devices:
             return not settings.injected(entry.allocation.devices)
         # For some seconds a grant known only from the journal may be the kubelet's. It counts as ours: an unhealthy
         # device in that window would fail the next pod's admission permanently.
-        return entry.remembered or (shared and entry.grant.mode is Mode.SHARED)
+        if entry.remembered:
+            return True
+        return entry.grant.mode is Mode.SHARED and (shared or reserved >= set(entry.grant.held))
 
     others = [entry.grant for entry in ledger.entries.values() if entry.holds and not ours(entry)]
     return frozenset[GpuUuid]().union(
@@ -111,6 +115,16 @@ def held_by_others(ledger: Ledger, settings: KubeletSettings, *, shared: bool) -
         *(external.held for external in ledger.external.values()),
         (device.uuid for device in settings.injected(ledger.reservations)),
     )
+
+
+def _reserved(ledger: Ledger, settings: KubeletSettings) -> Set[GpuUuid]:
+    """Return the GPUs that the kubelet allocated to pods which reserve them for the pods of a GPU group."""
+    match = settings.reservations.match
+    found = {device.uuid for device, each in ledger.reservations.items() if match(each.namespace)}
+    for entry in ledger.entries.values():
+        if entry.holds and entry.allocation and match(entry.grant.namespace):
+            found.update(each.uuid for each in entry.allocation.devices)
+    return found
 
 
 class KubeletPods:

@@ -100,7 +100,7 @@ def superseded(ledger: Ledger, container: Container, at: float) -> Ledger:
 def _created(container: Container, grant: Grant, at: float) -> Entry:
     """Make the entry of a grant, with what a device plugin allocated; what a claim allocated stands in the claim."""
     found = container.kubelet
-    allocation = found if isinstance(found, Allocated) and not found.claims and grant.uuids else None
+    allocation = found if isinstance(found, Allocated) and found.devices and not found.claims and grant.uuids else None
     return Entry(grant, GrantPhase.CREATED, at, allocation=allocation)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from nri_gpu.decision.asked import is_ignored
-from nri_gpu.domain.allocation import Allocated, gpu_groups
 from nri_gpu.domain.container import ContainerId, FirstProcess
 from nri_gpu.ledger.events import Synchronized
 from nri_gpu.ledger.grant_text import SignedGrant
@@ -87,12 +86,6 @@ class ListedContainers:
         before = self._plugin.ledger.entries.get(container.id)
         since = before.since if before and before.phase is phase else now
         allocation = self._plugin.kubelet.allocated(container) or (before.allocation if before else None)
-        if (
-            allocation is None
-            and self._plugin.state.settings.kubelet.reservations.patterns
-            and gpu_groups(container.pod.labels)
-        ):
-            allocation = Allocated(shared=True)  # a GPU that a scheduler reserved, and this pod shares
         entry = Entry(grant, phase, since, until, allocation=allocation)
         return entry.lapsed(now) if item.created and container.id in self._granted.revoked else entry
 

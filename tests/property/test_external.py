@@ -90,7 +90,7 @@ class BothKinds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.node = ExternalNode()
+        self.node = ExternalNode(SHARING)
         self.node.put_gpus([gpu(index) for index in range(3)])
         self.alive: dict[ContainerId, tuple[Container, bool]] = {}
         self.grants: dict[ContainerId, tuple[GpuUuid, ...]] = {}
@@ -133,9 +133,9 @@ class BothKinds(RuleBasedStateMachine):
             self.checkpoint[pod][2] if pod in self.checkpoint else of_plugin(pod=pod), self.checkpoint.get(pod)
         )
 
-    @rule(target=made, index=st.integers(0, 2), claim=st.sampled_from(["1", "all", "device=0"]))
-    def create_by_annotation(self, index: int, claim: str) -> Container:
-        return self._create(container(claim, of=f"local-{index}"), None)
+    @rule(target=made, index=st.integers(0, 2), claim=st.sampled_from(["1", "all", "device=0"]), labels=LABELS)
+    def create_by_annotation(self, index: int, claim: str, labels: dict[str, str]) -> Container:
+        return self._create(container(of=pod(f"local-{index}", claim, labels=labels)), None)
 
     @rule(target=made, index=st.integers(0, 2))
     def create_by_hand(self, index: int) -> Container:

@@ -425,6 +425,36 @@ def test_reservations_by_our_own_device_plugin() -> None:
     assert not [device.id for device in node.devices.devices(GPU) if device.why]
 
 
+@pytest.mark.parametrize("claim", ["device=1", "device=1;mode=shared"])
+def test_a_group_of_a_tenants_own_makes_no_held_gpu_look_free(claim: str) -> None:
+    node = ExternalNode(KubeletSettings(enabled=True, reservations=Globs((RESERVED,))))
+    of = container(of=pod("tenant", claim, labels={"runai-gpu-group": "g1"}))
+    node.admitted(of, [])
+    assert node.create(of) == (uuid(1),)
+    assert node.taken() == {uuid(1)}
+    node.restarted({of.id: (of, True)})
+    node.list_all()
+    assert node.taken() == {uuid(1)}
+
+
+def test_nor_does_a_variable_that_names_what_the_kubelet_did_not_allocate() -> None:
+    node = ExternalNode(SHARING)
+    of = of_plugin(1, claim="device=1")
+    node.admitted(of, [])
+    assert node.create(of) == (uuid(1),)
+    assert node.taken() == {uuid(1)}
+
+
+def test_a_fraction_is_of_a_reservation_that_has_the_kubelets_devices() -> None:
+    node = ExternalNode(KubeletSettings(enabled=True, reservations=Globs((RESERVED,))))
+    labels = {"runai-gpu-group": "g1"}
+    by_annotation = container(of=pod("own", "device=1;mode=shared", namespace=RESERVED, labels=labels))
+    node.admitted(by_annotation, [])
+    assert node.create(by_annotation) == (uuid(1),)
+    node.restarted({by_annotation.id: (by_annotation, True)})
+    assert node.taken() == {uuid(1)}
+
+
 class Keyed(NamedTuple):
     """What the guard reads."""
 
