@@ -65,9 +65,9 @@ class ClaimAllocations:
     def in_question(self, pods: Iterable[Pod], ledger: Ledger) -> frozenset[ClaimUid]:
         """Return the claims that are prepared already, and that one of these pods with a sandbox may share."""
         found: set[ClaimUid] = set()
+        claims = [each for each in ledger.claims.values() if not each.owned]
         for pod in pods:
-            claims = (each for each in ledger.claims.values() if not each.owned and each.namespace == pod.namespace)
-            unknown = [each for each in claims if pod.uid not in each.pods]
+            unknown = [each for each in claims if each.namespace == pod.namespace and pod.uid not in each.pods]
             found.update(each.uid for each in unknown)
             if self.pods is not None and any(each.groups for each in unknown):
                 self.pods.add(pod)

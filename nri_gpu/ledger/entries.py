@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.ledger.events import (
     AllocationKnown,
@@ -34,7 +35,7 @@ from nri_gpu.ledger.events import (
     Synchronized,
     Ticked,
 )
-from nri_gpu.ledger.holders import Usage, taken
+from nri_gpu.ledger.holders import UNUSED, taken
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, without
 from nri_gpu.ledger.reservations import has_listed
 
@@ -80,7 +81,7 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
             gone = replace(ledger, claims=without(ledger.claims, {uid})) if uid in ledger.claims else ledger
             return _questioned(gone, ledger.in_question - {uid})
         case ProcessesFound(_, processes):
-            return reduce(lambda after, item: after.with_process(*item), processes.items(), ledger)
+            return ledger.with_processes(processes)
         case HeldForLong(_, uuids) if uuids != ledger.stuck:
             return replace(ledger, stuck=uuids)
         case _:
@@ -211,9 +212,8 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
         live={each.container_id: each for each in lives},
         processes={},
     )
-    for id_ in (event.ids | lost) & old.processes.keys() & (anew.entries.keys() | anew.live.keys()):
-        anew = anew.with_process(id_, old.processes[id_])
-    return anew
+    there = (event.ids | lost) & (anew.entries.keys() | anew.live.keys())
+    return anew.with_processes({id_: each for id_, each in old.processes.items() if id_ in there})
 
 
 def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, Entry]:
@@ -232,6 +232,7 @@ def _settled(listed: Iterable[Entry], ledger: Ledger) -> Mapping[ContainerId, En
         gone = entry.phase is GrantPhase.CREATED and taken(entry.grant, usage)
         kept[id_] = entry.lapsed(entry.since) if gone else entry
         for uuid in entry.grant.held if kept[id_].holds else ():
-            use = usage.get(uuid, Usage())
-            usage[uuid] = replace(use, grants={**use.grants, id_: entry.grant})
+            use = usage.get(uuid, UNUSED)
+            if use.mode is None or use.mode is Mode.EXCLUSIVE:  # one that shares it more keeps nobody from it
+                usage[uuid] = replace(use, grants={**use.grants, id_: entry.grant})
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from functools import cached_property
 from typing import Final
 
 from msgspec import Struct
@@ -81,7 +82,7 @@ STILL_THERE: Final = "ended, but its processes live on: see `nri-gpu status`"
 _STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, dict=True):
     """The holders of one GPU or MIG device."""
 
     grants: Mapping[ContainerId, Grant] = {}
@@ -95,7 +96,7 @@ class Usage(Struct, frozen=True):
     def holders(self) -> tuple[Grant | Reservation, ...]:
         return (*self.grants.values(), *self.reservations.values())
 
-    @property
+    @cached_property
     def mode(self) -> Mode | None:
         """Return the mode of its holders; None where it has none."""
         # A lapsed container that started while we were away may have left two modes on one GPU.

@@ -146,9 +146,13 @@ class Ledger(Struct, frozen=True):
     def _holding(self) -> Mapping[ContainerId, Entry]:
         """Return the entries that hold; a lost container and its next attempt count once."""
         holding = {id_: entry for id_, entry in self.entries.items() if entry.holds}
-        if not any(entry.lost for entry in holding.values()):
+        lost = {id_: entry for id_, entry in holding.items() if entry.lost}
+        if not lost:
             return holding
-        succeeded = {id_ for id_, old in holding.items() if any(new.succeeds(old) for new in holding.values())}
+        next_ = defaultdict[tuple[PodUid, str], list[Entry]](list)
+        for entry in holding.values():
+            next_[_name(entry.grant)].append(entry)
+        succeeded = {id_ for id_, old in lost.items() if any(new.succeeds(old) for new in next_[_name(old.grant)])}
         return without(holding, succeeded)
 
     def attempts(self, pod_uid: PodUid, name: str) -> Mapping[ContainerId, Entry]:
@@ -214,13 +218,12 @@ class Ledger(Struct, frozen=True):
         lives = {id_: each.lost_since for id_, each in self.live.items() if each.lost_since is not None}
         return lives | entries
 
-    def with_process(self, container_id: ContainerId, process: FirstProcess) -> Ledger:
-        """Add the first process of a container; its cgroup counts only if no other container has it."""
-        if any(each.cgroup == process.cgroup for id_, each in self.processes.items() if id_ != container_id):
-            process = replace(process, cgroup=None)
-        if self.processes.get(container_id) == process:
-            return self
-        return replace(self, processes={**self.processes, container_id: process})
+    def with_processes(self, processes: Mapping[ContainerId, FirstProcess]) -> Ledger:
+        """Add the first processes of containers; a cgroup counts only for the first container that has it."""
+        known, of = dict(self.processes), {each.cgroup: id_ for id_, each in self.processes.items()}
+        for id_, process in processes.items():
+            known[id_] = process if of.setdefault(process.cgroup, id_) == id_ else replace(process, cgroup=None)
+        return self if known == self.processes else replace(self, processes=known)
 
     def with_live(self, live: Live) -> Ledger:
         if self.live.get(live.container_id) == live:

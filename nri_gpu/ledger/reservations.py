@@ -15,12 +15,13 @@ anew with the same devices and without another Allocate; nobody tells whether it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
-from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.container import Container, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.names import KUBELET_KEY
@@ -124,16 +125,18 @@ def _kept_for_pods(before: Ledger, after: Ledger, event: LedgerEvent, listed_pod
     """
     if after.entries is before.entries:
         return after
+    now = {id_: each for id_, each in after.entries.items() if each.holds}
+    left = [(old, old.allocation) for id_, old in before.entries.items() if old.holds and id_ not in now]
+    # A container's next attempt may have come while its processes lived.
+    others = (each.allocation.devices for each in now.values() if each.allocation)
+    taken = frozenset(chain.from_iterable(others)) if left else frozenset[AllocatedDevice]()
     ended = isinstance(event, Stopped | Removed | Gone)
     untold: set[PodId] = set()
-    for id_, old in before.entries.items():
-        new = after.entries.get(id_)
-        if old.allocation is None or not old.holds or (new is not None and new.holds):
-            continue
+    for old, allocation in left:
         until = None if ended and not old.pod_gone else event.at + OPEN_S
-        for device in _left(id_, old.allocation, after):
+        for device in allocation.devices if allocation else ():
             known, mode = after.reservations.get(device), old.grant.mode
-            ours = known is None or known.pod_uid == old.grant.pod_uid
+            ours = device not in taken and (known is None or known.pod_uid == old.grant.pod_uid)
             if mode is not None and device.uuid in old.grant.uuids and ours:
                 after = after.with_reservation(reservation_of(device, old.grant, mode, event.at, until))
                 untold.update({old.grant.pod_id} & listed_pods)
@@ -150,13 +153,6 @@ def _live_pods(ledger: Ledger) -> frozenset[PodId]:
     """Return the sandboxes of which a granted container is created or runs."""
     live = (each.grant.pod_id for each in ledger.entries.values() if each.holds and not each.lost)
     return frozenset(filter(None, live))  # a reservation for a pod that nobody named yet has no sandbox
-
-
-def _left(container_id: ContainerId, allocation: Allocated, ledger: Ledger) -> Iterable[AllocatedDevice]:
-    """Return what that container had and no other has: its next attempt may have come while its processes lived."""
-    others = (each for id_, each in ledger.entries.items() if each.holds and id_ != container_id)
-    taken = {device for each in others if each.allocation for device in each.allocation.devices}
-    return (device for device in allocation.devices if device not in taken)
 
 
 def reservation_of(device: AllocatedDevice, grant: Grant, mode: Mode, since: float, until: float | None) -> Reservation:

@@ -23,7 +23,7 @@ TRAIN, OTHER = make.container(of="train"), make.container(of="other")
 def started(ledger: Ledger) -> Ledger:
     """With a first process of each container that ran, in a cgroup of its own."""
     for id_ in (id_ for id_, entry in ledger.entries.items() if entry.ran and id_ not in ledger.processes):
-        ledger = ledger.with_process(id_, FirstProcess(41, 1, Cgroup("", f"/kubepods/{id_}")))
+        ledger = ledger.with_processes({id_: FirstProcess(41, 1, Cgroup("", f"/kubepods/{id_}"))})
     return ledger
 
 

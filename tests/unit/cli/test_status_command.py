@@ -207,7 +207,7 @@ NOTES = HealthNotes(
     namespaces=("a", "b", "c"),
 )
 LEFT = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), CLOCK, "/kubepods/gone", (41, 42))
-UNSEEN = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
+UNSEEN = make.ledger(make.entry(1)).with_processes({ContainerId("train.main"): FirstProcess(43, 1)})
 PAGES: dict[str, dict[str, Any]] = {
     "holders": {
         "ledger": make.ledger(

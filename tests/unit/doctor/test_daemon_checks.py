@@ -50,7 +50,7 @@ def test_a_daemon_whose_state_folder_is_gone(node: DoctorNode) -> None:
 LISTED = SynchronizeStatus(at_s=0.0, duration_s=0.1, parts=1, size_bytes=4096, objects=12, whole=True)
 BOTH = make.ledger(make.entry(0), make.entry(0, to=make.container(of="other")))
 GONE = Lost(ContainerId("gone"), "ml/gone", "main", (make.uuid(0),), 0.0, "", (41, 42))
-UNSEEN = make.ledger(make.entry(1)).with_process(ContainerId("train.main"), FirstProcess(43, 1))
+UNSEEN = make.ledger(make.entry(1)).with_processes({ContainerId("train.main"): FirstProcess(43, 1)})
 FAULTS: dict[str, dict[str, Any]] = {
     "a lost container": {"lost": (GONE,)},
     "a cgroup that is not seen": {"ledger": UNSEEN},

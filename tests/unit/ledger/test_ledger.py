@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import pytest
 
-from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess, PodId, PodUid
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.ledger.apply import cleared_for
 from nri_gpu.ledger.events import PodGone, Stopped, Synchronized, Ticked
@@ -115,3 +118,26 @@ def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_
     one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
     assert phases(after(Ledger(), Synchronized(1.0, entries=(one, two)))) == {A.id: CREATED, B.id: LAPSED}
     assert phases(after(Ledger(), Synchronized(1.0, entries=(two, one)))) == {A.id: LAPSED, B.id: CREATED}
+
+
+MORE: Final = 4  # times as many containers
+
+
+def synchronized_s(count: int) -> float:
+    """The CPU time of two Synchronize: half of the containers run, and the second list lacks one of these."""
+    held = [
+        make.entry(0, mode=SHARED, phase=RUNNING if number % 2 else CREATED, to=make.container(of=f"pod-{number}"))
+        for number in range(count)
+    ]
+    ran = {each.grant.container_id: each for each in held if each.phase is RUNNING}
+    processes = {id_: FirstProcess(1, 1, Cgroup("", f"/{id_}")) for id_ in ran}
+    first = Synchronized(1.0, frozenset(each.grant.container_id for each in held), tuple(held), processes=processes)
+    second = Synchronized(2.0, first.ids - {held[1].grant.container_id}, (held[0], *held[2:]), processes=processes)
+    began = time.process_time()
+    assert len(after(Ledger(), first, second).usage()[make.uuid(0)].grants) == count
+    return time.process_time() - began
+
+
+def test_synchronize_takes_as_long_for_each_container_whatever_their_number() -> None:
+    few = min(synchronized_s(500) for _ in range(3))
+    assert min(synchronized_s(500 * MORE) for _ in range(3)) < few * MORE * 2

@@ -77,7 +77,7 @@ def test_who_was_there_before_the_container_is_not_waited_for() -> None:
     """A display server holds a context on each GPU of a workstation."""
     bench = HandoverBench()
     _, made = bench.run()
-    bench.state.commit(bench.state.ledger.with_process(ContainerId(made.id), FirstProcess(900, started=500)))
+    bench.state.commit(bench.state.ledger.with_processes({ContainerId(made.id): FirstProcess(900, started=500)}))
     bench.plugin.apply(Gone(bench.clock(), (ContainerId(made.id),)))
     bench.clock.now += 1
     bench.look(2, started=(100, 500))

@@ -145,7 +145,7 @@ def test_lost_containers_and_first_processes_stay(tmp_path: Path) -> None:
     seen = FirstProcess(41, 1234, Cgroup("", f"/kubepods/{granted.id}"))
     lives = Live(other.id, "main", other.pod.id, "ml/other", frozenset({(195, 3)}))
     ledger = replace(make.ledger(make.entry(0, to=granted)), live={other.id: lives})
-    ledger = ledger.with_process(granted.id, seen).with_process(other.id, FirstProcess(42, 1235))
+    ledger = ledger.with_processes({granted.id: seen, other.id: FirstProcess(42, 1235)})
     lost = after(ledger, Removed(6.0, (other.id,)), PodGone(5.0, granted.pod.id))
     found = read_ledger(kept(tmp_path, lost), 100.0)
     assert found.lost == {granted.id: 5.0, other.id: 6.0}
