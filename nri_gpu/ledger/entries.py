@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import reduce
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from nri_gpu.ledger.events import (
     ListedDevice,
     NeverStarted,
     PodGone,
+    PostStarted,
     ProcessesFound,
     Reconciled,
     Removed,
@@ -38,6 +40,8 @@ from nri_gpu.ledger.events import (
 from nri_gpu.ledger.holders import UNUSED, taken
 from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger, without
 from nri_gpu.ledger.reservations import has_listed
+
+STARTS_S: Final = 2.0  # for how long a start goes on that is to be stopped
 
 
 def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
@@ -53,8 +57,10 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
             return after.with_live(live) if live else after
         case Started():
             return _started(ledger, event)
-        case Stopped(at, container_id):
-            return _stopped(ledger, container_id, at)
+        case PostStarted(at, container_id):
+            return _runs(ledger, container_id, at)
+        case Stopped():
+            return _stopped(ledger, event)
         case Removed(at, container_ids):
             return _over(ledger, container_ids, at)
         case Gone(_, container_ids):
@@ -62,7 +68,7 @@ def entries_after(ledger: Ledger, event: LedgerEvent, rules: Rules) -> Ledger:
         case NeverStarted(at, container_ids):
             return _lapsed(ledger, container_ids, at)
         case Ticked(at):
-            return _lapsed(ledger, ledger.overdue(at, rules.created_grace_s), at)
+            return _lapsed(_given_up(ledger, at), ledger.overdue(at, rules.created_grace_s), at)
         case PodGone(at, pod_id):
             return _pod_gone(ledger, pod_id, at)
         case Synchronized():
@@ -110,18 +116,54 @@ def _started(ledger: Ledger, event: Started) -> Ledger:
     if old is None:
         return ledger
     grant = replace(old.grant, seat=event.seat) if event.seat else old.grant
+    ledger = replace(ledger, starting={**ledger.starting, event.container_id: None})
     return ledger.with_entry(Entry(grant, GrantPhase.RUNNING, event.at, allocation=old.allocation or event.allocation))
 
 
-def _stopped(ledger: Ledger, container_id: ContainerId, at: float) -> Ledger:
+def _runs(ledger: Ledger, container_id: ContainerId, at: float) -> Ledger:
+    """Let a container that was to be stopped during its start hold what it has, unless others hold it by now."""
+    entry = ledger.entries.get(container_id)
+    if entry is None or container_id not in ledger.starting:
+        return ledger
+    ledger = _not_starting(ledger, {container_id})
+    if entry.phase is GrantPhase.RUNNING or (not entry.holds and taken(entry.grant, ledger.usage())):
+        return ledger
+    if live := ledger.live.get(container_id):
+        ledger = ledger.with_live(replace(live, lost_since=None))
+    return ledger.with_entry(Entry(entry.grant, GrantPhase.RUNNING, at, allocation=entry.allocation))
+
+
+def _stopped(ledger: Ledger, event: Stopped) -> Ledger:
     """End what ran; lapse what never ran, since it can still be started afterwards.
 
-    containerd stops a created container without forgetting it.
+    containerd stops a created container without forgetting it. It does not interrupt a start either, so a container
+    that it was starting may run: that is known once it says so, or STARTS_S are over.
     """
-    entry = ledger.entries.get(container_id)
-    if entry is None or entry.ran or (entry.holds and container_id in ledger.processes):
-        return _over(ledger, (container_id,), at)
-    return _lapsed(ledger, (container_id,), at)
+    id_, entry = event.container_id, ledger.entries.get(event.container_id)
+    if event.unstarted and entry and entry.ran:
+        told = ledger.starting.get(id_, event.at) is not None  # that it runs, or is to be stopped
+        return ledger if told else replace(ledger, starting={**ledger.starting, id_: event.at})
+    if entry is None or entry.ran or (entry.holds and id_ in ledger.processes):
+        return _over(ledger, (id_,), event.at)
+    return _lapsed(ledger if event.unstarted else _not_starting(ledger, {id_}), (id_,), event.at)
+
+
+def _given_up(ledger: Ledger, at: float) -> Ledger:
+    """End the starts that were to be stopped STARTS_S ago, until they go on: those with a process are lost."""
+    stopped = {id_ for id_, since in ledger.starting.items() if since is not None and at - since >= STARTS_S}
+    over = {id_ for id_ in stopped if ledger.entries[id_].phase is GrantPhase.RUNNING}
+    if not over:
+        return ledger
+    known = over & ledger.processes.keys()
+    after = _lapsed(_over(ledger, known, at), over - known, at)
+    return replace(after, starting={id_: since for id_, since in ledger.starting.items() if id_ in after.entries})
+
+
+def _not_starting(ledger: Ledger, container_ids: Set[ContainerId]) -> Ledger:
+    """Forget that these containers are being started."""
+    if container_ids.isdisjoint(ledger.starting):
+        return ledger
+    return replace(ledger, starting=without(ledger.starting, container_ids))
 
 
 def _lapsed(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Ledger:
@@ -136,6 +178,7 @@ def _over(ledger: Ledger, container_ids: Iterable[ContainerId], at: float) -> Le
     A process can outlive the first one, and a runtime may not list a container that runs.
     """
     ids = frozenset(container_ids)
+    ledger = _not_starting(ledger, ids)
     held = ids & ledger.processes.keys()
     entries = {id_: entry for id_ in held if (entry := ledger.entries.get(id_)) and entry.holds and entry.grant.held}
     lives = {id_: live for id_ in held if (live := ledger.live.get(id_))}
@@ -211,6 +254,7 @@ def _rebuilt(ledger: Ledger, event: Synchronized) -> Ledger:
         entries=_settled(entries, replace(old, external={}, reservations={})),
         live={each.container_id: each for each in lives},
         processes={},
+        starting={},
     )
     there = (event.ids | lost) & (anew.entries.keys() | anew.live.keys())
     return anew.with_processes({id_: each for id_, each in old.processes.items() if id_ in there})

@@ -47,10 +47,20 @@ class Started(_At, frozen=True):
     allocation: Allocated | None = None
 
 
-class Stopped(_At, frozen=True):
-    """The program of a container is over, or the answer about it never left."""
+class PostStarted(_At, frozen=True):
+    """A container runs."""
 
     container_id: ContainerId
+
+
+class Stopped(_At, frozen=True):
+    """The program of a container is over, or the answer about it never left.
+
+    unstarted: the runtime was asked to stop it when it had not started it yet. Its start may go on.
+    """
+
+    container_id: ContainerId
+    unstarted: bool = False
 
 
 class Removed(_At, frozen=True):
@@ -182,6 +192,7 @@ LedgerEvent = (
     Created
     | FoundAtStart
     | Started
+    | PostStarted
     | Stopped
     | Removed
     | Gone

@@ -112,6 +112,8 @@ class Ledger(Struct, frozen=True):
     stuck: frozenset[GpuUuid] = frozenset()  # no pod should be sent there: lost containers hold them for long
     unlisted: Mapping[AllocatedDevice, float] = {}  # reservations that PodResources does not list, and since when
     in_question: frozenset[ClaimUid] = frozenset()  # claims to prepare again: their pods may have changed
+    # Containers that may start and do not run yet by the runtime's word, and since when they are to be stopped.
+    starting: Mapping[ContainerId, float | None] = {}
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
@@ -258,7 +260,8 @@ class Ledger(Struct, frozen=True):
             return self
         entries, external = without(self.entries, gone), without(self.external, gone)
         live, processes = without(self.live, gone), without(self.processes, gone)
-        return replace(self, entries=entries, external=external, live=live, processes=processes)
+        starting = without(self.starting, gone)
+        return replace(self, entries=entries, external=external, live=live, processes=processes, starting=starting)
 
     def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
         """Drop the reservations of these devices; other devices change nothing."""

@@ -32,6 +32,7 @@ from nri_gpu.ledger.events import (
     LedgerEvent,
     ListedDevice,
     PodGone,
+    PostStarted,
     Reconciled,
     Removed,
     SandboxForgotten,
@@ -54,7 +55,9 @@ def reservations_after(before: Ledger, after: Ledger, event: LedgerEvent, listed
     match event:
         case Created(container=container):
             after = redeemed(after, container)
-        case Started(container_id=id_) if (entry := after.entries.get(id_)) and entry.allocation:
+        case Started(container_id=id_) | PostStarted(container_id=id_) if (
+            entry := after.entries.get(id_)
+        ) and entry.allocation:
             after = _without(after, entry.allocation, (entry.grant.pod_uid,))
         case DevicesAllocated():
             after = _allocated(after, event)

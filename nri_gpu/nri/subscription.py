@@ -142,6 +142,11 @@ class Lifecycle:
         return container_from_pb(self._message.container, self.pod) if self.container_id else None
 
     @property
+    def created(self) -> bool:
+        """Return whether the runtime has not started the container, as far as it knew when it made the message."""
+        return bool(self._message.container.state == pb.CONTAINER_CREATED)
+
+    @property
     def pod(self) -> Pod:
         return pod_from_pb(self._message.pod)
 

@@ -5,6 +5,7 @@ No handler awaits, so nobody sees half a step and no lock is needed; log lines a
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_not
@@ -33,6 +34,7 @@ from nri_gpu.dra.read_claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletTokens
 from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.ledger.apply import apply, cleared_for
+from nri_gpu.ledger.entries import STARTS_S
 from nri_gpu.ledger.events import (
     AllocationKnown,
     ClaimsInQuestion,
@@ -42,6 +44,7 @@ from nri_gpu.ledger.events import (
     LedgerEvent,
     Looked,
     PodGone,
+    PostStarted,
     ProcessesFound,
     Removed,
     Renumbered,
@@ -80,6 +83,7 @@ EVENTS: Final = (
     Event.RUN_POD_SANDBOX,  # pods count for the size of the runtime's list, also pods without containers
     Event.CREATE_CONTAINER,
     Event.START_CONTAINER,
+    Event.POST_START_CONTAINER,  # what is to be stopped during its start may run all the same
     Event.STOP_CONTAINER,
     Event.REMOVE_CONTAINER,
     Event.STOP_POD_SANDBOX,
@@ -118,6 +122,7 @@ class Plugin:
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
             Event.RUN_POD_SANDBOX: self._pod_came,
             Event.START_CONTAINER: self._started,
+            Event.POST_START_CONTAINER: self._runs,
             Event.STOP_CONTAINER: self._stopped,
             Event.REMOVE_CONTAINER: self._removed,
             Event.STOP_POD_SANDBOX: self._pod_gone,
@@ -435,9 +440,18 @@ class Plugin:
         """Return whether the end of a container gives a GPU back."""
         return container_id in self.ledger.entries or container_id in self.ledger.live
 
+    def _runs(self, change: Lifecycle) -> Reply:
+        self.apply(PostStarted(self._needs.clock(), change.container_id))
+        return EMPTY
+
     def _stopped(self, change: Lifecycle) -> Reply:
-        self._exits.told(change.container_id)
-        return self._ended(Stopped(self._needs.clock(), change.container_id), change.container_id)
+        id_, unstarted = change.container_id, change.created and self._tells()
+        self._ended(Stopped(self._needs.clock(), id_, unstarted), id_)
+        if unstarted and (entry := self.ledger.entries.get(id_)) and entry.phase is GrantPhase.RUNNING:
+            asyncio.get_running_loop().call_later(STARTS_S, self.lapse)
+        else:
+            self._exits.told(id_)
+        return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
         self._exits.told(change.container_id)

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.support.daemon import Launch, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec
+from tests.support.runc_gate import Gate
 from tests.support.unit_file import OURS
 from tests.support.waiting import wait_for
 
@@ -222,30 +222,6 @@ def test_a_guard_that_hangs_fails_open_and_says_so_afterwards(site: Site, launch
             os.kill(guard.pid, signal.SIGCONT)
         assert time.monotonic() - begun > 1.9
         assert "pod_name=ungranted" in guard.wait_logged(WITHOUT)
-
-
-class Gate:
-    """A runc that waits before it starts a container for as long as the gate is shut."""
-
-    def __init__(self, base: Path) -> None:
-        self.runc, self._shut, self._reached = base / "runc", base / "shut", base / "reached"
-        waits = f"touch {self._reached}; while [ -e {self._shut} ]; do sleep 0.01; done"
-        self.runc.write_text(
-            f'#!/bin/sh\ncase " $* " in *" start "*) [ -e {self._shut} ] && {{ {waits}; }};; esac\n'
-            f'exec {packages.runc()} "$@"\n'
-        )
-        self.runc.chmod(0o755)
-
-    @contextmanager
-    def shut(self) -> Iterator[None]:
-        self._shut.touch()
-        try:
-            yield
-        finally:
-            self._shut.unlink()
-
-    def wait_reached(self) -> None:
-        wait_for("runc to start the container", self._reached.exists, 20)
 
 
 def test_what_is_being_started_while_it_connects(runtime: packages.Runtime, folder: Path) -> None:

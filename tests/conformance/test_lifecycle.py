@@ -6,18 +6,24 @@ import signal
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from nri_gpu.ledger.entries import STARTS_S
+from tests.conformance.conftest import launch_on
+from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import READY_S, UUIDS, NriGpu
+from tests.support.daemon import READY_S, UUIDS, NriGpu, staged
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.runc_gate import Gate
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
+SOME_S = 0.5  # for a look at what is lost
 ENDING = 16  # containers that end
 ENDS_EVERY_S = 0.003
 CONNECTS = "inventory changed"  # logged right before the daemon connects
@@ -46,6 +52,32 @@ def test_one_that_fails_to_start_frees_its_gpus_when_it_is_made_again(node: Cont
     node.cri.run(pod, ContainerSpec(attempt=1))
     daemon.wait_held({"p/main": [UUIDS[0]]})
     wait_for("the ledger", lambda: [each["phase"] for each in daemon.ledger()["grants"]] == ["lapsed", "running"], 5)
+
+
+@pytest.mark.short
+def test_one_that_is_stopped_during_its_start_runs_and_holds(runtime: packages.Runtime, folder: Path) -> None:
+    """The runtime answers StopContainer, tells us of it, and starts the container all the same."""
+    gate = Gate(folder)
+    with (
+        Containerd(runtime, runc=gate.runc) as node,
+        staged(launch_on(node, folder)) as daemon,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        container = node.cri.create(node.cri.asking("device=0", "p"))
+        with gate.shut():
+            starting = beside.submit(node.cri.start, container)
+            gate.wait_reached()
+            node.cri.stop(container)
+            time.sleep(SOME_S)
+            assert not daemon.status()["lost"]
+        starting.result(READY_S)
+        time.sleep(STARTS_S)
+        assert node.cri.status(container).state == "RUNNING"
+        assert not daemon.status()["lost"]
+        assert "[gpu-busy]" in node.cri.refused("device=0", "next").details
+        node.cri.stop(container)
+        daemon.wait_held({})
+        assert not daemon.status()["lost"]
 
 
 def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriGpu) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.ledger.entries import STARTS_S
 from nri_gpu.nri.subscription import Event
 from nri_gpu.plugin import exits, supervisor
 from nri_gpu.plugin.exits import TOLD_WITHIN_S, UntoldExits
@@ -248,3 +249,33 @@ async def test_its_end_that_is_told_saves_the_connection(folder: Path) -> None:
         await asyncio.sleep(TOLD_WITHIN_S * 1.5)
         assert not listing.held
         assert listing.served.away == []
+
+
+async def stopped_in_its_start(served: ServedPlugin) -> Listing:
+    """A container that the runtime is asked to stop before it runs, of whose PID nothing is known."""
+    listing = Listing(served, await served.connected(), 0)
+    listing.made.state = pb.CONTAINER_CREATED
+    for event in (Event.START_CONTAINER, Event.STOP_CONTAINER):
+        assert (await listing.runtime.event(event, listing.pod, listing.made)).ok
+    assert not await listing.gives_its_gpu_to_the_next()
+    return listing
+
+
+async def test_a_start_that_fails_frees_its_gpu_a_moment_later(folder: Path) -> None:
+    async with ServedPlugin(folder) as served:
+        listing = await stopped_in_its_start(served)
+        served.clock.now += STARTS_S
+        await until("the GPU to come free", lambda: not listing.held)
+        assert await listing.gives_its_gpu_to_the_next()
+
+
+async def test_a_start_that_succeeds_though_it_was_to_be_stopped_keeps_its_gpu(folder: Path) -> None:
+    async with ServedPlugin(folder) as served:
+        listing = await stopped_in_its_start(served)
+        assert (await listing.runtime.event(Event.POST_START_CONTAINER, listing.pod, listing.made)).ok
+        served.clock.now += STARTS_S
+        served.plugin.lapse()
+        assert not await listing.gives_its_gpu_to_the_next()
+        listing.made.state = pb.CONTAINER_RUNNING
+        assert (await listing.runtime.event(Event.STOP_CONTAINER, listing.pod, listing.made)).ok
+        assert await listing.gives_its_gpu_to_the_next()

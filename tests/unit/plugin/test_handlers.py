@@ -303,6 +303,7 @@ def test_the_life_of_a_completed_container(policy: Policy, log: Log) -> None:
     assert {line.fields["gpu_uuid"]} == holds["ml/train"] == holders(bench)["ml/train"]
     assert bench.plugin.ledger.generations() == {"580.95.05-test"}
     assert bench.tell(Event.START_CONTAINER, of, after) == b""
+    assert bench.tell(Event.POST_START_CONTAINER, of, after) == b""
     assert holders(bench) == holds
     assert "[gpu-busy]" in bench.refused(nri.asking("device=1; mode=exclusive", "other"))
     restarted.synchronize([of], [nri.running(after)])
