@@ -13,9 +13,10 @@ REQUEST_BYTES = 4700  # a CreateContainer of a small pod under Kubernetes
 
 
 class Life(Struct, frozen=True):
-    """One container: method and payload of what is asked of a plugin, the first being the one that counts."""
+    """One container: payload of what is asked of a plugin, the first being the one that counts."""
 
     create: bytes
+    post_start: bytes
     remove: bytes
 
 
@@ -27,9 +28,9 @@ def life(number: int, claim: str = "") -> Life:
     pod = nri.pod(f"pod-{number:08}", annotations=annotations)
     pod.labels.update({"app": "train", "pod-template-hash": "5d4f8c7b9"})
     made = container_of(pod, number)
-    method, removal = nri.event(Event.REMOVE_CONTAINER, pod, made)
-    assert method == "StateChange"
-    return Life(nri.create(pod, made), removal)
+    events = [nri.event(kind, pod, made) for kind in (Event.POST_START_CONTAINER, Event.REMOVE_CONTAINER)]
+    assert {method for method, _ in events} == {"StateChange"}
+    return Life(nri.create(pod, made), *(payload for _, payload in events))
 
 
 def node(count: int, asking: int) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,8 +57,9 @@ def figures(effort: Effort) -> Iterator[Figure]:
         granted, plain = contest(ours, theirs, "all", effort), contest(ours, theirs, "", effort)
         yield from granted.figures("request to reply, 8-GPU grant")
         yield from plain.figures("request to reply, no annotation")
+        yield from contest(ours, theirs, "all", effort, _post_start_s).figures("PostStartContainer, request to reply")
         yield _worst_figure(ours)
-        yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + effort.warm_up)} requests")
+        yield from _memory_figures(ours, theirs, f"after {6 * (effort.requests + effort.warm_up)} requests")
         ours.stop()
         theirs.stop()
         yield from _nvml_figures(folder, effort)
@@ -68,15 +69,42 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from _synchronize_figures(folder, effort)
 
 
-def contest(ours: Running, theirs: Running, claim: str, effort: Effort) -> Contest:
-    """Both answer the same requests; each container is new, and gone again before the next."""
+def _one_life(plugin: Running, number: int, claim: str) -> float:
+    asked = life(number, claim)
+    answer, took_s = plugin.link.call("CreateContainer", asked.create)
+    if not answer.status.ok:
+        raise RuntimeError(f"bench needs its grants: {answer.status}")
+    plugin.link.call("StateChange", asked.remove)
+    return took_s
+
+
+def _post_start_s(plugin: Running, number: int, claim: str) -> float:
+    """Tell that a container runs, and return the seconds until the answer: they are part of each container's start."""
+    asked = life(number, claim)
+    plugin.link.call("CreateContainer", asked.create)
+    _, took_s = plugin.link.call("StateChange", asked.post_start)
+    plugin.link.call("StateChange", asked.remove)
+    return took_s
+
+
+def contest(
+    ours: Running,
+    theirs: Running,
+    claim: str,
+    effort: Effort,
+    one_s: Callable[[Running, int, str], float] = _one_life,
+) -> Contest:
+    """Both answer the same requests; each container is new, and gone again before the next.
+
+    one_s: makes the requests of one container and returns the seconds that count.
+    """
     found = Contest([], [])
     number = 0
     while len(found.ours) < effort.requests + effort.warm_up:
         for plugin, samples in ((ours, found.ours), (theirs, found.theirs)):
             for _ in range(BATCH):
                 number += 1
-                samples.append(_one_life(plugin, number, claim))
+                samples.append(one_s(plugin, number, claim))
     return Contest(found.ours[effort.warm_up :], found.theirs[effort.warm_up :])
 
 
@@ -88,15 +116,6 @@ def reply_s(folder: Path, claim: str, count: int) -> float:
         return statistics.median(_one_life(plugin, number, claim) for number in range(count))
     finally:
         plugin.stop()
-
-
-def _one_life(plugin: Running, number: int, claim: str) -> float:
-    asked = life(number, claim)
-    answer, took_s = plugin.link.call("CreateContainer", asked.create)
-    if not answer.status.ok:
-        raise RuntimeError(f"bench needs its grants: {answer.status}")
-    plugin.link.call("StateChange", asked.remove)
-    return took_s
 
 
 def when_ready(plugin: Running) -> None:
