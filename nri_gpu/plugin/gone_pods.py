@@ -89,8 +89,10 @@ class GonePods:
 
     def look(self) -> None:
         """Ask CRI which of them are over, unless it was asked just now."""
+        if self._cri is None or self._containers.keys().isdisjoint(self._listing.pods):
+            return
         loop = asyncio.get_running_loop()
-        if self._cri and loop.time() >= self._due and self._containers.keys() & self._listing.pods.keys():
+        if loop.time() >= self._due:
             self._due = loop.time() + ASK_EVERY_S
             self._asking = loop.create_task(self._ask(self._cri))
 
