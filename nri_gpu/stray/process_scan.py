@@ -20,12 +20,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from nri_gpu.stray.uses import DeviceNumber, Extent, Use
-from nri_gpu.system.proc import Stat, has_hosts_pids, parse_stat
+from nri_gpu.system.proc import PROC, Stat, has_hosts_pids, living_thread, parse_stat
 
 # statx(2), linux/stat.h, linux/fcntl.h. Not os.stat, which waits for a file server that does not answer.
 _AT_FDCWD, _DONT_SYNC, _STATX_TYPE, _STATX_BYTES = -100, 0x4000, 0x1, 256
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> int:
             named.update(holds)
             write(encode(use) + b"\n")
     whole = has_hosts_pids() and 1 in pids
-    write(encode(Extent(len(pids), closed, whole, _cgroups(os.getpid()))) + b"\n")
+    write(encode(Extent(len(pids), closed, whole, _cgroups(PROC / "self"))) + b"\n")
     return 0
 
 
@@ -68,8 +69,8 @@ def _use(pid: int, owner: int, majors: frozenset[int]) -> Use | None:
     numbers = tuple(sorted({number for tid in _tables(pid) for number in _open_numbers(tid, majors)}))
     if not numbers or owner in _ancestors(pid):
         return None
-    before = _stat(pid)
-    program, cgroups = _program(pid), _cgroups(pid)
+    before, thread = _stat(pid), living_thread(pid)
+    program, cgroups = _program(thread), _cgroups(thread)
     if _stat(pid).started != before.started:  # another process has the pid by now
         raise ProcessLookupError(pid)
     return Use(pid, before.started, program, cgroups, numbers)
@@ -120,15 +121,15 @@ def _stat(pid: int) -> Stat:
     return parse_stat(_text(f"/proc/{pid}/stat"))
 
 
-def _program(pid: int) -> str:
+def _program(thread: Path) -> str:
     try:
-        return os.fsencode(os.readlink(f"/proc/{pid}/exe"))[:TEXT_MAX].decode(errors="replace")  # noqa: PTH115
+        return os.fsencode(os.readlink(thread / "exe"))[:TEXT_MAX].decode(errors="replace")  # noqa: PTH115
     except OSError:
-        return _text(f"/proc/{pid}/comm").strip()
+        return _text(f"{thread}/comm").strip()
 
 
-def _cgroups(pid: int) -> tuple[str, ...]:
-    return parse_cgroups(_text(f"/proc/{pid}/cgroup"))
+def _cgroups(thread: Path) -> tuple[str, ...]:
+    return parse_cgroups(_text(f"{thread}/cgroup"))
 
 
 def parse_cgroups(text: str) -> tuple[str, ...]:

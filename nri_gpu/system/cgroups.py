@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.errors import UnseenError
-from nri_gpu.system.proc import PROC
+from nri_gpu.system.proc import PROC, living_thread
 from nri_gpu.system.process import Process, process_of
 from nri_gpu.system.storage import text_of
 
@@ -47,7 +47,7 @@ class Mounted(Struct, frozen=True):
 
 def mounts_of(pid: int | str, proc: Path = PROC) -> tuple[Mounted, ...]:
     """Return all mounts that a process sees. Raises: UnseenError."""
-    return tuple(parsed(proc / str(pid) / "mountinfo", Mounted.parse))
+    return tuple(parsed(living_thread(pid, proc) / "mountinfo", Mounted.parse))
 
 
 def hierarchies(mounts: Iterable[Mounted]) -> Mapping[str, Path]:
@@ -63,7 +63,7 @@ def hierarchies(mounts: Iterable[Mounted]) -> Mapping[str, Path]:
 
 def cgroups_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
     """Return the paths of the cgroups that a process is in, by controller. Raises: UnseenError."""
-    return dict(chain.from_iterable(parsed(proc / str(pid) / "cgroup", _paths)))
+    return dict(chain.from_iterable(parsed(living_thread(pid, proc) / "cgroup", _paths)))
 
 
 class ContainerCgroups:
@@ -87,8 +87,8 @@ class ContainerCgroups:
             return None
         try:
             paths = cgroups_of(pid, self._proc)
-        except UnseenError:  # it ended meanwhile
-            return None
+        except UnseenError:  # the thread that was asked ended meanwhile; others of the process may live
+            paths = {}
         own = (_own_cgroup(each, paths.get(each, ""), container_id) for each in self._visible())
         cgroup = next(filter(None, own), None)
         return FirstProcess(pid, process.started, cgroup) if cgroup or self.same_pids else None

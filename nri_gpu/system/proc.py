@@ -3,27 +3,57 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.system.storage import text_of
+
 PROC: Final = Path("/proc")
+_ENDED: Final = ("Z", "X")  # states of a thread
 _INITIAL_PIDS: Final = 0xEFFFFFFC  # inode of the host's own PID namespace (Linux: include/linux/proc_ns.h)
 
 
 class Stat(Struct, frozen=True):
-    """A part of a process's stat. started: clock ticks since boot, which tell it from a later process with its PID."""
+    """A part of a process's stat. started: clock ticks since boot, which tell it from a later process with its PID.
+
+    state: of the first thread, which stays a zombie as long as others live. threads: the first one included.
+    """
 
     state: str
     parent: int
+    threads: int
     started: int
+
+    @property
+    def lives(self) -> bool:
+        """Return whether a thread of the process lives."""
+        return self.state not in _ENDED or self.threads > 1
 
 
 def parse_stat(text: str) -> Stat:
     """Parse a stat file, in which a program names itself in any bytes. Source: proc(5), stat; prctl(2), PR_SET_NAME."""
     fields = text.rpartition(")")[2].split()  # the name may hold blanks and parentheses
-    return Stat(fields[0], int(fields[1]), int(fields[19]))
+    return Stat(fields[0], int(fields[1]), int(fields[17]), int(fields[19]))
+
+
+def living_thread(pid: int | str, proc: Path = PROC) -> Path:
+    """Return the folder of a process in /proc, or, if its first thread has ended, of another that lives.
+
+    The kernel shows no mounts and no program of an ended thread, and puts it into the root cgroup of each v1 hierarchy.
+    """
+    folder = proc / str(pid)
+    if not _lives(folder):
+        with suppress(OSError):  # the process is gone
+            return next(filter(_lives, (folder / "task").iterdir()), folder)
+    return folder
+
+
+def _lives(thread: Path) -> bool:
+    text = text_of(thread / "stat")
+    return parse_stat(text).state not in _ENDED if text else False
 
 
 def has_hosts_pids() -> bool:

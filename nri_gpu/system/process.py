@@ -29,10 +29,10 @@ class Process(Struct, frozen=True):
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
-    """Return the process with that PID, or None if there is none, or only a zombie."""
+    """Return the process with that PID, or None if there is none, or if all its threads have ended."""
     text = text_of(proc / str(pid) / "stat")
     stat = parse_stat(text) if text else None
-    return Process(pid, stat.started) if stat and stat.state not in ("Z", "X") else None
+    return Process(pid, stat.started) if stat and stat.lives else None
 
 
 def user_of(pid: int, proc: Path = PROC) -> int | None:

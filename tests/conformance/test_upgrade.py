@@ -146,7 +146,7 @@ def test_to_this_version_and_back(
         launch = launch_on(node, folder).with_policy(IGNORING + policy(node))
         with Node(Site(node, traces), launch, OnV1 if cgroup is Cgroup.V1 else NriGpu) as both:
             both.begin(before, before)
-            with Holder(node) as holder:
+            with Holder.with_children(node) as holder:
                 both.run("granted", "device=1")
                 both.run("ignored", "device=1", IGNORED)
                 both.daemon.wait_held({"pod/main": [UUIDS[0]], "granted/main": [UUIDS[1]]})

@@ -98,7 +98,7 @@ def name(data: bytes) -> bool:
     (proc / "900/status").write_bytes(b"Name:\t" + escaped + b"\nUid:\t1000\t1001\t1002\t1003\nNSpid:\t900\t1\n")
     assert process_of(900, proc) == Process(900, 4242)
     assert user_of(900, proc) == 1001
-    assert parse_stat((proc / "900/stat").read_text(errors="replace")) == Stat("S", 700, 4242)
+    assert parse_stat((proc / "900/stat").read_text(errors="replace")) == Stat("S", 700, 0, 4242)
     assert not list(running(proc, {comm.decode(errors="replace").strip()} - {"containerd", "kthreadd"}))
     return bool(comm.strip())
 

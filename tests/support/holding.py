@@ -45,7 +45,9 @@ def holding(
         assert child.stdin
         assert child.stdout
         assert child.stdout.readline() == "open\n"
-        yield process_of(child.pid) or Process(child.pid, 0)  # of one whose first thread ended it says nothing
+        process = process_of(child.pid)
+        assert process
+        yield process
         child.stdin.close()
 
 

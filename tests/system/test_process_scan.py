@@ -115,6 +115,15 @@ def test_a_thread_that_holds_it_is_found(tmp_path: Path, script: str) -> None:
         assert FULL in scanned()[0][process.pid].numbers
 
 
+def test_a_process_whose_first_thread_ended_is_named_with_where_it_is(tmp_path: Path) -> None:
+    name = "nri-gpu-test-stray/" + "ab" * 32
+    with cgroup_of(name) as cgroup, holding(tmp_path, FULL, script=ENDED, before=into(cgroup)) as process:
+        use = scanned()[0][process.pid]
+        assert f"/{name}" in use.cgroups
+        assert use.program == str(Path(sys.executable).resolve())
+        assert use.started == process.started
+
+
 def test_the_owners_own_children_are_left_out(tmp_path: Path) -> None:
     with holding(tmp_path, FULL) as process:
         assert process.pid not in scanned(owner=str(os.getpid()))[0]
