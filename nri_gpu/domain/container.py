@@ -43,6 +43,7 @@ class FirstProcess(Struct, frozen=True):
     pid: int
     started: int  # tells it from a later process with its PID; clock ticks since boot
     cgroup: Cgroup | None = None  # the container's own, in which the process was started, or None if it cannot be seen
+    others: tuple[Cgroup, ...] = ()  # of the container's name, too, where only names tell whose a cgroup is
 
 
 class Qos(StrEnum):

@@ -92,9 +92,10 @@ class LostContainers:
         """Watch the cgroups that tell of the end of their last process, and look at all lost containers once."""
         ledger = self._state.ledger
         processes = [ledger.processes[each] for each in ledger.lost]
-        told = [self._cgroups.events_file(each) for each in processes if self._cgroups.tells(each)]
+        told = [each for each in processes if self._cgroups.tells(each)]
         self._close()
-        self._polls = len(told) < len(processes) or not self._watches(told)
+        files = chain.from_iterable(map(self._cgroups.events_files, told))
+        self._polls = len(told) < len(processes) or not self._watches(files)
         self._look()
 
     def _watches(self, files: Iterable[Path]) -> bool:

@@ -50,34 +50,37 @@ class ListedContainers:
         holders = {each.grant.container_id for each in (*entries, *remembered)} | {each.container_id for each in lives}
         held = {id_ for id_, each in self._plugin.ledger.entries.items() if each.holds}
         unlisted = held.union(each.grant.container_id for each in remembered) - ids
-        processes = self._processes([item for item in listed if item.pid], holders, unlisted)
+        processes = self._processes(listed, holders, unlisted)
         return Synchronized(now, ids, tuple(entries), remembered, tuple(lives), processes), frozenset(ungranted)
 
     def _processes(
-        self, started: Sequence[Listed], holders: Set[ContainerId], unlisted: Set[ContainerId]
+        self, listed: Sequence[Listed], holders: Set[ContainerId], unlisted: Set[ContainerId]
     ) -> Mapping[ContainerId, FirstProcess]:
         """Find the first processes of those that hold something; a node may have thousands that hold nothing.
 
         unlisted: containers that were granted GPUs, and that the runtime does not list.
         """
-        found = self._cgroups_of_others(frozenset(item.container.id for item in started), unlisted)
-        for item in started:
+        found = self._cgroups_of_others(listed, unlisted)
+        for item in listed:
             id_ = item.container.id
-            if id_ in holders and (process := self._needs.cgroups.first_process(item.pid, id_)):
+            if item.pid and id_ in holders and (process := self._needs.cgroups.first_process(item.pid, id_)):
                 found[id_] = process
         return found
 
     def _cgroups_of_others(
-        self, seen: frozenset[ContainerId], unlisted: Set[ContainerId]
+        self, listed: Sequence[Listed], unlisted: Set[ContainerId]
     ) -> dict[ContainerId, FirstProcess]:
         """Find the cgroups of containers that may have run, whose processes neither the ledger nor the runtime names.
 
-        Daemons before this one wrote no processes, and a container may have started while there was no daemon. seen:
-        containers whose processes the runtime names. unlisted: as above. Whether the runtime's PIDs are ours is known
-        only in a connection, and with that which hierarchies tell.
+        Daemons before this one wrote no processes, and a container may have started while there was no daemon.
+        unlisted: as above. Whether the runtime's PIDs are ours is known only in a connection, and with that which
+        hierarchies tell.
         """
-        ran = {id_ for id_, entry in self._plugin.ledger.entries.items() if entry.ran}
-        return dict(self._needs.cgroups.named((ran | unlisted) - self._plugin.ledger.processes.keys() - seen))
+        ledger = self._plugin.ledger
+        seen = {item.container.id for item in listed if item.pid} | ledger.processes.keys()
+        known = {item.container.id for item in listed} | ledger.entries.keys() | ledger.live.keys()
+        ran = {id_ for id_, entry in ledger.entries.items() if entry.ran}
+        return dict(self._needs.cgroups.named((ran | unlisted) - seen, known))
 
     def _listed_entry(self, item: Listed, signed: SignedGrant, now: float) -> Entry:
         """Make the entry of a container that is listed with a signed grant; an earlier daemon may have signed it."""

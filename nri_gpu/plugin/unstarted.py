@@ -6,7 +6,7 @@ CRI-O restores checkpoints without telling, and so runs a container whose grant 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final
 
 from loguru import logger
@@ -62,16 +62,18 @@ class UnstartedContainers:
         overdue = self._state.ledger.overdue(self._clock(), self._state.settings.ledger.created_grace_s)
         created = {} if self._lapses() else self._created
         if self._cgroups.seen:
-            self._find(created.keys() - self._state.ledger.processes.keys())
+            self._find({each for each in created if not self._lives(each)})
             if over := [each for each in created.keys() & overdue if not self._lives(each)]:
                 self._apply(NeverStarted(self._clock(), tuple(over)))
         else:
             self._warn_of({id_: each.grant for id_, each in created.items() if id_ in overdue})
         self._wait()
 
-    def _find(self, container_ids: Collection[ContainerId]) -> None:
+    def _find(self, container_ids: Set[ContainerId]) -> None:
         """Find containers' cgroups, so that a container that is stopped or removed is lost until its own is empty."""
-        self._apply(ProcessesFound(self._clock(), self._cgroups.named(container_ids)))
+        ledger = self._state.ledger
+        known = ledger.entries.keys() | ledger.live.keys()
+        self._apply(ProcessesFound(self._clock(), self._cgroups.named(container_ids, known)))
 
     def _lives(self, container_id: ContainerId) -> bool:
         process = self._state.ledger.processes.get(container_id)

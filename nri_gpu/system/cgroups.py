@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice, product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -16,7 +18,6 @@ from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.domain.errors import UnseenError
 from nri_gpu.system.proc import PROC, living_thread
 from nri_gpu.system.process import Process, process_of
-from nri_gpu.system.storage import text_of
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ DEVICES: Final = "devices"  # the v1 controller
 UNIFIED: Final = ""  # cgroup v2, where /proc/PID/cgroup names no controller
 CONTROLLERS: Final = (DEVICES, UNIFIED)
 EVENTS: Final = "cgroup.events"
+FOLDERS_MAX: Final = 64  # cgroups of one container that one look reads on v1: a container may make more below its own
+_GONE: Final = (errno.ENOENT, errno.ENODEV)  # a cgroup that was removed
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how mountinfo writes blanks
 
 
@@ -79,6 +82,8 @@ class ContainerCgroups:
         self._places = hierarchies(known)
         others = (Path(each.place) for each in known if each.kind == "proc" and each.root == "/")
         self._other_proc = next((each for each in others if each != PROC), None)
+        self._walks: dict[Path, Future[bool]] = {}  # through cgroups with more than FOLDERS_MAX below them
+        self._thread = ThreadPoolExecutor(1, "cgroups")
 
     def first_process(self, pid: int, container_id: ContainerId) -> FirstProcess | None:
         """Return a container's first process, with the container's own cgroup, or None if it cannot be found."""
@@ -98,42 +103,42 @@ class ContainerCgroups:
         """Return whether cgroups can be seen at all."""
         return bool(self._visible())
 
-    def named(self, container_ids: Iterable[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
-        """Walk all cgroups of the host for those named after these containers, whose processes nobody knows."""
-        wanted, found = set(container_ids), dict[ContainerId, FirstProcess]()
-        for controller in self._visible() if wanted else ():
-            place = self._places[controller]
-            for above, folders, _ in os.walk(place):
-                for name, each in product(folders, wanted - found.keys()):
-                    path = f"/{Path(above, name).relative_to(place)}"
-                    if cgroup := _own_cgroup(controller, path, each):
-                        found[each] = FirstProcess(0, 0, cgroup)
-        return found
+    def named(self, container_ids: Set[ContainerId], known: Set[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
+        """Walk all cgroups of the host for those that are named after these containers and have a process.
+
+        known: other containers of this runtime. Nothing is looked for below their cgroups: a container may give any
+        name to a cgroup that it makes there. Where the node is a container, ours lie below that of another runtime.
+        """
+        found: dict[ContainerId, tuple[Cgroup, ...]] = {}
+        for controller in self._visible() if container_ids else ():
+            for container_id, path in _named_below(str(self._places[controller]), container_ids | known):
+                cgroup = Cgroup(controller, path)
+                if container_id in container_ids and self._is_occupied(cgroup):
+                    found[container_id] = (*found.get(container_id, ()), cgroup)
+        return {id_: FirstProcess(0, 0, cgroup, tuple(others)) for id_, (cgroup, *others) in found.items()}
 
     def lives(self, process: FirstProcess) -> bool:
-        """Return whether a container has a process left: in its cgroup, or, if that cannot be seen, the first one."""
-        folder = self._folder(process)
-        try:
-            if folder is not None:
-                return "populated 1" in (folder / EVENTS).read_text() if self.tells(process) else any(_pids(folder))
-        except OSError as error:
-            return error.errno not in (errno.ENOENT, errno.ENODEV)  # where it is gone, it is empty
+        """Return whether a container has a process left: in a cgroup, or, if none can be seen, the first one."""
+        if cgroups := self._cgroups(process):
+            return any(map(self._is_occupied, cgroups))
         return self._process(process.pid) == Process(process.pid, process.started)
 
     def tells(self, process: FirstProcess) -> bool:
-        """Return whether a change of `events_file` means that the last process is gone."""
-        return process.cgroup is not None and process.cgroup.controller == UNIFIED and UNIFIED in self._places
+        """Return whether changes of `events_files` mean that the last process is gone."""
+        cgroups = self._cgroups(process)
+        return bool(cgroups) and all(each.controller == UNIFIED for each in cgroups)
 
-    def events_file(self, process: FirstProcess) -> Path:
-        """Return the file of a container's cgroup that changes with its last process, for one that `tells`."""
-        folder = self._folder(process)
-        assert folder
-        return folder / EVENTS
+    def events_files(self, process: FirstProcess) -> tuple[Path, ...]:
+        """Return the files of a container's cgroups that change with its last process, for one that `tells`."""
+        return tuple(self._folder(each) / EVENTS for each in self._cgroups(process))
 
     def pids(self, process: FirstProcess, most: int) -> tuple[int, ...]:
-        """Return PIDs of a container's processes, at most `most`, so far as they have one here."""
-        folder = self._folder(process)
-        return tuple(islice(filter(None, _pids(folder)), most)) if folder else (process.pid,)
+        """Return PIDs of a container's processes, at most `most`, of FOLDERS_MAX cgroups, if they have one here."""
+        cgroups, found = self._cgroups(process), list[int]()
+        folders = chain.from_iterable(_below(self._folder(each), FOLDERS_MAX) for each in cgroups)
+        with suppress(OSError):
+            found.extend(islice(filter(None, _pids(islice(folders, FOLDERS_MAX))), most))
+        return tuple(found) if cgroups else (process.pid,)
 
     @property
     def _proc(self) -> Path:
@@ -147,11 +152,38 @@ class ContainerCgroups:
         """Return the usable hierarchies, the devices' first. Those of v1 list processes by the PIDs of the reader."""
         return tuple(each for each in CONTROLLERS if each in self._places and (self.same_pids or each == UNIFIED))
 
-    def _folder(self, process: FirstProcess) -> Path | None:
-        cgroup = process.cgroup
-        if cgroup is None or cgroup.controller not in self._visible():
-            return None
+    def _cgroups(self, process: FirstProcess) -> tuple[Cgroup, ...]:
+        known = filter(None, (process.cgroup, *process.others))
+        return tuple(each for each in known if each.controller in self._visible())
+
+    def _folder(self, cgroup: Cgroup) -> Path:
         return self._places[cgroup.controller] / cgroup.path.lstrip("/")
+
+    def _is_occupied(self, cgroup: Cgroup) -> bool:
+        """Return whether a cgroup or one below it has a process; it has none if it is gone."""
+        folder = self._folder(cgroup)
+        try:
+            if cgroup.controller == UNIFIED:
+                return "populated 1" in (folder / EVENTS).read_text()
+            return self._has_pids(folder)
+        except OSError as error:
+            return error.errno not in _GONE
+
+    def _has_pids(self, folder: Path) -> bool:
+        """Return whether a cgroup of v1 or one below it has a process. Raises: OSError.
+
+        If the first FOLDERS_MAX have none and there are more, a thread walks through all of them. Until a later call
+        takes its result, the answer is that there is a process.
+        """
+        if walk := self._walks.get(folder):
+            return not walk.done() or self._walks.pop(folder).result()
+        below = _below(folder, FOLDERS_MAX)
+        if any(_pids(islice(below, FOLDERS_MAX))):
+            return True
+        if next(below, None) is None:
+            return False
+        self._walks[folder] = self._thread.submit(lambda: any(_pids(_below(folder))))
+        return True
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> list[T]:
@@ -171,26 +203,70 @@ def _paths(line: str) -> list[tuple[str, str]]:
 
 
 def _own_cgroup(controller: str, path: str, container_id: ContainerId) -> Cgroup | None:
-    """Return the cgroup at the part of a path named after the container, or None if no part is, or none below here.
-
-    The name is `ID` by the driver cgroupfs, and `cri-containerd-ID.scope` by systemd, with the runtime's own word.
-    """
+    """Return the cgroup at the part of a path named after the container, or None if no part is, or none below here."""
     parts = path.split("/")
-    names = (part.removesuffix(".scope") for part in parts)
-    ends = (at for at, name in enumerate(names, 1) if name == container_id or _ends_with(name, container_id))
-    end = None if ".." in parts else next(ends, None)
-    return Cgroup(controller, "/".join(parts[:end])) if end else None
+    end = next((at for at, part in enumerate(parts, 1) if container_id in _ids(part)), None)
+    return Cgroup(controller, "/".join(parts[:end])) if end and ".." not in parts else None
 
 
-def _ends_with(name: str, container_id: ContainerId) -> bool:
-    """Return whether a cgroup's name is some word and the container's id, but not CRI-O's monitor, `crio-conmon-ID`."""
-    return name.endswith(f"-{container_id}") and not name.endswith(f"-conmon-{container_id}")
+def _ids(name: str) -> Iterator[str]:
+    """Yield what may be the id of a container in the name of its cgroup.
+
+    The name is `ID` by the driver cgroupfs, and `cri-containerd-ID.scope` by systemd, with the runtime's own word; an
+    id may have hyphens. `crio-conmon-ID` is of CRI-O's monitor.
+    """
+    name = name.removesuffix(".scope")
+    yield name
+    ends = (each.end() for each in re.finditer("-", name))
+    yield from (name[end:] for end in ends if not name.endswith("-conmon-", 0, end))
 
 
-def _pids(folder: Path) -> Iterator[int]:
-    """Yield PIDs of a cgroup and all below it, and 0 for a process without a PID here."""
-    for below, _, _ in os.walk(folder):
-        yield from map(int, (text_of(Path(below, "cgroup.procs")) or "").split())
+def _named_below(top: str, container_ids: Set[ContainerId]) -> Iterator[tuple[ContainerId, str]]:
+    """Yield the cgroups that are named after these containers, and lie below no other: whose each is, and its path."""
+    left = [top]
+    while left:
+        with suppress(OSError):  # such as for a path that is too long: no runtime made that cgroup
+            for each in _children(left.pop()):
+                ids = (id_ for id_ in map(ContainerId, _ids(each.name)) if id_ in container_ids)
+                if container_id := next(ids, None):
+                    yield container_id, each.path.removeprefix(top)
+                else:
+                    left.append(each.path)
+
+
+def _pids(folders: Iterable[str]) -> Iterator[int]:
+    """Yield PIDs of cgroups, and 0 for a process without a PID here. Raises: OSError."""
+    for folder in folders:
+        with _unless_gone():
+            yield from map(int, Path(folder, "cgroup.procs").read_text().split())
+
+
+def _below(top: Path, most: int | None = None) -> Iterator[str]:
+    """Yield the folder of a cgroup and those of all below it, or at least `most` of them if there are more.
+
+    Raises: OSError, such as for a path that is too long.
+    """
+    left = [str(top)]
+    while left:
+        folder = left.pop()
+        yield folder
+        left += [each.path for each in islice(_children(folder), most)]
+
+
+def _children(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the cgroups in a cgroup, none if it is gone. Raises: OSError."""
+    with _unless_gone(), os.scandir(folder) as entries:
+        yield from (each for each in entries if each.is_dir(follow_symlinks=False))
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Leave out a cgroup that was removed meanwhile. Raises: OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
 
 
 def _plain(path: str) -> str:

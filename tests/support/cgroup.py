@@ -24,26 +24,39 @@ class Cgroup(StrEnum):
 class OccupiedCgroup:
     """A cgroup of a name that a runtime would give it, and a process in one below it.
 
+    process: by default one that sleeps.
     Raises: KeyError: the controller's hierarchy is not here; OSError: it cannot be made.
     """
 
-    def __init__(self, controller: str, name: str) -> None:
+    def __init__(self, controller: str, name: str, process: subprocess.Popen[str] | None = None) -> None:
         self.top = hierarchies(mounts_of("self"))[controller] / f"nri-gpu-test-{os.getpid()}"
         self.own = self.top / name
         (self.own / "inner").mkdir(parents=True)
-        self.process = subprocess.Popen(["sleep", "600"])
-        (self.own / "inner" / "cgroup.procs").write_text(str(self.process.pid))
+        self.process = process or subprocess.Popen(["sleep", "600"], text=True)
+        self.move(self.own / "inner")
+
+    def move(self, cgroup: Path) -> None:
+        """Move the process."""
+        (cgroup / "cgroup.procs").write_text(str(self.process.pid))
 
     def end(self) -> None:
-        """End the process; the cgroup stays."""
+        """End the process; the cgroups stay."""
         self.process.kill()
         self.process.wait()
 
     def remove(self) -> None:
         self.end()
-        for each in (self.own / "inner", self.own, self.top):
-            if each.exists():
-                each.rmdir()
+        if self.top.exists():
+            remove_cgroup(self.top)
+
+
+def remove_cgroup(cgroup: Path) -> None:
+    """Remove a cgroup and all below it, however deep: os.walk nests a call for each level."""
+    folders = [cgroup]
+    for each in folders:
+        folders += (Path(entry) for entry in os.scandir(each) if entry.is_dir(follow_symlinks=False))
+    for each in reversed(folders):
+        each.rmdir()
 
 
 def host_cgroup() -> Cgroup:

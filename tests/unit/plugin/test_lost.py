@@ -126,6 +126,23 @@ async def test_one_that_started_while_no_daemon_ran_and_is_not_listed_is_lost(
     await until("the GPU to come free", lambda: not bench.plugin.ledger.usage())
 
 
+@pytest.mark.parametrize("outer", ["listed", "lost"])
+async def test_no_container_tells_of_another_by_the_name_of_a_cgroup_below_its_own(tmp_path: Path, outer: str) -> None:
+    """Whether it holds a GPU itself and is lost, or asks for nothing and is listed."""
+    other = nri.pod("other") if outer == "listed" else nri.asking("device=1", "other")
+    nested = tmp_path / "container-other-main" / ID
+    nested.mkdir(parents=True)
+    for each in (nested, nested.parent):
+        (each / EVENTS).write_text("populated 1\n")
+    bench = Bench(cgroups=ContainerCgroups([Mounted("0:1", "/", str(tmp_path), "cgroup2", frozenset())]))
+    bench.granted("device=0", "first")
+    made = nri.container(other)
+    reply = bench.create(other, made)
+    listed = [nri.running(nri.adjusted(made, reply), pid=0)] if outer == "listed" else []
+    bench.synchronize([other], listed)
+    assert ID not in bench.plugin.ledger.processes
+
+
 async def test_an_operator_hears_of_it_and_after_a_minute_no_pod_is_sent_there(bench: LostBench) -> None:
     with Log() as log:
         bench.end(Event.STOP_CONTAINER)

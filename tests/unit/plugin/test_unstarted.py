@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
+from pathlib import Path
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
 from nri_gpu.nri.subscription import Event
 from nri_gpu.policy.model import LedgerSettings, Policy
-from nri_gpu.system.cgroups import UNIFIED, ContainerCgroups
+from nri_gpu.system.cgroups import EVENTS, UNIFIED, ContainerCgroups, Mounted
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.plugin import Bench
@@ -28,7 +29,7 @@ class Cgroups(ContainerCgroups):
     def seen(self) -> bool:
         return self.visible
 
-    def named(self, container_ids: Iterable[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
+    def named(self, container_ids: Set[ContainerId], known: Set[ContainerId]) -> Mapping[ContainerId, FirstProcess]:
         return {each: FirstProcess(0, 0, Cgroup(UNIFIED, f"/crio-{each}.scope")) for each in container_ids}
 
     def lives(self, process: FirstProcess) -> bool:
@@ -41,9 +42,9 @@ class Cgroups(ContainerCgroups):
 class UnstartedBench(Bench):
     """A plugin with a container that was granted GPU 0 and never started, and whose grace is over."""
 
-    def __init__(self, runtime: str = "cri-o") -> None:
+    def __init__(self, runtime: str = "cri-o", cgroups: ContainerCgroups | None = None) -> None:
         self.cgroups = Cgroups()
-        super().__init__(Policy(ledger=LedgerSettings(created_grace_s=GRACE_S)), cgroups=self.cgroups)
+        super().__init__(Policy(ledger=LedgerSettings(created_grace_s=GRACE_S)), cgroups=cgroups or self.cgroups)
         self.plugin.runtime = runtime
         self.of = nri.asking("device=0", "first")
         self.create(self.of)
@@ -71,6 +72,22 @@ async def test_a_look_comes_by_itself_and_finds_its_cgroup_before_its_grace_is_o
     bench.clock.now -= GRACE_S
     await until("its cgroup to be known", lambda: ContainerId(ID) in bench.plugin.ledger.processes)
     bench.cgroups.left = 0
+    bench.plugin.unstarted.look()
+    assert bench.phases() == {ID: "created"}
+
+
+async def test_a_cgroup_of_its_name_that_comes_later_holds_it_too(tmp_path: Path) -> None:
+    """Such as its own, where a container of another runtime had made one of its name."""
+    bench = UnstartedBench(cgroups=ContainerCgroups([Mounted("0:1", "/", str(tmp_path), "cgroup2", frozenset())]))
+    bench.clock.now -= GRACE_S
+    foreign, own = (tmp_path / where / f"crio-{ID}.scope" for where in ("foreign", "kubepods"))
+    foreign.mkdir(parents=True)
+    (foreign / EVENTS).write_text("populated 1\n")
+    bench.plugin.unstarted.look()
+    (foreign / EVENTS).write_text("populated 0\n")
+    own.mkdir(parents=True)
+    (own / EVENTS).write_text("populated 1\n")
+    bench.clock.now += GRACE_S
     bench.plugin.unstarted.look()
     assert bench.phases() == {ID: "created"}
 

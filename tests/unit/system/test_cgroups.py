@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from nri_gpu.domain.container import Cgroup, ContainerId, FirstProcess
-from nri_gpu.system.cgroups import DEVICES, UNIFIED, ContainerCgroups, Mounted, hierarchies, mounts_of
+from nri_gpu.system.cgroups import (
+    DEVICES,
+    FOLDERS_MAX,
+    UNIFIED,
+    ContainerCgroups,
+    Mounted,
+    cgroups_of,
+    hierarchies,
+    mounts_of,
+)
 from nri_gpu.system.process import process_of
+from tests.support import threads
 from tests.support.cgroup import OccupiedCgroup
 from tests.support.waiting import wait_for
 
-ID = ContainerId("c0ffee")
+ID, OTHER = ContainerId("c0ffee"), ContainerId("decaf")
+WANTED = frozenset({ID})
 SCOPE = f"cri-containerd-{ID}.scope"
 MOUNTS = mounts_of("self")
 
 
 @pytest.fixture(params=[DEVICES, UNIFIED], ids=["v1", "v2"])
-def tree(request: pytest.FixtureRequest) -> Iterator[OccupiedCgroup]:
+def controller(request: pytest.FixtureRequest) -> str:
     if request.param not in hierarchies(MOUNTS) or os.geteuid():
         pytest.skip("this machine does not let us make cgroups of that generation")
-    made = OccupiedCgroup(request.param, SCOPE)
+    return str(request.param)
+
+
+@pytest.fixture
+def tree(controller: str) -> Iterator[OccupiedCgroup]:
+    made = OccupiedCgroup(controller, SCOPE)
     yield made
     made.remove()
 
@@ -35,13 +54,138 @@ def test_a_container_lives_as_long_as_a_process_is_in_its_cgroup_or_below(tree: 
     assert first
     assert first.cgroup
     assert first.cgroup.path == f"/{tree.top.name}/{SCOPE}"
-    assert cgroups.named([ID, ContainerId("other")])[ID].cgroup == first.cgroup
+    assert cgroups.named(WANTED | {OTHER}, frozenset()) == {ID: FirstProcess(0, 0, first.cgroup)}
     assert cgroups.lives(first)
     assert cgroups.pids(first, 8) == (tree.process.pid,)
     tree.end()
     assert not cgroups.lives(first)
     tree.remove()
     assert not cgroups.lives(first)  # gone is empty
+
+
+def test_it_lives_and_is_in_its_cgroup_though_its_first_thread_has_ended(controller: str) -> None:
+    tree = OccupiedCgroup(controller, SCOPE, threads.started())
+    try:
+        before = cgroups_of(tree.process.pid)
+        threads.end_first(tree.process.pid)
+        assert cgroups_of(tree.process.pid) == before
+        assert mounts_of(tree.process.pid) == MOUNTS
+        cgroups = ContainerCgroups(MOUNTS, same_pids=True)
+        first = cgroups.first_process(tree.process.pid, ID)
+        assert first
+        assert first.cgroup == Cgroup(controller, f"/{tree.top.name}/{SCOPE}")
+        assert cgroups.lives(first)
+        assert cgroups.pids(first, 8) == (tree.process.pid,)
+        tree.end()
+        assert not cgroups.lives(first)
+    finally:
+        tree.remove()
+
+
+def test_a_name_below_a_container_of_this_runtime_is_not_believed(tree: OccupiedCgroup) -> None:
+    cgroups = ContainerCgroups(MOUNTS, same_pids=True)
+    (tree.own / "inner" / OTHER).mkdir()
+    tree.move(tree.own / "inner" / OTHER)
+    assert cgroups.named(frozenset({OTHER}), WANTED) == {}
+    (found,) = cgroups.named(frozenset({OTHER}), frozenset()).values()  # as of a node that is a container
+    assert found.cgroup
+    assert found.cgroup.path == f"/{tree.top.name}/{SCOPE}/inner/{OTHER}"
+
+
+@pytest.mark.parametrize("ends_first", [0, 1])
+def test_of_several_cgroups_with_its_name_each_that_has_a_process_holds(tree: OccupiedCgroup, ends_first: int) -> None:
+    cgroups = ContainerCgroups(MOUNTS, same_pids=True)
+    for name in ("a", "empty"):
+        (tree.top / name / ID).mkdir(parents=True)
+    second = subprocess.Popen(["sleep", "600"], text=True)
+    try:
+        (tree.top / "a" / ID / "cgroup.procs").write_text(str(second.pid))
+        found = cgroups.named(WANTED, frozenset())[ID]
+        paths = {each.path for each in (found.cgroup, *found.others) if each}
+        assert paths == {f"/{tree.top.name}/{SCOPE}", f"/{tree.top.name}/a/{ID}"}
+        assert sorted(cgroups.pids(found, 8)) == sorted([tree.process.pid, second.pid])
+        processes = [tree.process, second]
+        for each in (processes[ends_first], processes[1 - ends_first]):
+            assert cgroups.lives(found)
+            each.kill()
+            each.wait()
+        assert not cgroups.lives(found)
+    finally:
+        second.kill()
+        second.wait()
+
+
+def test_it_lives_until_all_of_many_cgroups_below_its_own_were_looked_into(
+    controller: str, tree: OccupiedCgroup
+) -> None:
+    """On v2 the kernel counts them; on v1 one look reads so many, and a thread the rest."""
+    cgroups = ContainerCgroups(MOUNTS, same_pids=True)
+    first = cgroups.first_process(tree.process.pid, ID)
+    assert first
+    for number in range(FOLDERS_MAX + 1):
+        (tree.own / "inner" / str(number)).mkdir()
+    *_, last = walked(tree.own)
+    tree.move(last)
+    for _ in range(5):
+        assert cgroups.lives(first)
+        time.sleep(0.05)
+    tree.end()
+    assert ContainerCgroups(MOUNTS, same_pids=True).lives(first) is (controller == DEVICES)
+    wait_for("its end", lambda: not cgroups.lives(first), 5)
+
+
+def test_cgroups_below_each_other_are_looked_into_however_deep(tree: OccupiedCgroup) -> None:
+    cgroups = ContainerCgroups(MOUNTS, same_pids=True)
+    first = cgroups.first_process(tree.process.pid, ID)
+    assert first
+    deepest = tree.own / "inner"
+    for _ in range(sys.getrecursionlimit()):
+        deepest /= "a"
+        deepest.mkdir()
+    tree.move(deepest)
+    assert cgroups.named(WANTED, frozenset()) == {ID: FirstProcess(0, 0, first.cgroup)}
+    assert cgroups.named(frozenset({OTHER}), frozenset()) == {}
+    for _ in range(5):
+        assert cgroups.lives(first)
+        time.sleep(0.05)
+    tree.end()
+    wait_for("its end", lambda: not cgroups.lives(first), 5)
+
+
+def test_one_whose_cgroups_have_too_long_a_path_lives(tree: OccupiedCgroup) -> None:
+    """Nobody can look into them by their path, and a process may be there."""
+    cgroups = ContainerCgroups(MOUNTS, same_pids=True)
+    first = cgroups.first_process(tree.process.pid, ID)
+    assert first
+    names = ["a" * 250] * (os.pathconf("/", "PC_PATH_MAX") // 250 + 1)
+    with made_below(tree.own / "inner", names) as deepest:
+        tree.move(Path(f"/proc/self/fd/{deepest}"))
+        assert cgroups.lives(first)
+        assert cgroups.named(WANTED, frozenset()).keys() == WANTED
+        assert cgroups.named(frozenset({OTHER}), frozenset()) == {}
+        tree.end()
+
+
+def walked(cgroup: Path) -> Iterator[Path]:
+    """A cgroup and those below it, in the order of a walk."""
+    yield cgroup
+    for each in os.scandir(cgroup):
+        if each.is_dir():
+            yield from walked(Path(each))
+
+
+@contextmanager
+def made_below(top: Path, names: Sequence[str]) -> Iterator[int]:
+    """Make cgroups below each other, whose path may be too long; a descriptor of the last one."""
+    with ExitStack() as stack:
+        folder = os.open(top, os.O_RDONLY)
+        for name in names:
+            os.mkdir(name, dir_fd=folder)
+            stack.callback(os.close, folder)
+            stack.callback(os.rmdir, name, dir_fd=folder)
+            folder = os.open(name, os.O_RDONLY, dir_fd=folder)
+        stack.callback(os.close, folder)
+        yield folder
 
 
 def test_where_its_cgroup_is_not_seen_its_first_process_counts() -> None:
