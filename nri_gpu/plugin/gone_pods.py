@@ -82,9 +82,10 @@ class GonePods:
         pods = [each for each in self._listing.largest_pods(len(self._listing.pods)) if each.pod_id in self._containers]
         if not pods or not self.fault:
             return ""
+        names = listed((each.name for each in pods), NAMED)
         return (
-            f"pods that the runtime has no more may be counted (CRI, which would tell, cannot be asked: {self.fault}); "
-            f"a restart of nri-gpu counts anew; a list brought {listed((each.name for each in pods), NAMED)}"
+            f"pods of the runtime's list that are over may be counted, such as {names}: a restart of nri-gpu counts "
+            f"anew (CRI does not tell: {self.fault})"
         )
 
     def look(self) -> None:

@@ -183,11 +183,13 @@ class Sizes:
         if pod_bytes <= share or not (why := self._unsendable(more, pod_bytes)):
             return None
         self._later(self._gone.look)
-        advice = self._gone.advice()
+        # A refusal is clipped: what is to be done comes before what else is known.
+        over = self._gone.advice()
+        aside = over or f"{REMEDY}; the largest pods are {_named(self._listing.largest_pods(NAMED))}"
         sentence = (
             f"its pod comes to {pod_bytes} bytes, with which the runtime could not list the node's containers to "
             f"nri-gpu, and no GPU could be granted here ({why}): bring the pod below its share of {share} bytes "
-            f"(plugin.max_pods = {max_pods}; {REMEDY}){'; ' * bool(advice)}{advice}."
+            f"(plugin.max_pods = {max_pods}); {aside}."
         )
         return self._refused(Code.LIST_TOO_LARGE, request, sentence)
 
@@ -195,8 +197,7 @@ class Sizes:
         """Return why the runtime could not send the pod alone, the list as it is, or the list with `more`; or empty."""
         if pod_bytes > (most := message_max(splits=self._splits)):
             return f"a pod alone on its node has to go into one part of {most} bytes"
-        why = self._listing.fault(splits=self._splits) or self._listing.fault(splits=self._splits, more=more)
-        return why and f"{why}; the largest pods are {_named(self._listing.largest_pods(NAMED))}"
+        return self._listing.fault(splits=self._splits) or self._listing.fault(splits=self._splits, more=more)
 
     def _add(self, request: RequestSize, added_bytes: int) -> None:
         self._gone.created(request)
