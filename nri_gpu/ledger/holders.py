@@ -144,7 +144,9 @@ class Usage(Struct, frozen=True, dict=True):
         """Name the other pods and claims that keep this GPU from a container of that pod, by grant or allocation."""
         if not replace(self, external={}).held_from(mode, pod_uid):
             return ()
-        return (*(name for uid, name in self.pods.items() if uid != pod_uid), *self.idle_claims)
+        pods = {uid: name for uid, name in self.pods.items() if uid != pod_uid}
+        claims = (each.claim for each in self.claims.values() if pod_uid not in each.claim.pods)
+        return (*pods.values(), *(claim.called for claim in claims if claim.pods.keys().isdisjoint(pods)))
 
     def held_from_claim(self, claim: PreparedClaim, mode: Mode) -> bool:
         """Return whether holders other than the claim's pods keep this GPU from the claim."""

@@ -28,7 +28,8 @@ from tests.support import threads
 from tests.support.cgroup import OccupiedCgroup
 from tests.support.waiting import wait_for
 
-ID, OTHER = ContainerId("c0ffee"), ContainerId("decaf")
+# All cgroups of the machine are looked through, and other workers make some, too.
+ID, OTHER = ContainerId(f"c0ffee{os.getpid()}"), ContainerId(f"decaf{os.getpid()}")
 WANTED = frozenset({ID})
 SCOPE = f"cri-containerd-{ID}.scope"
 MOUNTS = mounts_of("self")
@@ -211,6 +212,7 @@ def test_where_its_cgroup_is_not_seen_its_first_process_counts() -> None:
         (f"0::/kubepods.slice/crio-conmon-{ID}.scope", None),  # of its monitor
         (f"5:devices:/{ID}", None),  # whose list of PIDs would be empty for us
     ],
+    ids=["cgroupfs", "systemd", "above", "longer", "no hyphen", "a monitor", "v1"],
 )
 def test_what_a_pod_sees_by_the_hosts_proc(tmp_path: Path, line: str, path: str | None) -> None:
     """Without the host's PIDs: by a second /proc, and only where the cgroup is the container's."""
