@@ -26,7 +26,7 @@ from nri_gpu.ttrpc import OK
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
-from tests.support.nri_messages import FLAVOURS, NRI_0_10, NRI_0_12, REQUEST_TIMEOUT_NS, Flavour
+from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_10, NRI_0_12, REQUEST_TIMEOUT_NS, Flavour
 from tests.support.plugin import ServedPlugin
 from tests.support.scripted_runtime import until
 
@@ -263,6 +263,18 @@ async def test_a_runtime_that_lists_nothing_for_long_is_waited_for(folder: Path,
         await runtime.synchronize()
         assert await runtime.event(Event.RUN_POD_SANDBOX, nri.pod()) == OK
         assert (served.ready, served.away) == (1, [UNLISTED])
+
+
+async def test_a_runtime_that_has_nothing_to_wait_for_is_not_waited_for(folder: Path, log: Log) -> None:
+    """As containerd 1.7.24, which keeps open what it could not synchronize, and calls it never."""
+    async with ServedPlugin(folder, limits=ConnectionLimits(synchronize_s=0.05, cut_short_waits_s=(0.01,))) as served:
+        for _ in range(2):
+            runtime = await served.listener.accept()
+            await runtime.register(NRI_0_6)
+            await runtime.ended()
+        await served.connected(NRI_0_6)
+        assert "it has sent no part of its list" in served.away[-1]
+    assert not log.said("runtime does not list its containers yet")
 
 
 async def test_stopping_answers_what_is_in_flight(folder: Path, log: Log) -> None:
