@@ -25,6 +25,10 @@ Reply = TypeVar("Reply", bound=Message)
 
 CDI_KNOWN_S: Final = 5.0
 CALL_TIMEOUT_S: Final = 60.0
+# A string that the wire has as bytes that are no UTF-8, of the same length: Python's protobuf refuses to write such a
+# string, and to read one. Go's CRI of some releases does both.
+NOT_UTF8: Final = "<not UTF-8>"
+NOT_UTF8_BYTES: Final = b"\xff" * len(NOT_UTF8)
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),  # bytes; a verbose status carries a whole OCI spec
     # A restarted containerd must be found again at once; gRPC's own first pause is a second.
@@ -265,8 +269,8 @@ class Cri:
     ) -> Reply:
         call: Callable[..., Reply] = self._channel.unary_unary(
             f"/runtime.v1.{service}/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=reply.FromString,
+            request_serializer=lambda sent: sent.SerializeToString().replace(NOT_UTF8.encode(), NOT_UTF8_BYTES),
+            response_deserializer=lambda read: reply.FromString(read.replace(NOT_UTF8_BYTES, NOT_UTF8.encode())),
         )
         try:
             return call(request, timeout=timeout_s)
