@@ -44,7 +44,7 @@ def test_its_pod_is_named_and_once_it_is_gone_both_connect(
     asking = launch.with_policy(f'schema = 1\n[guard]\ncri_socket = "{node.cri_socket}"\n')
     node.cri.run_pod(PodSpec(name="innocent"))
     odd = make(node, "odd")
-    with NriGpu(asking) as daemon, NriGuard(asking) as guard:
+    with NriGpu(asking) as daemon, NriGuard(asking, asking.policy) as guard:
         for process in (daemon, guard):
             said = process.wait_logged(odd.id, NAMED_S)
             assert GIVEN_UP in said
@@ -61,7 +61,7 @@ def test_its_pod_is_named_and_once_it_is_gone_both_connect(
 def test_without_cri_it_is_said_how_to_find_it(node: Containerd, launch: Launch, tmp_path: Path) -> None:
     odd_pod(node, "odd")
     asking = launch.with_policy(f'schema = 1\n[guard]\ncri_socket = "{tmp_path}/none.sock"\n')
-    with NriGpu(asking) as daemon, NriGuard(asking) as guard:
+    with NriGpu(asking) as daemon, NriGuard(asking, asking.policy) as guard:
         for process in (daemon, guard):
             said = process.wait_logged(GIVEN_UP, NAMED_S)
             assert "crictl" in said
