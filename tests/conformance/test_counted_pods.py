@@ -13,7 +13,7 @@ import pytest
 from tests.conformance.conftest import launch_on
 from tests.conformance.test_request_size import environment, labels
 from tests.support.containerd import Containerd
-from tests.support.cri import CriError, Pod
+from tests.support.cri import CriError, Pod, PodId
 from tests.support.daemon import NriGpu
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
@@ -50,7 +50,7 @@ def leave_pods_behind(node: Containerd, daemon: NriGpu) -> None:
     node.restart()
     daemon.wait_session(2)
     for pod in node.cri.pods():
-        node.cri.remove_pod(pod.id)
+        node.cri.remove_pod(PodId(pod.id))
 
 
 def large(node: Containerd, name: str = "large") -> tuple[Pod, ContainerSpec]:

@@ -157,8 +157,10 @@ class Cri:
         request = pb.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)
         return ContainerId(self._call("CreateContainer", request, pb.CreateContainerResponse).container_id)
 
-    def start(self, container: ContainerId) -> None:
-        self._call("StartContainer", pb.StartContainerRequest(container_id=container), pb.StartContainerResponse)
+    def start(self, container: ContainerId, deadline_s: float | None = None) -> None:
+        """deadline_s: that the runtime alone keeps, as for a caller that is too slow to cancel; None: none such."""
+        request = pb.StartContainerRequest(container_id=container)
+        self._call("StartContainer", request, pb.StartContainerResponse, deadline_s=deadline_s)
 
     def run(self, pod: Pod, spec: ContainerSpec | None = None) -> ContainerId:
         """Create and start."""
@@ -266,6 +268,7 @@ class Cri:
         timeout_s: float = CALL_TIMEOUT_S,
         *,
         service: str = "RuntimeService",
+        deadline_s: float | None = None,
     ) -> Reply:
         call: Callable[..., Reply] = self._channel.unary_unary(
             f"/runtime.v1.{service}/{method}",
@@ -273,6 +276,8 @@ class Cri:
             response_deserializer=lambda read: reply.FromString(read.replace(NOT_UTF8_BYTES, NOT_UTF8.encode())),
         )
         try:
+            if deadline_s:
+                return call(request, metadata=(("grpc-timeout", f"{deadline_s * 1000:.0f}m"),))
             return call(request, timeout=timeout_s)
         except grpc.RpcError as fault:
             # The exception is also the finished call, hence code() and details().
