@@ -86,6 +86,6 @@ def test_without_cri_the_refusal_says_what_to_do(fresh_node: Containerd, tmp_pat
         pod, spec = large(fresh_node)
         with pytest.raises(CriError, match=rf"{REFUSED}.*a restart of nri-gpu counts anew") as caught:
             fresh_node.cri.create(pod, spec)
-        assert "default/gone0" in caught.value.details
+        assert "such as default/gone" in caught.value.details
         daemon.restart()
         fresh_node.cri.run(pod, spec)
