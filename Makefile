@@ -84,7 +84,8 @@ conformance: $(READY) ## all tests on real containerds, whole on each; on others
 	$(PYTEST) --everywhere $(if $(CONTAINERDS),--containerds $(CONTAINERDS)) tests/conformance
 
 chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
-	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py
+	NRI_GPU_CHAOS=1000 NRI_GPU_LATE=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py \
+		tests/conformance/test_late_calls.py
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, guided by the code it reaches, a minute each
 	$(BIN)/python -m tests.fuzz --seconds 60

@@ -1,7 +1,9 @@
 """Slow stops beside a plugin that registers, and calls whose deadline is over when their turn comes (containerd#14083).
 
 NRI then throws daemon and guard out together, and what waits with such a call goes on unasked: it is reported and
-ended. What the kubelet allocated never starts without our reply. NRI_GPU_LATE says how many CRI calls are made.
+ended. What the kubelet allocated never starts without our reply.
+
+`make chaos` has more of it: NRI_GPU_LATE says how many CRI calls are made.
 """
 
 import asyncio
