@@ -1,4 +1,4 @@
-"""Whether the plugins may stay away for a while, where the runtime keeps them waiting.
+"""A pause before the plugins register again, where the runtime kept them waiting and being away opens nothing.
 
 While a plugin waits for the end of a container that is stopped slowly, containerd creates nothing on the node, and a
 plugin that lost its connection meanwhile waits for the next such end (containerd#14083): pods that end slowly, one
