@@ -31,8 +31,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "bug: connection to the runtime ended": ("A bug in nri-gpu ended the connection.", REPORT),
         "no connection survives Synchronize": (
-            "The runtime cannot send its list of containers, so no container is granted a GPU: the list is too large, "
-            "or a label or annotation is not UTF-8.",
+            "The runtime cannot send its list of containers: it is too large, or a label or annotation is not UTF-8.",
             "Remove the pods that the line names; docs/guard.md says how to find them where it names none.",
         ),
         "the list of containers is too large for the runtime": (
@@ -40,13 +39,11 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Remove the pods that the line names, or make their environments and annotations smaller.",
         ),
         "CRI does not tell which pods are over": (
-            "Pods that containerd had before its restart, and has no more, count for the size of its list, and its CRI "
-            "socket, which would tell, does not answer or is another runtime's.",
+            "Pods of before a restart of containerd count for its list, and its CRI does not tell which are gone.",
             "Set guard.cri_socket to the runtime's CRI socket, or restart nri-gpu, which counts anew.",
         ),
         "whether being away opens nothing is not written": (
-            "The guard reads in the state folder whether it may put off its registration, and the file cannot be "
-            "written: it registers at once.",
+            "The file that lets the guard put off a registration cannot be written or removed.",
             MAKE_ROOM,
         ),
         "container is too large to be created again": (
@@ -98,9 +95,8 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Delete its pod so that it is re-created, or set guard.stop_ungranted = true.",
         ),
         "container runs on GPUs that another pod holds": (
-            "The container was created, its GPUs went to another pod before it started, and then it was started while "
-            "neither the daemon nor the guard was connected. It is killed through CRI.",
-            "Delete its pod, which the line names, if the next line says that the container was not stopped.",
+            "Its GPUs went to another pod before it was started, with nobody connected; it is killed through CRI.",
+            "Delete its pod if a further line says that the container was not stopped.",
         ),
         "container runs with a grant that is not valid": (
             "Its grant was signed with another key, or is forged.",
