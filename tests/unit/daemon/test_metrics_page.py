@@ -183,10 +183,10 @@ def test_ten_thousand_holders_are_the_most_and_only_those_of_now() -> None:
     assert few.samples.keys() == scrape(ledger=ledger(entry(at, UUIDS[:1]) for at in range(3))).samples.keys()
 
 
-def test_a_page_is_short_and_a_scrape_takes_less_than_50_ms() -> None:
+def test_a_page_is_short_and_a_scrape_takes_less_than_100_ms() -> None:
     now = view(ledger=ledger(entry(at, UUIDS[at % 4 :][:1]) for at in range(HOLDERS)))
     assert min(longest_page_s(now) for _ in range(3)) < 0.005
-    assert min(sum(page_times(now)) for _ in range(5)) < 0.05
+    assert min(sum(page_times(now)) for _ in range(5)) < 0.1
 
 
 def longest_page_s(now: View) -> float:
