@@ -115,7 +115,7 @@ class GonePods:
                 listing.drop_container(container_id)
         for pod_id in gone:
             self._over(pod_id)
-        logger.bind(pods=len(gone)).info("pods that are over are not counted any more")
+        logger.bind(pods=len(gone)).info("counted pods without those that are over")
         self._counted()
 
     def _is_ours(self, found: CriList) -> bool:

@@ -38,6 +38,10 @@ UNLISTED: Final = (
     "registered, but the runtime has not listed its containers yet: containerd waits for a container that it is "
     "stopping, up to the pod's grace period, and creates and starts none until then"
 )
+PUT_OFF: Final = (
+    "the runtime held the last registration back, so it may create containers before the next one; what the kubelet or "
+    "a claim allocated cannot start meanwhile (docs/kubernetes.md)"
+)
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
     "take nri-gpu out of the runtime's plugin folder and run it as a service"
@@ -110,13 +114,13 @@ class Supervisor:
             missing, wait_s = False, 0.0
             try:
                 wait_s = await self._session(path=str(path))
+                await self._stay_away()
             except OSError as error:
                 missing = error.errno == errno.ENOENT
                 self._report(explain(error, path), path)
             if self._was_ready or missing:
                 self._backoff.reset()
                 self._was_ready = False
-            await self._stay_away()
             if not self._stopping:
                 await (_socket_appears(path) if missing else asyncio.sleep(wait_s or self._backoff.next_s()))
 
@@ -204,9 +208,12 @@ class Supervisor:
 
     async def _stay_away(self) -> None:
         """Let the runtime create containers before we register again, if that had to wait, and being away is safe."""
-        waits_s = self._limits.held_back_waits_s
-        loop = asyncio.get_running_loop()
-        until = loop.time() + waits_s[min(self._held_back, len(waits_s)) - 1] if self._held_back else 0.0
+        if not (self._held_back and self._away_opens_nothing()) or self._stopping:
+            return
+        logger.bind(fault=PUT_OFF).info("registration put off")
+        self._followers.away(PUT_OFF)
+        loop, waits_s = asyncio.get_running_loop(), self._limits.held_back_waits_s
+        until = loop.time() + waits_s[min(self._held_back, len(waits_s)) - 1]
         # Policy and grants change meanwhile, and each may end it.
         while loop.time() < until and self._away_opens_nothing() and not self._stopping:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)

@@ -22,7 +22,7 @@ OLD: Final = nri.pod("old", annotations={"filler": "x" * 300_000})  # from befor
 NEW: Final = nri.pod("new")
 LARGE: Final = 200_000  # bytes
 MANY: Final = 40  # of these and one of another pod are no list that a runtime can send
-IS_COUNTED: Final = "pods that are over are not counted any more"
+IS_COUNTED: Final = "counted pods without those that are over"
 
 
 def large(of: pb.PodSandbox, number: int) -> pb.Container:

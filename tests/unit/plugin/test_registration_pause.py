@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.plugin.guard import DaemonState
 from nri_gpu.plugin.registration_pause import FILE, AwayFile
+from nri_gpu.plugin.supervisor import PUT_OFF
 from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
@@ -44,6 +45,7 @@ async def test_when_the_next_registration_waits(
         runtime.close()
         await served.connected()
         assert (time.monotonic() - began >= PAUSE_S) is waits
+        assert (served.away[-1] == PUT_OFF) is waits
 
 
 def test_the_file_says_what_holds_now(folder: Path, log: Log) -> None:
