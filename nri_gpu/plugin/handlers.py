@@ -441,7 +441,8 @@ class Plugin:
         return container_id in self.ledger.entries or container_id in self.ledger.live
 
     def _runs(self, change: Lifecycle) -> Reply:
-        self.apply(PostStarted(self._needs.clock(), change.container_id))
+        if change.container_id in self.ledger.starting:
+            self.apply(PostStarted(self._needs.clock(), change.container_id))
         return EMPTY
 
     def _stopped(self, change: Lifecycle) -> Reply:
