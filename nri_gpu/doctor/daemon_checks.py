@@ -158,7 +158,9 @@ def cri_findings(process: str, fault: str) -> Iterator[Finding]:
     """Check whether a process of ours can ask the runtime's CRI."""
     if fault:
         what = f"{process} cannot ask the runtime's CRI ({fault}): {WITHOUT}"
-        yield warning("CRI", what, "# set guard.cri_socket to the runtime's CRI socket; in a pod, mount it there, too")
+        yield warning(
+            "CRI", what, "# set guard.cri_socket; in the chart, guard.criDir and health.criDir mount the socket"
+        )
 
 
 def _able(status: DaemonStatus) -> Iterator[Finding]:
