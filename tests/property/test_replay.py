@@ -141,7 +141,7 @@ def test_unchanged_it_is_identical(story: list[Step]) -> None:
     replay = Replay(lambda name, _: recorder.policies[int(name)])
     for compared in recorder.compared(replay):
         assert compared.recorded == compared.now
-    assert replay.ledger == recorder.ledger
+    assert replay.ledger == replace(recorder.ledger, starting={})  # which no decision needs
 
 
 @given(steps, st.data())
@@ -157,7 +157,7 @@ def test_decisions_that_are_cut_or_left_out_change_no_other(story: list[Step], d
     replay = Replay(lambda name, _: recorder.policies[int(name)])
     for compared in recorder.compared(replay):
         assert compared.recorded == compared.now
-    assert replay.ledger == recorder.ledger
+    assert replay.ledger == replace(recorder.ledger, starting={})  # which no decision needs
 
 
 letters = st.text(min_size=1, max_size=3)
