@@ -45,17 +45,6 @@ class DifferentDecision(Struct, frozen=True, kw_only=True):
     now: RecordedAnswer
 
 
-class PassedOverDecisions(Struct, frozen=True, kw_only=True):
-    """Decisions that the log does not have whole. at_s: as above. container: empty where there are several."""
-
-    at_s: float
-    namespace: str
-    pod: str
-    container: str
-    decisions: int
-    why: str
-
-
 class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/replay/v1", omit_defaults=True):
     """The comparison: how many decisions were computed again, which differ, and how many lines are no records.
 
@@ -65,7 +54,7 @@ class ReplayDocument(Struct, frozen=True, tag_field="schema", tag="nri-gpu/repla
     decisions: int
     unreadable_lines: int
     different: tuple[DifferentDecision, ...]
-    passed_over: tuple[PassedOverDecisions, ...] = ()
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,9 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 different.append(compared)
     except OSError as error:
         raise CommandError(Exit.CONFIGURATION, error) from None
-    document = ReplayDocument(
-        decisions, unreadable, tuple(map(_different, different)), tuple(map(_passed_over, passed_over))
-    )
+    document = ReplayDocument(decisions, unreadable, tuple(map(_different, different)), tuple(passed_over))
     answer(args, document, _lines(decisions, different, passed_over))
     return Exit.FINDING if different or unreadable else Exit.OK
 
@@ -124,7 +111,7 @@ def _read_policy(name: str, text: str) -> Policy:
 
 def _lines(decisions: int, different: list[Compared], passed_over: list[PassedOver]) -> Iterator[Line]:
     for over in passed_over:
-        yield Line(f"{_time(over.at)} {over.namespace}/{over.pod} {over.container}".rstrip(), Tone.HEAD)
+        yield Line(f"{_time(over.at_s)} {over.namespace}/{over.pod} {over.container}".rstrip(), Tone.HEAD)
         yield Line(f"  passed over: {over.why}", Tone.WARN)
     for each in different:
         pod = each.container.pod
@@ -159,15 +146,4 @@ def _different(each: Compared) -> DifferentDecision:
         container_id=each.container.id,
         recorded=each.recorded,
         now=each.now,
-    )
-
-
-def _passed_over(each: PassedOver) -> PassedOverDecisions:
-    return PassedOverDecisions(
-        at_s=each.at,
-        namespace=each.namespace,
-        pod=each.pod,
-        container=each.container,
-        decisions=each.decisions,
-        why=each.why,
     )

@@ -117,7 +117,7 @@ def validate_adjusted(
         return reason
     if isinstance(signed, SignedGrant) and (reason := validate_nodes(container, signed, adjusted)):
         return reason
-    if policy.foreign.monitors.match(f"{container.pod.namespace}/{container.pod.name}"):  # it may open every GPU
+    if policy.foreign.monitors.match(container.pod.full_name):  # it may open every GPU
         return None
     if not ungranted and (not isinstance(signed, SignedGrant) or (signed.of_nothing and is_ignored(container, policy))):
         return None

@@ -173,12 +173,10 @@ class Ledger(Struct, frozen=True):
 
     def held_against(self, grant: Grant) -> Mapping[GpuUuid, tuple[str, ...]]:
         """Map the GPUs of a container's grant that others hold in a mode which does not go with it to these others."""
-        usage = self.without_containers({grant.container_id}).usage() if grant.mode else {}
-        found = {
-            uuid: usage[uuid].held_against(grant.mode, grant.pod_uid)
-            for uuid in grant.held
-            if grant.mode and uuid in usage
-        }
+        if grant.mode is None:
+            return {}
+        usage = self.without_containers({grant.container_id}).usage()
+        found = {uuid: usage[uuid].held_against(grant.mode, grant.pod_uid) for uuid in grant.held if uuid in usage}
         return {uuid: others for uuid, others in found.items() if others}
 
     def holders_by_request(self) -> frozenset[ContainerId]:

@@ -59,8 +59,7 @@ def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> 
         staged |= staged_below(stage_dir, [mount.source for mount in edits.mounts.values()])
     if not numbers and not staged:
         return None
-    pod = f"{container.pod.namespace}/{container.pod.name}"
-    return Live(container.id, container.name, container.pod.id, pod, numbers, staged)
+    return Live(container.id, container.name, container.pod.id, container.pod.full_name, numbers, staged)
 
 
 def seen(ledger: Ledger, inventory: Inventory, monitors: Monitors = NO_MONITORS) -> Ledger:

@@ -62,8 +62,8 @@ class GonePods:
             self._containers[pod.id].add(container.id)
             self._emptied.discard(pod.id)
         elif not container:
-            named = (id_ for id_, each in self._listing.pods.items() if each.full_name == pod.full_name)
-            for id_ in [each for each in named if each in self._containers and each != pod.id]:
+            counted = self._containers.keys() & self._listing.pods.keys() - {pod.id}
+            for id_ in [each for each in counted if self._listing.pods[each].full_name == pod.full_name]:
                 self._over(id_)
 
     def removed(self, request: RequestSize) -> None:

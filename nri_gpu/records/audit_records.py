@@ -199,9 +199,12 @@ class Compared(Struct, frozen=True):
 
 
 class PassedOver(Struct, frozen=True):
-    """Decisions that the log does not have whole. container: empty where there are several. why: a clause."""
+    """Decisions that the log does not have whole. container: empty where there are several. why: a clause.
 
-    at: float
+    at_s: seconds since the epoch.
+    """
+
+    at_s: float
     namespace: str
     pod: str
     container: str

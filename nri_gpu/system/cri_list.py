@@ -53,20 +53,20 @@ def cri_list(version: bytes, sandboxes: bytes, containers: bytes) -> CriList:
     ended: set[ContainerId] = set()
     not_utf8: dict[PodId, None] = {}
     for entry in _entries(sandboxes):
-        texts = dict(_texts(entry, _SANDBOX))
+        texts, valid = _read(entry, _SANDBOX)
         pod_id = PodId(_shown(texts, (1,), _ID_MAX))
         pods[pod_id] = f"{_shown(texts, (2, 3))}/{_shown(texts, (2, 1))}"
-        if not _is_utf8(entry, _SANDBOX):
+        if not valid:
             not_utf8[pod_id] = None
     for entry in _entries(containers):
-        texts = dict(_texts(entry, _CONTAINER))
+        texts, valid = _read(entry, _CONTAINER)
         container_id, pod_id = ContainerId(_shown(texts, (1,), _ID_MAX)), PodId(_shown(texts, (2,), _ID_MAX))
         pod_of[container_id] = pod_id
         if any(field.number == _STATE and field.value == _ENDED for field in fields(entry)):
             ended.add(container_id)
-        if not _is_utf8(entry, _CONTAINER):
+        if not valid:
             not_utf8[pod_id] = None
-    return CriList(_shown(dict(_texts(version, _VERSION)), (3,)), pods, pod_of, frozenset(ended), tuple(not_utf8))
+    return CriList(_shown(_read(version, _VERSION)[0], (3,)), pods, pod_of, frozenset(ended), tuple(not_utf8))
 
 
 def _entries(answer: bytes) -> Iterator[bytes]:
@@ -84,11 +84,15 @@ def _texts(message: bytes, shape: _Shape, place: tuple[int, ...] = ()) -> Iterat
             yield here, data
 
 
-def _is_utf8(entry: bytes, shape: _Shape) -> bool:
+def _read(message: bytes, shape: _Shape) -> tuple[Mapping[tuple[int, ...], bytes], bool]:
+    """Return the texts of a message, of those at one place the last, and whether all of them are UTF-8."""
+    texts = [*_texts(message, shape)]
     try:
-        return all(isinstance(text.decode(), str) for _, text in _texts(entry, shape))
+        for _, text in texts:
+            text.decode()
     except UnicodeDecodeError:
-        return False
+        return dict(texts), False
+    return dict(texts), True
 
 
 def _shown(texts: Mapping[tuple[int, ...], bytes], place: tuple[int, ...], most: int = _NAME_MAX) -> str:
