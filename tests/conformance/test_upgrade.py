@@ -74,6 +74,7 @@ class Node:
             assert process.ended() is not None or process.terminate() == 0
             _start(process, version)
             self.check()
+        self.daemon.wait_staged()
 
     def run(self, name: str, claim: str, namespace: str = "default") -> None:
         """A container that must go on running."""
