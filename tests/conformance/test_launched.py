@@ -166,6 +166,7 @@ def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugi
 
     plugin.node.restart()
     assert "grants=1" in plugin.journal.wait("ledger rebuilt", 2)["MESSAGE"]
+    plugin.journal.wait("driver files staged", 2)
     assert plugin.pid != first
     assert plugin.node.cri.status(survivor).state == "RUNNING"
     assert re.search(r"\[gpu-busy\].*default/survivor", plugin.refused("device=1"))
