@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
 from nri_gpu.cli.render import answer, lines
-from nri_gpu.cli.yaml_documents import BYTES_MAX, too_large
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.topology import links_among
 from nri_gpu.domain.container import Container, Pod
@@ -34,6 +33,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.records.policy_file import load_policy
 from nri_gpu.system.cpu import why_no_hwcaps
+from nri_gpu.system.yaml_documents import BYTES_MAX, too_large
 
 
 class Explained(Struct, frozen=True):

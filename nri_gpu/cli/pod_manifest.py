@@ -11,13 +11,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.cli.yaml_documents import CONTAINERS_MAX, PODS_MAX, read_documents, too_many
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.errors import CommandError, Exit
 from nri_gpu.domain.mps import SHM_PLACE
 from nri_gpu.domain.names import BASE_KEY, KEY_PREFIX
 from nri_gpu.domain.text import listed, quoted, shown
 from nri_gpu.nri.convert import read_env
+from nri_gpu.system.yaml_documents import CONTAINERS_MAX, PODS_MAX, read_documents, too_many
 
 _COUNTED: Final = ("cpu", "memory")  # other resources give no class (kubernetes: pkg/apis/core/v1/helper/qos)
 _QUANTITY: Final = re.compile(
