@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec import Struct
+
 from nri_gpu.cdi.specification import KIND
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import CommandError, NriGpuError
+from nri_gpu.domain.text import listed
 from nri_gpu.system.storage import text_of, write_whole
+from nri_gpu.system.yaml_documents import read_documents
 
 SUFFIXES: Final = (".json", ".yaml")  # runtimes read no others (cncf-tags/container-device-interface: pkg/cdi/cache.go)
-# Where runtimes look by default. If two files name a device, the one in the later folder wins.
+# Where runtimes look by default, the folder that counts most last.
 STANDARD: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
 FILE_MODE: Final = 0o644  # rootless runtimes read it too
 READ_MAX: Final = 1 << 20  # bytes
+# Its udev rule starts even a disabled unit (NVIDIA/nvidia-container-toolkit: deployments/udev).
+MASK: Final = "systemctl mask --now nvidia-cdi-refresh.service nvidia-cdi-refresh.path"
 
 
 class SpecFileError(NriGpuError):
     """A failure to write or remove the specification. Says which and why."""
+
+
+class OverlapError(NriGpuError):
+    """A file beside the specification has names of it, so that neither would serve them. Names both files."""
 
 
 class SpecFile:
@@ -52,34 +64,78 @@ class SpecFile:
             raise SpecFileError(f"{self.path} cannot be removed: {error.strerror}") from error
         return True
 
-    def conflicts(self, folders: Iterable[Path]) -> Iterator[str]:
-        """Yield a sentence for each other specification of our kind, in its own folder and in `folders`."""
-        own = self.path.parent.resolve()
-        for folder in sorted({own, *(folder.resolve() for folder in folders)}):
-            for path in spec_files(folder):
-                if path == own / self.path.name or not (text := _describes(self._kind, path)):
-                    continue
-                what = f"{path} describes {self._kind} too" + (", with hooks" if "hookName" in text else "")
-                if folder == own:
-                    yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
-                else:
-                    yield f"{what}: if both name a device, the file in the later folder of the runtime's list wins"
-
 
 def spec_files(folder: Path) -> list[Path]:
     """Return the files of a folder that runtimes read."""
     return sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
 
 
-def _describes(kind: str, path: Path) -> str:
-    """Return the text of a specification of that kind; empty where the file is none, or cannot be read.
+class _Device(Struct, frozen=True):
+    name: str | int  # YAML takes 0 without quotes for a number
 
-    Of YAML only the line with the kind is looked for.
+
+class _Specification(Struct, frozen=True):
+    kind: str
+    devices: tuple[_Device, ...] = ()
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the names of our kind of devices in a specification, JSON or YAML, or none if the text is no such file."""
+    try:
+        found = msgspec.convert(read_documents(text, "")[0], _Specification)
+    except (CommandError, msgspec.ValidationError):
+        return frozenset()
+    return frozenset(str(device.name) for device in found.devices if found.kind == KIND)
+
+
+def names_of(path: Path) -> frozenset[str]:
+    """Return the names of our kind of devices in a file, or none if it cannot be read."""
+    return names_in(text_of(path, READ_MAX, "utf-8") or "")
+
+
+class Overlap(Struct, frozen=True):
+    """Device names that two files have. counts: the file from which runtimes take them, or None for neither."""
+
+    files: tuple[Path, Path]
+    names: frozenset[str]
+    counts: Path | None
+
+    def __str__(self) -> str:
+        one, other = self.files
+        both = f"{one} and {other} both name {listed(f'{KIND}={name}' for name in sorted(self.names))}"
+        if self.counts is None:
+            return f"{both}: runtimes resolve no name that two files of one folder have"
+        return f"{both}: runtimes take what {self.counts} says, since its folder comes later"
+
+
+def overlaps(own: Path, names: Collection[str], folders: Sequence[Path]) -> Iterator[Overlap]:
+    """Yield the overlaps of a specification, there or to be written, with others in its folder and in `folders`.
+
+    names: its devices. folders: as the runtime lists them. A folder's order to one that is not listed is not known, so
+    such a pair is left out. Source: cncf-tags/container-device-interface, pkg/cdi/cache.go (refresh).
     """
+    spelled = {folder.resolve(): folder for folder in (*folders, own.parent)}
+    order, place = [folder.resolve() for folder in folders], own.parent.resolve()
+    for real, folder in spelled.items():
+        paths = (path for path in spec_files(folder) if (real, path.name) != (place, own.name))
+        found = {path: shared for path in paths if (shared := names_of(path).intersection(names))}
+        if real != place:
+            # What two files of an earlier folder name is not resolved, even if a later folder names it too.
+            for one, other in combinations(found, 2):
+                if twice := found[one] & found[other]:
+                    yield Overlap((one, other), twice, None)
+        for path, shared in found.items():
+            if real == place:
+                yield Overlap((own, path), shared, None)
+            elif {real, place} <= {*order}:
+                yield Overlap((own, path), shared, max(own, path, key=lambda each: order.index(each.parent.resolve())))
+
+
+def _describes(kind: str, path: Path) -> bool:
+    """Return whether a file is a specification of that kind. Of YAML only the line with the kind is looked for."""
     text = text_of(path, READ_MAX, "utf-8") or ""
     try:
         document = json.loads(text)
-        found = isinstance(document, dict) and document.get("kind") == kind
+        return isinstance(document, dict) and document.get("kind") == kind
     except (ValueError, RecursionError):
-        found = bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))
-    return text if found else ""
+        return bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))

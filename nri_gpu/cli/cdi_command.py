@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, specification_text
-from nri_gpu.cdi.spec_file import STANDARD, SUFFIXES, SpecFile, SpecFileError
+from nri_gpu.cdi.spec_file import (
+    MASK,
+    STANDARD,
+    SUFFIXES,
+    OverlapError,
+    SpecFile,
+    SpecFileError,
+    names_in,
+    names_of,
+    overlaps,
+)
 from nri_gpu.domain.errors import CommandError, DriverError, Exit, InventoryError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory, Loader
@@ -26,7 +36,10 @@ LOOKS: Final = 5  # at a driver that is changing; after that, the next event sta
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the specification or write it. Return 69 if there is nothing to describe; a stale file is removed."""
+    """Print the specification or write it. Return 69 if there is nothing to describe; a stale file is removed.
+
+    Return 1 if a file beside it has names of it: it is not written, since runtimes would resolve them no more.
+    """
     file = _file(args)
     code = _once(_options(args), file)
     if file and "--watch" in args.dropped:  # a service that ended now would be started again without an end
@@ -45,19 +58,28 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
             return Exit.OK
         inventory = _settle(options, file)
     except (InventoryError, NotReadyError) as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        _withdraw(file)
+        _say(str(error))
+        _withdraw(file, "because it is out of date")
         return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
+    except OverlapError as error:
+        _say(str(error))
+        _withdraw(file, "so that what the other file names works")
+        return Exit.FINDING
     except SpecFileError as error:
         _say(str(error))
         return Exit.PERMISSION
-    _say(*file.conflicts(options.standard), *_removed_old(options, file, inventory), *_without_drm(options, inventory))
+    _say(*_overlapping(options, file), *_removed_old(options, file, inventory), *_without_drm(options, inventory))
     return Exit.OK
 
 
 def _say(*sentences: str) -> None:
     for sentence in sentences:
         print(f"nri-gpu: {sentence}", file=sys.stderr)
+
+
+def _overlapping(options: SpecificationOptions, file: SpecFile) -> Iterator[str]:
+    for each in overlaps(file.path, names_of(file.path), options.standard):
+        yield str(each) if each.counts == file.path else f"warning: {each}"
 
 
 def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterator[str]:
@@ -85,23 +107,35 @@ def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inven
 def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
     """Write until nothing changes any more: a systemd path unit misses events while its service runs.
 
-    Return the last look. Raises: InventoryError, NotReadyError, SpecFileError.
+    Return the last look. Raises: InventoryError, NotReadyError, OverlapError, SpecFileError.
     """
     inventory = _look_now(options)
     for _ in range(LOOKS):
-        if not file.write(specification_text(inventory, options)):
+        text = specification_text(inventory, options)
+        _check_alone(file.path, text, options)
+        if not file.write(text):
             break
         inventory = _look_now(options)
     return inventory
 
 
-def _withdraw(file: SpecFile | None) -> None:
-    """Remove a specification that would give containers wrong nodes and old files."""
+def _check_alone(path: Path, text: str, options: SpecificationOptions) -> None:
+    """Refuse a file beside which another has names of it: neither would serve them. Raises: OverlapError."""
+    for each in overlaps(path, names_in(text), options.standard):
+        if each.files[0] == path and each.counts is None:
+            raise OverlapError(
+                f"{each}. So {path} is not written: to use it, remove {each.files[1]}, and if NVIDIA's "
+                f"nvidia-cdi-refresh keeps that, first run `{MASK}`"
+            )
+
+
+def _withdraw(file: SpecFile | None, why: str) -> None:
+    """Remove a specification that would do harm. why: a clause."""
     try:
         if file and file.remove():
-            print(f"nri-gpu: removed {file.path}, because it is out of date", file=sys.stderr)
+            _say(f"removed {file.path}, {why}")
     except SpecFileError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
+        _say(str(error))
 
 
 def _options(args: argparse.Namespace) -> SpecificationOptions:

@@ -259,7 +259,8 @@ VERBS: Final = (
         "nri_gpu.cli.cdi_command",
         "write a CDI specification of the GPUs, without hooks, for Docker, podman and others",
         "Devices are named by index, by UUID, and `all`. If the node has no usable GPU (no driver, or a kernel module\n"
-        "of another version), it prints why, removes an existing specification, and exits 69. Example:\n"
+        "of another version), it prints why, removes an existing specification, and exits 69. It does the same, and\n"
+        "exits 1, if another file in that folder has one of its names: runtimes resolve no such name. Example:\n"
         "  nri-gpu cdi generate --output /var/run/cdi/nri-gpu.json && docker run --device nvidia.com/gpu=0 ...",
         (
             _option("action", help="generate: print the specification, or write it to --output", choices=("generate",)),

@@ -19,7 +19,7 @@ import msgspec
 import urllib3
 from msgspec import to_builtins
 
-from nri_gpu.cdi.spec_file import SpecFile, SpecFileError
+from nri_gpu.cdi.spec_file import overlaps
 from nri_gpu.cli.replay_command import compare
 from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
 from nri_gpu.domain.errors import InventoryError, RequestError
@@ -180,10 +180,7 @@ def cdi(data: bytes) -> bool:
     folder = FOLDER / "cdi"
     folder.mkdir(exist_ok=True)
     (folder / "other.json").write_bytes(data)
-    try:
-        return bool(list(SpecFile(folder / "ours.json", "nvidia.com/gpu").conflicts([folder])))
-    except SpecFileError:
-        return False
+    return bool(list(overlaps(folder / "ours.json", {"0"}, [folder])))
 
 
 def _records() -> list[str]:
@@ -244,7 +241,11 @@ PEERS: Final = Target(
         *named("preferred", f"2\n{make.uuid(0)} {make.uuid(1)} {make.uuid(2)}\n{make.uuid(1)}"),
         *named("replay", RECORDS[-1]),
         *named("containerd", "version = 3\nimports = []\n[plugins.'io.containerd.nri.v1.nri']\ndisable = false\n"),
-        *named("cdi", '{"kind": "nvidia.com/gpu"}', "kind: nvidia.com/gpu\n"),
+        *named(
+            "cdi",
+            '{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}',
+            "kind: nvidia.com/gpu\ndevices: [name: 0]\n",
+        ),
     ],
     bad=[
         *(

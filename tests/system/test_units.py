@@ -203,13 +203,15 @@ def test_the_specification_is_written_where_runtimes_look() -> None:
     assert Path("/run", CDI.value("RuntimeDirectory")) == Path(output).parent
     assert (CDI.value("RuntimeDirectoryMode"), CDI.value("RuntimeDirectoryPreserve")) == ("0755", "yes")
     assert DEFAULT_STAGE in {Path("/var/lib", name) for name in CDI.words("StateDirectory")}
-    for unit in (CDI, PREPARE):  # on a machine without GPUs
-        assert unit.words("SuccessExitStatus") == [str(int(Exit.UNAVAILABLE))]
+    assert PREPARE.words("SuccessExitStatus") == [str(int(Exit.UNAVAILABLE))]  # on a machine without GPUs
+    assert CDI.words("SuccessExitStatus") == [str(int(each)) for each in (Exit.UNAVAILABLE, Exit.FINDING)]
+    assert PREPARE_FILE.name in CDI.words("After")
 
 
 def test_the_path_unit_starts_the_service() -> None:
     assert CDI_PATH.value("Unit") == CDI_FILE.name
     assert str(DEFAULT_PATH) in CDI_PATH.values("PathChanged")
+    assert str(Path(CDI.value("ExecStart").split()[-1]).parent) in CDI_PATH.values("PathChanged")
     # It never ends, so a Condition or a `PathExists=` would start the service over and over.
     assert {line.key for line in CDI_PATH.lines if line.section == "Path"} == {"PathChanged", "Unit"}
 

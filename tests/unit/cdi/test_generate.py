@@ -169,12 +169,42 @@ def test_a_file_that_is_no_longer_true_goes(place: Place, capsys: pytest.Capture
     assert f"removed {place.file}, because it is out of date" in capsys.readouterr().err
 
 
-def test_a_rival_is_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    place.file.parent.mkdir()
+RIVAL: Final = 'kind: nvidia.com/gpu\ndevices:\n- name: "0"\n- name: "9"\n'
+
+
+def test_a_file_beside_it_with_a_name_of_it_is_left_to_serve(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runtimes resolve no name that two files of one folder have; the file was written before it was seen."""
     rival = place.file.with_name("nvidia.yaml")
-    rival.write_text("kind: nvidia.com/gpu\nhooks:\n- hookName: createContainer\n")
+    for there in (True, False):
+        place.generate(*["--output", str(place.file)] * there)
+        place.file.parent.mkdir(exist_ok=True)
+        rival.write_text(RIVAL)
+        capsys.readouterr()
+        assert place.generate("--output", str(place.file)) == Exit.FINDING
+        said = capsys.readouterr().err
+        assert f"{place.file} and {rival} both name nvidia.com/gpu=0: " in said
+        assert f"remove {rival}, and if NVIDIA's nvidia-cdi-refresh keeps that, first run `systemctl mask --now" in said
+        assert (f"removed {place.file}, so that what the other file names works" in said) is there
+        assert [*place.file.parent.iterdir()] == [rival]
+        rival.unlink()
     assert place.generate("--output", str(place.file)) == Exit.OK
-    assert f"{rival} describes nvidia.com/gpu too, with hooks: runtimes refuse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["an earlier folder", "a later folder"])
+def test_a_file_in_another_folder_is_named(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    rival = place.base / "other/nvidia.yaml"
+    rival.parent.mkdir()
+    rival.write_text(RIVAL)
+    folders = (rival.parent, place.file.parent)
+    monkeypatch.setattr("nri_gpu.cli.cdi_command.STANDARD", folders if first else folders[::-1])
+    assert place.generate("--output", str(place.file)) == Exit.OK
+    assert place.file.exists()
+    assert capsys.readouterr().err == (
+        f"nri-gpu: {'' if first else 'warning: '}{place.file} and {rival} both name nvidia.com/gpu=0: runtimes take "
+        f"what {place.file if first else rival} says, since its folder comes later\n"
+    )
 
 
 def test_without_a_driver_it_is_69_and_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
