@@ -10,7 +10,7 @@ from typing import Final
 
 from nri_gpu.daemon.answers import ExternalStatus
 from nri_gpu.decision.refusals import number_of
-from nri_gpu.doctor.cdi_checks import DOCKER, docker_settings
+from nri_gpu.doctor.cdi_checks import docker_engine
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, in_policy, ok, unseen, warning
@@ -51,15 +51,16 @@ def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
 
 def _docker(seen: Examined) -> Iterator[Finding]:
     """Check Docker's default runtime, which Docker's containers alone use: they never come to NRI."""
-    settings = docker_settings(seen)
+    engine = docker_engine(seen)
+    settings = engine.settings
     if settings and "nvidia" in settings.default_runtime:
         yield warning(
             "Docker",
-            f"{DOCKER} makes {settings.default_runtime} Docker's default runtime: any image that sets "
+            f"{engine.path} makes {settings.default_runtime} Docker's default runtime: any image that sets "
             "NVIDIA_VISIBLE_DEVICES gets GPUs there, and nri-gpu does not see it",
-            f"# in {DOCKER}, remove the line:",
+            f"# in {engine.path}, remove the line:",
             f'"default-runtime": "{settings.default_runtime}"',
-            "systemctl reload docker    # then give GPUs by `nri-gpu cdi generate` and --device",
+            f"systemctl reload {engine.unit}    # then give GPUs by `nri-gpu cdi generate` and --device",
         )
 
 

@@ -81,6 +81,19 @@ def daemon_json(text: str) -> Break:
     return lambda node: node.write("etc/docker/daemon.json", text)
 
 
+def snap(text: str) -> Break:
+    """Docker as a snap, whose settings lie elsewhere, and a file that it does not read."""
+    path = "/var/snap/docker/2976/config/daemon.json"
+
+    def change(node: DoctorNode) -> None:
+        daemon_json("[")(node)
+        node.write(path[1:], text)
+        node.process(800, "dockerd", "dockerd", "--exec-root=/run/snap.docker", f"--config-file={path}")
+        node.write("proc/800/cgroup", "0::/system.slice/snap.docker.dockerd.service\n")
+
+    return change
+
+
 def wrong(**changes: str | int) -> Break:
     return lambda node: node.write(SPECIFICATION, specification(node, **changes))  # type: ignore[arg-type]
 
@@ -98,12 +111,45 @@ def files_of_another_driver(node: DoctorNode) -> None:
     node.write("var/lib/nri-gpu/cdi/570.1-1/x", "")
 
 
+THEIRS: Final = """---
+cdiVersion: 0.5.0
+containerEdits:
+  hooks:
+  - {hookName: createContainer, path: /usr/bin/nvidia-cdi-hook}
+devices:
+- containerEdits: {}
+  name: "0"
+kind: nvidia.com/gpu
+"""
+
+
+def theirs(*paths: str, ours: str = SPECIFICATION) -> Break:
+    """NVIDIA's file at these places, and ours somewhere or nowhere."""
+
+    def change(node: DoctorNode) -> None:
+        for path in paths:
+            node.write(path, THEIRS)
+        if ours != SPECIFICATION:
+            (node.root / SPECIFICATION).unlink()
+        if ours:
+            node.write(ours, specification(node))
+
+    return change
+
+
 BROKEN: dict[str, Break] = {
     "no specification": lambda node: node.remove(SPECIFICATION),
     "an old major": wrong(uvm=1601),
     "an old driver": wrong(staged="/var/lib/nri-gpu/cdi/570.1-1/lib64/libcuda.so.570.1"),
     "an old driver's files, still there": files_of_another_driver,
+    "NVIDIA's file beside it": theirs("run/cdi/nvidia.yaml"),
+    "NVIDIA's file in the later folder": theirs("run/cdi/nvidia.yaml", ours="etc/cdi/nri-gpu.json"),
+    "two files of NVIDIA's in the earlier folder": theirs("etc/cdi/nvidia.yaml", "etc/cdi/old.yaml"),
+    "NVIDIA's file instead": theirs("run/cdi/nvidia.yaml", ours=""),
+    "a second file without hooks beside it": lambda node: node.write("run/cdi/a.json", specification(node)),
     "CDI off": daemon_json('{"features": {"cdi": false}}'),
+    "CDI off in the settings of a snap": snap('{"features": {"cdi": false}}'),
+    "no JSON in the settings of a snap": snap("{"),
     "not on by default": older("28.1.1"),
     "another folder": daemon_json('{"cdi-spec-dirs": ["/etc/cdi"]}'),
     "too old": older("24.0.9"),
@@ -115,6 +161,17 @@ BROKEN: dict[str, Break] = {
 def test_each_fault_is_found_with_its_fix(docker: DoctorNode, name: str) -> None:
     BROKEN[name](docker)
     docker.hold("cdi", BROKEN, name, **SILENT)
+
+
+def test_where_neither_file_counts_nothing_is_said_to_work(docker: DoctorNode) -> None:
+    BROKEN["NVIDIA's file beside it"](docker)
+    (section,) = (each for each in silent(docker).sections if each.name == "CDI")
+    assert [each.level for each in section.findings] == [Level.ERROR]
+
+
+def test_a_file_in_the_earlier_folder_is_covered(docker: DoctorNode) -> None:
+    theirs("etc/cdi/nvidia.yaml")(docker)
+    assert not [each for each in bad(docker) if each.subject == "CDI specification"]
 
 
 def test_switched_on_by_hand(docker: DoctorNode) -> None:
