@@ -10,6 +10,7 @@ from typing import Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.doctor.boot_checks import boot_findings
 from nri_gpu.doctor.cdi_checks import cdi_findings, serves_by_cdi, serves_by_cdi_alone
 from nri_gpu.doctor.component_checks import external_findings, other_findings
 from nri_gpu.doctor.daemon_checks import daemon_findings, health_findings
@@ -58,7 +59,12 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("driver", lambda seen, _: driver_findings(seen)),
     ("host", host_findings),
     ("container runtime", runtime_findings),
-    ("nri-gpu", lambda seen, runtime: chain(daemon_findings(seen, runtime), health_findings(seen))),
+    (
+        "nri-gpu",
+        lambda seen, runtime: chain(
+            daemon_findings(seen, runtime), boot_findings(seen, runtime), health_findings(seen)
+        ),
+    ),
     ("CDI", lambda seen, _: cdi_findings(seen)),
     ("nri-gpu's files", lambda seen, _: files_findings(seen)),
     ("other components", lambda seen, runtime: chain(other_findings(seen, runtime), external_findings(seen))),

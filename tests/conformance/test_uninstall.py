@@ -141,9 +141,11 @@ def test_a_plain_host_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     (root / "opt/nri-gpu/bin").mkdir(parents=True)
     shutil.copytree(ROOT / "share", root / "opt/nri-gpu/share", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     run(files, root)
-    for name in ("mps.conf", "kubelet.conf", "stray.conf", "metrics.conf"):
+    for name in ("mps.conf", "kubelet.conf", "stray.conf", "metrics.conf", "snaps.conf"):
         target = "/etc/systemd/system/nri-gpu.service.d"
         run([f"install -D -m 0644 systemd/nri-gpu.service.d/{name} {target}/{name}"], root)
+    guards = "/etc/systemd/system/nri-gpu-guard.service.d/snaps.conf"
+    run([f"install -D -m 0644 systemd/nri-gpu.service.d/snaps.conf {guards}"], root)
     mount = r"/etc/systemd/system/run-nri\\x2dgpu-mps-clients.mount"  # no quotes: `run` looks for paths after blanks
     run([f"install -m 0644 systemd/nri-gpu-mps-clients.mount {mount}"], root)
     (root / "run/cdi/nri-gpu.json").write_text("{}")

@@ -12,6 +12,7 @@ from nri_gpu.cdi.spec_file import STANDARD, SUFFIXES
 from nri_gpu.cli.cdi_command import DEFAULT_STAGE
 from nri_gpu.cli.main import VERBS
 from nri_gpu.daemon.app import DRAIN_S
+from nri_gpu.doctor.distributions import DISTRIBUTIONS
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -33,13 +34,24 @@ FOLDER, PROJECT = OURS.parent, OURS.parents[1]
 GUARD_FILE, CDI_FILE, CDI_PATH_FILE, DRA_FILE = (
     FOLDER / f"nri-gpu-{name}" for name in ("guard.service", "cdi.service", "cdi.path", "dra.service")
 )
-KUBELET_FILE, MPS_FILE, STRAY_FILE = (
-    FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf", "stray.conf")
+KUBELET_FILE, MPS_FILE, STRAY_FILE, SNAPS_FILE = (
+    FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf", "stray.conf", "snaps.conf")
 )
 MPS_MOUNT = FOLDER / "nri-gpu-mps-clients.mount"
 PREPARE_FILE = FOLDER / "nri-gpu-prepare.service"
-FILES = (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, STRAY_FILE, PREPARE_FILE, DRA_FILE)
-DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA = UNITS = [Unit.read(file) for file in FILES]
+FILES = (
+    OURS,
+    GUARD_FILE,
+    CDI_FILE,
+    CDI_PATH_FILE,
+    KUBELET_FILE,
+    MPS_FILE,
+    STRAY_FILE,
+    PREPARE_FILE,
+    DRA_FILE,
+    SNAPS_FILE,
+)
+DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, STRAY, PREPARE, DRA, SNAPS = UNITS = [Unit.read(file) for file in FILES]
 # Lines whose reason is the line before them, or plain to see.
 EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
 LINES = [line for unit in UNITS for line in unit.lines]
@@ -118,6 +130,30 @@ def test_a_kubelet_waits_for_the_daemon_but_not_for_ever() -> None:
     assert "kubelet.service" in DAEMON.words("Before")
     assert "containerd.service" in DAEMON.words("After")
     assert LIMITS.register_s < int(DAEMON.value("JobRunningTimeoutSec")) < 120
+
+
+# Each runs containerd, for which the daemon and its guard wait.
+RUNTIMES: Final = {
+    "containerd",
+    "crio",
+    "snap.k8s.containerd",
+    *(unit for each in DISTRIBUTIONS for unit in each.units),
+}
+
+
+@pytest.mark.parametrize("file", [OURS, GUARD_FILE, *FOLDER.glob("*.d/*.conf")], ids=lambda file: file.name)
+def test_no_unit_that_runs_the_runtime_waits_for_us(file: Path) -> None:
+    """It would be held back for JobRunningTimeoutSec= at each boot."""
+    assert {f"{unit}.service" for unit in RUNTIMES}.isdisjoint(Unit.read(file).words("Before"))
+
+
+def test_the_drop_in_for_snaps_orders_their_containerds_and_kubelets() -> None:
+    microk8s = next(each for each in DISTRIBUTIONS if each.title == "MicroK8s")
+    assert {f"{unit}.service" for unit in microk8s.units} < set(SNAPS.words("After"))
+    assert f"{microk8s.kubelet}.service" in SNAPS.words("Before")
+    page = (PROJECT / "docs" / "install.md").read_text()
+    for unit in (OURS, GUARD_FILE):
+        assert f"{SNAPS_FILE.relative_to(PROJECT)} /etc/systemd/system/{unit.name}.d/{SNAPS_FILE.name}" in page
 
 
 def test_every_kind_of_nvidia_node_of_ours_is_allowed() -> None:
