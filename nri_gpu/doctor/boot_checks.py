@@ -1,4 +1,4 @@
-"""The order at boot: nri-gpu and its guard start after the runtime and before the kubelet, where systemd can do that."""
+"""The order at boot: nri-gpu and its guard start between runtime and kubelet, where systemd can do that."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _mounted_so(seen: Examined, path: Path) -> bool:
 
 def _untrusted(path: Path, shown: str) -> Iterator[_FileFault]:
     try:
-        if why := why_untrusted(path.stat()):
+        if why := why_untrusted(path.stat(), path):
             yield shown, why, "w"
     except PermissionError:
         yield shown, "", "rwx"

@@ -14,6 +14,7 @@ from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.system.cpu import loader_fault
 from nri_gpu.system.selinux import READABLE, label_of
 from nri_gpu.system.storage import text_of
+from nri_gpu.system.user_namespace import in_user_namespace
 
 MIB: Final = 1 << 20
 STATE_ROOM_BYTES: Final = 64 * MIB  # ledger, journal, snapshot and audit log stay below it
@@ -24,6 +25,12 @@ _BOOLEAN: Final = "/sys/fs/selinux/booleans/container_use_devices"
 
 
 def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
+    if in_user_namespace():
+        yield ok(
+            "user namespace",
+            "this machine is an unprivileged container, whose device nodes are its host's; the "
+            "host's files are given to containers if nobody here can change them",
+        )
     yield _cgroups(seen)
     yield _selinux(seen, runtime)
     yield _apparmor(seen)

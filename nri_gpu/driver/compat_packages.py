@@ -137,7 +137,7 @@ def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> F
 def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dict[str, tuple[HostFile, Elf]]:
     """Return the libraries in a folder, by the files' own names. Raises: DriverError, OSError."""
     root = Path(os.path.realpath(folder))
-    if why := why_untrusted(root.stat()):
+    if why := why_untrusted(root.stat(), root):
         raise DriverError(why)
     found: dict[str, tuple[HostFile, Elf]] = {}
     for path in sorted(each for each in root.iterdir() if LIBRARY_FILE.fullmatch(each.name)):

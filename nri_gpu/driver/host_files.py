@@ -77,7 +77,7 @@ def examine(root: Path, path: Path) -> HostFile | LeftOut:
     elif found.st_mode & (stat.S_ISUID | stat.S_ISGID):
         reason = "setuid or setgid"
     else:
-        reason = why_untrusted(found)
+        reason = why_untrusted(found, real)
     return LeftOut(relative, reason) if reason else HostFile.of(real, relative, found)
 
 
@@ -91,7 +91,7 @@ def driver_root(folder: Path) -> Path:
 
 def check_folder(folder: Path, *, follow: bool = True) -> None:
     """Refuse a folder that users other than root can put files into. follow: symlinks. Raises: DriverError; OSError."""
-    if why := why_untrusted(folder.stat(follow_symlinks=follow)):
+    if why := why_untrusted(folder.stat(follow_symlinks=follow), folder):
         raise DriverError(f"folder {folder} is not safe ({why}): chown root and chmod go-w it")
 
 

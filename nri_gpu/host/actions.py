@@ -109,33 +109,50 @@ def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
     steps: list[Action | HostFinding] = [*facts.unreadable]
     steps += [LoadModule(module) for module in needed if module not in facts.modules]
     for each in wanted_nodes(facts, graphics):
-        steps += [each] if isinstance(each, HostFinding) else _for_node(each, facts.entries)
+        steps += [each] if isinstance(each, HostFinding) else _for_node(each, facts)
     return HostPlan(
         tuple(step for step in steps if not isinstance(step, HostFinding)),
         tuple(dict.fromkeys(step for step in steps if isinstance(step, HostFinding))),
     )
 
 
-def _for_node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | HostFinding]:
+def _for_node(wanted: WantedNode, facts: HostFacts) -> list[Action | HostFinding]:
     """Return the steps for a node and its link, but no link to a node that is wrong and stays so."""
-    step = _node(wanted, entries)
-    link = None if isinstance(step, HostFinding) else _link(wanted, entries)
+    step = _node(wanted, facts)
+    link = None if isinstance(step, HostFinding) else _link(wanted, facts.entries)
     return [each for each in (step, link) if each is not None]
 
 
-def _node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | HostFinding | None:
-    blocked = _blocked(DevPath(str(PurePosixPath(wanted.path).parent)), entries)
+def _node(wanted: WantedNode, facts: HostFacts) -> Action | HostFinding | None:
+    blocked = _blocked(DevPath(str(PurePosixPath(wanted.path).parent)), facts.entries)
     if blocked:
         return blocked
-    there = entries.get(wanted.path)
+    there = facts.entries.get(wanted.path)
     if there is not None and not isinstance(there, CharDevice):
         return HostFinding(f"/dev/{wanted.path}", f"is {there}, where {wanted.node} belongs: remove it")
     if there is None or there.number != wanted.node.number:
+        if facts.hosts_nodes:
+            return HostFinding(f"/dev/{wanted.path}", _missing_from_host(wanted, there))
         if wanted.hands_off:
             return HostFinding(f"/dev/{wanted.path}", _missing(wanted, there))
         return MakeNode(wanted.path, wanted.node, there)
-    # If the administrator makes the nodes, mode and owner are theirs to choose.
-    return None if there == wanted.node or wanted.hands_off else FixNode(wanted.path, wanted.node, there)
+    # If the administrator or this container's host makes the nodes, mode and owner are theirs to choose.
+    left_alone = wanted.hands_off or (facts.hosts_nodes and _serves(there, wanted.node))
+    return None if there == wanted.node or left_alone else FixNode(wanted.path, wanted.node, there)
+
+
+def _serves(there: CharDevice, wanted: CharDevice) -> bool:
+    """Return whether every user may do with a node, whoever owns it, what its owner should."""
+    needed = wanted.mode >> 6
+    return there.mode & needed == needed
+
+
+def _missing_from_host(wanted: WantedNode, there: CharDevice | None) -> str:
+    state = f"is {there}" if there else "is missing"
+    return (
+        f"{state} and should be {wanted.node}, and an unprivileged container can make no device nodes: have its host "
+        "give it this one (LXC: lxc.mount.entry, LXD: a gpu device)"
+    )
 
 
 def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | HostFinding | None:

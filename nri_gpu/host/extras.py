@@ -235,4 +235,4 @@ def _why_unfit(path: Path, within: Path = Path("/")) -> str:
         found = real.lstat()
     except OSError as error:
         return f"{error.strerror}"
-    return why_untrusted(found) if stat.S_ISREG(found.st_mode) else "it is not a regular file"
+    return why_untrusted(found, real) if stat.S_ISREG(found.st_mode) else "it is not a regular file"

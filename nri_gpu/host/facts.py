@@ -18,6 +18,7 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.host.kernel_view import DISPLAY_CLASS, NVIDIA_VENDOR, HostFolders, not_given
 from nri_gpu.host.modules import read_majors
 from nri_gpu.system.storage import text_of
+from nri_gpu.system.user_namespace import in_user_namespace
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
 
@@ -105,6 +106,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     mig_minors: str = ""  # /proc/driver/nvidia-caps/mig-minors
     away: frozenset[int] = frozenset()  # minors of GPUs that are not this machine's
     entries: Mapping[DevPath, DevEntry] = field(default_factory=dict)  # what is in /dev
+    hosts_nodes: bool = False  # this machine is an unprivileged container, and its nodes are its host's
     unreadable: tuple[HostFinding, ...] = ()  # files that exist and could not be read
 
 
@@ -127,6 +129,7 @@ def look(places: HostFolders) -> HostFacts:
         mig_minors=reader.text(places.proc / "driver" / "nvidia-caps" / "mig-minors"),
         away=not_given(places),
         entries=dict(reader.entries()),
+        hosts_nodes=in_user_namespace(),
         unreadable=tuple(reader.unreadable),
     )
 

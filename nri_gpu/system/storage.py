@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.system.user_namespace import is_the_hosts
+
 KEY_BYTES: Final = 32
 Signature = tuple[int, int, int, int]  # device, inode, time of change in ns, bytes
 _LOCKS: Final = Path("/proc/locks")
@@ -82,12 +84,14 @@ def signature(path: Path, *, follow: bool = True) -> Signature | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def why_untrusted(found: os.stat_result) -> str:
+def why_untrusted(found: os.stat_result, path: Path | None = None) -> str:
     """Return a clause: why a file or folder is not safe to hand to containers; empty if only root and we can change it.
 
-    We are root where it matters. Elsewhere (tests, a dry run) we could change our own files anyway.
+    We are root where it matters. Elsewhere (tests, a dry run) we could change our own files anyway. In an unprivileged
+    container nobody can change what is its host's. path: where it is, which may prove that.
     """
-    if found.st_uid in {0, os.geteuid()} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    ours = found.st_uid in {0, os.geteuid()}
+    if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (ours or is_the_hosts(found.st_uid, path)):
         return ""
     return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: users other than root can change it"
 

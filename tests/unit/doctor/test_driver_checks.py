@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from shutil import rmtree
+from typing import Final
 
 import pytest
 from msgspec.structs import replace
@@ -16,10 +19,22 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy
 from tests.support import builders as make
 from tests.support.driver_root import put_libraries
+from tests.support.user_namespace import OF_THE_HOST, run
 from tests.support.views import view
 from tests.unit.doctor.node import HEALTHY_POLICY, RELEASE, VERSION, DoctorNode, old_uvm
 from tests.unit.host.host_tree import NVIDIA
 
+# What doctor finds of the nodes and the machine below a folder, a line each.
+DOCTOR: Final = """
+import sys
+from pathlib import Path
+from nri_gpu.doctor.driver_checks import driver_findings
+from nri_gpu.doctor.examined import Examined
+from nri_gpu.doctor.host_checks import host_findings
+seen = Examined(root=Path(sys.argv[1]))
+for each in (*driver_findings(seen), *host_findings(seen, None)):
+    print(each.level, each.subject, each.meaning)
+"""
 Break = Callable[[DoctorNode], object]
 
 
@@ -224,3 +239,13 @@ def test_files_that_only_root_may_read(node: DoctorNode) -> None:
     finding = node.found_by_nobody()["device nodes"]
     assert (finding.level, finding.fix) == (Level.UNSEEN, ("sudo nri-gpu doctor",))
     assert "/proc/driver/nvidia/params: cannot be read: Permission denied" in finding.meaning
+
+
+def test_an_unprivileged_containers_nodes_have_owners_of_its_hosts(node: DoctorNode) -> None:
+    for path in node.tree.dev.glob("nvidia*"):
+        os.chown(path, OF_THE_HOST, OF_THE_HOST)
+    assert "owner 70000:70000" in node.found()["device nodes"].meaning
+    lines = run(sys.executable, "-c", DOCTOR, str(node.root)).stdout.splitlines()
+    assert [line for line in lines if " device nodes all are there" in line]
+    (said,) = (line for line in lines if "unprivileged container" in line)
+    assert said.startswith("ok user namespace")

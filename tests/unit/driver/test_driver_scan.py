@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from nri_gpu.driver.table import STANDS_FOR
 from nri_gpu.driver.trees import HOST_BINARIES, planned
 from tests.support.driver_root import LIBRARIES, PROGRAMS, make_driver_root, write_library
 from tests.support.elf_file import EM_386, EM_AARCH64, program, shared_library
+from tests.support.user_namespace import LXC, OF_THE_HOST, SMALL, run
 
 V = "580.95.05"
 MACHINE = platform.machine()
@@ -402,3 +404,32 @@ def test_a_root_that_is_not_there_changes_by_appearing(tmp_path: Path) -> None:
     assert not changed(tmp_path / "root", (), before, None)
     make_driver_root(tmp_path / "root", V)
     assert changed(tmp_path / "root", (), before, None)
+
+
+# -- a machine that is an unprivileged container
+
+SCAN = """
+import sys
+from pathlib import Path
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver.driver_scan import scan
+try:
+    found = scan(Path(sys.argv[1]))
+    print(found.version, len(found.libraries), len(found.left_out))
+except DriverError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("ids", "read_only", "believed"), [(SMALL, 0, True), (LXC, 0, False), (LXC, 1, True)])
+def test_its_hosts_driver(root: Path, ids: str, read_only: int, believed: bool) -> None:
+    """Bind-mounted, files and folders of its host's root, who is nobody there."""
+    for path in (root, *root.rglob("*")):
+        os.chown(path, OF_THE_HOST, OF_THE_HOST, follow_symlinks=False)
+    place = root.parent / "given"
+    place.mkdir()
+    mount = 'mount --bind "$1" "$2"; [ "$3" = 0 ] || mount -o remount,bind,ro "$2"; shift 3; "$@"'
+    command = ("sh", "-ec", mount, "sh", str(root), str(place), str(read_only), sys.executable, "-c", SCAN, str(place))
+    said = run(*command, ids=ids).stdout.strip()
+    assert (said == f"{V} {len(LIBRARIES)} 0") is believed
+    assert ("(owner 65534, mode 0755: users other than root can change it)" in said) is not believed

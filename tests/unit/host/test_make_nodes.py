@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from nri_gpu.host.make_nodes import (
     make_node,
     prepare,
 )
+from tests.support.user_namespace import OF_THE_HOST, run
 from tests.unit.host.host_tree import CAPS, LOADS, NVIDIA, OLD_UVM, UVM, HostTree
 
 
@@ -367,3 +369,38 @@ def test_no_link_to_what_is_not_its_node(host: HostTree) -> None:
     with pytest.raises(HostError, match="is not the device"):
         make_link(host.dev, MakeLink(LINK, "../nvidia0"))
     assert LINK not in host.entries()
+
+
+# What `prepare` finds and does below a folder, a line each.
+PREPARE = """
+import sys
+from pathlib import Path
+from nri_gpu.host.facts import look
+from nri_gpu.host.kernel_view import HostFolders
+from nri_gpu.host.make_nodes import actor, prepare
+base = Path(sys.argv[1])
+places = HostFolders(dev=base / "dev", proc=base / "proc", sys=base / "sys", host=base)
+report = prepare(lambda: look(places), actor(places, Path("/")))
+print(*(f"finding: {each}" for each in report.findings), *report.done, sep="\\n")
+"""
+
+
+def test_an_unprivileged_container_is_left_with_the_nodes_that_serve(host: HostTree) -> None:
+    """Its host made them: they belong to users that it does not have, and it can neither make nor change any."""
+    host.loaded()
+    host.mig("gpu0/gi1", 7)
+    host.node("nvidia-caps/nvidia-cap7", CAPS, 7, 0o444, uid=OF_THE_HOST)
+    for name, number in {"nvidiactl": (NVIDIA, 255), "nvidia0": (NVIDIA, 0), "nvidia-uvm": (UVM, 0)}.items():
+        host.node(name, *number, uid=OF_THE_HOST, gid=OF_THE_HOST)
+    host.node("nvidia1", NVIDIA, 1, 0o660, uid=OF_THE_HOST)
+    before = {name: entry for name, entry in host.entries().items() if isinstance(entry, CharDevice)}
+    done = run(sys.executable, "-c", PREPARE, str(host.base))
+    findings = [line for line in done.stdout.splitlines() if line.startswith("finding: ")]
+    missing, closed = sorted(findings, key=lambda line: "nvidia1" in line)
+    assert "/dev/nvidia-uvm-tools: is missing" in missing
+    assert "an unprivileged container can make no device nodes: have its host give it this one" in missing
+    assert closed == "finding: /dev/nvidia1: not changed: Operation not permitted"
+    found = host.entries()
+    assert {name: found[name] for name in before} == before
+    assert f"link /dev/char/{NVIDIA}:0 to ../nvidia0" in done.stdout.splitlines()
+    assert found[f"char/{CAPS}:7"] == Symlink("../nvidia-caps/nvidia-cap7")
