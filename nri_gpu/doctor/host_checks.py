@@ -28,8 +28,8 @@ def host_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[
     if in_user_namespace():
         yield ok(
             "user namespace",
-            "this machine is an unprivileged container, whose device nodes are its host's; the "
-            "host's files are given to containers if nobody here can change them",
+            "this machine is an unprivileged container, and its device nodes are its host's; the host's driver files "
+            "are given to containers if nobody here can change them",
         )
     yield _cgroups(seen)
     yield _selinux(seen, runtime)

@@ -90,8 +90,8 @@ def why_untrusted(found: os.stat_result, path: Path | None = None) -> str:
     We are root where it matters. Elsewhere (tests, a dry run) we could change our own files anyway. In an unprivileged
     container nobody can change what is its host's. path: where it is, which may prove that.
     """
-    ours = found.st_uid in {0, os.geteuid()}
-    if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (ours or is_the_hosts(found.st_uid, path)):
+    known = found.st_uid in {0, os.geteuid()} or is_the_hosts(found.st_uid, path)
+    if known and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return ""
     return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: users other than root can change it"
 
