@@ -123,7 +123,7 @@ def _missing(seen: Examined) -> Finding:
     if others:
         return warning(
             "CDI specification",
-            f"nri-gpu's is not there, and containers get GPUs by {listed(others)}, with hooks",
+            f"nri-gpu's is not there, and containers get GPUs by {listed(others)} instead",
             *_alone(*others),
             *_WRITE,
         )

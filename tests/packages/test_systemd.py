@@ -216,6 +216,12 @@ def test_the_other_units_start_and_go_too(machine: Machine) -> None:
     root.run("rm", CDI)
     root.run("touch", "/etc/nri-gpu/policy.toml")
     wait_for("the specification", lambda: root.try_run("test", "-s", CDI).returncode == 0, SERVES_S)
+    # Its names are another file's too, and then its own again. A path unit misses what happens while its service runs.
+    look = "touch /run/cdi; sleep 0.5; test -s"
+    root.run("cp", CDI, f"{CDI}.copy.json")
+    wait_for("its removal", lambda: root.try_run("sh", "-c", f"{look} {CDI}").returncode == 1, SERVES_S)
+    root.run("rm", f"{CDI}.copy.json")
+    wait_for("the specification again", lambda: root.try_run("sh", "-c", f"{look} {CDI}").returncode == 0, SERVES_S)
     assert root.run("systemctl", "is-system-running") == "running\n"
 
     said = root.run("apt", "purge", "-y", "nri-gpu")
