@@ -34,19 +34,13 @@ def other_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
         yield error(
             "default runtime",
             f"{default} is the default runtime of {runtime.name}: any image that sets NVIDIA_VISIBLE_DEVICES gets "
-            "GPUs, past nri-gpu and its policy",
-            *_runc(runtime),
+            f"GPUs{' once CRI starts' if runtime.cri_fault else ''}, past nri-gpu and its policy",
+            *runtime.default_to_runc(seen),
         )
     yield from _docker(seen)
     found = tuple(components(seen.root, seen.policy.kubelet.dir, str(Path(seen.policy.kubelet.registry_dir).parent)))
     if not advice and not default:
         yield ok(OTHERS, "no other component that assigns GPUs to containers" if not found else "provided for")
-
-
-def _runc(runtime: ContainerRuntime) -> tuple[str, ...]:
-    if runtime.containerd is None:
-        return runtime.edit("runtime", "below [crio.runtime]", 'default_runtime = "crun"')
-    return runtime.edit("cri.containerd", "below the CRI plugin's [containerd] table", 'default_runtime_name = "runc"')
 
 
 def _docker(seen: Examined) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.doctor.cdi_checks import KUBELETS
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import ON_THE_HOST, running
+from nri_gpu.doctor.processes import ON_THE_HOST, running, unit_of
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.allocation import ClaimUid
@@ -64,7 +64,7 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     if seen.in_pod and not seen.at(settings.dir).is_dir():
         yield unseen("kubelet", f"{settings.dir} is not mounted in this pod", ON_THE_HOST)
         return
-    restart = _restart(runtime)
+    restart = _restart(seen, runtime)
     yield from _socket(settings.dir, state, restart, enabled=enabled)
     if enabled and settings.registration is Registration.WATCHER and not seen.at(settings.registry_dir).is_dir():
         yield error(
@@ -79,17 +79,18 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     yield from _allocatable(seen)
 
 
-def _unit(runtime: ContainerRuntime | None) -> str:
+def _unit(seen: Examined, runtime: ContainerRuntime | None) -> str:
     """Return the unit that runs the kubelet: distributions run it in their own."""
     ours = runtime.distribution if runtime else None
-    return (ours.kubelet or runtime.service) if runtime and ours else "kubelet"
+    usual = (ours.kubelet or runtime.service) if runtime and ours else "kubelet"
+    return unit_of(seen, next(running(seen.at("/proc"), KUBELETS), None), (usual,))
 
 
-def _restart(runtime: ContainerRuntime | None) -> tuple[str, ...]:
+def _restart(seen: Examined, runtime: ContainerRuntime | None) -> tuple[str, ...]:
     """Return what starts the kubelet again; in distributions the runtime's restart does so, too."""
-    if runtime and runtime.ends_at_start:
+    if runtime and (runtime.ends_at_start or runtime.cri_fault):
         return runtime.restart
-    return (f"systemctl restart {_unit(runtime)}    # pods go on running",)
+    return (f"systemctl restart {_unit(seen, runtime)}    # pods go on running",)
 
 
 def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enabled: bool) -> Iterator[Finding]:
@@ -177,7 +178,7 @@ def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bo
             subject,
             f"{shown} is damaged ({fault}): the kubelet does not know which pods have which GPUs, and does not start",
             f"mv {shown} {shown}.broken    # and delete the pods that have GPUs once the kubelet runs",
-            *_restart(runtime),
+            *_restart(seen, runtime),
         )
     else:
         prefix = f"{seen.policy.kubelet.resource.partition('/')[0]}/"
@@ -188,9 +189,9 @@ def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bo
                 f"{shown} has {listed(ours)} of a device plugin, and claims allocate on this node: a pod that gets "
                 "such a resource by a claim (dra.extendedResource) stays in CreateContainerConfigError",
                 "# drain the node, so that no pod has a device of a plugin, then:",
-                f"systemctl stop {_unit(runtime)}",
+                f"systemctl stop {_unit(seen, runtime)}",
                 f"rm {shown}",
-                f"systemctl start {_unit(runtime)}",
+                f"systemctl start {_unit(seen, runtime)}",
             )
             return
         counts = {name: len(ids or ()) for name, ids in (found.data.registered or {}).items()}
@@ -219,7 +220,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
                 "in the options table of the default runtime",
                 f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
             ),
-            *(_restart(runtime) if runtime.distribution is None and not runtime.ends_at_start else ()),
+            *(_restart(seen, runtime) if runtime.distribution is None and not runtime.ends_at_start else ()),
         )
     elif said:
         yield ok(subject, f"{said}, for kubelet and containerd")

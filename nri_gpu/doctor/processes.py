@@ -50,16 +50,51 @@ def running(proc: Path, names: Collection[str], *, contained: bool = False) -> I
     for pid in pids:
         folder = proc / str(pid)
         name = (text_of(folder / "comm") or "").strip()
-        if name in names and (contained or _of_the_node(folder)):
+        if name in names and _lives(folder) and (contained or _of_the_node(proc, folder)):
             words = text_of(folder / "cmdline", _ARGUMENTS_MAX, "utf-8")
             if words is not None:  # else it has ended since
                 yield RunningProgram(pid, name, tuple(words.rstrip("\0").split("\0")))
 
 
-def _of_the_node(folder: Path) -> bool:
-    """Return whether a process has one pid, in the namespace that /proc shows: a container's has its own, too."""
+def _status(folder: Path, field: str) -> list[list[str]]:
+    """Return the words of a field of /proc/PID/status."""
     lines = (text_of(folder / "status", _ARGUMENTS_MAX) or "").split("\n")  # a name may have other ends of lines
-    return all(len(line.split()) == 2 for line in lines if line.startswith("NSpid:"))
+    return [line.split()[1:] for line in lines if line.startswith(f"{field}:")]
+
+
+def _lives(folder: Path) -> bool:
+    """Return whether a process has not ended: a zombie keeps its name until its parent has asked for its end."""
+    return not any(words[:1] in (["Z"], ["X"]) for words in _status(folder, "State"))
+
+
+def _of_the_node(proc: Path, folder: Path) -> bool:
+    """Return whether a process has one pid, and the node's users: a container has more pids, a rootless one its users.
+
+    The pid is the one in the namespace that /proc shows.
+    """
+    return all(len(pids) == 1 for pids in _status(folder, "NSpid")) and _shares(proc, folder, "ns/user", "uid_map")
+
+
+def shares_mounts(proc: Path, pid: int) -> bool:
+    """Return whether a process has the node's mounts, as far as this user may look: else its files are others."""
+    return _shares(proc, proc / str(pid), "ns/mnt")
+
+
+def _shares(proc: Path, folder: Path, *namespaces: str) -> bool:
+    """Return whether a process is in the namespaces of the node's first, or else in ours, as far as they are read."""
+    pairs = (
+        (_identity(folder / name), _identity(proc / "1" / name) or _identity(proc / "self" / name))
+        for name in namespaces
+    )
+    return all(one == other or not (one and other) for one, other in pairs)
+
+
+def _identity(path: Path) -> str:
+    """Return the namespace that a link names, or the text of a file, or empty if neither may be read."""
+    try:
+        return str(path.readlink())
+    except OSError:
+        return text_of(path) or ""
 
 
 def is_installed(seen: Examined, unit: str) -> bool:

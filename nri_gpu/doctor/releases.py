@@ -8,6 +8,9 @@ from typing import Final
 from msgspec import Struct
 
 EACH_MIGRATED: Final = (2, 3)  # the first release that migrates each file by itself
+# The first release that refuses a number for a duration, and the first that takes it again, for nanoseconds. Of those
+# before some builds do: it is the go-toml of 2.3 that refuses.
+NUMBERS_REFUSED: Final = ((2, 3), (2, 4))
 
 
 class ReleaseReading(Struct, frozen=True):

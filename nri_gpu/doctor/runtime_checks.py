@@ -8,8 +8,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.doctor.examined import Examined
+from nri_gpu.doctor.go_toml import seconds
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
-from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, seconds
+from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, NriSettings
 from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.finding import Finding, Level, error, ok, unseen, warning
@@ -153,6 +154,12 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
             "it, and no kubelet can use this containerd",
             *runtime.enable(CRI_PLUGINS),
         )
+    if fault := runtime.cri_fault:
+        yield error(
+            "CRI",
+            f"{fault.sentence}. containerd starts without CRI then: no pod starts, and there is no NRI socket",
+            *_handler(seen, runtime),
+        )
     if NRI in disabled or runtime.nri_enabled is False:
         since = ".".join(map(str, NRI_BY_DEFAULT[runtime.name]))
         by_default = "off" if runtime.nri.disable else f"off, as by default before {since}"
@@ -196,14 +203,25 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     yield from _nri_socket(seen, runtime, subject, socket)
 
 
+def _handler(seen: Examined, runtime: ContainerRuntime) -> Iterator[str]:
+    """Yield the lines of a fix that gives CRI a default runtime that there is."""
+    settings = runtime.containerd.cri.containerd if runtime.containerd else None
+    if settings and settings.default_runtime_name != "runc":
+        yield from runtime.default_to_runc(seen)[:-1]
+    if settings and settings.runtimes and "runc" not in settings.runtimes and (runtime.release or (2,)) < (2,):
+        title = "in a table runtimes.runc below the CRI plugin's [containerd] table"
+        yield from runtime.edit("cri.containerd.runtimes", title, 'runtime_type = "io.containerd.runc.v2"')[:-1]
+    yield from runtime.restart_with_cri
+
+
 def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket: str) -> Iterator[Finding]:
     state = socket_state(seen.at(socket))
     if state is SocketState.LIVE:
         yield ok(subject, f"on, and {socket} is open")
     elif state is SocketState.CLOSED:
         yield unseen(subject, f"only root can see whether a process listens at {socket}", "sudo nri-gpu doctor")
-    elif runtime.process is None:
-        yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts")
+    elif runtime.process is None or runtime.cri_fault:
+        yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts, and its CRI with it")
     else:
         yield error(
             subject,
@@ -214,21 +232,22 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
 
 
 def _timeouts(runtime: ContainerRuntime) -> Iterator[Finding]:
-    subject = "NRI timeouts"
-    request, registration = runtime.nri.plugin_request_timeout, runtime.nri.plugin_registration_timeout
-    request_s = seconds(request)
-    if request_s is None or seconds(registration) is None:
-        yield error(
-            subject,
-            f"a timeout is not a duration: plugin_request_timeout {request!r}, plugin_registration_timeout "
-            f"{registration!r}",
-            *_edit(runtime, "nri", *_REQUEST),
+    subject, usual = "NRI timeouts", NriSettings()
+    request, registration = (
+        set_ if seconds(set_) else default
+        for set_, default in (
+            (runtime.nri.plugin_request_timeout, usual.plugin_request_timeout),
+            (runtime.nri.plugin_registration_timeout, usual.plugin_registration_timeout),
         )
-    elif request_s < SLOW_S:
+    )
+    if (seconds(request) or 0) < SLOW_S:
+        number = (
+            f" (a number without a unit counts nanoseconds, and some builds of {runtime.name} do not start with it)"
+        )
         yield warning(
             subject,
-            f"the runtime waits only {request} for an answer: after that it drops nri-gpu and creates containers "
-            "without it; a busy node can take longer",
+            f"the runtime waits only {request} for an answer{number if request.endswith('ns') else ''}: after that it "
+            "drops nri-gpu and creates containers without it; a busy node can take longer",
             *_edit(runtime, "nri", *_REQUEST),
         )
     else:

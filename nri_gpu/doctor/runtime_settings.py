@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -16,8 +15,19 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
-from nri_gpu.doctor.releases import EACH_MIGRATED, READINGS
-from nri_gpu.system.storage import stat_of, text_of
+from nri_gpu.doctor.go_toml import (
+    BURNT_SUSHI,
+    GO_TOML_1,
+    GO_TOML_2,
+    Toml,
+    TomlLibrary,
+    merged,
+    parse_toml,
+    seconds,
+    spelled,
+)
+from nri_gpu.doctor.releases import EACH_MIGRATED, NUMBERS_REFUSED, READINGS
+from nri_gpu.system.storage import bytes_of, stat_of
 
 CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/crio/crio.conf"}
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -25,9 +35,6 @@ NRI: Final = "io.containerd.nri.v1.nri"
 CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # version 3, 2 and 1
 FILES_MAX: Final = 64
 TEXT_MAX: Final = 1 << 20  # bytes of a file
-_DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:h|ms|us|ns|m|s))+")
-_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(h|ms|us|ns|m|s)")
-_UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 # CRI-O's words for containerd's.
 _CRIO_NRI: Final = {
     "nri_disable_connections": "disable_connections",
@@ -39,17 +46,21 @@ _CRIO_VALIDATOR: Final = {
     "nri_enable_default_validator": "enable",
     "nri_validator_required_plugins": "required_plugins",
 }
-_TABLES: Final = frozenset({"containerd", "runtimes", "options", "default_validator"})
+_TABLES: Final = frozenset({"containerd", "default_runtime", "runtimes", "options", "default_validator"})
 _KEYS: Final = frozenset(
     {*_CRIO_NRI, *_CRIO_NRI.values(), *_CRIO_VALIDATOR, *_CRIO_VALIDATOR.values()}
     | {"disable", "enable_nri", "default_runtime", "default_runtime_name", "SystemdCgroup"}
 )
+_CRIO_NAMES: Final = {each.lower(): each for each in (*_KEYS, *_TABLES, "crio", "nri", "runtime")}
+_NAMES: Final = {
+    key.lower(): key
+    for key in (*_KEYS, *_TABLES, "enable_selinux", "enable_experimental_restore_via_create", "runtime_type")
+}
 T = TypeVar("T")
-Toml = dict[str, object]
 
 
 class FileFault(Struct, frozen=True):
-    """A fault of a file with which the runtime does not start."""
+    """A fault of a file with which the runtime, or its CRI plugin, does not start."""
 
     sentence: str
     fix: str = ""  # a comment, or empty if the runtime itself says more
@@ -64,14 +75,20 @@ class Validator(Struct, frozen=True):
     required_plugins: tuple[str, ...] = ()
 
 
+class Duration(str):
+    """A duration as written, a number with the unit that it stands for."""
+
+    __slots__ = ()
+
+
 class NriSettings(Struct, frozen=True, kw_only=True):
-    """A runtime's NRI. disable: None if the file does not say, and the version decides. Timeouts are as written."""
+    """A runtime's NRI. disable: None if the file does not say, and the version decides. A timeout of 0: the default."""
 
     disable: bool | None = None
     disable_connections: bool = False
     socket_path: str = NRI_SOCKET
-    plugin_registration_timeout: str = "5s"
-    plugin_request_timeout: str = "2s"
+    plugin_registration_timeout: Duration = Duration("5s")
+    plugin_request_timeout: Duration = Duration("2s")
     default_validator: Validator = Validator()
 
 
@@ -80,12 +97,14 @@ class _RuncOptions(Struct, frozen=True):
 
 
 class _RuntimeHandler(Struct, frozen=True):
+    runtime_type: str = ""
     options: _RuncOptions = _RuncOptions()
 
 
 class _Handlers(Struct, frozen=True):
     default_runtime_name: str = "runc"
-    runtimes: Mapping[str, _RuntimeHandler] = {}
+    default_runtime: _RuntimeHandler = _RuntimeHandler()  # its own table, before 2.0
+    runtimes: Mapping[str, _RuntimeHandler] | None = None
 
 
 class CriSettings(Struct, frozen=True):
@@ -97,8 +116,8 @@ class CriSettings(Struct, frozen=True):
 
     @property
     def systemd_cgroup(self) -> bool:
-        handler = self.containerd.runtimes.get(self.containerd.default_runtime_name, _RuntimeHandler())
-        return handler.options.systemd_cgroup
+        handlers = self.containerd.runtimes or {}
+        return handlers.get(self.containerd.default_runtime_name, _RuntimeHandler()).options.systemd_cgroup
 
 
 class ContainerdSettings(Struct, frozen=True, kw_only=True):
@@ -115,35 +134,62 @@ class ContainerdSettings(Struct, frozen=True, kw_only=True):
     said: Mapping[str, tuple[str, ...]] = {}
     files: tuple[str, ...] = ()  # those read
     faults: tuple[FileFault, ...] = ()  # why a file was not read
+    cri_fault: FileFault | None = None  # why the CRI plugin does not start
+
+
+class _Top(Struct, frozen=True):
+    """The settings of a file that belong to no plugin, as far as a fault in them is ours to tell."""
+
+    version: Annotated[int, Meta(ge=1)] = 2
+    root: str = ""
+    state: str = ""
+    oom_score: int = 0
+    imports: tuple[str, ...] = ()
+    required_plugins: tuple[str, ...] = ()
+    disabled_plugins: tuple[str, ...] = ()
+
+
+_TOP_NAMES: Final = {each: each for each in (*_Top.__struct_fields__, "plugins")}
 
 
 def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) -> ContainerdSettings:
     """Return the settings of a containerd that was started with this file. release: (2, 1, 4), or None if unknown."""
     faults: list[FileFault] = []
-    files = _containerd_files(root, path, faults)
+    first = release is not None and release < (2,)
+    library = GO_TOML_1 if first else GO_TOML_2
+    files = _containerd_files(root, path, library, faults)
     versions = [each.version for each in files]
     # 1.x has no version above 2; a file of such a version is of a later release.
     replaces = release < (2,) if release else max(versions, default=3) <= 2
     # Before 2.0 a file of version 1 has the plugins by their short names, and other names mean nothing.
-    short = release is not None and release < (2,) and next(filter(None, reversed(versions)), 1) < 2
+    short = first and next(filter(None, reversed(versions)), 1) < 2
     name = "nri" if short else NRI
     nri = [(each.name, each.plugins[name]) for each in files if name in each.plugins]
     cri = _cri_tables(files, release, replaces=replaces, short_names=short)
+    hidden = replaces and len(cri) > 1
     if replaces:
         nri, cri = nri[-1:], cri[-1:]
     odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
     faults += (FileFault(f"{name} has `plugins` that are no table", where=name) for name in odd)
     faults += _refused(files, release)
-    tops = [_read(each.top, ContainerdSettings, each.name, faults) for each in files]
+    tops = [_read(each.top, _Top, each.name, faults) for each in files]
     disabled = [(entry, file.name) for file, top in zip(files, tops, strict=True) for entry in top.disabled_plugins]
-    said: dict[str, tuple[str, ...]] = {key: (name,) for key, name in (*_said("nri", nri), *_said("cri", cri))}
+    said: dict[str, tuple[str, ...]] = {
+        key: (name,)
+        for prefix, layers in (("nri", nri), ("cri", cri))
+        for key, name in _said(prefix, [(name, _spelled(table, library)) for name, table in layers])
+    }
     for entry, _ in disabled:
         said[f"disabled_plugins.{entry}"] = tuple(name for each, name in disabled if each == entry)
+    numbers = not release or not NUMBERS_REFUSED[0] <= release < NUMBERS_REFUSED[1]
+    cri_table = _spelled(_together(cri), library)
+    cri_read = _read(cri_table, CriSettings, "the CRI plugin", faults)
     return ContainerdSettings(
         version=tops[0].version if tops else 2,
-        nri=_read(_together(nri), NriSettings, name, faults),
+        nri=_read(_spelled(_together(nri), library), NriSettings, name, faults, numbers=numbers),
         nri_table=name,
-        cri=_read(_together(cri), CriSettings, "the CRI plugin", faults),
+        cri=cri_read,
+        cri_fault=_without_handler(cri_read.containerd, cri, first=first, hidden=hidden),
         disabled_plugins=tuple(dict.fromkeys(entry for entry, _ in disabled)),
         imports=tuple(_texts(files[0].content.get("imports"))) if files else (),
         said=said,
@@ -164,9 +210,7 @@ class _File(Struct, frozen=True):
 
     @property
     def top(self) -> Toml:
-        """Return the settings that belong to no plugin."""
-        top: Toml = {key: self.content[key] for key in ("disabled_plugins", "imports") if key in self.content}
-        return top | {"version": self.content.get("version") or 1}
+        return self.content | {"version": self.content.get("version") or 1}
 
     @property
     def plugins(self) -> Toml:
@@ -176,12 +220,13 @@ class _File(Struct, frozen=True):
 Layers = list[tuple[str, object]]  # the files' tables of one plugin, the one that counts most last
 
 
-def _containerd_files(root: Path, path: str, faults: list[FileFault]) -> list[_File]:
+def _containerd_files(root: Path, path: str, library: TomlLibrary, faults: list[FileFault]) -> list[_File]:
     files: dict[str, _File] = {}
     pending = [path]
     while pending and len(files) < FILES_MAX:
         name = pending.pop(0)
-        if name not in files and (content := _toml(root, name, faults, required=bool(files))) is not None:
+        if name not in files and (read := _toml(root, name, library, faults, required=bool(files))) is not None:
+            content = spelled(read, _TOP_NAMES, library, below=False)
             files[name] = _File(name, content)
             pending += _imports(root, name, content)
     if any(name not in files for name in pending):
@@ -252,13 +297,33 @@ def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces
 
 
 def _together(layers: Layers) -> object:
-    """Merge tables by key, and replace all else, lists too. Return a value that is no table, for its fault."""
-    merged: Toml = {}
+    """Merge the tables. Return a value that is no table, for its fault."""
+    together: Toml = {}
     for _, table in layers:
         if not isinstance(table, dict):
             return table
-        merged = _deep(merged, table)
-    return merged
+        together = merged(together, table)
+    return together
+
+
+def _spelled(table: object, library: TomlLibrary) -> object:
+    return spelled(table, _NAMES, library) if isinstance(table, dict) else table
+
+
+def _without_handler(handlers: _Handlers, layers: Layers, *, first: bool, hidden: bool) -> FileFault | None:
+    """Return why containerd starts without CRI: its default handler has no table.
+
+    first: by a containerd before 2.0, where `runc` is built in only if a file has no handlers. hidden: whether the last
+    file hides tables of others.
+    """
+    built_in = set() if first and handlers.runtimes is not None else {"runc"}
+    name = handlers.default_runtime_name
+    if name in built_in.union(handlers.runtimes or ()) or (first and handlers.default_runtime.runtime_type):
+        return None
+    what = f'the default runtime "{name}" (default_runtime_name) has no table below runtimes of the CRI plugin'
+    if hidden:
+        what += f": before 2.0 all settings of that plugin in {layers[-1][0]} take the place of those in other files"
+    return FileFault(what, where=layers[-1][0])
 
 
 def _said(prefix: str, layers: Layers) -> Iterator[tuple[str, str]]:
@@ -285,7 +350,8 @@ class CrioSettings(Struct, frozen=True, kw_only=True):
 def crio_settings(root: Path, path: str) -> CrioSettings:
     faults: list[FileFault] = []
     names = [path, *_matches(root, f"{path}.d/*")]
-    found = [(name, content) for name in names if (content := _toml(root, name, faults, required=False)) is not None]
+    read = [(name, _toml(root, name, BURNT_SUSHI, faults, required=False)) for name in names]
+    found = [(name, spelled(content, _CRIO_NAMES, BURNT_SUSHI)) for name, content in read if content is not None]
     crio = [(name, _table(content.get("crio"))) for name, content in found]
     tables: Layers = [(name, each["nri"]) for name, each in crio if "nri" in each]
     runtimes: Layers = [(name, each["runtime"]) for name, each in crio if "runtime" in each]
@@ -304,14 +370,7 @@ def crio_settings(root: Path, path: str) -> CrioSettings:
     )
 
 
-def seconds(duration: str) -> float | None:
-    """Return the seconds of a duration as Go writes it, `2s` or `1m30s`, or None if it is none."""
-    if not _DURATION.fullmatch(duration):
-        return None
-    return sum(float(amount) * _UNITS_S[unit] for amount, unit in _AMOUNT.findall(duration))
-
-
-def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> Toml | None:
+def _toml(root: Path, name: str, library: TomlLibrary, faults: list[FileFault], *, required: bool) -> Toml | None:
     path = root / name.lstrip("/")
     fault = FileFault(f"{name} cannot be read by this user", unseen=True, where=name)
     try:
@@ -321,8 +380,8 @@ def _toml(root: Path, name: str, faults: list[FileFault], *, required: bool) -> 
             fault = FileFault(f"{name} is imported and does not exist, so containerd does not start", where=name)
         elif not path.is_file():
             fault = FileFault(f"{name} is not a regular file", where=name)
-        elif (text := text_of(path, TEXT_MAX, "utf-8")) is not None:
-            return tomllib.loads(text)
+        elif (content := bytes_of(path, TEXT_MAX)) is not None:
+            return parse_toml(content, library)
     except (ValueError, RecursionError) as error:
         fault = FileFault(f"{name} is not TOML: {error}", where=name)
     except OSError:
@@ -350,25 +409,24 @@ def _matches(root: Path, pattern: str) -> list[str]:
         return []
 
 
-def _deep(before: Toml, after: Toml) -> Toml:
-    merged = dict(before)
-    for key, value in after.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _deep(old, value)
-        else:
-            merged[key] = value
-    return merged
-
-
 def _table(value: object) -> Toml:
     return value if isinstance(value, dict) else {}
 
 
-def _read(value: object, kind: type[T], where: str, faults: list[FileFault]) -> T:
-    """Return the settings that we know; if one has a wrong type, note a fault and return the defaults."""
+def _read(value: object, kind: type[T], where: str, faults: list[FileFault], *, numbers: bool = True) -> T:
+    """Return the settings that we know; if one has a wrong type, note a fault and return the defaults.
+
+    numbers: whether a number is a duration, of nanoseconds.
+    """
+
+    def duration(_: type, value: object) -> Duration:
+        text = f"{value}ns" if type(value) is int and (numbers or value == 0) else value
+        if not isinstance(text, str) or seconds(text) is None:
+            raise ValueError(f'{value!r} is no duration, such as "2s"')
+        return Duration(text)
+
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=duration)
     except msgspec.ValidationError as error:
         faults.append(FileFault(f"{where}: {error}", where=where))
         return kind()

@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.doctor.distributions import DISTRIBUTIONS, Distribution, distribution_of, template_of, written_anew
+from nri_gpu.doctor.distributions import (
+    DISTRIBUTIONS,
+    Distribution,
+    distribution_of,
+    is_here,
+    template_of,
+    without_default_runtime,
+    written_anew,
+)
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import RunningProgram, is_installed, running, unit_of
+from nri_gpu.doctor.processes import RunningProgram, running, shares_mounts, unit_of
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
     CRI_PLUGINS,
@@ -94,14 +102,35 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         """Return where to write a line in the runtime's files, and the restart it takes. table: a key of `said`."""
         missing = self.containerd and not self.files and not self.faults
         new = (f"containerd config default > {self.config}",) if missing else ()
-        where = (f"# in {file}, {title}:" for file in self.places(f"{table}.{line.partition(' ')[0]}"))
-        return (*new, *where, line, *self.restart)
+        places = self.places(f"{table}.{line.partition(' ')[0]}")
+        where = (f"# in {file}, {title}:" for file in places)
+        return (*new, *where, line, *self._lasting(places), *self.restart)
+
+    def default_to_runc(self, seen: Examined) -> tuple[str, ...]:
+        """Return where to make runc the default runtime, and the restart that it takes.
+
+        seen: a distribution's own configuration may name another one, and its containerd's file then follows.
+        """
+        if self.containerd is None:
+            return self.edit("runtime", "below [crio.runtime]", 'default_runtime = "crun"')
+        (place, *_) = self.said.get("cri.containerd.default_runtime_name", ("",))
+        ours = self.distribution
+        template = text_of(seen.at(self.template.partition(",")[0]), encoding="utf-8") or ""
+        if ours and ours.own and place in self.written_anew and "default_runtime_name" not in template:
+            return (*without_default_runtime(seen, ours, self.service), *self.restart_with_cri)
+        title = "below the CRI plugin's [containerd] table"
+        return (*self.edit("cri.containerd", title, 'default_runtime_name = "runc"')[:-1], *self.restart_with_cri)
 
     def enable(self, plugins: Iterable[str]) -> tuple[str, ...]:
         """Return the files from which to take disabled plugins, each entry out of all files that have it."""
         there = (each for each in plugins if f"disabled_plugins.{each}" in self.said)
-        where = ((each, file) for each in there for file in self.places(f"disabled_plugins.{each}"))
-        return (*(f'# in {file}, take "{each}" out of disabled_plugins' for each, file in where), *self.restart)
+        where = [(each, file) for each in there for file in self.places(f"disabled_plugins.{each}")]
+        lines = (f'# in {file}, take "{each}" out of disabled_plugins' for each, file in where)
+        return (*lines, *self._lasting(file for _, file in where), *self.restart)
+
+    def _lasting(self, places: Iterable[str]) -> tuple[str, ...]:
+        ours = self.distribution
+        return (ours.lasts,) if ours and ours.lasts and {*places} & {*self.written_anew} else ()
 
     @property
     def upgrade(self) -> str:
@@ -115,8 +144,17 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     @property
     def restart(self) -> tuple[str, ...]:
+        return (self._fix_first,) if self.cri_fault else self.restart_with_cri
+
+    @property
+    def _fix_first(self) -> str:
+        return f"# fix the configuration of {self.name} first (see above): until then it must not end"
+
+    @property
+    def restart_with_cri(self) -> tuple[str, ...]:
+        """Return the restart once CRI's fault is mended."""
         if self.ends_at_start:
-            return (f"# fix the configuration of {self.name} first (see above): until then it must not end",)
+            return (self._fix_first,)
         if not self.certain:
             return ("# settle first which of the two runtimes nri-gpu is to serve (see above)",)
         return (f"systemctl restart {self.service}    # containers go on running",)
@@ -125,14 +163,19 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         """Return the files in which a setting counts: those that have it last, or its table, or else the main file."""
         while key and key not in self.said:
             key = key.rpartition(".")[0]
-        return tuple(dict.fromkeys(map(self.place, self.said.get(key, (self.config,)))))
+        hidden = bool(key and self.release and self.release < (2,))  # by a drop-in with the same plugin
+        return tuple(dict.fromkeys(self.place(each, hidden=hidden) for each in self.said.get(key, (self.config,))))
 
-    def place(self, file: str) -> str:
-        """Return the file, or the one to change instead if the file is written anew."""
-        if not self.distribution or file not in (self.written_anew or (self.config,) * (not self.files)):
+    def place(self, file: str, *, hidden: bool = False) -> str:
+        """Return the file, or the one to change instead if the file is written anew.
+
+        hidden: whether a drop-in would hide other settings in that file.
+        """
+        ours = self.distribution
+        if not ours or ours.lasts or file not in (self.written_anew or (self.config,) * (not self.files)):
             return file
         settings = self.containerd or ContainerdSettings()
-        for pattern in settings.imports:
+        for pattern in settings.imports if not hidden else ():
             if pattern.endswith(".toml.d/*.toml"):
                 return pattern.replace("*", "nri-gpu")
         return self.template
@@ -145,7 +188,11 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     def opens_nri(self) -> bool:
         """Return whether the runtime makes an NRI socket when it starts, and removes whatever lies in its place."""
         off = self.nri.disable_connections or (self.containerd and NRI in self.containerd.disabled_plugins)
-        return self.cri_enabled and self.nri_enabled is True and not off
+        return self.cri_enabled and self.cri_fault is None and self.nri_enabled is True and not off
+
+    @property
+    def cri_fault(self) -> FileFault | None:
+        return self.containerd.cri_fault if self.containerd and self.cri_enabled else None
 
 
 def release_of(version: str) -> tuple[int, ...] | None:
@@ -159,9 +206,11 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
 
     A containerd that starts removes whatever NRI socket lies there; a second one, whose it was, goes on listening.
     """
-    found = [_described(seen, process.name, process) for process in running(seen.at("/proc"), {"containerd", "crio"})]
+    processes = [*running(seen.at("/proc"), {"containerd", "crio"})]
+    here = [each for each in processes if shares_mounts(seen.at("/proc"), each.pid)]
+    found = [_described(seen, process.name, process) for process in here or processes]
     if not any(each.cri_enabled for each in found):
-        found += _without_theirs(seen)
+        found += _without_theirs(seen, [each.distribution for each in found])
     if not found:
         found = [_described(seen, name, None) for name, path in CONFIGS.items() if is_there(seen.at(path))]
     bound = [each for each in found if each.listens]
@@ -179,12 +228,13 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     return replace(chosen, beside=beside, certain=bool(owners) or len(bound) < 2)
 
 
-def _without_theirs(seen: Examined) -> Iterator[ContainerRuntime]:
+def _without_theirs(seen: Examined, running_here: Collection[Distribution | None]) -> Iterator[ContainerRuntime]:
     """Yield the containerd of each distribution here that has none running: its file may keep it from starting."""
     for each in DISTRIBUTIONS:
+        if each in running_here or each.signs:
+            continue
         supervisor = next(running(seen.at("/proc"), each.programs), None)
-        here = is_there(seen.at(each.config)) and any(is_installed(seen, f"{unit}.service") for unit in each.units)
-        if supervisor or here:
+        if supervisor or is_here(seen, each):
             described = _described(seen, "containerd", None, config=each.config)
             pid = supervisor.pid if supervisor else 0
             yield replace(described, supervisor=pid, service=unit_of(seen, supervisor, each.units))
@@ -195,8 +245,9 @@ def _described(
 ) -> ContainerRuntime:
     """Return the runtime. told: its version, if its program does not say. config: its main file, if no process does."""
     config = config or (process and process.option("-c", "--config", "-config")) or CONFIGS[name]
-    distribution = distribution_of(config, unit_of(seen, process, ("",)))
-    version = told or ("" if distribution and not process else program_version(seen, name, process))
+    distribution = distribution_of(seen, config, unit_of(seen, process, ("",)))
+    others = distribution and not distribution.signs
+    version = told or ("" if others and not process else program_version(seen, name, process))
     settings: ContainerdSettings | None = None
     found: ContainerdSettings | CrioSettings
     if name == "crio":

@@ -29,13 +29,19 @@ class KeyLengthError(OSError):
 
 
 def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
-    """Return the text of a file, odd bytes replaced, or None if it cannot be read. most: bytes of it; -1: all.
+    """Return the text of a file as `bytes_of` does, odd bytes replaced: not for one whose reader refuses such bytes."""
+    content = bytes_of(path, most)
+    return None if content is None else content.decode(encoding, errors="replace")
+
+
+def bytes_of(path: Path, most: int = -1) -> bytes | None:
+    """Return the bytes of a file, or None if it cannot be read. most: of them; -1: all.
 
     A pipe in the file's place is empty, and hangs nobody.
     """
     try:
         with open(path, "rb", opener=_at_once) as file:
-            return file.read(most).decode(encoding, errors="replace")
+            return file.read(most)
     except OSError:
         return None
 

@@ -157,3 +157,91 @@ def test_its_kubelet_is_in_a_unit_of_its_own(node: DoctorNode, config: str, unit
     assert node.found()["kubelet"].fix == (f"systemctl restart {unit}    # pods go on running",)
     node.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{")
     assert node.found()["kubelet checkpoint"].fix[-1].startswith(f"systemctl restart {unit}")
+
+
+def k3s(node: DoctorNode, name: str = "k3s") -> str:
+    """A node that K3s or RKE2 made, and its file. Its base template has the table of the default runtime."""
+    config = f"{RANCHER.format(name)}/config.toml"
+    node.process(700, "containerd", "containerd", "-c", f"/{config}")
+    node.write(config, f'{CONFIG}{CRI}default_runtime_name = "nvidia"\n{CRI.replace("]", ".runtimes.nvidia]")}')
+    return config
+
+
+@pytest.mark.parametrize("name", ["k3s", "rke2"])
+@pytest.mark.parametrize("where", ["config.yaml", "config.yaml.d/nvidia.yaml"])
+def test_a_default_runtime_of_their_own_configuration_is_taken_out_there(
+    node: DoctorNode, name: str, where: str
+) -> None:
+    k3s(node, name)
+    node.write(f"etc/rancher/{name}/{where}", 'token: hunter2\ndefault-runtime: "nvidia"\n')
+    fix = node.found(status=None)["default runtime"].fix
+    assert fix[:2] == (f"# in /etc/rancher/{name}/{where}, remove the line:", 'default-runtime: "nvidia"')
+    assert fix[2].startswith(f"systemctl restart {name}")
+    assert "hunter2" not in str(fix)
+
+
+def test_or_out_of_the_command(node: DoctorNode) -> None:
+    k3s(node)
+    (line, *_) = node.found(status=None)["default runtime"].fix
+    assert (
+        line
+        == "# remove default-runtime from /etc/rancher/k3s/config.yaml, or --default-runtime from the command of k3s"
+    )
+
+
+def test_a_template_of_the_users_with_a_default_runtime_is_changed(node: DoctorNode) -> None:
+    template = k3s(node).replace("config.toml", "config-v3.toml.tmpl")
+    node.write(template, 'default_runtime_name = "nvidia"\n')
+    assert node.found(status=None)["default runtime"].fix[0].startswith(f"# in /{template}")
+
+
+def test_a_default_runtime_without_a_toolkit(node: DoctorNode) -> None:
+    """K3s writes a table for each of NVIDIA's programs that it finds."""
+    config = k3s(node)
+    node.write(config, f'{CONFIG}{CRI}default_runtime_name = "nvidia"\n')
+    node.write("etc/rancher/k3s/config.yaml", "default-runtime: nvidia\n")
+    found = node.found(status=None)["CRI"]
+    assert "has no table below runtimes" in found.meaning
+    assert found.fix[0].startswith("# in /etc/rancher/k3s/config.yaml, remove")
+    assert found.fix[-1].startswith("systemctl restart k3s")
+
+
+def test_a_drop_in_would_hide_a_table_of_the_same_plugin_before_2_0(node: DoctorNode) -> None:
+    config = k3s(node)
+    node.program("1.7.27")
+    nri = OFF.replace("true", "false")
+    node.write(config, f'version = 2\nimports = ["/{config}.d/*.toml"]\n{nri}plugin_request_timeout = "9ms"\n')
+    assert "/config.toml.tmpl, behind" in node.found(status=None)["NRI timeouts"].fix[0]
+    node.write(config, f'version = 2\nimports = ["/{config}.d/*.toml"]\n')
+    assert f"# in /{config}.d/nri-gpu.toml, below" in node.found(status=None)["NRI"].fix[0]
+
+
+@pytest.mark.parametrize("sign", ["etc/eks/nodeadm.d/a.yaml", "etc/systemd/system/nodeadm-config.service"])
+def test_a_file_that_is_written_anew_at_boot(node: DoctorNode, sign: str) -> None:
+    node.write(TOML, CONFIG.replace("false", "true"))
+    assert "user data" not in str(node.found(status=None)["NRI"].fix)
+    node.write(sign, "")
+    fix = node.found(status=None)["NRI"].fix
+    assert fix[0].startswith(f"# in /{TOML}, below")
+    assert "in the user data, spec.containerd.config of NodeConfig: EKS writes that file anew at each boot" in fix[2]
+    assert fix[3].startswith("systemctl restart containerd ")
+    node.write(TOML, 'version = 3\ndisabled_plugins = ["io.containerd.nri.v1.nri"]\n')
+    assert "user data" in node.found(status=None)["NRI"].fix[1]
+
+
+def test_canonicals_units(node: DoctorNode) -> None:
+    """Its containerd reads the file that everybody's reads."""
+    node.write("proc/700/cgroup", "0::/system.slice/snap.k8s.containerd.service\n")
+    node.write(TOML, CONFIG.replace("false", "true"))
+    node.dead_socket("var/lib/kubelet/device-plugins/kubelet.sock")
+    found = node.found(status=None)
+    assert found["kubelet"].fix == ("systemctl restart snap.k8s.kubelet    # pods go on running",)
+    assert found["NRI"].fix[-1].startswith("systemctl restart snap.k8s.containerd")
+    assert found["NRI"].fix[0].startswith(f"# in /{TOML}, below")
+
+
+def test_a_kubelet_that_runs_names_its_unit(node: DoctorNode) -> None:
+    node.process(701, "kubelet", "/snap/kubelet-eks/1/kubelet")
+    node.write("proc/701/cgroup", "0::/system.slice/snap.kubelet-eks.daemon.service\n")
+    node.dead_socket("var/lib/kubelet/device-plugins/kubelet.sock")
+    assert node.found()["kubelet"].fix == ("systemctl restart snap.kubelet-eks.daemon    # pods go on running",)

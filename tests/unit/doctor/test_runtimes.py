@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings, seconds
+from nri_gpu.doctor.go_toml import seconds
+from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.finding import Level, unseen
 from tests.unit.doctor.node import CONFIG, TOML, DoctorNode, stopped
 
 Break = Callable[[DoctorNode], object]
 SUDO = "sudo nri-gpu doctor"
+CRI = "plugins.'io.containerd.grpc.v1.cri'.containerd"
+NRI_ON = '[plugins."io.containerd.nri.v1.nri"]\ndisable = false\n'
 VALIDATOR = '\n[plugins."io.containerd.nri.v1.nri".default_validator]\n'
 
 
@@ -40,6 +43,14 @@ def ancient(node: DoctorNode) -> None:
 def stranger(node: DoctorNode) -> None:
     node.program("2.2.1")
     nri(VALIDATOR, 'enable = true\nrequired_plugins = ["05-nri-gpu"]')(node)
+
+
+def dropped(node: DoctorNode) -> None:
+    """NVIDIA's drop-in beside a containerd 1.7: it takes the place of the other file's handlers."""
+    node.program("1.7.24")
+    runc = f"[{CRI}.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
+    node.write(TOML, f'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n{NRI_ON}{runc}')
+    node.write("etc/containerd/conf.d/99-nvidia.toml", f"version = 2\n{runc.replace('runc]', 'nvidia]')}")
 
 
 def nothing(node: DoctorNode) -> None:
@@ -68,6 +79,12 @@ BROKEN: dict[str, Break] = {
     "a word of another type": nri("disable_connections = 1"),
     "a plugin that is no table": config('version = 3\n[plugins]\n"io.containerd.nri.v1.nri" = 1\n'),
     "plugins that are none": config("plugins = 3\n"),
+    "a byte that is not UTF-8": lambda node: (node.root / TOML).write_bytes(b"# caf\xe9\n" + CONFIG.encode()),
+    "a mark of the order of bytes": lambda node: (node.root / TOML).write_bytes(CONFIG.encode("utf-8-sig")),
+    "a key in another case": config(CONFIG.replace("disable = false", "Disable = true")),
+    "a timeout without a unit": nri("plugin_request_timeout = 5"),
+    "a default runtime without a table": config(f'version = 2\n{NRI_ON}[{CRI}]\ndefault_runtime_name = "nvidia"\n'),
+    "a drop-in that hides runc": dropped,
     "an import that is not there": config('version = 3\nimports = ["/etc/containerd/none.toml"]\n'),
 }
 
@@ -137,6 +154,28 @@ def test_a_pipe_in_the_place_of_a_file_does_not_block(node: DoctorNode) -> None:
 def test_a_short_timeout_is_a_warning(node: DoctorNode) -> None:
     nri('plugin_request_timeout = "500ms"')(node)
     assert node.only().level is Level.WARNING
+
+
+def test_without_cri_no_process_is_said_to_have_removed_the_socket(node: DoctorNode) -> None:
+    dropped(node)
+    node.remove("run/nri/nri.sock")
+    found = node.found(status=None)
+    assert (found["NRI"].level, found["CRI"].level) == (Level.UNSEEN, Level.ERROR)
+    assert "another process removed" not in found["NRI"].meaning
+    stopped(node)
+    assert "is configured but does not run" in node.found(status=None)["container runtime"].meaning
+
+
+def test_a_timeout_of_0_is_the_default(node: DoctorNode) -> None:
+    nri('plugin_request_timeout = "0s"', "plugin_registration_timeout = 0")(node)
+    assert node.found(status=None) == {}
+
+
+def test_crio_reads_keys_in_any_case(node: DoctorNode) -> None:
+    node.process(700, "crio", "/usr/bin/crio")
+    node.program("1.33.1")
+    node.write("etc/crio/crio.conf", "\ufeff[CRIO.Nri]\nEnable_NRI = false\n")
+    assert "NRI is off" in node.found(status=None)["NRI"].meaning
 
 
 def test_required_plugins_that_are_ours(node: DoctorNode) -> None:
@@ -272,7 +311,11 @@ def test_crio_has_nri_by_default_from_1_30(node: DoctorNode, version: str, on: b
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("2s", 2.0), ("1m30s", 90.0), ("500ms", 0.5), ("1.5h", 5400.0), ("2", None), ("", None)]
+    ("text", "value"),
+    [
+        *(("2s", 2.0), ("1m30s", 90.0), ("500ms", 0.5), ("1.5h", 5400.0), (".5s", 0.5), ("5.s", 5.0), ("-1s", -1.0)),
+        *(("0", 0.0), ("5µs", 5e-6), ("2", None), ("", None), (".s", None), ("5 s", None), ("9999999999h", None)),
+    ],
 )
 def test_durations(text: str, value: float | None) -> None:
-    assert seconds(text) == value
+    assert seconds(text) == (value if value is None else pytest.approx(value))

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from nri_gpu.doctor.processes import running, shares_mounts
 from nri_gpu.doctor.runtimes import ContainerRuntime, container_runtime
 from nri_gpu.doctor.sockets import file_at, file_of, listening
 from nri_gpu.domain.finding import Finding, Level
+from tests.support.waiting import wait_for
 from tests.unit.doctor.node import CONFIG, DOCKERS, K3S, DoctorNode, away
 
 
@@ -122,3 +127,67 @@ def test_whose_file_a_socket_is(node: DoctorNode) -> None:
     assert file_of(os.fstat(node.listen("run/a.sock").fileno()).st_ino) == file_at(path)
     assert file_of(os.fstat(first.fileno()).st_ino) != file_at(path)
     assert file_of(1 << 40) is file_of(3) is None
+
+
+def rootless(node: DoctorNode) -> None:
+    """A user's containerd: it has no `-c`, and reads another file at the usual place."""
+    node.write("etc/containerd/config.toml", CONFIG)
+    node.process(900, "containerd", "containerd")
+
+
+def namespace(node: DoctorNode, kind: str, **numbers: int) -> None:
+    for process, number in numbers.items():
+        folder = node.root / f"proc/{process.removeprefix('pid')}/ns"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / kind).symlink_to(f"{kind}:[{number}]")
+
+
+@pytest.mark.parametrize("kind", ["user", "mnt"])
+def test_a_users_own_containerd_is_no_second_runtime(node: DoctorNode, kind: str) -> None:
+    rootless(node)
+    assert second(node).level is Level.WARNING
+    namespace(node, kind, pid1=1, pid700=1, pid900=2)
+    assert not any(each.subject == "second runtime" for each in node.examine().findings)
+
+
+def test_by_its_users_where_no_namespace_may_be_read(node: DoctorNode) -> None:
+    rootless(node)
+    for process, users in ((1, "0 0 4294967295"), (700, "0 0 4294967295"), (900, "0 1000 1\n1 100000 65536")):
+        node.write(f"proc/{process}/uid_map", f"{users}\n")
+    assert pid(node) == 700
+    assert chosen(node).beside == ()
+
+
+def test_a_runtime_with_mounts_of_its_own_counts_where_it_is_alone(node: DoctorNode) -> None:
+    """As by PrivateMounts= of its unit."""
+    namespace(node, "mnt", pid1=1, pid700=2)
+    assert pid(node) == 700
+
+
+@pytest.mark.parametrize("state", ["Z (zombie)", "X (dead)"])
+def test_a_process_that_has_ended_is_no_runtime(node: DoctorNode, state: str) -> None:
+    rootless(node)
+    node.write("proc/900/status", f"Name:\tcontainerd\nState:\t{state}\nNSpid:\t900\n")
+    assert chosen(node).beside == ()
+    node.write("proc/900/status", "Name:\tcontainerd\nState:\tS (sleeping)\nNSpid:\t900\n")
+    assert chosen(node).beside != ()
+
+
+def test_the_kernels_own_zombie_and_rootless_process(tmp_path: Path) -> None:
+    """A real child that nobody waits for, and one in namespaces of its own."""
+    for name in ("zombierun", "rootlessrun"):
+        shutil.copy("/bin/sleep", tmp_path / name)
+    zombie = subprocess.Popen([tmp_path / "zombierun", "0"])
+    own = subprocess.Popen(["unshare", "--user", "--mount", "--map-root-user", tmp_path / "rootlessrun", "60"])
+    proc = Path("/proc")
+    try:
+        wait_for("a zombie", lambda: "Z (zombie)" in (proc / f"{zombie.pid}/status").read_text(), 10)
+        wait_for("unshare", lambda: (proc / f"{own.pid}/comm").read_text() == "rootlessrun\n", 10)
+        assert (proc / f"{zombie.pid}/comm").read_text() == "zombierun\n"
+        assert [*running(proc, {"zombierun", "rootlessrun"})] == []
+        assert not shares_mounts(proc, own.pid)
+        assert shares_mounts(proc, zombie.pid)
+    finally:
+        own.kill()
+        own.wait()
+        zombie.wait()
