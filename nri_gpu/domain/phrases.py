@@ -194,6 +194,10 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "The new policy allows namespaces that the previous policy denied; the line names them.",
             "Nothing, if that is intended; else narrow the policy and reload nri-gpu.",
         ),
+        "policy has lost restrictions": (
+            "The new policy lacks limits, pools or other restrictions of the previous one; the line names them.",
+            "Nothing, if that is intended; if the file was cut off, put it back and reload nri-gpu.",
+        ),
         "started on the last good policy": (
             "The policy file has a fault or is gone, so the last one without a fault is in force.",
             "Fix the file until `nri-gpu check` accepts it, then reload nri-gpu.",

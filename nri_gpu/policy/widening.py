@@ -1,4 +1,4 @@
-"""Namespaces that may ask for GPUs under one policy and might not under the policy before it."""
+"""Namespaces that may ask for GPUs under one policy and might not under the policy before it, and lost restrictions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Final
 
 from nri_gpu.policy.forms import EVERYTHING, Globs
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.rules import Rule
+from nri_gpu.policy.rules import LIMIT_KEYS, Rule
 
 EVERY: Final = "every namespace"
 _UNNAMED: Final = "~named by no policy~"  # no namespace is called so, and only a pattern for nearly all matches it
 _BRACKETS: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
 _NARROWS: Final = ("pod", "container", "runtime_handler", "labels", "qos")
+_DEFAULT: Final = Policy.default()
+# Settings whose default allows most, or looks at least.
+_RESTRICTS: Final = (
+    *(("limits", key) for key in LIMIT_KEYS),
+    *(("capabilities", "allowed"), ("modes", "allowed"), ("privileged", "action"), ("environment", "disarm")),
+    ("stray", "enabled"),
+)
 
 
 def newly_allowed(before: Policy, after: Policy, present: Iterable[str]) -> tuple[str, ...]:
@@ -29,6 +36,25 @@ def newly_allowed(before: Policy, after: Policy, present: Iterable[str]) -> tupl
     names = {*_named(before), *_named(after), *present}
     asked = {each: _BRACKETS.sub(_member, each) for each in sorted(names)} | {EVERY: _UNNAMED}
     return tuple(shown for shown, name in asked.items() if may.has(name) and not might.has(name))
+
+
+def lost_restrictions(before: Policy, after: Policy) -> tuple[str, ...]:
+    """Return the pools that are gone, and the key paths of restrictions that are back at their default.
+
+    A policy file that was cut off has lost its last tables.
+    """
+    there = {pool.name for pool in after.pool.pools}
+    pools = (f"pool {pool.name}" for pool in before.pool.pools if pool.name not in there)
+    keys = (
+        f"{section}.{key}"
+        for section, key in _RESTRICTS
+        if _value(before, section, key) != _value(after, section, key) == _value(_DEFAULT, section, key)
+    )
+    return (*pools, *keys)
+
+
+def _value(policy: Policy, section: str, key: str) -> object:
+    return getattr(getattr(policy, section), key)
 
 
 def _named(policy: Policy) -> Iterator[str]:

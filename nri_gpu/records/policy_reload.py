@@ -13,7 +13,7 @@ from loguru import logger
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.text import listed
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.widening import newly_allowed
+from nri_gpu.policy.widening import lost_restrictions, newly_allowed
 from nri_gpu.records.policy_file import RUNTIME, PolicyFile
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import Signature, signature
@@ -48,7 +48,7 @@ class PolicyReload:
             state.use(file.last_good() or Policy.broken(f"{RUNTIME} has not come yet; try again in a moment"))
 
     async def run(self) -> None:
-        """Warn of namespaces that this policy newly lets ask, and remind of a fault of the file, until cancelled."""
+        """Warn of what this policy newly allows, and remind of a fault of the file, until cancelled."""
         await self._compare(self._state.policy)
         while True:
             self.remind()
@@ -112,9 +112,12 @@ class PolicyReload:
         await asyncio.to_thread(self._say_wider, policy, tuple(self._namespaces()))
 
     def _say_wider(self, policy: Policy, present: tuple[str, ...]) -> None:
-        """Warn of namespaces that may ask by this policy and might not by the previous one."""
-        names = newly_allowed(self._file.before, policy, present) if self._file.before else ()
-        if names:
+        """Warn of namespaces that may ask by this policy and might not by the one before, and of lost restrictions."""
+        if not (before := self._file.before):
+            return
+        if lost := lost_restrictions(before, policy):
+            logger.bind(settings=listed(lost, NAMES_SHOWN)).warning("policy has lost restrictions")
+        if names := newly_allowed(before, policy, present):
             shown = listed((*names[-NAMES_SHOWN:], *names[:-NAMES_SHOWN]), NAMES_SHOWN)
             logger.bind(namespaces=shown).warning("policy lets more namespaces ask for GPUs")
 

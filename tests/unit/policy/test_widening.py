@@ -1,4 +1,4 @@
-"""Namespaces that may ask by a policy and might not by the one before: asked of both, by name."""
+"""Namespaces that may ask by a policy and might not by the one before, asked of both by name; lost restrictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
-from nri_gpu.policy.widening import EVERY, newly_allowed
+from nri_gpu.policy.widening import EVERY, lost_restrictions, newly_allowed
 
 
 def policy(*rules: dict[str, Any], **lists: list[str]) -> Policy:
@@ -53,3 +53,43 @@ def test_thousands_of_rules_are_compared_in_time() -> None:
     began = time.process_time()
     assert len(newly_allowed(before, after, ())) == 4000
     assert time.process_time() - began < 5
+
+
+WHOLE: dict[str, Any] = {
+    "limits": {"gpus_per_pod": 2, "gpus_per_node": 4},
+    "capabilities": {"allowed": ["compute"]},
+    "modes": {"allowed": ["exclusive"]},
+    "privileged": {"action": "deny"},
+    "environment": {"disarm": "all"},
+    "stray": {"enabled": True},
+    "pool": [{"name": "big", "device": ["0"]}, {"name": "small", "device": ["1"]}],
+}
+CUT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "limits": ({}, ("limits.gpus_per_pod", "limits.gpus_per_node")),
+    "capabilities": ({}, ("capabilities.allowed",)),
+    "modes": ({}, ("modes.allowed",)),
+    "privileged": ({}, ("privileged.action",)),
+    "environment": ({}, ("environment.disarm",)),
+    "stray": ({"stray": {"every_s": 5}}, ("stray.enabled",)),
+    "pool": ({"pool": WHOLE["pool"][:1]}, ("pool small",)),
+}
+
+
+@pytest.mark.parametrize("section", WHOLE)
+def test_a_policy_that_was_cut_off(section: str) -> None:
+    before = parse_policy(WHOLE, "policy.toml")
+    left, lost = CUT[section]
+    rest = {key: value for key, value in WHOLE.items() if key != section}
+    assert lost_restrictions(before, parse_policy(rest | left, "policy.toml")) == lost
+    assert lost_restrictions(before, before) == ()
+    assert lost_restrictions(parse_policy(rest, "policy.toml"), before) == ()
+
+
+def test_another_limit_or_pool_is_no_loss() -> None:
+    before = parse_policy(WHOLE, "policy.toml")
+    other = {
+        **WHOLE,
+        "limits": {"gpus_per_pod": 8, "gpus_per_node": 1},
+        "pool": [*WHOLE["pool"], WHOLE["pool"][0] | {"name": "x"}],
+    }
+    assert lost_restrictions(before, parse_policy(other, "policy.toml")) == ()

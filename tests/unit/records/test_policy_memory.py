@@ -31,6 +31,7 @@ from tests.support.scripted_runtime import until
 ML, PROD = (f'[namespaces]\nallow = ["{name}"]\n' for name in ("ml", "prod"))
 BAD = "[plugin]\nindex = 5\n"
 KEPT = "policy not reloaded, the old one stays"
+LOST = "policy has lost restrictions"
 WIDER = "policy lets more namespaces ask for GPUs"
 CURE = "run `nri-gpu check --forget` and reload nri-gpu to go back to the defaults"
 
@@ -288,6 +289,19 @@ async def test_a_wider_policy_says_whom_it_lets_ask(node: Node, log: Log) -> Non
     await node.reload_by.read_again()
     node.reload_by.configured(ML)
     assert len(log.said(WIDER)) == 2
+
+
+async def test_a_warning_names_what_a_file_that_was_cut_off_has_lost(node: Node, log: Log) -> None:
+    whole = f'{ML}[limits]\ngpus_per_pod = 1\n[stray]\nenabled = true\n[[pool]]\nname = "big"\ndevice = ["0"]\n'
+    node.file.write_text(whole)
+    node.start()
+    await node.reload_by.read_again()
+    assert log.said(LOST) == []
+    for cut, lost in (("[[pool]]", "pool big"), ("[stray]", "stray.enabled"), ("[limits]", "limits.gpus_per_pod")):
+        node.file.write_text(whole[: whole.index(cut)])
+        await node.reload_by.read_again()
+        assert (log.said(LOST)[-1].level, log.said(LOST)[-1].fields["settings"]) == ("WARNING", lost)
+    assert log.said(WIDER) == []
 
 
 # --- the guard
