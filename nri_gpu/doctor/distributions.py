@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from nri_gpu.doctor.examined import Examined, is_there
 from nri_gpu.doctor.processes import is_installed
+from nri_gpu.doctor.runtime_settings import TEXT_MAX
 from nri_gpu.system.storage import text_of
 
 
@@ -123,7 +124,7 @@ def without_default_runtime(seen: Examined, found: Distribution, unit: str) -> I
     """Yield the lines of a fix that takes `default-runtime` out of a distribution's own configuration."""
     folder = seen.at(f"{found.own}.d")
     files = (found.own, *(f"{found.own}.d/{path.name}" for path in sorted(folder.glob("*.yaml"))))
-    lines = ((each, line) for each in files for line in (text_of(seen.at(each), encoding="utf-8") or "").splitlines())
+    lines = ((each, line) for each in files for line in (text_of(seen.at(each), TEXT_MAX, "utf-8") or "").splitlines())
     there = [(each, line.strip()) for each, line in lines if _DEFAULT_RUNTIME.match(line)]
     for each, line in there:
         yield from (f"# in {each}, remove the line:", line)

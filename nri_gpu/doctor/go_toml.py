@@ -20,6 +20,7 @@ _CONTROL: Final = dict.fromkeys({*range(32), 127} - {ord("\t")}, " ")
 _DURATION: Final = re.compile(r"[-+]?(?:0|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:h|ms|us|µs|μs|ns|m|s))+)")
 _AMOUNT: Final = re.compile(r"([0-9.]+)(h|ms|us|µs|μs|ns|m|s)")
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+DEPTH: Final = 5  # of the tables that we read, and more
 _LONGEST_S: Final = (1 << 63) / 1e9
 
 
@@ -51,11 +52,11 @@ def parse_toml(content: bytes, library: TomlLibrary) -> Toml:
         raise ValueError(f"line {line} has the byte 0x{byte:02x}, which is not UTF-8") from None
 
 
-def spelled(table: Toml, names: Mapping[str, str], library: TomlLibrary, *, below: bool = True) -> Toml:
-    """Return a table with its settings named as in `names`, and its tables likewise.
+def spelled(table: Toml, names: Mapping[str, str], library: TomlLibrary, depth: int = DEPTH) -> Toml:
+    """Return a table with its settings named as in `names`, and tables in it likewise.
 
-    names: of settings, by their lower case. below: whether for tables in it, too. Of several spellings the last in the
-    order of bytes counts, since containerd sorts a plugin's settings before it reads them.
+    names: of settings, by their lower case. depth: of tables. Of several spellings the last in the order of bytes
+    counts, since containerd sorts a plugin's settings before it reads them.
     """
     found: Toml = {}
     for key in sorted(table):
@@ -63,7 +64,7 @@ def spelled(table: Toml, names: Mapping[str, str], library: TomlLibrary, *, belo
         if not library.any_case and key not in {name, name.lower(), name.upper()}:
             name = key
         if isinstance(value, dict):
-            value = spelled(value, names, library) if below else value
+            value = spelled(value, names, library, depth - 1) if depth else value
             value = merged(before, value) if isinstance(before := found.get(name), dict) else value
         found[name] = value
     return found

@@ -203,9 +203,12 @@ def _serves_claims(seen: Examined) -> bool:
 
 
 def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
-    """Check the cgroup driver in the kubelet's own file, if it has one; a kubelet of 1.34 asks the runtime instead."""
+    """Check the cgroup driver in the kubelet's own file, if it has one; a kubelet of 1.34 asks the runtime instead.
+
+    Distributions have another file, and set both sides themselves.
+    """
     subject = "cgroup driver"
-    if runtime is None or runtime.containerd is None or runtime.dockers:
+    if runtime is None or runtime.containerd is None or runtime.dockers or runtime.distribution:
         return
     lines = (text_of(seen.at(_CONFIG), CONFIG_MAX, "utf-8") or "").splitlines()
     said = next((line.partition(":")[2].strip(" \"'") for line in lines if line.startswith("cgroupDriver:")), "")
@@ -220,7 +223,7 @@ def _cgroup_driver(seen: Examined, runtime: ContainerRuntime | None) -> Iterator
                 "in the options table of the default runtime",
                 f"SystemdCgroup = {'true' if said == 'systemd' else 'false'}",
             ),
-            *(_restart(seen, runtime) if runtime.distribution is None and not runtime.ends_at_start else ()),
+            *(_restart(seen, runtime) if not runtime.ends_at_start else ()),
         )
     elif said:
         yield ok(subject, f"{said}, for kubelet and containerd")

@@ -94,7 +94,7 @@ def _identity(path: Path) -> str:
     try:
         return str(path.readlink())
     except OSError:
-        return text_of(path) or ""
+        return text_of(path, _ARGUMENTS_MAX) or ""
 
 
 def is_installed(seen: Examined, unit: str) -> bool:

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, field
 
 from nri_gpu.doctor.go_toml import (
     BURNT_SUSHI,
+    DEPTH,
     GO_TOML_1,
     GO_TOML_2,
     Toml,
@@ -226,7 +227,7 @@ def _containerd_files(root: Path, path: str, library: TomlLibrary, faults: list[
     while pending and len(files) < FILES_MAX:
         name = pending.pop(0)
         if name not in files and (read := _toml(root, name, library, faults, required=bool(files))) is not None:
-            content = spelled(read, _TOP_NAMES, library, below=False)
+            content = spelled(read, _TOP_NAMES, library, depth=0)
             files[name] = _File(name, content)
             pending += _imports(root, name, content)
     if any(name not in files for name in pending):
@@ -326,13 +327,13 @@ def _without_handler(handlers: _Handlers, layers: Layers, *, first: bool, hidden
     return FileFault(what, where=layers[-1][0])
 
 
-def _said(prefix: str, layers: Layers) -> Iterator[tuple[str, str]]:
+def _said(prefix: str, layers: Layers, depth: int = DEPTH) -> Iterator[tuple[str, str]]:
     """Yield each table and setting that `doctor` speaks of with the file that has it; the last file counts."""
     for name, table in layers:
         yield prefix, name
         for key, value in _table(table).items():
-            if isinstance(value, dict) and (key in _TABLES or prefix.endswith(".runtimes")):
-                yield from _said(f"{prefix}.{key}", [(name, value)])
+            if depth and isinstance(value, dict) and (key in _TABLES or prefix.endswith(".runtimes")):
+                yield from _said(f"{prefix}.{key}", [(name, value)], depth - 1)
             elif key in _KEYS:
                 yield f"{prefix}.{key}", name
 

@@ -27,6 +27,7 @@ from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
     CRI_PLUGINS,
     NRI,
+    TEXT_MAX,
     ContainerdSettings,
     CrioSettings,
     FileFault,
@@ -115,7 +116,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
             return self.edit("runtime", "below [crio.runtime]", 'default_runtime = "crun"')
         (place, *_) = self.said.get("cri.containerd.default_runtime_name", ("",))
         ours = self.distribution
-        template = text_of(seen.at(self.template.partition(",")[0]), encoding="utf-8") or ""
+        template = text_of(seen.at(self.template.partition(",")[0]), TEXT_MAX, "utf-8") or ""
         if ours and ours.own and place in self.written_anew and "default_runtime_name" not in template:
             return (*without_default_runtime(seen, ours, self.service), *self.restart_with_cri)
         title = "below the CRI plugin's [containerd] table"

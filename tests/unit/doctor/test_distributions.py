@@ -189,6 +189,14 @@ def test_or_out_of_the_command(node: DoctorNode) -> None:
     )
 
 
+def test_their_kubelet_reads_another_file(node: DoctorNode) -> None:
+    """A file of kubeadm's is left; their base template has the table of runc's options."""
+    kubelet(node)
+    config = k3s(node)
+    node.write(config, CONFIG + CRI.replace("]", ".runtimes.runc.options]") + "SystemdCgroup = false\n")
+    assert "cgroup driver" not in node.found()
+
+
 def test_a_template_of_the_users_with_a_default_runtime_is_changed(node: DoctorNode) -> None:
     template = k3s(node).replace("config.toml", "config-v3.toml.tmpl")
     node.write(template, 'default_runtime_name = "nvidia"\n')

@@ -12,7 +12,7 @@ import pytest
 
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.doctor.support_bundle import bundle
-from tests.unit.doctor.node import CHECKPOINT, HEALTHY, PLUGINS, DoctorNode, installed
+from tests.unit.doctor.node import CHECKPOINT, CONFIG, HEALTHY, K3S, PLUGINS, DoctorNode, installed
 
 
 def garbage(path: Path) -> None:
@@ -80,6 +80,18 @@ def test_anything_in_the_place_of_each_file(node: DoctorNode, spoil: Callable[[P
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (node.root.parent / "kept").rename(path)
     assert node.found().keys() == {"other injectors", "cgroup driver"}
+
+
+def test_a_deep_table_and_an_endless_configuration_of_k3s(node: DoctorNode) -> None:
+    deep = ".containerd" * 20_000
+    node.process(700, "containerd", "containerd", "-c", f"/{K3S}")
+    table = "[plugins.'io.containerd.cri.v1.runtime'"
+    node.write(K3S, f"{CONFIG}{table}{deep}]\n{table}.containerd.runtimes.x]\n")
+    assert list(node.examine().findings)
+    node.write(K3S, f'{CONFIG}{table}.containerd]\ndefault_runtime_name = "nvidia"\n')
+    (node.root / "etc/rancher/k3s").mkdir(parents=True)
+    (node.root / "etc/rancher/k3s/config.yaml").symlink_to("/dev/zero")
+    assert node.found(status=None)["default runtime"].fix[0].startswith("# remove default-runtime")
 
 
 def test_what_vanishes_while_it_is_read(node: DoctorNode, monkeypatch: pytest.MonkeyPatch) -> None:
