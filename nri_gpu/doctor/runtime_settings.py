@@ -395,8 +395,8 @@ def _imports(root: Path, name: str, content: Toml) -> Iterator[str]:
     """Yield the files that a file imports, each under one name, however it is written: a file may import itself."""
     for each in _texts(content.get("imports")):
         path = os.path.normpath(Path(name).parent / each)
-        # In Go's patterns `**` is `*`.
-        yield from _matches(root, re.sub(r"\*+", "*", path)) if "*" in path else (path,)
+        # In Go's patterns `**` is `*`, and `[^a]` is `[!a]`.
+        yield from _matches(root, re.sub(r"\*+", "*", path).replace("[^", "[!")) if "*" in path else (path,)
 
 
 def _texts(value: object) -> list[str]:

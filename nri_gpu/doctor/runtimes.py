@@ -208,7 +208,7 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     A containerd that starts removes whatever NRI socket lies there; a second one, whose it was, goes on listening.
     """
     processes = [*running(seen.at("/proc"), {"containerd", "crio"})]
-    here = [each for each in processes if shares_mounts(seen.at("/proc"), each.pid)]
+    here = [each for each in processes if shares_mounts(seen.at("/proc"), each.pid) or unit_of(seen, each, ("",))]
     found = [_described(seen, process.name, process) for process in here or processes]
     if not any(each.cri_enabled for each in found):
         found += _without_theirs(seen, [each.distribution for each in found])

@@ -135,6 +135,15 @@ FILES: dict[str, Files] = {
         "b.toml": nri("Disable = true"),
     },
     "an import that is no UTF-8": {"config.toml": 'version = 2\nimports = ["b.toml"]\n', "b.toml": b"# " + LATIN},
+    **{
+        f"drop-ins by {pattern}": {
+            "config.toml": f'version = 2\nimports = ["conf.d/{pattern}"]\n',
+            "conf.d/.hidden.toml": nri("disable = true"),
+            "conf.d/b.toml": nri("plugin_request_timeout = '9s'"),
+            "conf.d/c.TOML": nri("plugin_request_timeout = '10s'"),
+        }
+        for pattern in ("*.toml", "[ab]*.toml", "[^b]*.toml", "?*.toml", "*.[tT]*", "*", "../conf.d/./*.toml")
+    },
     "drop-ins in the order of their names": {
         "config.toml": 'version = 2\nimports = ["conf.d/*.toml"]\n',
         "conf.d/9.toml": nri("disable = false", "plugin_request_timeout = '9s'"),

@@ -158,10 +158,15 @@ def test_by_its_users_where_no_namespace_may_be_read(node: DoctorNode) -> None:
     assert chosen(node).beside == ()
 
 
-def test_a_runtime_with_mounts_of_its_own_counts_where_it_is_alone(node: DoctorNode) -> None:
-    """As by PrivateMounts= of its unit."""
+def test_a_runtime_with_mounts_of_its_own_counts_where_it_is_alone_or_a_unit(node: DoctorNode) -> None:
+    """As by PrivateMounts=."""
     namespace(node, "mnt", pid1=1, pid700=2)
     assert pid(node) == 700
+    rootless(node)
+    namespace(node, "mnt", pid900=1)
+    assert chosen(node).beside == ()
+    node.write("proc/700/cgroup", "0::/system.slice/containerd.service\n")
+    assert chosen(node).beside != ()
 
 
 @pytest.mark.parametrize("state", ["Z (zombie)", "X (dead)"])
