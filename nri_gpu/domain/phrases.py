@@ -195,7 +195,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Nothing, if that is intended; else narrow the policy and reload nri-gpu.",
         ),
         "policy has lost restrictions": (
-            "The new policy lacks limits, pools or other restrictions of the previous one; the line names them.",
+            "The new policy lacks rules, limits, pools or other restrictions of the previous one; the line names them.",
             "Nothing, if that is intended; if the file was cut off, put it back and reload nri-gpu.",
         ),
         "started on the last good policy": (

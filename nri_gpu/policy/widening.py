@@ -15,6 +15,7 @@ EVERY: Final = "every namespace"
 _UNNAMED: Final = "~named by no policy~"  # no namespace is called so, and only a pattern for nearly all matches it
 _BRACKETS: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
 _NARROWS: Final = ("pod", "container", "runtime_handler", "labels", "qos")
+_RULE_RESTRICTS: Final = ("modes", "capabilities", "extras", "pool", "limits")
 _DEFAULT: Final = Policy.default()
 # Settings whose default allows most, or looks at least.
 _RESTRICTS: Final = (
@@ -39,10 +40,13 @@ def newly_allowed(before: Policy, after: Policy, present: Iterable[str]) -> tupl
 
 
 def lost_restrictions(before: Policy, after: Policy) -> tuple[str, ...]:
-    """Return the pools that are gone, and the key paths of restrictions that are back at their default.
+    """Return the rules and pools that are gone, and the key paths of restrictions that are back at their default.
 
-    A policy file that was cut off has lost its last tables.
+    A policy file that was cut off has lost its last tables: its rules are the first of those before.
     """
+    rules, kept = before.rule.rules, len(after.rule.rules)
+    cut = range(kept, len(rules)) if rules[:kept] == after.rule.rules else ()
+    gone = (before.rule.called(index) for index in cut if _restricts(rules[index]))
     there = {pool.name for pool in after.pool.pools}
     pools = (f"pool {pool.name}" for pool in before.pool.pools if pool.name not in there)
     keys = (
@@ -50,7 +54,11 @@ def lost_restrictions(before: Policy, after: Policy) -> tuple[str, ...]:
         for section, key in _RESTRICTS
         if _value(before, section, key) != _value(after, section, key) == _value(_DEFAULT, section, key)
     )
-    return (*pools, *keys)
+    return (*gone, *pools, *keys)
+
+
+def _restricts(rule: Rule) -> bool:
+    return not rule.allow or any(getattr(rule, key) is not None for key in _RULE_RESTRICTS)
 
 
 def _value(policy: Policy, section: str, key: str) -> object:

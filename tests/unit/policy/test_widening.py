@@ -62,6 +62,11 @@ WHOLE: dict[str, Any] = {
     "privileged": {"action": "deny"},
     "environment": {"disarm": "all"},
     "stray": {"enabled": True},
+    "rule": [
+        rule("a", name="first"),
+        rule("b", allow=False, pod="x-*"),
+        rule("c", name="few", limits={"gpus_per_pod": 1}),
+    ],
     "pool": [{"name": "big", "device": ["0"]}, {"name": "small", "device": ["1"]}],
 }
 CUT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -71,6 +76,7 @@ CUT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "privileged": ({}, ("privileged.action",)),
     "environment": ({}, ("environment.disarm",)),
     "stray": ({"stray": {"every_s": 5}}, ("stray.enabled",)),
+    "rule": ({"rule": WHOLE["rule"][:1]}, ("rule[1]", 'rule[2] "few"')),
     "pool": ({"pool": WHOLE["pool"][:1]}, ("pool small",)),
 }
 
@@ -85,11 +91,12 @@ def test_a_policy_that_was_cut_off(section: str) -> None:
     assert lost_restrictions(parse_policy(rest, "policy.toml"), before) == ()
 
 
-def test_another_limit_or_pool_is_no_loss() -> None:
+def test_another_limit_pool_or_rule_is_no_loss() -> None:
     before = parse_policy(WHOLE, "policy.toml")
     other = {
         **WHOLE,
         "limits": {"gpus_per_pod": 8, "gpus_per_node": 1},
         "pool": [*WHOLE["pool"], WHOLE["pool"][0] | {"name": "x"}],
+        "rule": WHOLE["rule"][1:],
     }
     assert lost_restrictions(before, parse_policy(other, "policy.toml")) == ()
