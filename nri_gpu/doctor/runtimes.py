@@ -173,7 +173,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         hidden: whether a drop-in would hide other settings in that file.
         """
         ours = self.distribution
-        if not ours or ours.lasts or file not in (self.written_anew or (self.config,) * (not self.files)):
+        if not ours or not ours.template or file not in (self.written_anew or (self.config,) * (not self.files)):
             return file
         settings = self.containerd or ContainerdSettings()
         for pattern in settings.imports if not hidden else ():

@@ -246,6 +246,9 @@ def test_canonicals_units(node: DoctorNode) -> None:
     assert found["kubelet"].fix == ("systemctl restart snap.k8s.kubelet    # pods go on running",)
     assert found["NRI"].fix[-1].startswith("systemctl restart snap.k8s.containerd")
     assert found["NRI"].fix[0].startswith(f"# in /{TOML}, below")
+    node.program("1.7.24")
+    node.remove(TOML)
+    assert node.found(status=None)["NRI"].fix[1].startswith(f"# in /{TOML}, below")
 
 
 def test_a_kubelet_that_runs_names_its_unit(node: DoctorNode) -> None:
