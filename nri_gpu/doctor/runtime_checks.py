@@ -220,7 +220,7 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
         yield ok(subject, f"on, and {socket} is open")
     elif state is SocketState.CLOSED:
         yield unseen(subject, f"only root can see whether a process listens at {socket}", "sudo nri-gpu doctor")
-    elif runtime.process is None or runtime.cri_fault:
+    elif runtime.process is None or runtime.cri_fault or not runtime.cri_enabled:
         yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts, and its CRI with it")
     else:
         yield error(

@@ -166,6 +166,13 @@ def test_without_cri_no_process_is_said_to_have_removed_the_socket(node: DoctorN
     assert "is configured but does not run" in node.found(status=None)["container runtime"].meaning
 
 
+def test_nor_where_cri_is_disabled(node: DoctorNode) -> None:
+    node.remove("run/nri/nri.sock")
+    config(f'disabled_plugins = ["io.containerd.cri.v1.runtime"]\n{CONFIG}')(node)
+    found = node.found(status=None)
+    assert (found["NRI"].level, found["CRI"].level) == (Level.UNSEEN, Level.ERROR)
+
+
 def test_a_timeout_of_0_is_the_default(node: DoctorNode) -> None:
     nri('plugin_request_timeout = "0s"', "plugin_registration_timeout = 0")(node)
     assert node.found(status=None) == {}
