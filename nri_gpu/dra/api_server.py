@@ -128,6 +128,8 @@ class _Details(Struct, frozen=True):
 
 
 class _Status(Struct, frozen=True):
+    kind: str = ""
+    reason: str = ""
     message: str = ""
     code: int = 0
     details: _Details | None = None
@@ -320,7 +322,8 @@ class ApiServer:
         says = shown(status.message or "no reason", MESSAGE_MAX)
         sentence = f"the API server at {self.url} answered {response.status}: {says}"
         if response.status == 404:
-            return NotFoundError(sentence, status.details.name if status.details else "")
+            ours = (status.kind, status.reason) == ("Status", "NotFound")  # not a proxy's
+            return NotFoundError(sentence, status.details.name if ours and status.details else "")
         if known := _ERRORS.get(response.status):
             return known(sentence)
         after = response.headers.get("Retry-After", "")

@@ -6,10 +6,10 @@ Its own fields are Kubernetes', so unknown ones are passed over. Those of a conf
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
@@ -38,7 +38,7 @@ class _Owner(Struct):
 
 
 class _Metadata(Struct, rename="camel"):
-    uid: str
+    uid: Annotated[str, Meta(min_length=1)]
     owner_references: list[_Owner] = []
     deletion_timestamp: str | None = None
 
@@ -113,10 +113,7 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
         claim = msgspec.json.decode(document, type=_ResourceClaim)
     except (ValueError, RecursionError) as error:
         raise ResourceClaimError(f"{what}: the API server's answer cannot be read: {error}") from None
-    if claim.metadata.uid != asked.uid:
-        raise ResourceClaimError(
-            f"{what}: metadata.uid: it was deleted, and another claim was created with its name", over=True
-        )
+    _check_uid(claim, asked)
     allocation = claim.status.allocation
     if allocation is None:
         raise ResourceClaimError(f"{what}: status.allocation: nothing is allocated to it", over=True)
@@ -148,16 +145,26 @@ def parse_resource_claim(document: bytes, asked: PreparedName, driver: str, pool
     )
 
 
-def is_ending(document: bytes, uid: ClaimUid) -> bool:
-    """Return whether the claim that had this name is gone, is being deleted, or is reserved for nobody.
+def is_ending(document: bytes, holder: PreparedName) -> bool:
+    """Return whether a claim is being deleted, or is reserved for nobody.
 
     Its pods may be terminating on this node: the kubelet unprepares the claim as soon as they have ended.
+    Raises: ResourceClaimError: another claim has its name.
     """
     try:
         claim = msgspec.json.decode(document, type=_ResourceClaim)
     except (ValueError, RecursionError):
         return False
-    return claim.metadata.uid != uid or bool(claim.metadata.deletion_timestamp) or not claim.status.reserved_for
+    _check_uid(claim, holder)
+    return bool(claim.metadata.deletion_timestamp) or not claim.status.reserved_for
+
+
+def _check_uid(claim: _ResourceClaim, asked: PreparedName) -> None:
+    """Raises: ResourceClaimError: another claim has the name of the one that is asked for."""
+    if claim.metadata.uid != asked.uid:
+        raise ResourceClaimError(
+            f"{claim_name(asked)}: metadata.uid: it was deleted, and another claim was created with its name", over=True
+        )
 
 
 def unserved(claim: AllocatedClaim) -> str:

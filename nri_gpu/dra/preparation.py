@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
@@ -187,10 +188,16 @@ class ClaimPreparation:
         return bool(holders)
 
     async def _ends(self, holder: PreparedName) -> bool:
+        """Return whether a claim is ending. One that the API server has no more is released: a kubelet may forget it.
+
+        What its containers hold they hold by their grants, until they end.
+        """
         try:
             async with asyncio.timeout(self._times.daemon):
-                return is_ending(await self._api_server.claim(holder.namespace, holder.name), holder.uid)
-        except NotFoundError:
+                return is_ending(await self._api_server.claim(holder.namespace, holder.name), holder)
+        except (NotFoundError, ResourceClaimError):
+            with suppress(NriGpuError):
+                await self.refresh(holder)
             return True
         except NriGpuError as error:
             return NO_POD in str(error)

@@ -20,7 +20,7 @@ from tests.support.api_server import StandInApiServer
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import UUIDS, NriGpu
-from tests.support.dra_kubelet import DraKubelet
+from tests.support.dra_kubelet import ClaimFaultError, DraKubelet
 from tests.support.dra_process import NriDra
 from tests.support.guard import NriGuard
 from tests.support.marks import on_newest
@@ -215,6 +215,28 @@ async def test_a_second_pod_of_a_claim_is_let_in_once_the_claim_was_read_again(
         reserved.append({"resource": "pods", "name": "api", "uid": second})
         pod, spec = await site.pod("api", second), ContainerSpec(cdi_devices=cdi)
         site.check(await aside(node.cri.run_persistently, pod, spec, r"nri-gpu \["), 0)
+
+
+@on_newest
+@in_a_loop
+async def test_what_a_container_has_of_a_claim_that_is_gone_is_held_until_it_ends(
+    node: Containerd, tmp_path: Path, folder: Path
+) -> None:
+    """A kubelet that lost its state knows of no claim: nobody unprepares it, and its container may run on."""
+    first, second = str(uuid4()), str(uuid4())
+    async with site_on(node, tmp_path, folder) as site:
+        forgotten = site.claim("train", "gpu-2", pod=first)
+        pod, cdi = await site.pod("web", first), await site.prepare(forgotten)
+        main = await site.run(pod, "main", cdi)
+        del site.server.claims["ml", "train"]
+        following = site.claim("next", "gpu-2", pod=second)
+        with pytest.raises(ClaimFaultError, match="gpu-2: GPU 2 .* is held exclusively by ml/web"):
+            await site.prepare(following)
+        assert site.files() == []
+        site.check(main, 2)
+        await aside(node.cri.stop, main)
+        site.check(await site.run(await site.pod("api", second), "main", await site.prepare(following)), 2)
+        assert site.files() == [f"nri-gpu-claim-{following[2]}.json"]
 
 
 @on_newest

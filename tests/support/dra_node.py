@@ -41,6 +41,7 @@ TIMES = ClaimTimes(api_server=1.0, daemon=2.0, again=0.01, passing=0.1)
 class TellingDaemon(DaemonClient):
     """faults: answers to the next questions, in their stead. away: it cannot be asked. silent: it never answers.
 
+    holder: a claim that has the GPU of all others, for as long as it is prepared.
     mac: of its markers. reread: claims whose pods may have changed. reports: what it was told with questions for the
     view. busy: most questions that it was answering at once.
     """
@@ -57,6 +58,7 @@ class TellingDaemon(DaemonClient):
         self.asked: list[Question] = []
         self.prepared: dict[ClaimUid, PreparedName] = {}
         self.faults: list[ClaimFault] = []
+        self.holder: PreparedName | None = None
         self.reread: set[ClaimUid] = set()
         self.reports: list[DriverReport] = []
         self._changed = asyncio.Condition()
@@ -103,6 +105,8 @@ class TellingDaemon(DaemonClient):
         if self.faults:
             return self.faults.pop(0)
         match question:
+            case AskPrepare(claim=claim) if self.holder and self.holder.uid in self.prepared.keys() - {claim.uid}:
+                return ClaimFault(f"gpu-0 is held by claim {self.holder.name}", holders=(self.holder,))
             case AskPrepare(claim=claim):
                 self.reread.discard(claim.uid)
                 self.prepared[claim.uid] = PreparedName(claim.uid, claim.namespace, claim.name)
@@ -120,12 +124,13 @@ class TellingDaemon(DaemonClient):
 class TellingApiServer(ApiServer):
     """claims: by namespace and name. silent: it never answers. busy: to so many questions it does not answer.
 
-    refused: claims that may not be read, with why.
+    refused: claims that may not be read, with why. mute: claims about which it never answers.
     """
 
     def __init__(self) -> None:
         self.busy = 0
         self.refused: dict[tuple[str, str], str] = {}
+        self.mute: set[tuple[str, str]] = set()
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}
         self.silent = False
         self.reads = 0
@@ -138,7 +143,7 @@ class TellingApiServer(ApiServer):
 
     async def claim(self, namespace: str, name: str) -> bytes:
         self.reads += 1
-        if self.silent:
+        if self.silent or (namespace, name) in self.mute:
             await asyncio.Event().wait()
         if self.busy:
             self.busy -= 1

@@ -76,7 +76,14 @@ async def test_names_cannot_leave_their_place_in_a_path(api: ApiServer, server: 
 
 
 @pytest.mark.parametrize(
-    "body", [b"404 page not found\n", b'{"kind": "Status", "code": 404, "message": "no such path"}']
+    "body",
+    [
+        b"404 page not found\n",
+        b'{"kind": "Status", "code": 404, "message": "no such path"}',
+        b'{"code": 404, "details": {"name": "train"}}',
+        b'{"kind": "Status", "code": 404, "reason": "Unknown", "details": {"name": "train"}}',
+        b'{"kind": "Error", "code": 404, "reason": "NotFound", "details": {"name": "train"}}',
+    ],
 )
 async def test_a_claim_is_gone_only_if_that_is_what_the_server_says(
     api: ApiServer, server: StandInApiServer, body: bytes

@@ -137,12 +137,69 @@ async def test_a_gpu_whose_holder_is_ending_is_waited_for(node: DraNode, holder:
     assert node.daemon.faults, "the kubelet would wait for all of them"
 
 
+async def held(node: DraNode) -> None:
+    """The holder is prepared, and the claim that wants its GPU is allocated."""
+    node.api_server.put(resource_claim(uid=HOLDER.uid, name=HOLDER.name))
+    await node.claims.prepare(HOLDER)
+    node.daemon.holder = HOLDER
+    node.api_server.put(resource_claim())
+
+
+@pytest.mark.parametrize("now", [None, ENDING["made anew"]], ids=["gone", "made anew"])
+async def test_a_holder_that_the_api_server_has_no_more_is_released_at_once(
+    node: DraNode, log: Log, now: dict[str, Any] | None
+) -> None:
+    """A kubelet that lost its state never unprepares it."""
+    await held(node)
+    del node.api_server.claims["ml", HOLDER.name]
+    if now:
+        node.api_server.put(now)
+    await node.claims.prepare(ASKED)
+    assert list(node.daemon.prepared) == [UID]
+    assert node.files() == [FILE]
+    assert log.one("ResourceClaim released although the kubelet did not unprepare it").fields["name"] == HOLDER.name
+
+
+async def test_a_holder_that_another_caller_works_on_is_released_after_that(node: DraNode) -> None:
+    await held(node)
+    del node.api_server.claims["ml", HOLDER.name]
+    first, *_ = await asyncio.gather(node.claims.prepare(ASKED), node.claims.unprepare(HOLDER.uid))
+    assert first
+    assert list(node.daemon.prepared) == [UID]
+
+
+UNSURE = {
+    "being deleted": ENDING["being deleted"],
+    "reserved for nobody": {**(freed := resource_claim(uid=HOLDER.uid, name="holder")), "status": {}},
+    "not a claim": {**freed, "metadata": {"name": "holder", "namespace": "ml"}},
+    "of no UID": {**freed, "metadata": {**freed["metadata"], "uid": ""}},
+    "403": "forbidden: no relationship found between node 'a' and this object",
+    "no answer": None,
+}
+
+
+@pytest.mark.parametrize("answer", UNSURE.values(), ids=UNSURE)
+async def test_a_holder_is_released_on_no_other_word(folder: Path, answer: dict[str, Any] | str | None) -> None:
+    node = DraNode(folder, replace(TIMES, daemon=0.2))
+    await held(node)
+    match answer:
+        case dict():
+            node.api_server.claims["ml", HOLDER.name] = answer
+        case str():
+            node.api_server.refused["ml", HOLDER.name] = answer
+        case None:
+            node.api_server.mute.add(("ml", HOLDER.name))
+    assert await sentence(node) == "gpu-0 is held by claim holder"
+    assert list(node.daemon.prepared) == [HOLDER.uid]
+
+
 async def test_a_gpu_whose_holder_goes_on_is_not_waited_for(node: DraNode) -> None:
     node.api_server.put(resource_claim())
     node.api_server.put(resource_claim(uid=HOLDER.uid, name="holder"))
+    node.api_server.put(resource_claim(uid="uid-ending", name="ending", pods={}))
     node.daemon.faults = [
         HELD,
-        replace(HELD, holders=(PreparedName(ClaimUid("uid-gone"), "ml", "gone"), HOLDER)),
+        replace(HELD, holders=(PreparedName(ClaimUid("uid-ending"), "ml", "ending"), HOLDER)),
         replace(HELD, holders=()),
     ]
     for _ in range(3):
