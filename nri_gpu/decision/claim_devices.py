@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 
 from nri_gpu.decision.asked import MONITORING
 from nri_gpu.decision.eligible import Others, check_request, node_fault, over_limit
-from nri_gpu.decision.refusals import busy, called, cannot, why_not
+from nri_gpu.decision.refusals import busy, called, cannot, no_share, why_not
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RequestError
@@ -84,7 +84,7 @@ def prepared(claim: AllocatedClaim, node: Node, ledger: Ledger, policy: Policy) 
         groups=claim.groups,
     )
     others = Others(ledger, ledger.usage())  # a claim that is to be prepared has no container yet
-    held = _held_by_others(whole, all_found, others.usage)
+    held = _held_by_others(whole, all_found, others.usage, policy.dra.replicas)
     return held or _denied(whole, all_found, node, others, policy) or whole
 
 
@@ -157,7 +157,7 @@ def _request(result: AllocatedResult, unit: Unit, replicas: int) -> Claim | Reas
 
 
 def _held_by_others(
-    claim: PreparedClaim, all_found: Sequence[_Found], usage: Mapping[GpuUuid, Usage]
+    claim: PreparedClaim, all_found: Sequence[_Found], usage: Mapping[GpuUuid, Usage], replicas: int
 ) -> NotPrepared | None:
     """Return why the claim's GPUs are not free for it, or None."""
     for found in all_found:
@@ -167,6 +167,9 @@ def _held_by_others(
         if claim.holds[device.uuid] is not device.mode:
             return _not(Code.BAD_REQUEST, f"the claim has {device.device} in two modes at once: configure one.")
         held = use.held_from_claim(claim, device.mode)
+        if not held and 1 < replicas <= use.shares - len(use.others & claim.pods.keys()):
+            reason = no_share(found.unit, replicas, use)
+            return NotPrepared(replace(reason, what=f"{device.device}: {reason.what}"), holders=_only_claims(use))
         if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
             reason = busy(found.unit, PodUid(""), device.mode, use)
             said = replace(reason, what=f"{device.device}: {reason.what}")
@@ -176,9 +179,7 @@ def _held_by_others(
 
 def _only_claims(use: Usage) -> tuple[PreparedClaim, ...]:
     """Return the claims on a GPU, or nothing if anyone but their pods holds it too."""
-    claims = tuple(each.claim for each in use.claims.values())
-    pods = frozenset[PodUid]().union(*(each.pods for each in claims))
-    return () if use.external or any(each.pod_uid not in pods for each in use.holders) else claims
+    return () if use.external or use.others else tuple(each.claim for each in use.claims.values())
 
 
 def _denied(

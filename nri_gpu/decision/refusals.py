@@ -175,15 +175,28 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
             f"uses it, or {usage.releasing.grace_s:g} s after its release",
             cure="wait until then, or ask for other GPUs",
         )
-    others = [name for uid, name in usage.pods.items() if uid != pod_uid]
-    others = [*others, *usage.idle_claims] or list(usage.pods.values())
-    holders = _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    holders = _holders(usage, pod_uid)
     how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
     return Reason(
         Code.GPU_BUSY,
         f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode",
         cure=f"wait until it is free, ask for other GPUs, or set {_cure(asked, {usage.mode})}",
     )
+
+
+def no_share(unit: Unit, replicas: int, usage: Usage) -> Reason:
+    """Refuse: no share of the unit is left."""
+    return Reason(
+        Code.GPU_BUSY,
+        f"{called(unit)} has {replicas} shares (dra.replicas), all taken by {_holders(usage)}",
+        cure="wait until one of them ends, or delete its pods",
+    )
+
+
+def _holders(usage: Usage, pod_uid: PodUid = PodUid("")) -> str:
+    others = [name for uid, name in usage.pods.items() if uid != pod_uid]
+    others = [*others, *usage.idle_claims] or list(usage.pods.values())
+    return _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
 
 
 def opener(other: ExternalAllocation) -> str:

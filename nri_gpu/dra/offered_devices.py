@@ -21,7 +21,7 @@ from nri_gpu.domain.gpu import slices as slices_of
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.resource_claim import device_name
-from nri_gpu.dra.questions import Attribute, Capacity, OfferedDevice, Taint, Version
+from nri_gpu.dra.questions import SHARES, Attribute, Capacity, OfferedDevice, Taint, Version
 from nri_gpu.kubelet.node_labels import family
 from nri_gpu.ledger.holders import UNUSED, Usage
 from nri_gpu.ledger.ledger import Ledger
@@ -86,6 +86,7 @@ def offer(
     domains = _nvlink_domains(inventory)
     # Counters are for devices of one claim: we cannot say whether each of several claims consumes them.
     shared, units = settings.replicas > 1, tuple(_units(inventory, policy, settings.pool))
+    shares = {SHARES: settings.replicas} if shared else {}  # the memory of a GPU may be unknown, and then limits nobody
     parts = [] if shared else [unit for unit in units if isinstance(unit, MigPart)]
     counters: dict[GpuUuid, dict[str, int]] = {unit.uuid: {} for unit in units} | {
         part.uuid: _counters(part) for part in parts
@@ -96,13 +97,13 @@ def offer(
             attributes=_attributes(unit, inventory, domains),
             capacity={
                 name: Capacity(amount, amount // settings.replicas if shared else 0)
-                for name, amount in _capacity(unit).items()
+                for name, amount in (_capacity(unit) | shares).items()
             },
             taints=tuple(
                 _taints(
                     unit,
                     policy,
-                    withheld.get(unit.uuid) or _holder(usage.get(unit.uuid, UNUSED), shared=shared),
+                    withheld.get(unit.uuid) or _holder(usage.get(unit.uuid, UNUSED), settings.replicas),
                     hindrance,
                 )
             ),
@@ -233,15 +234,17 @@ def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
 
 
-def _holder(used: Usage, *, shared: bool) -> str:
+def _holder(used: Usage, replicas: int) -> str:
     """Return the holder's kind, if it is no claim: the scheduler knows claims, and would allocate what others hold."""
-    if used.claims:
+    crowded = 1 < replicas <= used.shares and bool(used.others)
+    if used.claims and not crowded:
         return ""
     if used.external:
         return "other-component"
     if used.reservations:
         return "device-plugin"
-    return "container" if used.grants and not (shared and used.mode is Mode.SHARED) else ""
+    shareable = replicas > 1 and used.mode is Mode.SHARED and not crowded
+    return "container" if used.grants and not shareable else ""
 
 
 def _counter_set(gpu: Gpu) -> str:

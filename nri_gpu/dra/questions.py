@@ -16,6 +16,7 @@ from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid
 
 DRA_SOCKET: Final = "dra.sock"  # in the state folder, for root alone
 VIEW_WAIT_S: Final = 20.0  # for how long the daemon keeps a question for a view that has not changed
+SHARES: Final = "shares"  # the capacity of a shared device of which each claim consumes one, or more if it says so
 
 
 class Version(Struct, frozen=True, tag=True):

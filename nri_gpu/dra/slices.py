@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.dra.questions import Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
+from nri_gpu.dra.questions import SHARES, Attribute, Capacity, NodeView, OfferedDevice, Taint, Version
 
 # Of devices a slice: 128 without taints and counters. A taint that comes must not move devices to other slices.
 DEVICES_MAX: Final = 64
@@ -230,7 +230,9 @@ def _device(offered: OfferedDevice, gates: Collection[Gate]) -> SliceDevice:
     return SliceDevice(
         name=offered.name,
         attributes={name: _attribute(value) for name, value in attributes},
-        capacity={name: _capacity(amount, shared) for name, amount in offered.capacity.items()},
+        capacity={
+            name: _capacity(amount, shared) for name, amount in offered.capacity.items() if shared or name != SHARES
+        },
         consumes_counters=(CounterConsumption(offered.counter_set, _counters(offered.counters)),) if counted else (),
         taints=offered.taints,
         allow_multiple_allocations=shared,

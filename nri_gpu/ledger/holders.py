@@ -117,6 +117,16 @@ class Usage(Struct, frozen=True, dict=True):
         return tuple(each.claim.called for each in self.claims.values() if each.claim.pods.keys().isdisjoint(pods))
 
     @property
+    def others(self) -> Set[PodUid]:
+        """Return the pods on it that are not of a claim on it."""
+        return self.pods.keys() - frozenset[PodUid]().union(*(each.claim.pods for each in self.claims.values()))
+
+    @property
+    def shares(self) -> int:
+        """Count who shares it: claims, and pods that are not of one."""
+        return len(self.claims) + len(self.others)
+
+    @property
     def load(self) -> int:
         """Count the containers, reservations and claims without a container on it."""
         return len(self.grants) + len(self.reservations) + len(self.external) + len(self.idle_claims)

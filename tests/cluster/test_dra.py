@@ -140,8 +140,9 @@ def test_pods_and_containers_that_share_a_claim(cluster: Cluster, dra: DraCluste
     dra.wait_nothing_left()
 
 
-def test_shares_of_a_gpu(cluster: Cluster, dra: DraCluster) -> None:
-    dra.run(ONE_GPU, "[dra]\nreplicas = 2\n")
+@pytest.mark.parametrize("gpu", [ONE_GPU, re.sub(r"(?m)^memory_bytes = .*\n", "", ONE_GPU)], ids=["", "no memory"])
+def test_shares_of_a_gpu(cluster: Cluster, dra: DraCluster, gpu: str) -> None:
+    dra.run(gpu, "[dra]\nreplicas = 2\n")
     for name in ("one", "two", "three"):
         cluster.apply(*claiming(name))
 
@@ -155,6 +156,12 @@ def test_shares_of_a_gpu(cluster: Cluster, dra: DraCluster) -> None:
     cluster.wait_said(third, WAITS)
     dra.delete("pod", first)
     cluster.wait_phase(third)
+    asked = devices()
+    asked["requests"][0]["exactly"]["capacity"] = {"requests": {"shares": "2"}}
+    cluster.apply(*claiming("whole", asked))
+    cluster.wait_said("whole", WAITS)
+    dra.delete("pod", second, third)
+    cluster.wait_phase("whole")
 
 
 def test_a_bad_gpu_keeps_claims_away_and_evicts_where_policy_stops(cluster: Cluster, dra: DraCluster) -> None:

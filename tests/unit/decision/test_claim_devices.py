@@ -80,6 +80,26 @@ def test_configuration_shapes_and_replicas_share() -> None:
     assert done(allocated(), dra={"replicas": 4}).devices[0].mode is Mode.SHARED
 
 
+def test_no_more_share_a_gpu_than_replicas_also_of_containers_whose_claim_is_gone() -> None:
+    """The scheduler counts claims alone, and by the memory, which may be unknown."""
+    on, two = node([gpu(0, memory_bytes=None)]), {"replicas": 2}
+    claims = [prepared_claim(0, name=name, pods=(name,), mode=Mode.SHARED) for name in ("first", "second")]
+    held = holding(holding(Ledger(), claims[0]), claims[1])
+    full = why_not(allocated(), on, held, dra=two)
+    assert full.reason.code is Code.GPU_BUSY
+    assert "has 2 shares (dra.replicas), all taken by claim ml/first, claim ml/second:" in full.reason.sentence
+    assert [each.name for each in full.holders] == ["first", "second"]
+    assert done(allocated(), on, held, dra={"replicas": 3})
+    assert done(allocated(result(admin=True)), on, held, dra=two)
+
+    left = entry(0, mode=Mode.SHARED, to=container(of="second"))
+    held = holding(ledger(left), claims[0])
+    full = why_not(allocated(), on, held, dra=two)
+    assert "all taken by ml/second, claim ml/first:" in full.reason.sentence
+    assert full.holders == ()
+    assert done(allocated(pods=("second",)), on, held, dra=two)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

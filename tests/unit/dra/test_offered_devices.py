@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import AllocatedDevice
-from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigEngines
 from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.health import Health, HealthState
@@ -19,7 +19,7 @@ from nri_gpu.dra.offered_devices import CounterSets, not_ready, offer
 from nri_gpu.dra.questions import Capacity, OfferedDevice, Taint, Version
 from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.ledger.events import DevicesAllocated
-from nri_gpu.ledger.ledger import Ledger
+from nri_gpu.ledger.ledger import Entry, Ledger
 from nri_gpu.policy.dra_settings import DraSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
@@ -160,6 +160,12 @@ def test_shared_devices_are_consumed_in_parts() -> None:
     assert all(each.counter_set == "" and each.counters == {} for each in devices)
 
 
+def test_a_shared_device_has_as_many_shares_as_replicas_whatever_is_known_of_it() -> None:
+    devices, _ = offered([make.gpu(0), make.gpu(1, memory_bytes=None), make.mig_gpu(2)], settings=DraSettings(replicas=3))
+    assert [each.capacity["shares"] for each in devices] == [Capacity(3, 1)] * 4
+    assert list(devices[1].capacity) == ["shares"]
+
+
 def test_only_the_pool_s_gpus() -> None:
     policy = parse_policy({"pool": [{"name": "a", "device": ["1", "2:1"]}]}, "p.toml")
     node = [make.gpu(0), make.gpu(1), make.mig_gpu(2)]
@@ -197,11 +203,24 @@ GRANTED: Final = make.ledger(make.entry(0))
 SHARED: Final = make.ledger(make.entry(0, mode=Mode.SHARED))
 RESERVED: Final = after(Ledger(), DevicesAllocated(1.0, (AllocatedDevice("nvidia.com/gpu", make.uuid(0)),)))
 OURS: Final = claim(make.uuid(0))
+SHARING: Final = claim(make.uuid(0), mode=Mode.SHARED)
+
+
+def sharing(*pods: str) -> Mapping[ContainerId, Entry]:
+    """A container of each pod, which shares the GPU."""
+    entries = (make.entry(0, mode=Mode.SHARED, to=make.container(of=make.pod(name, uid=name))) for name in pods)
+    return make.ledger(*entries).entries
+
+
 HELD: Final[dict[str, tuple[Ledger, int, list[Taint]]]] = {
     "by a container": (GRANTED, 1, [held("container")]),
     "by a container, where claims share": (GRANTED, 4, [held("container")]),
     "shared, where claims do not": (SHARED, 1, [held("container")]),
     "shared, where claims do": (SHARED, 4, []),
+    "by as many containers as may share it": (Ledger(sharing("a", "b")), 2, [held("container")]),
+    "shared by a claim and its container": (replace(SHARING, entries=sharing("p")), 2, []),
+    "shared by a claim and, as the last, a container": (replace(SHARING, entries=sharing("a")), 2, [held("container")]),
+    "shared by a claim and a container": (replace(SHARING, entries=sharing("a")), 3, []),
     "by another component": (make.ledger(others=[make.foreign(0)]), 4, [held("other-component")]),
     "watched by a monitor": (make.ledger(others=[replace(make.foreign(0), watched=frozenset({make.uuid(0)}))]), 1, []),
     "by the device plugin": (RESERVED, 1, [held("device-plugin")]),

@@ -85,13 +85,15 @@ def test_a_device_has_the_json_of_kubernetes() -> None:
 
 
 def test_a_shared_device_gives_each_claim_a_share_or_more() -> None:
-    offered = device(shared=True, capacity={"memory": Capacity(80 * GIB, 20 * GIB), "engines": Capacity(3)})
+    offered = device(shared=True, capacity={"memory": Capacity(80 * GIB, 20 * GIB), "shares": Capacity(4, 1)})
     (found,) = only(slice_specs(view(offered), NODE, ALL_GATES)).devices
     assert found.allow_multiple_allocations
     assert as_json(found.capacity) == {
         "memory": {"value": "80Gi", "requestPolicy": {"default": "20Gi", "validRange": {"min": "20Gi", "max": "80Gi"}}},
-        "engines": {"value": "3", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "3"}}},
+        "shares": {"value": "4", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "4"}}},
     }
+    (alone,) = only(slice_specs(view(offered), NODE, ALL_GATES - {Gate.SHARED})).devices
+    assert as_json(alone.capacity) == {"memory": {"value": "80Gi"}}
 
 
 def test_without_gates_their_fields_are_not_used_and_bad_devices_left_out() -> None:
