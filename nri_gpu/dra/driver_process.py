@@ -27,7 +27,7 @@ from nri_gpu.dra.preparation import ClaimPreparation, ClaimTimes, PreparationErr
 from nri_gpu.dra.publisher import Publisher
 from nri_gpu.dra.questions import AskView, NodeView, PreparedName
 from nri_gpu.kubelet.registered_socket import EndpointTimes, check_reached
-from nri_gpu.system.folder_watch import folder_changed
+from nri_gpu.system.folder_watch import ENTRIES, IN_MODIFY, folder_changed
 from nri_gpu.system.liveness import LivenessFile
 from nri_gpu.system.service_manager import Notifier, run_until_told
 from nri_gpu.system.tasks import Backoff, LogOnce, first_done, raised_alone
@@ -43,7 +43,7 @@ class DriverTimes(Struct, frozen=True):
     longest_retry: float = 2.0  # at most, after several of them
     reread: float = 2.0  # until a claim that could not be read is read again
     tidy: float = 600.0  # between two comparisons of all that is prepared with the API server
-    look: float = 10.0  # between two looks at the files of prepared claims, if nothing comes or goes in their folder
+    look: float = 10.0  # between two looks at the files of prepared claims, if nothing changes in their folder
     restore: float = 0.05  # after a loss of such files, until the next look
     longest_restore: float = 10.0  # at most, after several losses
     claims: ClaimTimes = field(default_factory=ClaimTimes)
@@ -192,7 +192,7 @@ class DriverProcess:
                 await asyncio.sleep(waits.next_s())
             else:
                 waits.reset()
-                await folder_changed(specifications.folder, self._times.look)
+                await folder_changed(specifications.folder, self._times.look, ENTRIES | IN_MODIFY)
 
     async def _refresh(self, claims: ClaimPreparation, known: list[PreparedName], *, sweep: bool) -> bool:
         """Prepare known claims again. Return whether all went well. sweep: remove specifications that no claim has."""

@@ -65,10 +65,13 @@ class FolderWatch:
         self._changed()
 
 
-async def folder_changed(folder: Path, limit_s: float) -> None:
-    """Return when an entry of a folder, or of the nearest one above if it is missing, changes, or after limit_s."""
+async def folder_changed(folder: Path, limit_s: float, events: int = ENTRIES) -> None:
+    """Return when an entry of a folder, or of the nearest one above if it is missing, changes, or after limit_s.
+
+    events: as FolderWatch has them.
+    """
     changed = asyncio.Event()
-    watch = FolderWatch(changed.set)
+    watch = FolderWatch(changed.set, events)
     try:
         watch.open([nearest(folder)])
     except OSError:  # a node has few of these (fs.inotify.max_user_instances), and others may use them all

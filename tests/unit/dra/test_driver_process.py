@@ -27,7 +27,7 @@ from tests.support.resource_claims import DRIVER, NODE, UID, resource_claim
 from tests.support.running import running
 
 DRIVER_TIMES = DriverTimes(
-    retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, look=0.3, claims=TIMES, sockets=QUICK
+    retry=0.01, longest_retry=0.05, reread=0.05, tidy=60.0, look=60.0, claims=TIMES, sockets=QUICK
 )
 CLAIM = ClaimUid(UID)
 FILE = f"nri-gpu-claim-{UID}.json"
@@ -146,6 +146,15 @@ async def emptied(node: DraNode) -> None:
     (node.cdi / FILE).write_text("")
 
 
+async def overwritten(node: DraNode) -> None:
+    """In place, as by an editor that keeps the file open."""
+    await asyncio.sleep(0.05)
+    with (node.cdi / FILE).open("r+") as file:
+        file.write("#")
+        file.flush()
+        await asyncio.sleep(0.1)
+
+
 async def replaced(node: DraNode) -> None:
     (node.cdi / FILE).rename(node.cdi / "elsewhere")
     (node.cdi / FILE).mkdir()
@@ -157,7 +166,7 @@ async def with_its_folder(node: DraNode) -> None:
     shutil.rmtree(node.cdi)
 
 
-@pytest.mark.parametrize("lost", [removed, emptied, replaced, with_its_folder])
+@pytest.mark.parametrize("lost", [removed, emptied, overwritten, replaced, with_its_folder])
 async def test_a_file_that_somebody_removes_is_written_at_once_and_that_is_told(
     folder: Path, log: Log, lost: Callable[[DraNode], Awaitable[None]]
 ) -> None:
