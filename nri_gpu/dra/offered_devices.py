@@ -110,7 +110,7 @@ def offer(
             shared=shared,
             counter_set=_counter_set(whole(unit)) if counters[unit.uuid] else "",
             counters=counters[unit.uuid],
-            fault=why_not(unit),
+            fault=why_not(unit) or _replaced(unit, ledger),
         )
         for unit in units
     )
@@ -232,6 +232,16 @@ def _taints(unit: Unit, policy: Policy, holder: str, hindrance: str) -> Iterator
         yield Taint(HELD, holder, NO_SCHEDULE)
     if hindrance:
         yield Taint(NODE_NOT_READY, hindrance, NO_SCHEDULE)
+
+
+def _replaced(unit: Unit, ledger: Ledger) -> str:
+    """Return that a claim was prepared with another GPU that had the unit's name, or empty."""
+    name = device_name(unit)
+    for claim in ledger.claims.values():
+        for each in claim.devices:
+            if each.device == name and each.uuid != unit.uuid and not each.admin:
+                return f"{claim.called} has {each.uuid}, which was {name} before: delete the pods of that claim"
+    return ""
 
 
 def _holder(used: Usage, replicas: int) -> str:

@@ -54,7 +54,7 @@ class OfferedDevice(Struct, frozen=True, kw_only=True):
     shared: bool = False  # several claims may have it at once
     counter_set: str = ""  # name of its GPU's
     counters: dict[str, int] = {}  # what it consumes of that set, or empty
-    fault: str = ""  # why no claim can have it, or empty
+    fault: str = ""  # why no claim can have it, or the claim on it has another GPU; or empty
 
 
 class PreparedName(Struct, frozen=True):

@@ -195,6 +195,18 @@ def test_a_device_that_no_claim_can_have_says_why() -> None:
     assert [each.fault for each in devices] == ["", "GPU is lost", *["XID 79"] * (len(devices) - 2)]
 
 
+def test_a_device_says_that_a_claim_was_prepared_with_another_gpu_of_its_name() -> None:
+    """The kubelet knows names alone, and would call the claim's GPU healthy."""
+    swapped = claim(make.uuid(9))  # as gpu-0
+    (one, other), _ = offered([make.gpu(7), make.gpu(0)], swapped)
+    assert (one.name, one.taints) == ("gpu-0", ())
+    assert one.fault == f"claim ml/one has {make.uuid(9)}, which was gpu-0 before: delete the pods of that claim"
+    assert other.fault == ""
+    for ledger in (claim(make.uuid(7)), claim(make.uuid(9), admin=True)):
+        ((same,), _) = offered([make.gpu(7)], ledger)
+        assert same.fault == ""
+
+
 def held(by: str) -> Taint:
     return Taint("gpu.nri.io/held", by, "NoSchedule")
 
