@@ -102,7 +102,8 @@ HIDDEN_SHOWN: Final = 3
 INDICES_SHOWN: Final = 16
 # The kubelet gives a container the same devices at each start.
 _NEW_POD: Final = (
-    "the kubelet allocated it to this pod permanently: delete the pod, so that its replacement gets another GPU"
+    "the kubelet allocated it to this pod permanently: delete the pod, or all pods that use its ResourceClaim, so that "
+    "its replacement gets another GPU"
 )
 
 
@@ -193,7 +194,8 @@ def no_share(unit: Unit, replicas: int, usage: Usage) -> Reason:
     )
 
 
-def _holders(usage: Usage, pod_uid: PodUid = PodUid("")) -> str:
+def _holders(usage: Usage, pod_uid: PodUid | None = None) -> str:
+    """Name the holders but that pod, which asks."""
     others = [name for uid, name in usage.pods.items() if uid != pod_uid]
     others = [*others, *usage.idle_claims] or list(usage.pods.values())
     return _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)

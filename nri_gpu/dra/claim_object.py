@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, ClaimUid, usable_uid
+from nri_gpu.domain.resource_claim import AllocatedClaim, AllocatedResult, usable_uid
 from nri_gpu.domain.text import listed, shown
 from nri_gpu.dra.claim_config import ConfigError, parse_config
 from nri_gpu.dra.questions import PreparedName
@@ -160,7 +160,7 @@ def is_ending(document: bytes, holder: PreparedName) -> bool:
 
 
 def _check_uid(claim: _ResourceClaim, asked: PreparedName) -> None:
-    """Raises: ResourceClaimError: another claim has the name of the one that is asked for."""
+    """Check that a claim is the one that is asked for. Raises: ResourceClaimError: another has its name."""
     if claim.metadata.uid != asked.uid:
         raise ResourceClaimError(
             f"{claim_name(asked)}: metadata.uid: it was deleted, and another claim was created with its name", over=True

@@ -19,7 +19,9 @@ from nri_gpu.system.storage import boot_id, write_whole
 
 FILE_NAME: Final = "claims.json"  # in the state folder
 BYTES_MAX: Final = 16 << 20
-CONSEQUENCE: Final = "running containers keep their GPUs, and are refused when they start again: delete such pods then"
+CONSEQUENCE: Final = (
+    "running containers keep their GPUs, and are refused when they start again: delete all pods of such a claim then"
+)
 
 
 class _Claims(Struct, frozen=True):

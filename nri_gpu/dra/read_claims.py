@@ -27,7 +27,7 @@ from nri_gpu.ledger.ledger import Ledger
 _NAME_SHOWN_MAX: Final = 80  # characters
 NOT_OURS: Final = (
     "it was not written by nri-gpu for this node since it booted: take the variable out of the pod; where the kubelet "
-    "has set it, delete the pod"
+    "has set it, delete the pods that use its ResourceClaim, all of them"
 )
 TWO_DOORS: Final = (
     "the kubelet allocated to this container GPUs of a device plugin and of a ResourceClaim: ask in resources.limits "
@@ -118,7 +118,8 @@ def _allocation(
         claim = prepared.get(marker.claim)
         if claim is None or marker.device >= len(claim.devices):
             return AllocationInvalid(
-                "the ResourceClaim that it names is no longer prepared on this node: delete the pod",
+                "the ResourceClaim that it names is no longer prepared on this node: delete the pods that use it, all of "
+                "them",
                 shown(name, _NAME_SHOWN_MAX),
             )
         if not claim.is_for(container):

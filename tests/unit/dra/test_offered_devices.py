@@ -161,7 +161,9 @@ def test_shared_devices_are_consumed_in_parts() -> None:
 
 
 def test_a_shared_device_has_as_many_shares_as_replicas_whatever_is_known_of_it() -> None:
-    devices, _ = offered([make.gpu(0), make.gpu(1, memory_bytes=None), make.mig_gpu(2)], settings=DraSettings(replicas=3))
+    devices, _ = offered(
+        [make.gpu(0), make.gpu(1, memory_bytes=None), make.mig_gpu(2)], settings=DraSettings(replicas=3)
+    )
     assert [each.capacity["shares"] for each in devices] == [Capacity(3, 1)] * 4
     assert list(devices[1].capacity) == ["shares"]
 

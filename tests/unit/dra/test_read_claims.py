@@ -195,7 +195,16 @@ def test_the_sandbox_of_a_new_pod_has_shared_claims_of_its_namespace_read_again(
 def test_what_is_not_prepared_any_more_is_refused(node: ClaimNode) -> None:
     claim = node.prepared(allocated(0))
     node.unprepare(SHARED)
-    assert "is no longer prepared on this node" in node.refused(with_claims(container(), claim))
+    refused = node.refused(with_claims(container(), claim))
+    assert "is no longer prepared on this node: delete the pods that use it, all of them" in refused
+
+
+def test_a_lost_gpu_of_a_claim_is_exchanged_by_all_its_pods(node: ClaimNode) -> None:
+    """A claim that another pod still has keeps its allocation."""
+    claim = node.prepared(allocated(0))
+    for gpus in ([gpu(0, unavailable="GPU is lost")], [gpu(1)]):
+        node.put_gpus(gpus)
+        assert "delete the pod, or all pods that use its ResourceClaim" in node.refused(with_claims(container(), claim))
 
 
 def test_one_container_has_gpus_by_one_door_and_in_one_way(node: ClaimNode) -> None:
