@@ -140,7 +140,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "container holds an unhealthy GPU": (
             "A GPU failed under a container that holds it.",
-            'Delete the pod so that it gets another GPU, or set health.containers = "stop".',
+            'Delete the pod, or all pods of its claim, so that it gets another GPU, or set health.containers = "stop".',
         ),
         "stray GPU use": (
             "A process has NVIDIA's device nodes open, and its container or the host was not granted the GPU.",
@@ -361,7 +361,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "PodResources not read because of a bug in nri-gpu": ("A bug in nri-gpu.", REPORT),
         "kubelet allocation not valid": (
             "The kubelet allocated GPUs to a container that cannot be granted.",
-            "Delete the pod so that its replacement is admitted again.",
+            "Delete the pod, or all pods of its claim, so that its replacement is admitted again.",
         ),
         "required CDI device not written, containers can start without nri-gpu": (
             "The CDI file that keeps unseen containers from starting cannot be written.",
@@ -441,13 +441,16 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         ),
         "prepared claims dropped": (
             "The file claims.json is damaged, or from before the last start of this machine.",
-            "Delete pods whose containers are refused when they start again: the kubelet prepares claims for "
-            "new pods only.",
+            "If a container is refused when it starts again, delete all pods of its claim: it is then prepared anew.",
         ),
         "prepared claims not written; the claim is not changed": (
             "The state folder cannot be written, so the claim is neither prepared nor released; the kubelet "
             "tries again.",
             MAKE_ROOM,
+        ),
+        "claim released while containers have its GPUs": (
+            "A claim was unprepared, or is gone from the API server, before its containers ended: they keep its GPUs.",
+            "Nothing if they end soon; else delete their pods, or the containers, which a kubelet may have forgotten.",
         ),
         "DRA driver process not served": (
             "The daemon cannot answer `nri-gpu dra`, for the reason that the line names.",

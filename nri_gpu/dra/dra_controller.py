@@ -40,7 +40,7 @@ from nri_gpu.dra.read_claims import ClaimAllocations
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.kubelet.kubelet_controller import inquire
 from nri_gpu.kubelet.required_device import RequiredDevice
-from nri_gpu.ledger.claims import joined
+from nri_gpu.ledger.claims import joined, users
 from nri_gpu.ledger.events import ClaimPrepared, ClaimReleased, ClaimsJoined, LedgerEvent
 from nri_gpu.ledger.ledger import without
 from nri_gpu.nri.convert import Configured
@@ -263,6 +263,10 @@ class DraController:
                 return fault
             self._plugin.apply(ClaimReleased(time.monotonic(), uid))
             _log(claim, "claim released")
+            if using := users(self._node_state.ledger, claim):
+                names = ",".join(f"{each.pod_name}/{each.container_name}" for each in using)
+                bound = logger.bind(namespace=claim.namespace, name=claim.name, container_name=names)
+                bound.warning("claim released while containers have its GPUs")
         return Unprepared()
 
     def _written(self, claims: Mapping[ClaimUid, PreparedClaim]) -> ClaimFault | None:

@@ -1,4 +1,4 @@
-"""The pods of a PodGroup that have a prepared claim: known only once the kubelet lists the claim for them."""
+"""The pods of claims: those of a PodGroup, which only the kubelet knows, and those that outlive their claim."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import PodDevices
 from nri_gpu.domain.container import Pod, PodUid
+from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.resource_claim import PreparedClaim
 from nri_gpu.ledger.ledger import Ledger
 
@@ -26,6 +27,19 @@ def joined(ledger: Ledger, pod: Pod, listed: PodDevices, there: Set[PodUid]) -> 
         if len(others) < len(listed.containers):
             found.append(_with_member(claim, pod, others, claim.members.keys() - living))
     return tuple(found)
+
+
+def users(ledger: Ledger, claim: PreparedClaim) -> tuple[Grant, ...]:
+    """Return what a claim's pods were granted of its GPUs, and still have although the claim is no longer prepared."""
+    uuids, there = {each.uuid for each in claim.devices}, ledger.claims.values()
+    grants = (entry.grant for entry in ledger.entries.values() if entry.holds)
+    return tuple(
+        each
+        for each in grants
+        if each.pod_uid in claim.pods
+        and (by_claim := uuids.intersection(each.uuids))
+        and not any(each.pod_uid in other.pods and by_claim <= {*other.holds} for other in there)
+    )
 
 
 def _with_member(claim: PreparedClaim, pod: Pod, others: tuple[str, ...], gone: Set[PodUid]) -> PreparedClaim:

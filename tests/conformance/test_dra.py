@@ -230,9 +230,10 @@ async def test_what_a_container_has_of_a_claim_that_is_gone_is_held_until_it_end
         main = await site.run(pod, "main", cdi)
         del site.server.claims["ml", "train"]
         following = site.claim("next", "gpu-2", pod=second)
-        with pytest.raises(ClaimFaultError, match="gpu-2: GPU 2 .* is held exclusively by ml/web"):
+        with pytest.raises(ClaimFaultError, match=r"gpu-2: GPU 2 .* is held exclusively by ml/web"):
             await site.prepare(following)
         assert site.files() == []
+        assert "claim released while containers have its GPUs" in site.daemon.log()
         site.check(main, 2)
         await aside(node.cri.stop, main)
         site.check(await site.run(await site.pod("api", second), "main", await site.prepare(following)), 2)

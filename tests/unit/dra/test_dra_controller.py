@@ -364,6 +364,24 @@ async def test_a_claim_is_released_although_the_runtime_is_away(tmp_path: Path) 
         assert not at.recorded()
 
 
+async def test_a_claim_that_is_released_before_its_containers_end_is_logged(tmp_path: Path, log: Log) -> None:
+    async with serving(tmp_path) as at:
+        pods = {PodUid("uid-train"): "train"}
+        answer = await at.prepare(claim("gpu-7", pods=pods))
+        assert isinstance(answer, Prepared)
+        main = make.container(markers=dict(answer.markers))
+        assert at.node.create(main) == (make.uuid(0),)
+        await at.prepare(claim("gpu-6", uid=OTHER, pods=pods))
+        for uid in (OTHER, UID, UID):
+            await at.client.ask(AskUnprepare(uid))
+        line = log.one("claim released while containers have its GPUs")
+        assert (line.fields["name"], line.fields["container_name"]) == ("train", "train/main")
+        at.node.stop(main)
+        await at.prepare(claim("gpu-7", pods=pods))
+        await at.client.ask(AskUnprepare(UID))
+    assert len(log.said("claim released while containers have its GPUs")) == 1
+
+
 async def test_prepared_claims_are_recalled(tmp_path: Path) -> None:
     async with serving(tmp_path) as at:
         await at.prepare(claim("gpu-7"))
