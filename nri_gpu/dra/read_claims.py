@@ -118,8 +118,8 @@ def _allocation(
         claim = prepared.get(marker.claim)
         if claim is None or marker.device >= len(claim.devices):
             return AllocationInvalid(
-                "the ResourceClaim that it names is no longer prepared on this node: delete the pods that use it, all of "
-                "them",
+                "the ResourceClaim that it names is no longer prepared on this node: delete the pods that use it, "
+                "all of them",
                 shown(name, _NAME_SHOWN_MAX),
             )
         if not claim.is_for(container):

@@ -35,7 +35,7 @@ from nri_gpu.kubelet.registered_socket import EndpointTimes
 from tests.support.resource_claims import DRIVER, NODE, document
 
 QUICK = EndpointTimes(watched_within=0.3, look_every=0.05, first_wait=0.01, longest_wait=0.1)
-TIMES = ClaimTimes(api_server=1.0, daemon=2.0, again=0.01, passing=0.1)
+TIMES = ClaimTimes(api_server=1.0, daemon=2.0, again=0.01, passing=0.5)
 
 
 class TellingDaemon(DaemonClient):
