@@ -288,7 +288,13 @@ FAMILIES: Final = (
         GAUGE,
         "nri_gpu_undescribed_gpus",
         "GPUs that NVML does not describe, such as lost ones.",
-        lambda v: len(v.node.inventory.faults) + sum(gpu.given for gpu in v.node.inventory.unlisted),
+        lambda v: len(v.node.inventory.faults) + sum(gpu.missing for gpu in v.node.inventory.unlisted),
+    ),
+    Family(
+        GAUGE,
+        "nri_gpu_set_aside_gpus",
+        "GPUs that are kept from NVML on purpose, such as those of virtual machines.",
+        lambda v: sum(gpu.set_aside for gpu in v.node.inventory.unlisted),
     ),
     Family(
         GAUGE,

@@ -17,7 +17,7 @@ from nri_gpu.domain.text import listed
 from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
 from nri_gpu.host.facts import KernelModule, is_loaded, look
-from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
+from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, is_vfio, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import text_of
@@ -89,7 +89,7 @@ def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
                 "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nri-gpu-nouveau.conf",
                 "update-initramfs -u || dracut --force; reboot",
             )
-        elif gpu.driver.startswith("vfio"):
+        elif is_vfio(gpu.driver):
             yield ok("GPU driver", f"GPU {gpu.bus_id} is bound to {gpu.driver}, for a virtual machine")
         elif gpu.driver not in ("", DRIVER):
             yield warning(

@@ -31,8 +31,9 @@ class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False
     """A GPU that the kernel shows and NVML does not list: it is reported and never granted.
 
     uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause. given: false for a
-    GPU of the host that this machine, itself a container, was not given, which is no fault. No decision depends on it,
-    so what a newer version says of it may be left out.
+    GPU of the host that this machine, itself a container, was not given, which is no fault. set_aside: it is kept from
+    NVML on purpose, bound to VFIO for a virtual machine or excluded by the driver's settings, which is none either. No
+    decision depends on it, so what a newer version says of it may be left out.
     """
 
     pci_bus_id: PciBusId
@@ -41,6 +42,12 @@ class KernelGpu(Recorded, frozen=True, kw_only=True, forbid_unknown_fields=False
     model: str = ""
     minor_number: int | None = None
     given: bool = True
+    set_aside: bool = False
+
+    @property
+    def missing(self) -> bool:
+        """Return whether NVML should list it."""
+        return self.given and not self.set_aside
 
 
 class Link(Recorded, frozen=True):

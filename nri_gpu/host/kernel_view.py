@@ -223,7 +223,7 @@ def _is_container(folders: HostFolders) -> bool:
 
 def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
     if gpu.driver != DRIVER:
-        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver))
+        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver), set_aside=is_vfio(gpu.driver))
     facts = driver_fields(_text(proc / "driver/nvidia/gpus" / gpu.bus_id / "information"))
     excluded = facts.get("GPU Excluded", "") == "Yes"
     return KernelGpu(
@@ -232,7 +232,13 @@ def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
         model=MODEL.or_empty(facts.get("Model", "")),
         minor_number=_gpu_minor(facts),
         reason="excluded by the driver (NVreg_ExcludedGpus of module nvidia)" if excluded else fault or UNLISTED,
+        set_aside=excluded,
     )
+
+
+def is_vfio(driver: str) -> bool:
+    """Return whether a driver is one that gives devices to virtual machines: vfio-pci, or nvgrace_gpu_vfio_pci."""
+    return "vfio" in driver
 
 
 def _other_driver(driver: str) -> str:

@@ -60,7 +60,7 @@ def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
     for bus_id, gpu in new.items():
         if old.get(bus_id) != gpu:
             what = f"GPU {bus_id} is not listed by NVML: {gpu.reason}"
-            yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=gpu.given)
+            yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=gpu.missing)
     for bus_id in old.keys() - new.keys():
         what = f"GPU {bus_id} is listed by NVML now, or no longer on the bus"
         yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=old[bus_id].uuid)

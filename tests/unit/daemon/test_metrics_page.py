@@ -140,6 +140,9 @@ def test_a_withheld_gpu_and_one_that_is_lost() -> None:
     away = [KernelGpu(pci_bus_id=PciBusId(f"0000:7{bus}:00.0"), reason="away", given=bus > 0) for bus in range(2)]
     said = scrape(node=replace(node(), inventory=replace(faulty, unlisted=tuple(away))))
     assert said.value("nri_gpu_undescribed_gpus") == 2, "one that this machine was not given is no fault"
+    away = [KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", set_aside=True)]
+    said = scrape(node=replace(node(), inventory=replace(faulty, unlisted=tuple(away))))
+    assert [said.value(f"nri_gpu_{kind}_gpus") for kind in ("undescribed", "set_aside")] == [1, 1]
 
 
 def test_each_holder_of_a_shared_gpu_and_each_gpu_of_a_holder() -> None:

@@ -197,8 +197,9 @@ def test_in_a_container_the_gpus_of_its_host_are_not_missed(node: DoctorNode) ->
     assert node.found() == {}
 
 
-def test_a_gpu_of_a_virtual_machine_is_meant_to_be_there(node: DoctorNode) -> None:
-    node.bind(1, "vfio-pci")
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace_gpu_vfio_pci"])
+def test_a_gpu_of_a_virtual_machine_is_meant_to_be_there(node: DoctorNode, driver: str) -> None:
+    node.bind(1, driver)
     assert node.found() == {}
 
 

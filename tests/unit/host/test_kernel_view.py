@@ -86,6 +86,24 @@ def test_gpus_that_nvml_cannot_list(places: HostFolders, reason: str, driver: st
         assert [each.reason for each in unlisted_gpus(places, (), fault=fault)] == [reason]
 
 
+@pytest.mark.parametrize(
+    ("driver", "excluded", "set_aside"),
+    [
+        ("vfio-pci", "", True),
+        ("nvgrace_gpu_vfio_pci", "", True),
+        ("nvidia", "Yes", True),
+        ("nvidia", "No", False),
+        ("nouveau", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_gpu_that_is_kept_from_nvml_on_purpose(
+    places: HostFolders, driver: str, excluded: str, set_aside: bool
+) -> None:
+    gpu(places, A, driver, **{"GPU Excluded": excluded})
+    assert [each.set_aside for each in unlisted_gpus(places, ())] == [set_aside]
+
+
 UNKNOWN: tuple[dict[str, str], ...] = (
     {"GPU UUID": "GPU-????????-????-????-????-????????????", "Model": "", "Device Minor": "255"},
     {"GPU UUID": "GPU-../../etc", "Model": "a\x01b", "Device Minor": "-1"},

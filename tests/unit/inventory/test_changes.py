@@ -96,7 +96,8 @@ def test_gpus_that_nvml_does_not_list() -> None:
     assert found.what == f"GPU 0000:f1:00.0 is not listed by NVML: {away.reason}"
     assert (found.kind, found.worse) == (TransitionKind.DESCRIPTION, True)
     assert sentences(with_it) == ["GPU 0000:f1:00.0 is listed by NVML now, or no longer on the bus"]
-    assert not changes(NODE, replace(NODE, unlisted=(replace(away, given=False),)))[0].worse
+    for meant in (replace(away, given=False), replace(away, set_aside=True)):
+        assert not changes(NODE, replace(NODE, unlisted=(meant,)))[0].worse
     moved = replace(NODE, unlisted=(replace(away, reason="not bound to a driver"),))
     assert [each.worse for each in changes(with_it, moved)] == [True]
 
