@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from nri_gpu.decision.mps_seats import MPS_IN_CLUSTER
 from nri_gpu.domain.allocation import Allocated, KubeletAllocation, gpu_groups
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
@@ -130,11 +131,12 @@ def _beyond_allocation(annotated: Claim, number: int, mode: Mode, *, claimed: bo
     if not isinstance(wanted, Count | Everything):
         return "names GPUs, but here the kubelet chooses them: write all, which means those that it allocated"
     if annotated.mode not in (None, mode):
-        asked = f"asks for mode={annotated.mode}"
-        cure = (
-            "set the mode in the ResourceClaim's configuration" if claimed else "ask for another resource in its limits"
-        )
-        return f"{asked}, but the kubelet allocated in {mode} mode: {cure}"
+        cure = "ask for another resource in its limits"
+        if claimed:
+            cure = "set the mode in the ResourceClaim's configuration"
+        elif annotated.mode is Mode.MPS:
+            cure = f"take the resource out of its limits, and {MPS_IN_CLUSTER}"
+        return f"asks for mode={annotated.mode}, but the kubelet allocated in {mode} mode: {cure}"
     return ""
 
 

@@ -11,7 +11,7 @@ from typing import Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.decision.mps_seats import folder_fault, seat_fault, single_gpu_fault
+from nri_gpu.decision.mps_seats import MPS_IN_CLUSTER, folder_fault, seat_fault, single_gpu_fault
 from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container, ContainerId
@@ -260,7 +260,9 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
     """Return what to do if all closed GPUs are in one pool, the kubelet's or that of ResourceClaims, else empty."""
     kubelet, dra = asked.terms.policy.kubelet, asked.terms.policy.dra
     pools = [pool.name for pool in closed.values() if pool is not None]
-    if kubelet.enabled and {kubelet.pool} == {*pools}:
+    if kubelet.enabled and {kubelet.pool} == {*pools} and asked.mode is Mode.MPS:
+        how = f"the kubelet allocates from, and never in mode=mps: {MPS_IN_CLUSTER}."
+    elif kubelet.enabled and {kubelet.pool} == {*pools}:
         how = (
             f"the kubelet allocates from: write {kubelet.resource} into the container's resources.limits, and keep the "
             "annotation for capabilities= and the like, which shape what the kubelet allocates."

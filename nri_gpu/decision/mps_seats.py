@@ -18,6 +18,11 @@ from nri_gpu.ledger.ledger import Ledger
 CLIENTS: Final = 48
 CLIENTS_BEFORE_VOLTA: Final = 16
 VOLTA: Final = (7, 0)
+# What helps in a cluster: no resource of a device plugin is given in this mode.
+MPS_IN_CLUSTER: Final = (
+    "have the policy put GPUs for annotations into a [[pool]] of their own, or ask by a ResourceClaim whose "
+    "configuration has mode: mps (docs/mps.md)"
+)
 
 
 def single_gpu_fault(claim: Claim) -> Reason | None:

@@ -26,6 +26,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "of the container": (pod("a", 1, annotations={"gpu.nri.io/container.main": "all;mode=exclusive"}), ""),
     "a MIG device": (pod("a", 1, "nvidia.com/mig-1g.10gb", {"gpu.nri.io/pod": "all"}), ""),
     "none": (pod("a", annotations={"gpu.nri.io": "none"}), ""),
+    "by MPS": (pod("a", annotations={"gpu.nri.io": "1; mode = mps; sharing=threads:50"}), ""),
     "on another release's nodes": (placed(pod("a", annotations={"gpu.nri.io": "slip"}), "other"), ""),
     "on nodes of this one": (placed(pod("a", annotations={"gpu.nri.io": "1"}), "linux"), NO_LIMITS),
     "annotation alone": (pod("a", annotations={"gpu.nri.io": "1"}), NO_LIMITS),

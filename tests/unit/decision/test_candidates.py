@@ -138,6 +138,7 @@ TO_LATE: list[Raw] = [{"namespace": "guest", "allow": True, "pool": "late"}]
 CLUSTER: list[Raw] = [{"name": "cluster", "model": "*"}]
 KUBELETS: Raw = {"pool": CLUSTER, "kubelet": {"enabled": True, "pool": "cluster"}}
 TO_KUBELET = 'in pool "cluster", which only the kubelet allocates from: write nvidia.com/gpu'
+BY_MPS = "the kubelet allocates from, and never in mode=mps: have the policy put GPUs for annotations into a [[pool]]"
 CLAIMS: Raw = {"pool": CLUSTER, "dra": {"enabled": True, "pool": "cluster"}}
 TO_CLAIMS = 'in pool "cluster", which only ResourceClaims get: give the pod a claim with a DeviceClass of gpu.nri.io'
 BY_PROFILE: Raw = {"pool": [{"name": "small", "mig": ["1g.5gb"], "namespaces": ["x"]}]}
@@ -160,6 +161,13 @@ POOLED: dict[str, tuple[Raw, Node, str, str, str]] = {
     "and keeps to it": ({"pool": POOLS, "rule": TO_LATE}, NODE, "device=3", "guest", "kept for others"),
     "where only the kubelet allocates": (KUBELETS, NODE, "1", "ml", TO_KUBELET),
     "a GPU where only the kubelet allocates": (KUBELETS, NODE, "device=0", "ml", TO_KUBELET),
+    "by MPS, where only the kubelet allocates": (
+        {**KUBELETS, "mps": {"enabled": True}},
+        NODE,
+        "1;mode=mps",
+        "ml",
+        BY_MPS,
+    ),
     "where only claims give": (CLAIMS, NODE, "1", "ml", TO_CLAIMS),
     "beside the kubelet's": ({**KUBELETS, "pool": [POOLS[0], *CLUSTER]}, NODE, "1", "ml", "kept for others"),
     "a MIG profile of others": (BY_PROFILE, MIXED, "mig=1g.5gb", "ml", "kept for others"),

@@ -210,6 +210,7 @@ BEYOND = {
     "2": "asks for 2 GPUs, but the kubelet allocated 1: ask for the same number in resources.limits",
     "device=0": "names GPUs, but here the kubelet chooses them: write all, which means those that it allocated",
     "1;mode=shared": "asks for mode=shared, but the kubelet allocated in exclusive mode: ask for another resource",
+    "1;mode=mps": "take the resource out of its limits, and have the policy put GPUs for annotations into a [[pool]]",
 }
 
 

@@ -53,6 +53,15 @@ def test_nor_is_any_example_of_the_grammar(value: str) -> None:
     assert not told(value)
 
 
+@pytest.mark.parametrize(
+    ("value", "counted"),
+    [("none", True), ("1;mode=mps", True), ("1; mode = mps ;sharing=threads:50", True), ("1;mode=shared", False)],
+)
+def test_what_needs_no_resource_that_the_scheduler_counts(value: str, counted: bool) -> None:
+    (pattern,) = re.findall(r"r'([^']*)'", expression("uncounted"))
+    assert bool(re.search(pattern, value)) is counted
+
+
 def test_it_knows_every_word() -> None:
     names = {"count": "2", "device": "0,1", "mig": "1g.10gb:2", "model": "*H100*", "memory": "40Gi", "arch": "9.0"}
     for name in CLAUSES.keys() - names.keys() - {"mode", "capabilities", "extras", "sharing"}:
