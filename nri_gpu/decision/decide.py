@@ -22,7 +22,7 @@ from nri_gpu.decision.grant_plan import (
     unreached_note,
 )
 from nri_gpu.decision.placement import Asker, place
-from nri_gpu.decision.refusals import why_not
+from nri_gpu.decision.refusals import in_rollout, why_not
 from nri_gpu.decision.start_check import validate_restored
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, Allocated, AllocationPending, ClaimUid
 from nri_gpu.domain.container import Container, ContainerId
@@ -173,7 +173,7 @@ def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -
     else:
         gpus = _place(asked.claim, asker, candidates.inventory, usage, others.lost)
     if isinstance(gpus, Reason):
-        return candidates.explained(gpus)
+        return candidates.explained(in_rollout(gpus, container.pod, usage.values()))
     if not admin and (reason := over_limit(asked, container, node.inventory, others, gpus)):
         return reason
     if reason := missing_capability_major(gpus, node.inventory.majors):

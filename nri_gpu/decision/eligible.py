@@ -15,7 +15,7 @@ from nri_gpu.decision.mps_seats import MPS_IN_CLUSTER, folder_fault, seat_fault,
 from nri_gpu.decision.refusals import by_the_kernel, called, fitting_gpus
 from nri_gpu.domain.allocation import Allocated
 from nri_gpu.domain.container import Container, ContainerId
-from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
+from nri_gpu.domain.decision import Code, Grant, Reason
 from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
 from nri_gpu.domain.gpu_request import Claim, Count, Everything, MigProfiles, Mode
@@ -211,7 +211,7 @@ class Candidates(Struct, frozen=True):
             return next(iter(self.no_seat.values()))  # explains more than what is left
         said = "; ".join(filter(None, (self._pools(), self._full())))
         longer = replace(reason, aside=f"not offered here: {said}")
-        return longer if said and len(f"nri-gpu [{reason.code}]: {longer.sentence}") <= REFUSAL_MAX else reason
+        return longer if said and longer.fits else reason
 
     def _pools(self) -> str:
         if not self.closed:

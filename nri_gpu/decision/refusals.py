@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
+from itertools import chain
 from operator import eq, ge, gt, le, lt
 from typing import Final, assert_never
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.allocation import ClaimUid
-from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.container import Pod, PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, health_of
 from nri_gpu.domain.gpu_request import (
@@ -100,6 +101,8 @@ WHY_SHOWN_MAX: Final = 200  # characters
 HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
 INDICES_SHOWN: Final = 16
+TEMPLATE_HASH: Final = "pod-template-hash"  # label of a Deployment's pods (kubernetes: apps/v1/types.go)
+RANDOM_LENGTH: Final = 5  # characters at the end of a pod's name (kubernetes: apiserver/pkg/storage/names/generate.go)
 # The kubelet gives a container the same devices at each start.
 _NEW_POD: Final = (
     "the kubelet allocated it to this pod permanently: delete the pod, or all pods that use its ResourceClaim, so that "
@@ -183,6 +186,28 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[Cla
         f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode",
         cure=f"wait until it is free, ask for other GPUs, or set {_cure(asked, {usage.mode})}",
     )
+
+
+def in_rollout(reason: Reason, pod: Pod, usage: Iterable[Usage]) -> Reason:
+    """Name in a refusal the pod to delete, where a Deployment's new pod waits for a GPU of the one that it replaces.
+
+    A rolling update deletes that only once the new pod is ready. Pods are called `NAME-HASH-RANDOM`.
+    """
+    ours = pod.labels.get(TEMPLATE_HASH, "")
+    name, is_named, _ = pod.name.rpartition(f"-{ours}-")
+    if reason.code is not Code.GPU_BUSY or not (ours and is_named):
+        return reason
+    for holder in chain.from_iterable(use.holders for use in usage):
+        before, _, random = holder.pod_name.removeprefix(f"{name}-").partition("-")
+        alike = holder.pod_name == f"{name}-{before}-{random}" and len(random) == RANDOM_LENGTH
+        if alike and holder.namespace == pod.namespace and before != ours:
+            which = f"{holder.namespace}/{holder.pod_name}"
+            cure = (
+                f"delete {which} if this pod replaces it (a Deployment does with strategy: Recreate), or {reason.cure}"
+            )
+            longer = replace(reason, cure=cure)
+            return longer if longer.fits else reason
+    return reason
 
 
 def no_share(unit: Unit, replicas: int, usage: Usage) -> Reason:

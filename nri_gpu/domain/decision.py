@@ -116,9 +116,18 @@ class Reason(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return it as the client sees it: ASCII, at most REFUSAL_MAX characters, no line breaks."""
-        text = f"nri-gpu [{self.code}]: {self.sentence}"
+        text = self._text
         text = "".join(c if " " <= c <= "~" else "?" for c in text)
-        return text if len(text) <= REFUSAL_MAX else text[: REFUSAL_MAX - 3] + "..."
+        return text if self.fits else text[: REFUSAL_MAX - 3] + "..."
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the client sees all of it."""
+        return len(self._text) <= REFUSAL_MAX
+
+    @property
+    def _text(self) -> str:
+        return f"nri-gpu [{self.code}]: {self.sentence}"
 
 
 NOT_ASKED: Final = "no gpu annotation"

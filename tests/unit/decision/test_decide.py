@@ -205,6 +205,30 @@ def test_refuses(container: Container, policy: Policy, code: Code, words: str) -
     assert words in reason.sentence
 
 
+NEW = make.pod("web-6d4b9-x2v4p", "2", labels={"pod-template-hash": "6d4b9"})
+OTHERS = {
+    "web-5f7c8-abcde": True,
+    "web-6d4b9-abcde": False,  # of the same ReplicaSet
+    "web-5f7c8-0": False,
+    "web-api-5f7c8-abcde": False,
+    "api-5f7c8-abcde": False,
+}
+
+
+@pytest.mark.parametrize("node", [make.node([make.gpu(0), make.gpu(1)])])
+@pytest.mark.parametrize(("old", "named"), OTHERS.items())
+def test_a_rolling_update_that_waits_for_itself_is_told_which_pod_to_delete(node: Node, old: str, named: bool) -> None:
+    to_delete = f"delete ml/{old} if this pod replaces it (a Deployment does with strategy: Recreate), or wait until"
+    held = make.ledger(make.entry(0, to=make.container(of=old)))
+    asks = {"2": NEW, "device=0": make.pod(NEW.name, "device=0", labels=NEW.labels)}
+    for pod in asks.values():
+        assert (to_delete in refused(make.container(of=pod), node, held).sentence) is named
+    alone = replace(NEW, labels={})
+    assert to_delete not in refused(make.container(of=alone), node, held).sentence
+    elsewhere = make.ledger(make.entry(0, to=make.container(of=make.pod(old, namespace="other"))))
+    assert to_delete not in refused(make.container(of=NEW), node, elsewhere).sentence
+
+
 # What an annotation may not ask for beside one GPU of the kubelet's.
 BEYOND = {
     "2": "asks for 2 GPUs, but the kubelet allocated 1: ask for the same number in resources.limits",
