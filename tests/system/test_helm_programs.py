@@ -44,6 +44,22 @@ def test_the_admission_policy_is_there_from_kubernetes_1_30_on(helm: Helm, versi
     assert ("ValidatingAdmissionPolicy" in made) == ("ValidatingAdmissionPolicyBinding" in made) == has_it
 
 
+def test_on_openshift_the_accounts_of_all_daemonsets_may_use_the_constraints(helm: Helm) -> None:
+    claims = "--set=kubelet.enabled=false,dra.enabled=true"
+    common = ("template", *RELEASE, *OPTIONS, claims, "--kube-version=1.37")
+    assert "RoleBinding" not in kinds(helm(*common))
+    made = parsed(helm(*common, "--api-versions=security.openshift.io/v1"))
+    (binding,) = (each for each in made if each["kind"] == "RoleBinding")
+    assert binding["roleRef"]["name"] == "system:openshift:scc:privileged"
+    accounts = {
+        (each["spec"]["template"]["spec"]["serviceAccountName"], each["metadata"]["namespace"])
+        for each in made
+        if each["kind"] == "DaemonSet"
+    }
+    assert {(each["name"], each["namespace"]) for each in binding["subjects"]} == accounts
+    assert len(accounts) == 2
+
+
 def test_install_without_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
     made = Helm("helm4", tmp_path_factory.mktemp("helm"))("install", *RELEASE, *OPTIONS, "--dry-run=client")
     assert "STATUS: pending-install" in made
