@@ -45,10 +45,9 @@ def test_the_admission_policy_is_there_from_kubernetes_1_30_on(helm: Helm, versi
 
 
 def test_on_openshift_the_accounts_of_all_daemonsets_may_use_the_constraints(helm: Helm) -> None:
-    claims = "--set=kubelet.enabled=false,dra.enabled=true"
-    common = ("template", *RELEASE, *OPTIONS, claims, "--kube-version=1.37")
-    assert "RoleBinding" not in kinds(helm(*common))
-    made = parsed(helm(*common, "--api-versions=security.openshift.io/v1"))
+    claims = (*OPTIONS, "--set=kubelet.enabled=false,dra.enabled=true", "--kube-version=1.37")
+    assert "RoleBinding" not in kinds(helm("template", *RELEASE, *claims))
+    made = parsed(helm("template", *RELEASE, *claims, "--api-versions=security.openshift.io/v1"))
     (binding,) = (each for each in made if each["kind"] == "RoleBinding")
     assert binding["roleRef"]["name"] == "system:openshift:scc:privileged"
     accounts = {
