@@ -180,12 +180,15 @@ class ClaimPreparation:
             await asyncio.sleep(waits.next_s())
 
     async def _all_end(self, holders: Collection[PreparedName], ending: set[ClaimUid]) -> bool:
-        """Return whether the GPU's holders are claims that are all ending. ending: the claims known to be ending."""
+        """Return whether the GPU's holders are claims that are all ending. ending: the claims known to be ending.
+
+        Those that were released hold it no more, but their containers may still be ending.
+        """
         for each in holders:
             if each.uid not in ending and not await self._ends(each):
                 return False
             ending.add(each.uid)
-        return bool(holders)
+        return bool(ending)
 
     async def _ends(self, holder: PreparedName) -> bool:
         """Return whether a claim is ending. One that the API server has no more is released: a kubelet may forget it.

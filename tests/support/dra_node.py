@@ -41,7 +41,8 @@ TIMES = ClaimTimes(api_server=1.0, daemon=2.0, again=0.01, passing=0.5)
 class TellingDaemon(DaemonClient):
     """faults: answers to the next questions, in their stead. away: it cannot be asked. silent: it never answers.
 
-    holder: a claim that has the GPU of all others, for as long as it is prepared.
+    holder: a claim that has the GPU of all others, for as long as it is prepared. lingers: for how many more questions
+    a container has it.
     mac: of its markers. reread: claims whose pods may have changed. reports: what it was told with questions for the
     view. busy: most questions that it was answering at once.
     """
@@ -59,6 +60,7 @@ class TellingDaemon(DaemonClient):
         self.prepared: dict[ClaimUid, PreparedName] = {}
         self.faults: list[ClaimFault] = []
         self.holder: PreparedName | None = None
+        self.lingers = 0
         self.reread: set[ClaimUid] = set()
         self.reports: list[DriverReport] = []
         self._changed = asyncio.Condition()
@@ -107,6 +109,9 @@ class TellingDaemon(DaemonClient):
         match question:
             case AskPrepare(claim=claim) if self.holder and self.holder.uid in self.prepared.keys() - {claim.uid}:
                 return ClaimFault(f"gpu-0 is held by claim {self.holder.name}", holders=(self.holder,))
+            case AskPrepare() if self.lingers:
+                self.lingers -= 1
+                return ClaimFault("gpu-0 is held by ml/web")
             case AskPrepare(claim=claim):
                 self.reread.discard(claim.uid)
                 self.prepared[claim.uid] = PreparedName(claim.uid, claim.namespace, claim.name)

@@ -160,6 +160,20 @@ async def test_a_holder_that_the_api_server_has_no_more_is_released_at_once(
     assert log.one("ResourceClaim released although the kubelet did not unprepare it").fields["name"] == HOLDER.name
 
 
+async def test_a_container_of_a_holder_that_was_released_is_waited_for(node: DraNode) -> None:
+    """Its pod was deleted by force, and the kubelet ends it."""
+    await held(node)
+    del node.api_server.claims["ml", HOLDER.name]
+    node.daemon.lingers = 2
+    await node.claims.prepare(ASKED)
+    node.daemon.lingers = 50
+    with pytest.raises(NriGpuError, match="held by ml/web"):
+        await node.claims.prepare(
+            PreparedName(ClaimUid("uid-late"), *node.api_server.put(resource_claim(uid="uid-late"))[:2])
+        )
+    assert node.daemon.lingers == 49, "no claim ends"
+
+
 async def test_a_holder_that_another_caller_works_on_is_released_after_that(node: DraNode) -> None:
     await held(node)
     del node.api_server.claims["ml", HOLDER.name]
