@@ -279,6 +279,7 @@ def test_a_hundred_pods_through_eight_gpus(cluster: Cluster, dra: DraCluster) ->
     assert len({*nodes}) == 8
     dra.wait_nothing_left()
     assert not cluster.get("resourceclaims")
+    assert "claim released while" not in cluster.log(DAEMON)
 
 
 def test_nothing_starts_while_daemon_and_guard_are_away(cluster: Cluster, dra: DraCluster) -> None:
