@@ -327,7 +327,8 @@ def _cgroup(of_pod: object, init: list[Mapping[str, object]], main: list[Mapping
     each = [_limits_and_requests(container.get("resources")) for container in (*init, *main)]
     if isinstance(of_pod, Mapping):
         # A pod's missing request is its containers', else its limit (kubernetes: pkg/apis/core/v1/defaults).
-        asked = _together([requests for _, requests in each], [*map(_is_sidecar, init), *(True for _ in main)])
+        requests = [requests for _, requests in each]
+        asked = _together(list(zip(requests, map(_is_sidecar, init), strict=False)), requests[len(init) :])
         limits, _ = _limits_and_requests(of_pod)
         each = [(limits, {**(limits and {**limits, **asked}), **_amounts(of_pod, "requests")})]
     counted = [(_positive(limits), _positive(requests)) for limits, requests in each]
@@ -343,15 +344,20 @@ def _limits_and_requests(resources: object) -> tuple[_Amounts, _Amounts]:
     return limits, {**limits, **_amounts(resources, "requests")}
 
 
-def _together(requests: list[_Amounts], stays: list[bool]) -> _Amounts:
-    """Return what containers request at one time: those that stay together, an init container that ends alone."""
-    total = {}
-    for name in _COUNTED:
-        amounts = [(each[name], stay) for each, stay in zip(requests, stays, strict=True) if name in each]
-        if amounts:
-            total[name] = max(
-                sum((amount for amount, stay in amounts if stay), Decimal(0)), *(amount for amount, _ in amounts)
-            )
+def _together(init: list[tuple[_Amounts, bool]], main: list[_Amounts]) -> _Amounts:
+    """Return the most that containers request at one time. init: each with whether it is a sidecar, which goes on.
+
+    An init container that ends runs beside the sidecars before it, and the main containers beside all sidecars
+    (kubernetes: staging/src/k8s.io/component-helpers/resource, AggregateContainerRequests).
+    """
+    total: dict[str, Decimal] = {}
+    for name in {name for each in (*(each for each, _ in init), *main) for name in each}.intersection(_COUNTED):
+        sidecars = most = Decimal(0)
+        for requests, is_sidecar in init:
+            now = sidecars + requests.get(name, 0)
+            most = max(most, now)
+            sidecars = now if is_sidecar else sidecars
+        total[name] = max(most, sidecars + sum(each.get(name, 0) for each in main))
     return total
 
 

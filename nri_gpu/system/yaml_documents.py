@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 BYTES_MAX: Final = 16_000_000
 PODS_MAX: Final = 2_000
 CONTAINERS_MAX: Final = 10_000
+_MORE: Final = re.compile(r"\S")
 _DEPTH_MAX: Final = 200  # PyYAML goes down into libyaml's values by recursion, and crashes some thousand levels deep
 _MERGED_MAX: Final = 1_000_000  # keys that `<<` copies: copies of copies grow without an end
 # Plain scalars that are text to Kubernetes: 2026-11-01, and the `=` in the enumerations of CustomResourceDefinitions.
@@ -25,8 +28,8 @@ def read_documents(text: str, file: str) -> list[object]:
     """Return the values of the file's documents, without empty ones. Raises: CommandError."""
     if len(text) > BYTES_MAX:
         raise too_large(file)
-    if text.lstrip()[:1] == "{" and (document := _json(text)) is not None:
-        return [document]
+    if text.lstrip()[:1] == "{" and (documents := _json(text)):
+        return documents
     import yaml  # only this verb needs it
 
     loader = _loader()
@@ -51,17 +54,24 @@ def too_many(file: str, what: str) -> CommandError:
     return CommandError(Exit.USAGE, f"{file} holds more than {what}, the most that are explained: split it")
 
 
-def _json(text: str) -> object:
-    """Return the text's value, or None if it is no JSON or too deep. YAML knows other escapes, and takes far longer."""
+def _json(text: str) -> list[object]:
+    """Return the values of JSON documents that follow each other, or none if it is no JSON or too deep.
+
+    kubectl reads them so, too. YAML knows other escapes, and takes far longer.
+    """
+    documents: list[Any] = []
+    decoder, end = json.JSONDecoder(), 0
     try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    level: list[Any] = [document]
+        while begun := _MORE.search(text, end):
+            _, end = decoder.raw_decode(text, begun.start())
+            documents.append(msgspec.json.decode(text[begun.start() : end]))
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return []
+    level = documents
     for _ in range(_DEPTH_MAX):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level = [value for values in inner for value in values]
-    return None if level else document
+    return [] if level else documents
 
 
 def _check(events: Iterable[yaml.Event], file: str) -> None:

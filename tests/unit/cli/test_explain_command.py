@@ -282,3 +282,23 @@ def test_resources_of_a_pod_decide_its_qos_class(explain: Explain, of_pod: str, 
     policy = f'[namespaces]\nallow = []\n[[rule]]\nqos = "{qos}"\nallow = true\n'
     manifest = LABELLED.replace("{requests: {cpu: 1}}", of_container) + f"  resources: {of_pod}\n"
     assert explain(manifest, policy=policy).code == Exit.OK
+
+
+SIDECAR = "{name: proxy, restartPolicy: Always, resources: {requests: {cpu: 1}}}"
+INIT = "{name: fetch, resources: {requests: {cpu: 2}}}"
+# The pod is limited to 3 CPUs, and its main container requests 1 (kubernetes: AggregateContainerRequests).
+ORDERS = {
+    "a sidecar before an init container": (f"{SIDECAR}, {INIT}", "guaranteed"),
+    "a sidecar behind it": (f"{INIT}, {SIDECAR}", "burstable"),
+    "two sidecars": (f"{SIDECAR}, {SIDECAR}", "guaranteed"),
+    "a sidecar between two": (f"{INIT}, {SIDECAR}, {INIT}", "guaranteed"),
+    "two init containers": (f"{INIT}, {INIT}", "burstable"),
+}
+
+
+@pytest.mark.parametrize(("init", "qos"), ORDERS.values(), ids=ORDERS)
+def test_an_init_container_runs_beside_the_sidecars_before_it(explain: Explain, init: str, qos: str) -> None:
+    policy = f'[namespaces]\nallow = []\n[[rule]]\nqos = "{qos}"\nallow = true\n'
+    of_pod = f"  initContainers: [{init}]\n  resources: {{limits: {{cpu: 3, memory: 1Gi}}}}\n"
+    granted = explain(LABELLED + of_pod, "-o", "json", policy=policy).document["containers"][-1]
+    assert granted["decision"] == "inject"

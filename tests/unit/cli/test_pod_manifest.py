@@ -232,6 +232,9 @@ def test_json_is_read_as_json(explain: Explain) -> None:
         "ml/web-xxxxx",
     ]
     assert "is not YAML" in explain("{").err
+    for between in ("", "\n", " \n\n"):
+        assert pods(explain, between.join([text.replace("/", r"\/")] * 3) + between) == ["ml/web-xxxxx"] * 3
+    assert "is not YAML" in explain(text + "{").err
 
 
 LINE = "- {kind: Pod, metadata: {name: p}, spec: {containers: [{}]}}\n"
