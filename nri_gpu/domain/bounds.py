@@ -87,6 +87,7 @@ ARCHITECTURES: Final[Mapping[int, str]] = {
 ADDRESSING: Final = ("none", "hmm", "ats")
 PCIE_PATHS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as `nvidia-smi topo -m` names them, nearest first
 
+UNKNOWN_MODEL: Final = "unknown"  # of a GPU that NVML cannot describe
 UNKNOWN_PROFILE: Final = "unknown"  # of a MIG device that NVML cannot describe
 
 # Numbers of device nodes that the driver fixes (NVIDIA/open-gpu-kernel-modules

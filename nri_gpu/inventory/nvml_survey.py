@@ -17,6 +17,7 @@ from nri_gpu.domain.bounds import (
     MODEL,
     NVLINKS_MAX,
     PCIE_PATHS,
+    UNKNOWN_MODEL,
     UUID,
     VERSION,
     compute_prohibited,
@@ -115,7 +116,7 @@ def _fault(device: _Device, error: NvmlCallError) -> dict[str, object]:
 
 def _describe(nvml: NvmlClient, device: _Device, sysfs: Path) -> None:
     """Read the other facts. A GPU that fails here keeps its name and is unavailable."""
-    device.facts["model"] = "unknown"
+    device.facts["model"] = UNKNOWN_MODEL
     try:
         for facts in _descriptions(nvml, device, sysfs):
             device.facts |= facts

@@ -16,7 +16,7 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.domain.bounds import PROFILE
+from nri_gpu.domain.bounds import PROFILE, UNKNOWN_MODEL
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
@@ -56,7 +56,7 @@ def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) ->
     """
     found = {"gpu.machine": value_of(machine), **_driver(inventory.driver_version), **_cuda(inventory.cuda_version)}
     in_mig_mode = [gpu for gpu in inventory.gpus if gpu.mig_enabled]
-    found |= _gpus(inventory.gpus, kubelet)
+    found |= _gpus(inventory, kubelet)
     if in_mig_mode:
         found["mig.capable"] = "true"
     if not kubelet.enabled:
@@ -112,17 +112,19 @@ def _cuda(version: str) -> dict[str, str]:
     }
 
 
-def _gpus(gpus: Sequence[Gpu], kubelet: KubeletSettings) -> dict[str, str]:
+def _gpus(inventory: Inventory, kubelet: KubeletSettings) -> dict[str, str]:
     """Describe the most frequent model, since a node has one label for all GPUs.
 
-    GPUs in MIG mode are counted, but cannot be shared whole.
+    GPUs in MIG mode are counted, but cannot be shared whole. Lost ones are counted too, as the kubelet's capacity does.
     """
-    if not gpus:
-        return {"gpu.count": "0"}
-    model = Counter(gpu.model for gpu in gpus).most_common(1)[0][0]
-    same = [gpu for gpu in gpus if gpu.model == model]
+    count = len(inventory.gpus) + len(inventory.faults)
+    models = Counter(gpu.model for gpu in inventory.gpus if gpu.model != UNKNOWN_MODEL)
+    if not models:
+        return {"gpu.count": str(count)}
+    model = models.most_common(1)[0][0]
+    same = [gpu for gpu in inventory.gpus if gpu.model == model]
     replicas = 0 if all(gpu.mig_enabled for gpu in same) else kubelet.replicas
-    found = _resource("gpu", "", len(gpus), same, kubelet, replicas)
+    found = _resource("gpu", "", count, same, kubelet, replicas)
     if arch := same[0].arch:
         found |= {"gpu.family": family(arch), "gpu.compute.major": str(arch[0]), "gpu.compute.minor": str(arch[1])}
     return found

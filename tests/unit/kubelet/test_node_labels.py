@@ -17,6 +17,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu
+from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.inventory.topology_file import load_topology
 from nri_gpu.kubelet.node_labels import LabelController, machine_name, node_labels, value_of
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
@@ -220,6 +221,23 @@ def on_node(file: Path, gpus: int = 2) -> NodeState:
 
 def with_file(file: Path | str) -> Policy:
     return replace(Policy.default(), labels=LabelSettings(file=str(file)))
+
+
+GONE = GpuFault(1, "GPU is lost (15)")
+DARK = make.gpu(0, model="unknown", memory_bytes=None, arch=None, unavailable="GPU is lost")
+# As NVML shows a node with a lost GPU: it cannot name the GPU, or not describe it, or lists it no more.
+WITH_LOST = {
+    "not named": (make.inventory([make.gpu(0)], faults=(GONE,)), "2", A100),
+    "the only one": (make.inventory((), faults=(GONE,)), "1", None),
+    "not described": (make.inventory([DARK, make.gpu(1)]), "2", A100),
+    "the only one, not described": (make.inventory([DARK]), "1", None),
+}
+
+
+@pytest.mark.parametrize(("inventory", "count", "product"), WITH_LOST.values(), ids=WITH_LOST)
+def test_a_lost_gpu_is_counted_and_describes_no_node(inventory: Inventory, count: str, product: str | None) -> None:
+    found = node_labels(inventory, "", replace(OFF, enabled=True))
+    assert (found["nvidia.com/gpu.count"], found.get("nvidia.com/gpu.product")) == (count, product)
 
 
 def look(node_state: NodeState, kubelet: KubeletSettings = OFF) -> LabelController:
