@@ -172,7 +172,7 @@ def _held_by_others(
             return NotPrepared(replace(reason, what=f"{device.device}: {reason.what}"), holders=_only_claims(use))
         if held or (use.releasing is not None and use.releasing.pod_uid not in claim.pods):
             reason = busy(found.unit, PodUid(""), device.mode, use)
-            said = replace(reason, what=f"{device.device}: {reason.what}")
+            said = replace(reason, what=f"{device.device}: {reason.what}", cure=f"wait until it is free, or {_ANEW}")
             return NotPrepared(said, released=not held, holders=_only_claims(use))
     return None
 

@@ -192,7 +192,7 @@ def _named(
         if not matches(unit, claim.selectors):
             return misfit(unit, claim)
         if usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid, asker.claims):
-            return busy(unit, asker.pod_uid, asker.mode, usage[unit.uuid], asker.claims)
+            return busy(unit, asker.pod_uid, asker.mode, usage[unit.uuid], asker.claims, kubelet=claim.kubelet)
         chosen[unit.uuid] = unit
     return tuple(sorted(chosen.values(), key=nvml_order))
 

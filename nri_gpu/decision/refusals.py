@@ -104,10 +104,8 @@ INDICES_SHOWN: Final = 16
 TEMPLATE_HASH: Final = "pod-template-hash"  # label of a Deployment's pods (kubernetes: apps/v1/types.go)
 RANDOM_LENGTH: Final = 5  # characters at the end of a pod's name (kubernetes: apiserver/pkg/storage/names/generate.go)
 # The kubelet gives a container the same devices at each start.
-_NEW_POD: Final = (
-    "the kubelet allocated it to this pod permanently: delete the pod, or all pods that use its ResourceClaim, so that "
-    "its replacement gets another GPU"
-)
+_ANOTHER_GPU: Final = "delete the pod, or all pods that use its ResourceClaim, so that its replacement gets another GPU"
+_NEW_POD: Final = f"the kubelet allocated it to this pod permanently: {_ANOTHER_GPU}"
 
 
 def called(unit: Unit) -> str:
@@ -139,7 +137,7 @@ def misfit(unit: Unit, claim: Claim) -> Reason:
     return Reason(
         Code.NO_SUCH_GPU,
         f"{called(unit)}, {unit.model}, does not fit the selectors of the same request{because}",
-        cure="drop the selectors, or name another GPU",
+        cure=f"drop the selectors, or {_ANOTHER_GPU if claim.kubelet else 'name another GPU'}",
     )
 
 
@@ -170,20 +168,38 @@ def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
     )
 
 
-def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage, claims: Set[ClaimUid] = frozenset()) -> Reason:
-    """Refuse: the unit is held in a way that excludes this request, or just released and perhaps still in use."""
+def busy(
+    unit: Unit,
+    pod_uid: PodUid,
+    asked: Mode,
+    usage: Usage,
+    claims: Set[ClaimUid] = frozenset(),
+    *,
+    kubelet: bool = False,
+) -> Reason:
+    """Refuse: the unit is held in a way that excludes this request, or just released and perhaps still in use.
+
+    kubelet: the kubelet chose it.
+    """
     if usage.releasing is not None and not usage.held_from(asked, pod_uid, claims):
         return Reason(
             Code.GPU_BUSY,
             f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods can have it once no process "
             f"uses it, or {usage.releasing.grace_s:g} s after its release",
-            cure="wait until then, or ask for other GPUs",
+            cure=f"wait until then, or {_ANOTHER_GPU if kubelet else 'ask for other GPUs'}",
         )
     holders = _holders(usage, pod_uid)
     how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
+    held = f"{called(unit)} is held {how} {holders}"
+    if kubelet:
+        return Reason(
+            Code.GPU_BUSY,
+            f"{held}, and the kubelet allocated it to this pod too, in {asked} mode",
+            cure=f"wait until it is free, or {_ANOTHER_GPU}",
+        )
     return Reason(
         Code.GPU_BUSY,
-        f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode",
+        f"{held}, and asked for here in {asked} mode",
         cure=f"wait until it is free, ask for other GPUs, or set {_cure(asked, {usage.mode})}",
     )
 

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.placement import Asker, place
-from nri_gpu.decision.refusals import matches, why_not
+from nri_gpu.decision.refusals import busy, matches, why_not
+from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, PciBusId, Unit
 from nri_gpu.domain.gpu_request import Mode, Strategy
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.ledger.holders import Releasing, Usage
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.request.annotation import parse_claim
 from tests.support import builders as make
@@ -254,6 +256,13 @@ def test_why_a_claim_gets_nothing(text: str, found: Found, ledger: Ledger, code:
     reason = refusal(text, found, ledger)
     assert reason.code is code
     assert all(word in str(reason) for word in words), str(reason)
+
+
+@pytest.mark.parametrize(("kubelet", "cure"), [(False, "ask for other GPUs."), (True, "delete the pod, so that its")])
+def test_what_helps_against_a_release_depends_on_who_chose_the_gpu(kubelet: bool, cure: str) -> None:
+    use = Usage(releasing=Releasing(PodUid("left"), "ml/left", 0.0, 30.0))
+    reason = busy(FOUR[0], PodUid("next"), Mode.EXCLUSIVE, use, kubelet=kubelet)
+    assert f"wait until then, or {cure}" in reason.sentence
 
 
 def test_the_holders_of_gpus_that_can_be_had_are_not_blamed() -> None:

@@ -253,7 +253,14 @@ async def test_its_pods_are_those_of_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "sentence"), [("gpu-7", "held exclusively by claim ml/train"), ("gpu-9", "no such device")]
+    ("device", "sentence"),
+    [
+        (
+            "gpu-7",
+            "claim ml/train, and asked for here in exclusive mode: wait until it is free, or delete the pods",
+        ),
+        ("gpu-9", "no such device"),
+    ],
 )
 async def test_a_claim_that_cannot_be_prepared_is_told_so(tmp_path: Path, device: str, sentence: str) -> None:
     async with serving(tmp_path) as at:

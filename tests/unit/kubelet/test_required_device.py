@@ -94,6 +94,16 @@ def test_ids_that_are_gone_are_named() -> None:
     assert "delete the pod" in lost
 
 
+def test_a_second_pod_with_a_devices_id_is_told_who_has_it_and_what_helps() -> None:
+    node = PluginNode()
+    assert node.create(from_kubelet(token(0), pod="first")) == (uuid(0),)
+    assert str(node.create(from_kubelet(token(0), pod="second"))) == (
+        f"nri-gpu [gpu-busy]: GPU 0 ({uuid(0)}) is held exclusively by ml/first, and the kubelet allocated it to this "
+        "pod too, in exclusive mode: wait until it is free, or delete the pod, so that its replacement gets another "
+        "GPU."
+    )
+
+
 def test_without_the_kubelets_half_it_says_so() -> None:
     node = PluginNode()
     node.plugin.kubelet.key = None
@@ -108,7 +118,7 @@ SHAPES = {
     "model=*A100*": "",
     "capabilities=compute": "",
     "mode=exclusive": "",
-    "capabilities=compute;model=*H100*": "does not fit the selectors",
+    "capabilities=compute;model=*H100*": "drop the selectors, or delete the pod",
     "3": "asks for 3 GPUs, but the kubelet allocated 2",
     "device=0": "write all",
     "mig=1g.5gb": "write all",
