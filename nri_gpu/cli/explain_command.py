@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from nri_gpu.cli.page import Line, Tone
+from nri_gpu.cli.played_node import PlayedNode, with_device_plugin
 from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
 from nri_gpu.cli.render import answer, lines
-from nri_gpu.decision.decide import decide
 from nri_gpu.decision.topology import links_among
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
@@ -28,7 +28,6 @@ from nri_gpu.driver.compat_packages import scan_compat
 from nri_gpu.driver.driver_scan import scan
 from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.inventory.topology_source import ask_once, source_of
-from nri_gpu.ledger.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.records.policy_file import load_policy
@@ -114,24 +113,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explained, ...]:
-    """Decide about all containers in order, with one ledger. An init container that has ended holds nothing in it."""
-    ledger, explained = Ledger(), []
+    """Decide about all containers in order, on one node. An init container that has ended holds nothing in it."""
+    limits = frozenset(resource for pod in manifest.pods for listed in pod for resource in listed.resources)
+    played, explained = PlayedNode(node, with_device_plugin(policy, limits)), []
     released: dict[GpuUuid, Pod] = {}  # by an init container that held it exclusively
-    for listed in (listed for pod in manifest.pods for listed in pod):
-        container = listed.container
-        decision = decide(container, node, ledger, policy)
-        uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
-        units = [unit for unit in node.inventory.units if unit.uuid in uuids]
-        waits = policy.handover.wait and any(released.get(uuid, container.pod) != container.pod for uuid in uuids)
-        notes = tuple(_notes(listed, decision, policy, waits=waits))
-        explained.append(Explained(container, decision, links_among(units, node.inventory), notes))
-        if not isinstance(decision, Inject):
-            continue
-        if not listed.ends:
-            ledger = ledger.with_entry(Entry(decision.grant, GrantPhase.CREATED, 0.0))
-        elif decision.grant.mode is Mode.EXCLUSIVE:
-            released |= dict.fromkeys(uuids, container.pod)
+    for pod in manifest.pods:
+        not_admitted = played.admit(pod)
+        for listed in pod:
+            container = listed.container
+            decision = Refuse(not_admitted) if not_admitted else played.create(listed)
+            uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
+            units = [unit for unit in node.inventory.units if unit.uuid in uuids]
+            waits = policy.handover.wait and any(released.get(uuid, container.pod) != container.pod for uuid in uuids)
+            notes = (*_allocation_notes(listed, played, policy), *_notes(listed, decision, policy, waits=waits))
+            explained.append(Explained(container, decision, links_among(units, node.inventory), notes))
+            if listed.ends and isinstance(decision, Inject) and decision.grant.mode is Mode.EXCLUSIVE:
+                released |= dict.fromkeys(uuids, container.pod)
     return tuple(explained)
+
+
+def _allocation_notes(listed: ManifestContainer, played: PlayedNode, policy: Policy) -> Iterator[str]:
+    """Yield notes on what device plugins allocate to a container."""
+    settings = policy.kubelet
+    allocated = [key for key in listed.resources if played.allocates(key)]
+    if not settings.enabled and any(not settings.inject_for.match(key) for key in allocated):
+        yield "policy leaves the kubelet's device plugin off (kubelet.enabled): this is the answer of `run --kubelet`"
+    unknown = [key for key in listed.resources if key not in allocated and _is_of_gpus(key, policy)]
+    for resources, played_here in ((allocated, "; played here on an empty node"), (unknown, "")):
+        if resources:
+            named = ", ".join(resources)
+            yield f"a manifest does not show which GPUs the kubelet allocates to it ({named}){played_here}"
 
 
 def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:
@@ -139,8 +150,6 @@ def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, wai
     if not isinstance(decision, Refuse) and decision.note:
         yield decision.note
     yield from listed.notes
-    if allocated := [key for key in listed.resources if _is_of_gpus(key, policy)]:
-        yield f"a manifest does not show which GPUs the kubelet allocates to it ({', '.join(allocated)})"
     granted = isinstance(decision, Inject) and bool(decision.grant.uuids)
     environment = policy.environment
     if granted or environment.disarm is Disarm.ALL or environment.may_ask.match(listed.container.pod.namespace):

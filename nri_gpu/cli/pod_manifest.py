@@ -53,7 +53,7 @@ class ManifestContainer(Struct, frozen=True):
     container: Container
     ends: bool  # before the next container of its pod is created
     name: Name  # its pod's
-    resources: tuple[str, ...]  # that it is limited to, of device plugins
+    resources: Mapping[str, int]  # that it is limited to, of device plugins
     notes: tuple[str, ...]  # on what a manifest does not show, or what has no effect
 
 
@@ -233,7 +233,9 @@ def _containers(
             ),
             ends=at < len(init) and not _is_sidecar(container),
             name=name,
-            resources=tuple(key for key, amount in _amounts(resources, "limits").items() if "/" in key and amount),
+            resources={
+                key: int(amount) for key, amount in _amounts(resources, "limits").items() if "/" in key and amount >= 1
+            },
             notes=(*unread, *unknown, *_claims(resources)),
         )
 

@@ -14,14 +14,13 @@ from nri_gpu.decision.eligible import node_fault
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.decision.topology import Surroundings, choose, topology_of
-from nri_gpu.domain.allocation import REPLICA, AllocatedDevice, PodDevices
+from nri_gpu.domain.allocation import REPLICA, AllocatedDevice
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
 from nri_gpu.domain.gpu_request import Strategy
 from nri_gpu.domain.node import Node
 from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletTokens, held_by_others
-from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.kubelet.required_device import RequiredDevice, token_key, write_token
 from nri_gpu.policy.kubelet_settings import KubeletSettings, MigStrategy
 from nri_gpu.policy.select import stale_fault
@@ -50,26 +49,16 @@ class Device(Struct, frozen=True):
     gpu: GpuUuid  # the GPU that it is, or is a part of
 
 
-class NriPlugin(Protocol):
-    """The parts that the device plugin needs of the NRI plugin, which alone changes the ledger."""
+class ReservingPlugin(Protocol):
+    """The parts that the advertised devices need of the NRI plugin, which alone changes the ledger."""
 
     kubelet: KubeletTokens
-    external: ExternalAllocations
 
     def aged(self, node: Node) -> Node:
         """Return the node with the age of its inventory, where policy asks for it."""
 
-    def keyed(self, key: bytes) -> None:
-        """Read the tokens that came before their key."""
-
     def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """Reserve devices that the kubelet allocated to a pod."""
-
-    def lapse(self) -> None:
-        """Release grants and reservations whose time is over."""
-
-    def kubelet_listed(self, listed: tuple[PodDevices, ...]) -> None:
-        """Take what PodResources lists."""
 
 
 class Answer(Struct, frozen=True):
@@ -89,7 +78,7 @@ class AdvertisedDevices:
         self,
         settings: KubeletSettings,
         node_state: NodeState,
-        plugin: NriPlugin,
+        plugin: ReservingPlugin,
         required: RequiredDevice,
         *,
         connected: bool = False,

@@ -6,14 +6,15 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from loguru import logger
 
 from nri_gpu.domain.allocation import PodDevices, ResourceStatus
 from nri_gpu.domain.errors import RestartNeededError
-from nri_gpu.kubelet.advertised import AdvertisedDevices, NriPlugin
+from nri_gpu.kubelet.advertised import AdvertisedDevices, ReservingPlugin
 from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.kubelet.read_listing import ExternalAllocations
 from nri_gpu.kubelet.required_device import RequiredDevice, TokenKey
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet_settings import KubeletSettings
@@ -29,6 +30,21 @@ TICK_S: Final = 5.0
 UNAPPLIED: Final = (
     "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 )
+
+
+class NriPlugin(ReservingPlugin, Protocol):
+    """The parts that the controller needs of the NRI plugin."""
+
+    external: ExternalAllocations
+
+    def keyed(self, key: bytes) -> None:
+        """Read the tokens that came before their key."""
+
+    def lapse(self) -> None:
+        """Release grants and reservations whose time is over."""
+
+    def kubelet_listed(self, listed: tuple[PodDevices, ...]) -> None:
+        """Take what PodResources lists."""
 
 
 def set_up_grpc() -> None:

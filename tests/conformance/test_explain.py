@@ -8,6 +8,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,21 +76,27 @@ def explained(launch: Launch, manifest: Path) -> list[Outcome]:
     ]
 
 
-def created(kubelet: Cri, pod: Pod, listed: ManifestContainer, volume: Path) -> Outcome:
-    """What the daemon does with the container. One that ends is gone afterwards."""
+def created(cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens: Mapping[str, str]) -> Outcome:
+    """What the daemon does with the container. One that ends is gone afterwards. tokens: that Allocate answered."""
     container = listed.container
-    mounts = {place: str(volume) for place in container.mounts}
-    spec = ContainerSpec(name=container.name, env=container.env, mounts=mounts, privileged=container.privileged)
+    spec = ContainerSpec(
+        name=container.name,
+        env=container.env,
+        mounts={place: str(volume) for place in container.mounts},
+        privileged=container.privileged,
+        annotations=tokens,
+        cdi_devices=("gpu.nri.io/daemon=required",) if tokens else (),
+    )
     try:
-        running = kubelet.run(pod, spec)
+        running = cri.run(pod, spec)
     except CriError as error:
         code = re.search(r"nri-gpu \[([a-z-]+)\]", error.details)
         assert code, error
         return Outcome("refuse", code[1])
-    grant = kubelet.status(running).oci.get("annotations", {}).get(GRANT_KEY)
+    grant = cri.status(running).oci.get("annotations", {}).get(GRANT_KEY)
     if listed.ends:
-        kubelet.stop(running)
-        kubelet.remove(running)
+        cri.stop(running)
+        cri.remove(running)
     if grant is None:
         return Outcome("pass")
     fields = dict(field.partition("=")[::2] for field in grant.split(";"))
@@ -96,23 +104,27 @@ def created(kubelet: Cri, pod: Pod, listed: ManifestContainer, volume: Path) -> 
     return Outcome("inject", mode=fields["mode"], gpu_uuids=tuple(uuids))
 
 
+@contextmanager
+def sandbox(
+    node: Containerd, kubepods: str, containers: Sequence[ManifestContainer], number: int
+) -> Iterator[tuple[Cri, Pod]]:
+    """The pod of these containers, made as a kubelet makes it."""
+    of = containers[0].container.pod
+    parent = kubepods.removesuffix("/kubepods") + of.cgroup_parent + str(number)
+    with Cri(node.cri_socket, cgroup_parent=parent) as cri:
+        privileged = any(each.container.privileged for each in containers)
+        spec = PodSpec(
+            name=of.name, namespace=of.namespace, labels=of.labels, annotations=of.annotations, privileged=privileged
+        )
+        yield cri, cri.run_pod(spec)
+
+
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
 def test_the_same_answer(
     node: Containerd, shared_daemon: NriGpu, kubepods: str, tmp_path: Path, manifest: Path
 ) -> None:
     done = []
-    for number, listed in enumerate(read_pods(manifest.read_text(), manifest.name).pods):
-        of = listed[0].container.pod
-        parent = kubepods.removesuffix("/kubepods") + of.cgroup_parent + str(number)
-        with Cri(node.cri_socket, cgroup_parent=parent) as kubelet:
-            privileged = any(each.container.privileged for each in listed)
-            spec = PodSpec(
-                name=of.name,
-                namespace=of.namespace,
-                labels=of.labels,
-                annotations=of.annotations,
-                privileged=privileged,
-            )
-            pod = kubelet.run_pod(spec)
-            done += [created(kubelet, pod, each, tmp_path) for each in listed]
+    for number, containers in enumerate(read_pods(manifest.read_text(), manifest.name).pods):
+        with sandbox(node, kubepods, containers, number) as (cri, pod):
+            done += [created(cri, pod, each, tmp_path, {}) for each in containers]
     assert explained(shared_daemon.launch, manifest) == done

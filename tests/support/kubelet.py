@@ -154,7 +154,25 @@ class Kubelet(pb_grpc.RegistrationServicer):
     def in_use(self, resource: str) -> set[str]:
         return {id_ for given in self.checkpoint.values() for id_ in given.get(resource, ((), {}))[0]}
 
-    async def admit(self, pod: str, container: str, wants: Mapping[str, int]) -> Mapping[str, str]:
+    async def admit_pod(self, pod: str, containers: Sequence[tuple[str, Mapping[str, int], bool]]) -> None:
+        """All containers in order: name, what it is limited to, and whether it ends before the next is created.
+
+        The devices of one that ends go to later ones (devicesToReuse). Raises: AdmissionError: it has none of them.
+        """
+        reusable: dict[str, set[str]] = {}
+        try:
+            for name, wants, ends in containers:
+                await self.admit(pod, name, wants, reusable)
+                for resource, (ids, _) in self.checkpoint[pod, name].items():
+                    before = reusable.get(resource, set())
+                    reusable[resource] = before.union(ids) if ends else before.difference(ids)
+        except AdmissionError:
+            self.remove(pod)
+            raise
+
+    async def admit(
+        self, pod: str, container: str, wants: Mapping[str, int], reusable: Mapping[str, set[str]] | None = None
+    ) -> Mapping[str, str]:
         """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts."""
         async with self._admitting:
             given = dict(self.checkpoint.get((pod, container), {}))
@@ -166,7 +184,7 @@ class Kubelet(pb_grpc.RegistrationServicer):
                         f"{resource}"
                     )
                 if len(has) < count:
-                    given[resource] = await self._allocate(resource, count)
+                    given[resource] = await self._allocate(resource, count, (reusable or {}).get(resource, set()))
             self.checkpoint[pod, container] = given
             return self.replayed(pod, container)
 
@@ -183,13 +201,16 @@ class Kubelet(pb_grpc.RegistrationServicer):
         """The pod is over."""
         self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != pod}
 
-    async def _allocate(self, resource: str, count: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """devicesToAllocate: of those that are free, with a hint where there is a choice."""
-        chosen = set(self.healthy(resource)) - self.in_use(resource)
+    async def _allocate(
+        self, resource: str, count: int, reusable: set[str]
+    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """devicesToAllocate: the reusable, then of those that are free, with a hint where there is a choice."""
+        kept = shuffled(reusable)[:count]
+        chosen = (set(self.healthy(resource)) - self.in_use(resource)).union(kept)
         if len(chosen) < count:
             raise AdmissionError(f"requested {count} of {resource}, available {len(chosen)}")
         if len(chosen) > count:
-            chosen = await self.preferred(resource, chosen, (), count)
+            chosen = await self.preferred(resource, chosen, kept, count)
         ids = shuffled(chosen)
         response = await self.allocate(resource, ids)
         return tuple(ids), dict(response.container_responses[0].annotations)
