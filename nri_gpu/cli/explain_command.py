@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from nri_gpu.cli.page import Line, Tone
-from nri_gpu.cli.played_node import PlayedNode, with_device_plugin
+from nri_gpu.cli.played_node import PlayedNode, with_allocators
 from nri_gpu.cli.pod_manifest import Manifest, ManifestContainer, Name, read_pods
 from nri_gpu.cli.render import answer, lines
 from nri_gpu.decision.topology import links_among
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explained, ...]:
     """Decide about all containers in order, on one node. An init container that has ended holds nothing in it."""
-    limits = frozenset(resource for pod in manifest.pods for listed in pod for resource in listed.resources)
-    played, explained = PlayedNode(node, with_device_plugin(policy, limits)), []
+    played, explained = PlayedNode(node, with_allocators(policy, manifest), manifest.claims), []
     released: dict[GpuUuid, Pod] = {}  # by an init container that held it exclusively
     for pod in manifest.pods:
         not_admitted = played.admit(pod)
@@ -133,7 +132,7 @@ def decide_all(manifest: Manifest, node: Node, policy: Policy) -> tuple[Explaine
 
 
 def _allocation_notes(listed: ManifestContainer, played: PlayedNode, policy: Policy) -> Iterator[str]:
-    """Yield notes on what device plugins allocate to a container."""
+    """Yield notes on what device plugins and claims bring to a container."""
     settings = policy.kubelet
     allocated = [key for key in listed.resources if played.allocates(key)]
     if not settings.enabled and any(not settings.inject_for.match(key) for key in allocated):
@@ -143,6 +142,13 @@ def _allocation_notes(listed: ManifestContainer, played: PlayedNode, policy: Pol
         if resources:
             named = ", ".join(resources)
             yield f"a manifest does not show which GPUs the kubelet allocates to it ({named}){played_here}"
+    if not listed.claims:
+        return
+    known = all(map(played.claimed, listed.claims))
+    if known and not policy.dra.enabled:
+        yield "policy leaves DRA off (dra.enabled): this is the answer of `run --dra`"
+    how = "; played here on an empty node, without selectors and constraints" if known else ""
+    yield f"a manifest does not show which devices its ResourceClaims bring{how}"
 
 
 def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, waits: bool) -> Iterator[str]:

@@ -278,8 +278,9 @@ VERBS: Final = (
         "explain",
         "nri_gpu.cli.explain_command",
         "show what each container of a pod would get, and why, without a runtime",
-        "Decides about the pods' containers in order, on an otherwise empty node, exactly as `run` would. With --gpus\n"
-        "it needs no GPU either. Exits 1 when a container would be refused. Example:\n"
+        "Decides about the pods' containers in order, on an otherwise empty node, exactly as `run` would. Before, it\n"
+        "allocates to limits and ResourceClaims as kubelet and scheduler would. With --gpus it needs no GPU either.\n"
+        "Exits 1 when a container would be refused. Example:\n"
         "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
         (
             _option("file", help="pods, or objects with pod templates; -: standard input", metavar="POD.yaml"),

@@ -1,32 +1,39 @@
 """An empty node that takes a manifest's pods one after the other, made of the daemon's own parts.
 
-The kubelet's part is played: it admits a pod as a whole, gives the devices of an init container that ends to the pod's
-later containers, and asks the device plugin which devices go well together (kubernetes: pkg/kubelet/cm/devicemanager).
+The scheduler's part is in `played_claims`, the kubelet's is here: it admits a pod as a whole, gives the devices of an
+init container that ends to the pod's later containers, and asks the device plugin which devices go well together
+(kubernetes: pkg/kubelet/cm/devicemanager).
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.cli.pod_manifest import ManifestContainer
+from nri_gpu.cli.played_claims import DeviceSpec, Offer, allocate, is_ours
+from nri_gpu.cli.pod_manifest import TEMPLATE, ClaimObject, ClaimUse, Manifest, ManifestContainer
+from nri_gpu.decision.claim_devices import NotPrepared, prepared
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import REQUIRED_DESTINATION, AllocatedDevice, ContainerDevices, PodDevices
-from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.container import ContainerId, Pod
 from nri_gpu.domain.decision import Code, Decision, Inject, Reason, Refuse
 from nri_gpu.domain.node import Node
+from nri_gpu.domain.resource_claim import AllocatedClaim, ClaimUid
 from nri_gpu.domain.text import listed as listed_names
 from nri_gpu.domain.text import shown
+from nri_gpu.dra.markers import markers_of
+from nri_gpu.dra.offered_devices import offer
+from nri_gpu.dra.questions import PreparedName
 from nri_gpu.kubelet.advertised import TAKEN, AdvertisedDevices
 from nri_gpu.kubelet.allocations import KubeletPods, KubeletTokens
 from nri_gpu.kubelet.read_listing import ExternalAllocations, is_gpu_resource
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.ledger.apply import apply, cleared_for
-from nri_gpu.ledger.events import Created, DevicesAllocated, Gone, LedgerEvent, Rules
+from nri_gpu.ledger.events import ClaimPrepared, Created, DevicesAllocated, Gone, LedgerEvent, Rules
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
 from nri_gpu.policy.kubelet_settings import FailClosed, MigStrategy
 from nri_gpu.policy.model import Policy
@@ -37,19 +44,28 @@ _NOW: Final = 0.0  # everything happens at once
 NVIDIA: Final = "nvidia.com/gpu"
 
 
-def with_device_plugin(policy: Policy, resources: Iterable[str]) -> Policy:
-    """Return the policy with the kubelet's device plugin on, if pods are limited to its resources; else unchanged."""
+def with_allocators(policy: Policy, manifest: Manifest) -> Policy:
+    """Return the policy with the device plugin on where pods are limited to its resources, and DRA where it has claims.
+
+    The chart leaves both to options of `run`.
+    """
     settings = replace(policy.kubelet, enabled=True)
+    resources = {resource for pod in manifest.pods for listed in pod for resource in listed.resources}
     devices = [AllocatedDevice(resource, "") for resource in resources if not settings.inject_for.match(resource)]
-    ours = any(is_gpu_resource(device, settings) for device in devices)
-    return replace(policy, kubelet=settings) if ours else policy
+    if any(is_gpu_resource(device, settings) for device in devices):
+        policy = replace(policy, kubelet=settings)
+    if any(is_ours(spec, policy.dra.driver) for spec in manifest.claims.values()):
+        policy = replace(policy, dra=replace(policy.dra, enabled=True))
+    return policy
 
 
 class PlayedNode:
     """The node, and its daemon's knowledge of the pods so far. It is the NRI plugin for the device plugin's part."""
 
-    def __init__(self, node: Node, policy: Policy) -> None:
+    def __init__(self, node: Node, policy: Policy, claims: Mapping[ClaimObject, DeviceSpec]) -> None:
         settings = policy.kubelet
+        self._claims = {found: spec for found, spec in claims.items() if is_ours(spec, policy.dra.driver)}
+        self._uids: dict[tuple[object, ...], ClaimUid] = {}
         self._settings = settings
         self._state = NodeState(node.inventory, policy=policy)
         self._state.node = node
@@ -78,9 +94,60 @@ class PlayedNode:
         """Return whether the kubelet allocates this resource here, as far as it is played."""
         return self._plugin_of(resource) is not None
 
+    def claimed(self, use: ClaimUse) -> bool:
+        """Return whether the scheduler's allocation of a claim is played."""
+        return use.found in self._claims
+
     def admit(self, pod: Sequence[ManifestContainer]) -> Reason | None:
-        """Allocate all that a pod is limited to; return why the kubelet would not admit it, or None."""
+        """Allocate all that a pod claims and is limited to; return why it would not be admitted, or None."""
         ledger, in_use = self._state.ledger, {resource: set(ids) for resource, ids in self._in_use.items()}
+        refused = self._prepare_all(pod) or self._allocate_all(pod)
+        if refused:
+            self._state.ledger, self._in_use = ledger, defaultdict(set, in_use)
+        return refused
+
+    def _prepare_all(self, pod: Sequence[ManifestContainer]) -> Reason | None:
+        """Allocate and prepare the pod's claims; return why one cannot be."""
+        for listed in pod:
+            for use in filter(self.claimed, listed.claims):
+                claim = self._allocated(use, listed.container.pod)
+                if isinstance(claim, Reason):
+                    return claim
+                found = prepared(claim, self._state.node, self._state.ledger, self._state.policy)
+                if isinstance(found, NotPrepared):
+                    return found.reason
+                self._apply(ClaimPrepared(_NOW, found))
+        return None
+
+    def _allocated(self, use: ClaimUse, pod: Pod) -> AllocatedClaim | Reason:
+        """Return a claim as it is allocated by now: also for this pod."""
+        uid, (_, namespace, name) = self._uid(use, pod), use.found
+        if known := self._state.ledger.claims.get(uid):
+            pods = {**known.pods, pod.uid: pod.name}
+            return AllocatedClaim(uid=uid, namespace=namespace, name=name, pods=pods, results=known.devices)
+        policy, ledger = self._state.policy, self._state.ledger
+        devices, _ = offer(self._state.node, ledger, policy, policy.dra)
+        taken = Counter(each.device for claim in ledger.claims.values() for each in claim.devices if not each.admin)
+        offered = Offer(policy.dra.driver, devices, policy.dra.replicas, taken)
+        return allocate(self._claims[use.found], PreparedName(uid, namespace, name), pod, offered)
+
+    def _uid(self, use: ClaimUse, pod: Pod) -> ClaimUid:
+        """Return the UID of a claim; a template makes one for each pod and entry."""
+        made = (use.found, pod.uid, use.entry) if use.found[0] == TEMPLATE else (use.found,)
+        return self._uids.setdefault(made, ClaimUid(f"claim-{len(self._uids)}"))
+
+    def _markers(self, listed: ManifestContainer) -> dict[str, str]:
+        """Return the variables by which a container shows its devices of claims."""
+        found: dict[str, str] = {}
+        for use in filter(self.claimed, listed.claims):
+            claim = self._state.ledger.claims[self._uid(use, listed.container.pod)]
+            requests = (each.request.partition("/")[0] for each in claim.devices)
+            markers = zip(markers_of(claim, _KEY), requests, strict=True)
+            found |= dict(marker for marker, request in markers if use.request in ("", request))
+        return found
+
+    def _allocate_all(self, pod: Sequence[ManifestContainer]) -> Reason | None:
+        """Allocate what the pod's containers are limited to; return why the kubelet cannot."""
         reusable: dict[str, set[str]] = defaultdict(set)
         given: dict[str, tuple[AllocatedDevice, ...]] = {}
         for listed in pod:
@@ -90,7 +157,6 @@ class PlayedNode:
                     continue
                 ids = self._allocate(plugin, resource, count, reusable[resource])
                 if isinstance(ids, Reason):
-                    self._state.ledger, self._in_use = ledger, defaultdict(set, in_use)
                     return replace(ids, what=f"container {shown(name)} {ids.what}")
                 reusable[resource] = (
                     reusable[resource].union(ids) if listed.ends else reusable[resource].difference(ids)
@@ -104,12 +170,10 @@ class PlayedNode:
 
     def create(self, listed: ManifestContainer) -> Decision:
         """Decide about a container of a pod that was admitted, and remember what it was granted."""
-        container = listed.container
-        if tokens := self._tokens.get(container.id):
-            mounts = container.mounts
-            if self._settings.fail_closed is FailClosed.AUTO:
-                mounts |= {REQUIRED_DESTINATION}
-            container = replace(container, annotations=tokens, mounts=mounts)
+        container, tokens, markers = listed.container, self._tokens[listed.container.id], self._markers(listed)
+        if (tokens or markers) and self._settings.fail_closed is FailClosed.AUTO:
+            container = replace(container, mounts=container.mounts | {REQUIRED_DESTINATION})
+        container = replace(container, annotations=tokens, markers=markers)
         facts = AllocationFacts(
             token_key=_KEY,
             marker_key=_KEY,

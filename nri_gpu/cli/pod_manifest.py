@@ -47,6 +47,19 @@ class Name(Struct, frozen=True):
         return Name(base + _RANDOM, min(self.known + whole, len(base)))  # the dash behind a known name is known
 
 
+CLAIM: Final = "ResourceClaim"
+TEMPLATE: Final = "ResourceClaimTemplate"
+ClaimObject = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or ResourceClaimTemplate
+
+
+class ClaimUse(Struct, frozen=True):
+    """A claim that a container names. entry: its name in the pod. request: the container's part, or empty for all."""
+
+    found: ClaimObject
+    entry: str
+    request: str
+
+
 class ManifestContainer(Struct, frozen=True):
     """A container of a manifest."""
 
@@ -54,6 +67,7 @@ class ManifestContainer(Struct, frozen=True):
     ends: bool  # before the next container of its pod is created
     name: Name  # its pod's
     resources: Mapping[str, int]  # that it is limited to, of device plugins
+    claims: tuple[ClaimUse, ...]
     notes: tuple[str, ...]  # on what a manifest does not show, or what has no effect
 
 
@@ -62,6 +76,7 @@ class Manifest(Struct, frozen=True):
 
     pods: tuple[tuple[ManifestContainer, ...], ...]
     notes: tuple[str, ...]
+    claims: Mapping[ClaimObject, Mapping[object, object]]  # `devices` of each spec
 
 
 class _Around(Struct, frozen=True):
@@ -94,11 +109,13 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
     """Return all pods and pod templates. namespace: of those that name none. Raises: CommandError."""
     documents, seen = read_documents(text, file), dict[int, bool]()
     pods: list[tuple[ManifestContainer, ...]] = []
+    claims: dict[ClaimObject, Mapping[object, object]] = {}
     without: Counter[str] = Counter()
     left, aliased = CONTAINERS_MAX, False
     for number, document in enumerate(documents, 1):
         for item in _items(document, set()):
-            holds = False
+            holds = bool(claim := _claim_object(item, namespace))
+            claims.update(claim)
             for found, around in _pods(item, _Around(), seen):
                 holds = True
                 if found is None:
@@ -116,7 +133,7 @@ def read_pods(text: str, file: str, namespace: str = "default") -> Manifest:
     if not pods:
         where = f"documents 1 to {len(documents)} hold" if len(documents) > 1 else "document 1 holds"
         raise CommandError(Exit.USAGE, f"{file}, {where} no pod: no spec.containers, and no template with them")
-    return Manifest(tuple(pods), tuple(_notes(without, aliased=aliased)))
+    return Manifest(tuple(pods), tuple(_notes(without, aliased=aliased)), claims)
 
 
 def _notes(without: Counter[str], *, aliased: bool) -> Iterator[str]:
@@ -205,6 +222,7 @@ def _containers(
         labels={_text(k): _text(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
         cgroup_parent=_cgroup(spec.get("resources"), init, main),
     )
+    entries = _claim_entries(spec.get("resourceClaims"), pod.namespace)
     hosts = _host_paths(_list(spec.get("volumes"), f"{where}: spec.volumes"))
     unread = [
         f"annotation {each} has no effect: requests are read from the annotations of the pod template"
@@ -236,7 +254,8 @@ def _containers(
             resources={
                 key: int(amount) for key, amount in _amounts(resources, "limits").items() if "/" in key and amount >= 1
             },
-            notes=(*unread, *unknown, *_claims(resources)),
+            claims=tuple(_claims(resources, entries)),
+            notes=(*unread, *unknown),
         )
 
 
@@ -276,9 +295,36 @@ def _env(container: Mapping[str, object], where: str) -> tuple[list[str], list[s
     return [f"{name}={value}" for name, value in values.items()], notes
 
 
-def _claims(resources: object) -> Iterator[str]:
-    if isinstance(resources, Mapping) and resources.get("claims"):
-        yield "a manifest does not show which devices its ResourceClaims bring"
+def _claim_object(item: object, namespace: str) -> Mapping[ClaimObject, Mapping[object, object]]:
+    """Return the `devices` of a ResourceClaim's spec, or of a template's, by what pods name it; empty for others."""
+    kind, metadata, spec = (
+        item.get(key) if isinstance(item, Mapping) else None for key in ("kind", "metadata", "spec")
+    )
+    spec = spec.get("spec") if kind == TEMPLATE and isinstance(spec, Mapping) else spec
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    if kind not in (CLAIM, TEMPLATE) or not isinstance(metadata, Mapping) or not isinstance(devices, Mapping):
+        return {}
+    return {(kind, _text(metadata.get("namespace")) or namespace, _text(metadata.get("name"))): devices}
+
+
+def _claim_entries(entries: object, namespace: str) -> Mapping[str, ClaimObject]:
+    """Map the names of a pod's `resourceClaims` to what each stands for."""
+    found = {}
+    for each in entries if isinstance(entries, list) else ():
+        if isinstance(each, Mapping):
+            template = _text(each.get("resourceClaimTemplateName"))
+            name = template or _text(each.get("resourceClaimName"))
+            found[_text(each.get("name"))] = (TEMPLATE if template else CLAIM, namespace, name)
+    return found
+
+
+def _claims(resources: object, entries: Mapping[str, ClaimObject]) -> Iterator[ClaimUse]:
+    """Yield the claims that a container names. entries: of its pod."""
+    named = resources.get("claims") if isinstance(resources, Mapping) else None
+    for each in named if isinstance(named, list) else ():
+        if isinstance(each, Mapping):
+            entry = _text(each.get("name"))
+            yield ClaimUse(entries.get(entry, ("", "", "")), entry, _text(each.get("request")))
 
 
 def _host_paths(volumes: list[object]) -> Mapping[str, str]:

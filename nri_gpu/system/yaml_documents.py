@@ -65,7 +65,7 @@ def _json(text: str) -> list[object]:
         while begun := _MORE.search(text, end):
             _, end = decoder.raw_decode(text, begun.start())
             documents.append(msgspec.json.decode(text[begun.start() : end]))
-    except (ValueError, msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return []
     level = documents
     for _ in range(_DEPTH_MAX):

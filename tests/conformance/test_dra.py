@@ -80,8 +80,9 @@ Named = tuple[str, str, str]
 
 
 @asynccontextmanager
-async def site_on(node: Containerd, base: Path, folder: Path) -> AsyncIterator[Site]:
-    launch = launch_on(node, base).with_policy(dra_process.policy(folder, node.layout.cdi))
+async def site_on(node: Containerd, base: Path, folder: Path, policy: str = "") -> AsyncIterator[Site]:
+    """policy: what it says beside how claims are served."""
+    launch = launch_on(node, base).with_policy(policy + dra_process.policy(folder, node.layout.cdi))
     for left in node.layout.cdi.glob("nri-gpu-claim-*"):  # by a test that unprepared nothing
         left.unlink()
     with StandInApiServer() as server, NriGpu(launch) as daemon:

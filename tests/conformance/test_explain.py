@@ -76,8 +76,10 @@ def explained(launch: Launch, manifest: Path) -> list[Outcome]:
     ]
 
 
-def created(cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens: Mapping[str, str]) -> Outcome:
-    """What the daemon does with the container. One that ends is gone afterwards. tokens: that Allocate answered."""
+def created(
+    cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens: Mapping[str, str], cdi: Sequence[str]
+) -> Outcome:
+    """What the daemon does with the container. One that ends is gone afterwards. tokens, cdi: of the kubelet."""
     container = listed.container
     spec = ContainerSpec(
         name=container.name,
@@ -85,7 +87,7 @@ def created(cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens:
         mounts={place: str(volume) for place in container.mounts},
         privileged=container.privileged,
         annotations=tokens,
-        cdi_devices=("gpu.nri.io/daemon=required",) if tokens else (),
+        cdi_devices=tuple(cdi),
     )
     try:
         running = cri.run(pod, spec)
@@ -106,7 +108,7 @@ def created(cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens:
 
 @contextmanager
 def sandbox(
-    node: Containerd, kubepods: str, containers: Sequence[ManifestContainer], number: int
+    node: Containerd, kubepods: str, containers: Sequence[ManifestContainer], number: int, uid: str = ""
 ) -> Iterator[tuple[Cri, Pod]]:
     """The pod of these containers, made as a kubelet makes it."""
     of = containers[0].container.pod
@@ -114,7 +116,12 @@ def sandbox(
     with Cri(node.cri_socket, cgroup_parent=parent) as cri:
         privileged = any(each.container.privileged for each in containers)
         spec = PodSpec(
-            name=of.name, namespace=of.namespace, labels=of.labels, annotations=of.annotations, privileged=privileged
+            name=of.name,
+            namespace=of.namespace,
+            uid=uid,
+            labels=of.labels,
+            annotations=of.annotations,
+            privileged=privileged,
         )
         yield cri, cri.run_pod(spec)
 
@@ -126,5 +133,5 @@ def test_the_same_answer(
     done = []
     for number, containers in enumerate(read_pods(manifest.read_text(), manifest.name).pods):
         with sandbox(node, kubepods, containers, number) as (cri, pod):
-            done += [created(cri, pod, each, tmp_path, {}) for each in containers]
+            done += [created(cri, pod, each, tmp_path, {}, ()) for each in containers]
     assert explained(shared_daemon.launch, manifest) == done

@@ -1,19 +1,22 @@
-"""`nri-gpu explain` says of pods with limits what the daemon does with them once a kubelet has allocated.
+"""`nri-gpu explain` says of pods with limits or claims what the daemon does with them once these are allocated.
 
-All pods of `test_explain`, and more that are limited to GPUs, before a daemon that is the device plugin.
+All pods of `test_explain`, and more that are limited to GPUs, before a daemon that is the device plugin; and pods with
+ResourceClaims before one that serves `nri-gpu dra`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 
-from nri_gpu.cli.pod_manifest import ManifestContainer, read_pods
+from nri_gpu.cli.pod_manifest import TEMPLATE, ClaimObject, ClaimUse, Manifest, ManifestContainer, read_pods
 from tests.conformance.conftest import launch_on
+from tests.conformance.test_dra import Named, Site, site_on
 from tests.conformance.test_explain import MANIFESTS, POLICY, Outcome, created, explained, sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import Cri, Pod
@@ -21,6 +24,8 @@ from tests.support.daemon import UUIDS, NriGpu, staged
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesServer
+from tests.support.resource_claims import NODE, resource_claim, result
+from tests.support.scripted_runtime import until
 from tests.support.waiting import aside, in_a_loop
 
 pytestmark = on_newest
@@ -39,13 +44,13 @@ def allocating(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGp
 
 
 async def persistently(
-    cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens: Mapping[str, str]
+    cri: Cri, pod: Pod, listed: ManifestContainer, volume: Path, tokens: Mapping[str, str], cdi: Sequence[str]
 ) -> Outcome:
-    """The same as `created`, tried again while the daemon waits for PodResources."""
+    """The same as `created`, tried again while the daemon waits for PodResources, or for a claim that is read again."""
     loop = asyncio.get_running_loop()
     until = loop.time() + 10
     while True:
-        outcome = await aside(created, cri, pod, listed, volume, tokens)
+        outcome = await aside(created, cri, pod, listed, volume, tokens, cdi)
         if outcome.code != "node-not-ready" or loop.time() > until:
             return outcome
         await asyncio.sleep(0.1)
@@ -82,7 +87,75 @@ async def test_the_same_answer(
             with sandbox(node, kubepods, containers, number) as (cri, pod):
                 for each in containers:
                     tokens = kubelet.replayed(each.container.pod.id, each.container.name)
-                    outcome = await persistently(cri, pod, each, tmp_path, tokens)
+                    cdi = kubelet.cdi_devices if tokens else ()
+                    outcome = await persistently(cri, pod, each, tmp_path, tokens, cdi)
                     done.append(outcome)
                     past_kubelet.update(outcome.gpu_uuids if not tokens and not each.ends else ())
     assert await aside(explained, allocating.launch, manifest) == done
+
+
+class Scheduler:
+    """It gives a claim the first devices that nobody has, in the order of the slices."""
+
+    def __init__(self, site: Site, manifest: Manifest) -> None:
+        self._site = site
+        self._specs: Mapping[ClaimObject, Any] = manifest.claims
+        self._taken: set[str] = set()
+        self._claims: dict[tuple[object, ...], Named] = {}
+
+    def allocate(self, use: ClaimUse, pod: str, name: str) -> Named | None:
+        """The claim that a pod's container names; None where too few devices are free."""
+        key = (use.found, pod) if use.found[0] == TEMPLATE else (use.found,)
+        server = self._site.server
+        if key in self._claims:
+            reserved = server.claims["ml", self._claims[key][1]]["status"]["reservedFor"]
+            reserved += [] if pod in str(reserved) else [{"resource": "pods", "name": name, "uid": pod}]
+            return self._claims[key]
+        free = [each["name"] for each in server.devices().values() if not each.get("taints")]
+        free, results = [each for each in free if each not in self._taken], []
+        for request in self._specs[use.found]["requests"]:
+            for _ in range(request["exactly"].get("count", 1)):
+                if not free:
+                    return None
+                results.append(result(free.pop(0), request["name"], pool=NODE))
+        self._taken.update(each["device"] for each in results)
+        config = [{**each, "source": "FromClaim"} for each in self._specs[use.found].get("config", ())]
+        called = "ml", f"claim-{len(self._claims)}", str(uuid4())
+        server.claims["ml", called[1]] = resource_claim(
+            *results, uid=called[2], name=called[1], config=config, pods={pod: name}
+        )
+        self._claims[key] = called
+        return called
+
+
+@pytest.mark.parametrize("path", sorted(MANIFESTS[0].parent.glob("claims/*.yaml")), ids=lambda path: path.stem)
+@in_a_loop
+async def test_the_same_answer_with_claims(
+    node: Containerd, kubepods: str, folder: Path, tmp_path: Path, path: Path
+) -> None:
+    manifest = read_pods(await aside(path.read_text), path.name)
+    done: list[Outcome] = []
+    past_claims: set[str] = set()  # GPUs
+
+    def tainted() -> bool:
+        return sum("taints" in each for each in site.server.devices().values()) == len(past_claims)
+
+    async with site_on(node, tmp_path, folder, POLICY) as site:
+        scheduler = Scheduler(site, manifest)
+        for number, containers in enumerate(manifest.pods):
+            uid, name = str(uuid4()), containers[0].container.pod.name
+            await until(
+                "taints", lambda: sum("taints" in each for each in site.server.devices().values()) == len(past_claims)
+            )
+            claims = {use: scheduler.allocate(use, uid, name) for each in containers for use in each.claims}
+            if None in claims.values():
+                done += [Outcome("refuse", "gpu-busy")] * len(containers)
+                continue
+            cdi = {use: await site.prepare(claim, use.request) for use, claim in claims.items() if claim}
+            with sandbox(node, kubepods, containers, number, uid) as (cri, pod):
+                for each in containers:
+                    names = [name for use in each.claims for name in cdi[use]]
+                    outcome = await persistently(cri, pod, each, tmp_path, {}, names)
+                    done.append(outcome)
+                    past_claims.update(() if each.claims or each.ends else outcome.gpu_uuids)
+    assert await aside(explained, site.daemon.launch, path) == done
