@@ -68,8 +68,8 @@ class EditsLine(Struct, frozen=True):
 class ContainerLine(Struct, frozen=True, kw_only=True):
     """A container and its decision. inject: it gets GPUs, or none as it asked. pass: it does not ask.
 
-    Of inject: rule of the policy, gpu_uuids, mode (`none` without GPUs), compat, edits, and links: pairs of its GPUs by
-    their connection, the best first. Of refuse: code, reason. Of pass: reason, edits.
+    Of inject: rule of the policy, gpu_uuids, mode (`none` without GPUs, or for monitoring), compat, edits, and links:
+    pairs of its GPUs by their connection, the best first. Of refuse: code, reason. Of pass: reason, edits.
     notes: what else to know, as on what a manifest does not show.
     """
 
@@ -302,8 +302,9 @@ def _lines(each: Explained, node: Node) -> Iterator[Line]:
         case Inject(_, grant, rule):
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
             places = ", ".join(unit.place for unit in units)
-            what = f"GPU {places}, {grant.mode}" if grant.mode else "no GPU, as it asked"
-            yield Line(f"  granted {what} (by {rule})", Tone.GOOD)
+            how = grant.mode or "for monitoring"
+            what = f"GPU {places}, {how} (by {rule})" if grant.uuids else "no GPU, as it asked"
+            yield Line(f"  granted {what}", Tone.GOOD)
             yield from lines(_granted(each.links, each.decision), Tone.PLAIN)
     yield from _notes_below(each.notes)
 

@@ -162,3 +162,9 @@ def test_the_scheduler_s_refusal_names_the_request(explain: Explain) -> None:
         "nri-gpu [gpu-busy]: this node has too few free devices for request gpu of ResourceClaim t: ask for fewer, or "
         "run the pod on another node."
     )
+
+
+def test_monitoring_is_told_from_no_gpu(explain: Explain) -> None:
+    done = explain(ADMIN + claiming("a", claims=WATCHING) + pod("b", "{name: main}", annotation="none"))
+    assert "  granted GPU 0, 1, 2, 3, for monitoring (by namespaces.allow[0])\n" in done.out
+    assert "  granted no GPU, as it asked\n" in done.out
