@@ -168,3 +168,23 @@ def test_monitoring_is_told_from_no_gpu(explain: Explain) -> None:
     done = explain(ADMIN + claiming("a", claims=WATCHING) + pod("b", "{name: main}", annotation="none"))
     assert "  granted GPU 0, 1, 2, 3, for monitoring (by namespaces.allow[0])\n" in done.out
     assert "  granted no GPU, as it asked\n" in done.out
+
+
+MALFORMED = {
+    "no requests": ("{}", "pass"),
+    "requests of another kind": ("{requests: {a: b}}", "pass"),
+    "a request that is a list": ("{requests: [[]]}", "pass"),
+    "a class that is a list": ("{requests: [{exactly: {deviceClassName: [gpu.nri.io]}}]}", "pass"),
+    "a count that is text": (f"{{requests: [{exactly(', count: x')}]}}", "exclusive 0"),
+    "a count below one": (f"{{requests: [{exactly(', count: -1')}]}}", "exclusive 0"),
+    "alternatives of another kind": (f"{{requests: [{{name: a, {CLASS}, firstAvailable: 5}}]}}", "exclusive 0"),
+    "a configuration of another kind": (f"{{requests: [{exactly()}], config: 5}}", "exclusive 0"),
+    "a configuration without a driver": (f"{{requests: [{exactly()}], config: [{{opaque: {{}}}}]}}", "bad-request"),
+}
+
+
+@pytest.mark.parametrize(("devices", "expected"), MALFORMED.values(), ids=MALFORMED)
+def test_a_claim_that_kubernetes_would_not_take_is_no_bug(explain: Explain, devices: str, expected: str) -> None:
+    made = f"{{kind: ResourceClaimTemplate, metadata: {{name: t}}, spec: {{spec: {{devices: {devices}}}}}}}\n---\n"
+    (line,) = containers(explain, made + claiming("a"), policy=DRA)
+    assert said(line) == expected
