@@ -135,7 +135,7 @@ def _allocation_notes(listed: ManifestContainer, played: PlayedNode, policy: Pol
     """Yield notes on what device plugins and claims bring to a container."""
     settings = policy.kubelet
     allocated = [key for key in listed.resources if played.allocates(key)]
-    if not settings.enabled and any(not settings.inject_for.match(key) for key in allocated):
+    if not (settings.enabled or policy.dra.enabled) and any(not settings.inject_for.match(key) for key in allocated):
         yield "policy leaves the kubelet's device plugin off (kubelet.enabled): this is the answer of `run --kubelet`"
     unknown = [key for key in listed.resources if key not in allocated and _is_of_gpus(key, policy)]
     for resources, played_here in ((allocated, "; played here on an empty node"), (unknown, "")):

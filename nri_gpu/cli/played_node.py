@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -52,7 +52,7 @@ def with_allocators(policy: Policy, manifest: Manifest) -> Policy:
     settings = replace(policy.kubelet, enabled=True)
     resources = {resource for pod in manifest.pods for listed in pod for resource in listed.resources}
     devices = [AllocatedDevice(resource, "") for resource in resources if not settings.inject_for.match(resource)]
-    if any(is_gpu_resource(device, settings) for device in devices):
+    if not policy.dra.enabled and any(is_gpu_resource(device, settings) for device in devices):
         policy = replace(policy, kubelet=settings)
     if any(is_ours(spec, policy.dra.driver) for spec in manifest.claims.values()):
         policy = replace(policy, dra=replace(policy.dra, enabled=True))
@@ -91,8 +91,8 @@ class PlayedNode:
         self._apply(DevicesAllocated(_NOW, tuple(devices), shared))
 
     def allocates(self, resource: str) -> bool:
-        """Return whether the kubelet allocates this resource here, as far as it is played."""
-        return self._plugin_of(resource) is not None
+        """Return whether kubelet or scheduler allocate this resource here, as far as it is played."""
+        return self._plugin_of(resource) is not None or self._is_extended(resource)
 
     def claimed(self, use: ClaimUse) -> bool:
         """Return whether the scheduler's allocation of a claim is played."""
@@ -109,7 +109,7 @@ class PlayedNode:
     def _prepare_all(self, pod: Sequence[ManifestContainer]) -> Reason | None:
         """Allocate and prepare the pod's claims; return why one cannot be."""
         for listed in pod:
-            for use in filter(self.claimed, listed.claims):
+            for use in self._uses(listed):
                 claim = self._allocated(use, listed.container.pod)
                 if isinstance(claim, Reason):
                     return claim
@@ -118,6 +118,21 @@ class PlayedNode:
                     return found.reason
                 self._apply(ClaimPrepared(_NOW, found))
         return None
+
+    def _uses(self, listed: ManifestContainer) -> Iterator[ClaimUse]:
+        """Yield the claims of a container that are played, with those that the scheduler makes of its limits."""
+        yield from filter(self.claimed, listed.claims)
+        for resource, count in listed.resources.items():
+            if self._is_extended(resource):
+                found = (TEMPLATE, listed.container.pod.namespace, f"{resource} {count}")
+                exactly = {"deviceClassName": self._state.policy.dra.driver, "count": count}
+                self._claims[found] = {"requests": [{"name": "limits", "exactly": exactly}]}
+                yield ClaimUse(found, listed.container.id, "")
+
+    def _is_extended(self, resource: str) -> bool:
+        """Return whether the scheduler makes a claim of this resource (DeviceClass: extendedResourceName)."""
+        only_dra = self._state.policy.dra.enabled and not self._settings.enabled
+        return only_dra and resource == self._settings.resource and not self._settings.inject_for.match(resource)
 
     def _allocated(self, use: ClaimUse, pod: Pod) -> AllocatedClaim | Reason:
         """Return a claim as it is allocated by now: also for this pod."""
@@ -139,7 +154,7 @@ class PlayedNode:
     def _markers(self, listed: ManifestContainer) -> dict[str, str]:
         """Return the variables by which a container shows its devices of claims."""
         found: dict[str, str] = {}
-        for use in filter(self.claimed, listed.claims):
+        for use in self._uses(listed):
             claim = self._state.ledger.claims[self._uid(use, listed.container.pod)]
             requests = (each.request.partition("/")[0] for each in claim.devices)
             markers = zip(markers_of(claim, _KEY), requests, strict=True)

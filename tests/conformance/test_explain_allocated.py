@@ -99,13 +99,21 @@ class Scheduler:
 
     def __init__(self, site: Site, manifest: Manifest) -> None:
         self._site = site
-        self._specs: Mapping[ClaimObject, Any] = manifest.claims
+        self._specs: dict[ClaimObject, Any] = dict(manifest.claims)
         self._taken: set[str] = set()
         self._claims: dict[tuple[object, ...], Named] = {}
 
+    def uses(self, listed: ManifestContainer) -> tuple[ClaimUse, ...]:
+        """A container's claims, and those that a DeviceClass with an extendedResourceName makes of its limits."""
+        made = []
+        for count in listed.resources.values():
+            made.append(ClaimUse((TEMPLATE, "", str(count)), listed.container.id, ""))
+            self._specs[made[-1].found] = {"requests": [{"name": "limits", "exactly": {"count": count}}]}
+        return (*listed.claims, *made)
+
     def allocate(self, use: ClaimUse, pod: str, name: str) -> Named | None:
         """The claim that a pod's container names; None where too few devices are free."""
-        key = (use.found, pod) if use.found[0] == TEMPLATE else (use.found,)
+        key = (use.found, pod, use.entry) if use.found[0] == TEMPLATE else (use.found,)
         server = self._site.server
         if key in self._claims:
             reserved = server.claims["ml", self._claims[key][1]]["status"]["reservedFor"]
@@ -147,15 +155,15 @@ async def test_the_same_answer_with_claims(
             await until(
                 "taints", lambda: sum("taints" in each for each in site.server.devices().values()) == len(past_claims)
             )
-            claims = {use: scheduler.allocate(use, uid, name) for each in containers for use in each.claims}
+            claims = {use: scheduler.allocate(use, uid, name) for each in containers for use in scheduler.uses(each)}
             if None in claims.values():
                 done += [Outcome("refuse", "gpu-busy")] * len(containers)
                 continue
             cdi = {use: await site.prepare(claim, use.request) for use, claim in claims.items() if claim}
             with sandbox(node, kubepods, containers, number, uid) as (cri, pod):
                 for each in containers:
-                    names = [name for use in each.claims for name in cdi[use]]
+                    names = [name for use in scheduler.uses(each) for name in cdi[use]]
                     outcome = await persistently(cri, pod, each, tmp_path, {}, names)
                     done.append(outcome)
-                    past_claims.update(() if each.claims or each.ends else outcome.gpu_uuids)
+                    past_claims.update(() if names or each.ends else outcome.gpu_uuids)
     assert await aside(explained, site.daemon.launch, path) == done

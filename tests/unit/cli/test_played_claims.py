@@ -140,6 +140,15 @@ def test_the_scheduler_allocates_before_the_daemon_decides(
     assert ("played here on an empty node, without selectors" in str(lines)) is ("pass" not in expected[0])
 
 
+def test_limits_are_claims_where_only_dra_allocates(explain: Explain) -> None:
+    """A DeviceClass with extendedResourceName: the scheduler sees the pool of claims, and no device plugin is there."""
+    policy = f'{DRA}pool = "a"\n[[pool]]\nname = "a"\ndevice = ["2", "3"]\n'
+    manifest = pod("a", limited(1), "{name: b}") + pod("c", limited(2)) + ONE + claiming("d")
+    lines = containers(explain, manifest, policy=policy)
+    assert [said(line) for line in lines] == ["exclusive 2", "pass", "gpu-busy", "exclusive 3"]
+    assert "run --kubelet" not in str(lines)
+
+
 @pytest.mark.parametrize("name", re.findall(r"kind: ResourceClaimTemplate\nmetadata:\n  name: (\S+)", MANUAL))
 def test_the_templates_of_the_manual(explain: Explain, name: str) -> None:
     block = next(each for each in re.findall(r"```yaml\n(.*?)```", MANUAL, re.S) if f"name: {name}\n" in each)
