@@ -258,7 +258,9 @@ def test_why_a_claim_gets_nothing(text: str, found: Found, ledger: Ledger, code:
     assert all(word in str(reason) for word in words), str(reason)
 
 
-@pytest.mark.parametrize(("kubelet", "cure"), [(False, "ask for other GPUs."), (True, "delete the pod, so that its")])
+@pytest.mark.parametrize(
+    ("kubelet", "cure"), [(False, "ask for other GPUs."), (True, "delete the pod, or all pods that")]
+)
 def test_what_helps_against_a_release_depends_on_who_chose_the_gpu(kubelet: bool, cure: str) -> None:
     use = Usage(releasing=Releasing(PodUid("left"), "ml/left", 0.0, 30.0))
     reason = busy(FOUR[0], PodUid("next"), Mode.EXCLUSIVE, use, kubelet=kubelet)

@@ -99,8 +99,8 @@ def test_a_second_pod_with_a_devices_id_is_told_who_has_it_and_what_helps() -> N
     assert node.create(from_kubelet(token(0), pod="first")) == (uuid(0),)
     assert str(node.create(from_kubelet(token(0), pod="second"))) == (
         f"nri-gpu [gpu-busy]: GPU 0 ({uuid(0)}) is held exclusively by ml/first, and the kubelet allocated it to this "
-        "pod too, in exclusive mode: wait until it is free, or delete the pod, so that its replacement gets another "
-        "GPU."
+        "pod too, in exclusive mode: wait until it is free, or delete the pod, or all pods that use its "
+        "ResourceClaim, so that its replacement gets another GPU."
     )
 
 
