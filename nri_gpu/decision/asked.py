@@ -15,7 +15,7 @@ from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.gpu_request import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
-from nri_gpu.request.annotation import kubelet_key, our_keys, parse_claim, select_annotation
+from nri_gpu.request.annotation import POD_WIDE, kubelet_key, our_keys, parse_claim, select_annotation
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
 
 MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with admin access gets of the driver
@@ -24,6 +24,16 @@ MONITORING: Final = frozenset({Capability.UTILITY})  # what a container with adm
 def claim_of(container: Container, policy: Policy) -> Claim | None:
     """Return the request of a container that is about to be created, or None. Raises: RequestError."""
     return _claim(container, container.annotations, policy)
+
+
+def asked_for_pod(container: Container) -> Claim | None:
+    """Return the request for GPUs that an annotation of the whole pod makes for this container too, or None."""
+    try:
+        asked = select_annotation(container.pod.annotations, container.annotations, container.name)
+        claim = parse_claim(*asked, given=True) if asked and asked[0] in POD_WIDE else None
+    except RequestError:  # the decision refuses it
+        return None
+    return None if claim is None or isinstance(claim.wanted, Nothing) else claim
 
 
 def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -> str:
@@ -74,7 +84,11 @@ def reads_environment(policy: Policy) -> bool:
 def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Claim | None:
     annotated, allocation = None, container.kubelet
     if asked := select_annotation(container.pod.annotations, own, container.name):
-        annotated = parse_claim(*asked, given=isinstance(allocation, Allocated) and bool(allocation.devices))
+        beside = isinstance(allocation, Allocated) and allocation.elsewhere and asked[0] in POD_WIDE
+        given = beside or (isinstance(allocation, Allocated) and bool(allocation.devices))
+        annotated = parse_claim(*asked, given=given, container=container.name)
+        if beside:
+            return replace(annotated, wanted=Nothing())
     if allocation is not None:
         return claim_of_kubelet(allocation, annotated)
     value = container.env.get(VARIABLE)

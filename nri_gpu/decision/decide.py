@@ -111,7 +111,10 @@ def _granted_nothing(container: Container, node: Node, policy: Policy) -> Decisi
     passed = _passed(container, node, policy, NOT_ASKED)
     if isinstance(passed, Refuse):
         return passed
-    return Inject(passed.edits, Grant.to(container, (), None, node.generation), note=passed.note)
+    allocation, why = container.kubelet, ""
+    if isinstance(allocation, Allocated) and allocation.elsewhere:
+        why = f"{allocation.key} is for other containers of its pod, and the pod's annotation only shapes that"
+    return Inject(passed.edits, Grant.to(container, (), None, node.generation), note=passed.note, why=why)
 
 
 def _passed(container: Container, node: Node, policy: Policy, why: str) -> Pass | Refuse:

@@ -29,6 +29,7 @@ from nri_gpu.ledger.ledger import Entry, Ledger, without
 from nri_gpu.policy.model import Policy, PrivilegedAction
 from nri_gpu.policy.rules import NO_LIMITS, Pool
 from nri_gpu.policy.select import Allowed, Holdings, Terms
+from nri_gpu.request.annotation import opt_out
 from nri_gpu.request.environment import VARIABLE
 
 _POOLS_SHOWN: Final = 3
@@ -265,14 +266,15 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
     elif kubelet.enabled and {kubelet.pool} == {*pools}:
         how = (
             f"the kubelet allocates from: write {kubelet.resource} into the container's resources.limits, and keep the "
-            "annotation for capabilities= and the like, which shape what the kubelet allocates."
+            "annotation for capabilities= and the like, which shape what the kubelet allocates"
         )
     elif dra.enabled and {dra.pool} == {*pools}:
-        how = f"ResourceClaims get: give the pod a claim with a DeviceClass of {dra.driver} instead of the annotation."
+        how = f"ResourceClaims get: give the pod a claim with a DeviceClass of {dra.driver} instead of the annotation"
     else:
         return ""
     namespace = quoted(container.pod.namespace)
-    return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}"
+    left_out = opt_out(asked.claim.key, container.name)
+    return f"every GPU that {namespace} may have here is in pool {quoted(pools[0])}, which only {how}{left_out}"
 
 
 def _seat_faults(asked: Eligible, others: Mapping[GpuUuid, Usage], units: Iterable[Unit]) -> Mapping[GpuUuid, Reason]:

@@ -37,7 +37,7 @@ class AllocatedDevice(Recorded, frozen=True):
 
 
 class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
-    """The devices that the kubelet allocated to one container, or none if the container's variable says `void`."""
+    """The devices that the kubelet allocated to one container: none if its variable is `void`, or `elsewhere` is set."""
 
     devices: tuple[AllocatedDevice, ...] = ()
     shared: bool = False
@@ -47,6 +47,7 @@ class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
     claims: tuple[ClaimUid, ...] = ()  # the ResourceClaims whose devices these are
     request: str = ""  # what the claims' configuration asks for, in the grammar of the annotation
     admin: bool = False  # for monitoring, beside whoever holds the devices
+    elsewhere: bool = False  # other containers of its pod have GPUs, which the pod's annotation shapes
 
     @property
     def uuids(self) -> tuple[GpuUuid, ...]:

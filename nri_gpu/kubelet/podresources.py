@@ -36,6 +36,10 @@ class PodResourcesError(NriGpuError):
     """A failed question. Its sentence says why the kubelet did not answer."""
 
 
+class SocketAbsentError(PodResourcesError):
+    """The kubelet's socket is not there."""
+
+
 class PodResources:
     """A client, which connects with its first request, and again after a failure. timeout_s: of each request."""
 
@@ -105,7 +109,7 @@ class PodResources:
         """Lend a stub; an error of its request ends the connection. Raises: PodResourcesError, or no socket."""
         if self._channel is None:
             if not self.socket.is_socket():  # gRPC would keep trying to connect, and its error says less
-                raise PodResourcesError(f"there is no socket {self.socket}: the kubelet makes it at its start")
+                raise SocketAbsentError(f"there is no socket {self.socket}: the kubelet makes it at its start")
             options = (
                 ("grpc.max_receive_message_length", RECEIVE_MAX),
                 ("grpc.enable_retries", 0),
@@ -175,10 +179,12 @@ class Inquiry:
                     await self._ask()
                 except PodResourcesError as error:
                     fault = str(error)
+                    self._pods.absent = isinstance(error, SocketAbsentError)
                 except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
                     logger.opt(exception=True).error("PodResources not read because of a bug in nri-gpu")
                     fault = f"a bug in nri-gpu: {type(error).__name__}"
                 else:
+                    self._pods.absent = False
                     self._waits.reset()
                     self._log.clear()
                     await asyncio.sleep(self._pace.between)

@@ -76,6 +76,7 @@ class Listing(Struct, frozen=True):
     # GPUs that pods in reservation namespaces hold -> the GPU groups of those pods.
     reserved: Mapping[GpuUuid, frozenset[str]] = {}
     settled: bool = True  # as in `KubeletPods`
+    absent: bool = False  # likewise
 
 
 def by_listing(
@@ -267,7 +268,8 @@ class ExternalAllocations:
         """
         if self.pods is None:
             return None
-        return Listing(self.pods.devices_of(pod), self._reserved(self.pods, self._settings), self.pods.settled)
+        pods = self.pods
+        return Listing(pods.devices_of(pod), self._reserved(pods, self._settings), pods.settled, pods.absent)
 
     def complain(self, container: Container) -> None:
         """Log a fault of the container's allocation, once for each container of a pod."""

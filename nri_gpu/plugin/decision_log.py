@@ -89,13 +89,13 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     """Log a decision in one line: at INFO, but a pass at DEBUG. Warn of its note."""
     facts = {**container_fields(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
-        case Inject(edits, grant, rule, note, compat, completes):
+        case Inject(edits, grant, rule, note, compat, completes, why):
             uuids = ",".join(completes or grant.uuids) or "-"
             facts |= {
                 "gpu_uuid": uuids,
                 "mode": grant.mode or ("admin" if grant.uuids else "none"),
                 "rule": rule,
-                "reason": compat,
+                "reason": compat or why,
                 "replaced": ",".join(sorted(edits.env.keys() & container.env.keys())),
             }
             phrase = "container completed for GPUs that another component allocated" if completes else "GPU granted"

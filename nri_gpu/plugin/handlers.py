@@ -14,7 +14,7 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.decision.asked import may_ask_by_environment, reads_environment
+from nri_gpu.decision.asked import asks_in_pod, may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.overlaps import overlaps
 from nri_gpu.decision.start_check import validate_adjusted, validate_staged
@@ -231,7 +231,8 @@ class Plugin:
             token_key=self.kubelet.key,
             marker_key=self.claims.key,
             claims=self.ledger.claims,
-            named=self.claims.asked_about(container, self.ledger) if container.markers else None,
+            in_question=self.ledger.in_question,
+            named=self.claims.asked_about(container, self.ledger) if asks_in_pod(container, self.policy) else None,
             listing=self.external.listing(container.pod),
             inventory=self.state.node.inventory,
             settings=self.state.settings.kubelet,

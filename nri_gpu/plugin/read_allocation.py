@@ -6,17 +6,36 @@ Nothing is asked and nothing changes here: the handler asks the kubelet before, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from nri_gpu.domain.allocation import PodDevices
-from nri_gpu.domain.container import Container
+from nri_gpu.decision.asked import asked_for_pod
+from nri_gpu.domain.allocation import (
+    REQUIRED_DESTINATION,
+    Allocated,
+    AllocationPending,
+    ContainerDevices,
+    PodDevices,
+)
+from nri_gpu.domain.container import Container, Pod
+from nri_gpu.domain.gpu_request import Count, Everything
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.resource_claim import ClaimUid, PreparedClaim
 from nri_gpu.dra.read_claims import by_markers
 from nri_gpu.kubelet.allocations import by_tokens
-from nri_gpu.kubelet.read_listing import Listing, by_listing
+from nri_gpu.kubelet.read_listing import Listing, by_listing, is_gpu_resource
 from nri_gpu.policy.kubelet_settings import KubeletSettings
+
+NOT_LISTED_YET: Final = (
+    "it is for each container of this pod, and the kubelet has not said yet whether it allocated GPUs to any of them "
+    "(PodResources): it will be tried again; if this lasts, see the log of `nri-gpu run`"
+)
+NOT_READ_YET: Final = (
+    "it is for each container of this pod, and `nri-gpu dra` has not said yet whether the pod has a ResourceClaim that "
+    "is shared in its namespace: it will be tried again; if this lasts, see the log of `nri-gpu dra`"
+)
 
 
 class AllocationFacts(Struct, frozen=True):
@@ -25,6 +44,7 @@ class AllocationFacts(Struct, frozen=True):
     token_key: bytes | None  # None while there is none
     marker_key: bytes
     claims: Mapping[ClaimUid, PreparedClaim]  # on this node
+    in_question: frozenset[ClaimUid]  # of `claims`: read anew, as a pod has come that may share them
     named: PodDevices | None  # by PodResources, for a pod that may be of a claim's PodGroup; None without an answer
     listing: Listing | None  # what PodResources says of its pod; None where it is not asked
     inventory: Inventory
@@ -40,4 +60,46 @@ def read_allocation(container: Container, facts: AllocationFacts) -> Container:
     container = by_tokens(container, facts.token_key)
     if container.markers:
         container = by_markers(container, facts.marker_key, facts.claims, facts.named)
-    return by_listing(container, facts.listing, facts.inventory, facts.settings)
+    return by_pod(by_listing(container, facts.listing, facts.inventory, facts.settings), facts)
+
+
+def by_pod(container: Container, facts: AllocationFacts) -> Container:
+    """Say of a container without GPUs of its own whether others of its pod have some; else return the same object.
+
+    That matters only to an annotation of the whole pod: it then shapes what those have. A container that PodResources
+    lists with GPUs, or that has the required device, lacks what shows them, and must not pass as one without.
+    """
+    allocation = container.kubelet or Allocated()
+    if not isinstance(allocation, Allocated) or allocation.devices or REQUIRED_DESTINATION in container.mounts:
+        return container
+    if (claim := asked_for_pod(container)) is None:
+        return container
+    answers = (facts.listing.pod if facts.listing else None, facts.named)
+    listed = [each for told in answers if told for each in told.containers if _gpus_of(each, facts.settings)]
+    if any(each.name == container.name for each in listed):
+        return container
+    having = [_gpus_of(each, facts.settings) for each in listed]
+    having += [each.called for each in facts.claims.values() if container.pod.uid in each.pods]
+    if having:
+        return replace(container, kubelet=Allocated(key=having[0], elsewhere=True))
+    fault = _awaited(container.pod, facts) if isinstance(claim.wanted, Count | Everything) else ""
+    return replace(container, kubelet=AllocationPending(fault, claim.key)) if fault else container
+
+
+def _gpus_of(container: ContainerDevices, settings: KubeletSettings) -> str:
+    """Return what PodResources lists for a container that gives it GPUs, a resource or a claim; else empty."""
+    resources = (each.resource for each in container.devices if is_gpu_resource(each, settings))
+    return next(resources, "a ResourceClaim" if container.claims else "")
+
+
+def _awaited(pod: Pod, facts: AllocationFacts) -> str:
+    """Return which answer on a pod's allocations is still to come, or empty."""
+    if listing := facts.listing:
+        # The kubelet knows no pod that it did not make.
+        made = pod.qos or (listing.pod is None and not listing.absent)
+        if made and not (listing.pod and listing.pod.containers):
+            return NOT_LISTED_YET
+    claims = [each for each in facts.claims.values() if each.namespace == pod.namespace]
+    if any(each.groups for each in claims) and not (facts.named and facts.named.containers):
+        return NOT_LISTED_YET
+    return NOT_READ_YET if any(each.uid in facts.in_question for each in claims) else ""

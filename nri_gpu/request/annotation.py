@@ -52,6 +52,8 @@ from nri_gpu.request.values import (
 )
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
+NAME_MAX: Final = 53  # characters of a container's name that Kubernetes lets stand in a key
+POD_WIDE: Final = (POD_KEY, BASE_KEY)  # for all containers of the pod that have no annotation of their own
 
 Part = Wanted | Mode | Capabilities | Selector | Extras | MpsLimits
 
@@ -85,10 +87,11 @@ _ONE_OF: Final = "write one of all, none, a number, count=, device= or mig="
 _MODES: Final = frozenset(mode.value for mode in Mode)
 
 
-def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
+def parse_claim(key: str, value: str, *, given: bool = False, container: str = "") -> Claim:
     """Return the claim of one annotation's value.
 
-    given: the kubelet chose the GPUs, so a value without a number or GPUs means all of those.
+    given: the kubelet chose the GPUs, so a value without a number or GPUs means all of those. container: its name, for
+    what `opt_out` says.
 
     Raises: RequestError: it is not valid; the position is that of the first fault.
     """
@@ -100,7 +103,7 @@ def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
         if name in parts:
             raise clause.error(f"{name} is given twice")
         parts[name] = (part, clause)
-    return _assemble(key, whole, parts, Everything() if given else None)
+    return _assemble(whole, parts, Everything() if given else None, opt_out(key, container))
 
 
 def check_text(whole: Piece) -> None:
@@ -186,8 +189,15 @@ def _unknown(name: str) -> str:
     return f"unknown {quoted(name)}, known: {listed(known)}{did_you_mean(name.partition(':')[0], [*WORDS, *CLAUSES])}"
 
 
-def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None) -> Claim:
-    """Put the parts of a claim together. otherwise: what is wanted if no clause says it."""
+def opt_out(key: str, container: str) -> str:
+    """Return how a container is kept out of a pod-wide annotation, as the end of a cure; empty if it has its own."""
+    if key not in POD_WIDE or not 0 < len(container) <= NAME_MAX:
+        return ""
+    return f"; if this container needs no GPU, annotate its pod with {shown_key(CONTAINER_PREFIX + container)}: none"
+
+
+def _assemble(whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None, opt_out: str) -> Claim:
+    """Put the parts of a claim together. otherwise: what is wanted if no clause says it. opt_out: the end of a cure."""
     mode: Mode | None = None
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
@@ -211,14 +221,14 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
                     raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")
     if not (wanted or selectors or otherwise):
         why = "the annotation sets only how GPUs are used, and the kubelet allocated none to this container"
-        raise whole.cut(0).error(f"{why}: {_ONE_OF}")
+        raise whole.cut(0).error(f"{why}: {_ONE_OF}{opt_out}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         other = next(clause for name, (_, clause) in parts.items() if name != "none")
         raise other.error('"none" stands alone: it asks for no GPU, so nothing can go with it')
     if sharing != NO_MPS_LIMITS and mode is not Mode.MPS:
         raise parts["sharing"][1].error('"sharing" goes with mode=mps only: in other modes nothing divides a GPU')
     return Claim(
-        key=key,
+        key=whole.key,
         text=whole.text,
         wanted=wanted[0][1] if wanted else otherwise or Count(1),
         mode=mode,
@@ -249,7 +259,7 @@ def select_annotation(
     if BASE_KEY not in "\n".join(pod_annotations):
         return None
     _check_pod_keys(pod_annotations)
-    for key in (CONTAINER_PREFIX + container_name, POD_KEY, BASE_KEY):
+    for key in (CONTAINER_PREFIX + container_name, *POD_WIDE):
         value = pod_annotations.get(key)
         if value is not None:
             return key, value
@@ -270,7 +280,7 @@ def _check_pod_keys(annotations: Mapping[str, str]) -> None:
     for key in our_keys(annotations):
         if key == CONTAINER_PREFIX:
             raise RequestError(shown_key(key), f"the container's name is missing: write {CONTAINER_PREFIX}<name>")
-        if key not in (BASE_KEY, POD_KEY) and not key.startswith(CONTAINER_PREFIX):
+        if key not in POD_WIDE and not key.startswith(CONTAINER_PREFIX):
             raise RequestError(shown_key(key), f"unknown annotation, known: {listed(_KNOWN_KEYS)}{_guess_key(key)}")
 
 

@@ -251,7 +251,8 @@ def test_a_limit_counts_a_claims_gpus_once(node: ClaimNode) -> None:
 def test_a_pods_claim_counts_as_held_by_the_pod_and_on_the_node(node: ClaimNode, limit: str) -> None:
     node.node_state.use(parse_policy({"limits": {limit: 1}}, "test"))
     claim = node.prepared(allocated(0))
-    assert "of which 1 is held already" in node.refused(container("1"))
+    asking = pod(annotations={"gpu.nri.io/container.main": "1"})  # the whole pod's would only shape the claim
+    assert "of which 1 is held already" in node.refused(container(of=asking))
     assert node.create(with_claims(container(), claim)) == (uuid(0),)
 
 

@@ -304,7 +304,10 @@ def test_a_daemon_that_starts_anew_hears_what_it_forgot(node: ExternalNode) -> N
     assert not node.plugin.ledger.usage()
     node.list_all()
     assert node.plugin.ledger.usage().keys() == {uuid(1), uuid(2)}
-    assert node.create(container("2", of="local")) == (uuid(0), uuid(3))
+    local = container("2", of="local")
+    node.sandbox_created(local)
+    node.answer()
+    assert node.create(local) == (uuid(0), uuid(3))
     assert [d.id for d in node.devices.devices(OURS) if not d.why] == [uuid(2)]
     node.sandbox_created(external)
     node.answer()
