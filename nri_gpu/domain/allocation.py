@@ -37,7 +37,7 @@ class AllocatedDevice(Recorded, frozen=True):
 
 
 class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
-    """The devices that the kubelet allocated to one container: none if its variable is `void`, or `elsewhere` is set."""
+    """The devices that the kubelet allocated to one container: none if its variable is `void`, or with `elsewhere`."""
 
     devices: tuple[AllocatedDevice, ...] = ()
     shared: bool = False

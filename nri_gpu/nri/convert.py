@@ -187,18 +187,24 @@ def container_from_pb(
     )
 
 
-def reply_to_pb(edits: Edits, present: Iterable[str] = ()) -> bytes:
+def reply_to_pb(edits: Edits, container: Container | None = None) -> bytes:
     """Encode a CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them.
 
-    present: variables that the container has, perhaps of another plugin. If two plugins set the same one, the runtime
-    refuses the container, unless the second removes it first (containerd/nri: pkg/adaptation/result.go, adjustEnv).
+    container: as the request shows it, with what plugins before ours added. If two plugins set the same variable,
+    device or mount, the runtime refuses the container, unless the second removes it first (containerd/nri:
+    pkg/adaptation/result.go). What no plugin added is not removed by that.
     """
     reply = pb.CreateContainerResponse()
     adjust = reply.adjust
+    if container:
+        for variable in sorted(edits.env.keys() & container.env):
+            adjust.env.add(key=f"-{variable}")
+        for path in sorted(edits.devices.keys() & {device.path for device in container.devices}):
+            adjust.linux.devices.add(path=f"-{path}")
+        for destination in sorted(edits.mounts.keys() & container.mounts):
+            adjust.mounts.add(destination=f"-{destination}")
     for destination, mount in edits.mounts.items():
         adjust.mounts.add(destination=destination, type="bind", source=mount.source, options=mount.options)
-    for key in sorted(edits.env.keys() & frozenset(present)):
-        adjust.env.add(key=f"-{key}")
     for key, value in edits.env.items():
         adjust.env.add(key=key, value=value)
     for path, node in edits.devices.items():

@@ -12,6 +12,7 @@ from loguru import logger
 from nri_gpu.decision.asked import needs_grant
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse, Refused
+from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.node import Node
 from nri_gpu.ledger.grant_text import InvalidGrant
 from nri_gpu.policy.model import Policy
@@ -96,7 +97,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
                 "mode": grant.mode or ("admin" if grant.uuids else "none"),
                 "rule": rule,
                 "reason": compat or why,
-                "replaced": ",".join(sorted(edits.env.keys() & container.env.keys())),
+                "replaced": ",".join(_replaced(edits, container)),
             }
             phrase = "container completed for GPUs that another component allocated" if completes else "GPU granted"
             logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)
@@ -108,6 +109,12 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:
                 logger.bind(**facts, fault=note).warning("container that requests no GPU can open GPUs")
+
+
+def _replaced(edits: Edits, container: Container) -> list[str]:
+    """Return the variables, devices and mounts of the container that ours take the place of."""
+    devices = edits.devices.keys() & {device.path for device in container.devices}
+    return sorted(edits.env.keys() & container.env.keys()) + sorted(devices | (edits.mounts.keys() & container.mounts))
 
 
 def log_revoked(fields: Mapping[str, str], uuids: Iterable[str], holders: Iterable[str]) -> None:

@@ -244,12 +244,10 @@ class Plugin:
             case Refuse(reason):
                 return status_of(reason), ""
             case Pass(edits):
-                return convert.reply_to_pb(edits, container.env) + (
-                    self._proof(container) if decision.ignored else b""
-                ), ""
+                return convert.reply_to_pb(edits, container) + (self._proof(container) if decision.ignored else b""), ""
             case Inject(edits, grant):
                 signed = sign_grant(grant, self._key)
-                reply = convert.reply_to_pb(edits, container.env) + convert.annotation_to_pb(GRANT_KEY, signed)
+                reply = convert.reply_to_pb(edits, container) + convert.annotation_to_pb(GRANT_KEY, signed)
                 return reply + LET_START if self.kubelet.required(container) else reply, signed
 
     def _proof(self, container: Container) -> bytes:
