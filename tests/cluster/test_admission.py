@@ -20,6 +20,12 @@ def placed(made: dict[str, Any], system: str) -> dict[str, Any]:
     return made
 
 
+def beside(made: dict[str, Any]) -> dict[str, Any]:
+    """The pod with a container that somebody injected."""
+    made["spec"]["containers"].append({"name": "proxy", "image": "proxy"})
+    return made
+
+
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "nothing of ours": (pod("a", 1), ""),
     "shaped": (pod("a", 1, annotations={"gpu.nri.io": "capabilities=compute"}), ""),
@@ -29,6 +35,12 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "by MPS": (pod("a", annotations={"gpu.nri.io": "1; mode = mps; sharing=threads:50"}), ""),
     "on another release's nodes": (placed(pod("a", annotations={"gpu.nri.io": "slip"}), "other"), ""),
     "on nodes of this one": (placed(pod("a", annotations={"gpu.nri.io": "1"}), "linux"), NO_LIMITS),
+    "beside what the kubelet allocates": (beside(pod("a", 1, annotations={"gpu.nri.io/pod": "mode=exclusive"})), ""),
+    "that asks for itself": (
+        beside(pod("a", 1, annotations={"gpu.nri.io/container.proxy": "1"})),
+        NO_LIMITS.replace("main", "proxy"),
+    ),
+    "beside nothing": (beside(pod("a", annotations={"gpu.nri.io/pod": "1"})), NO_LIMITS),
     "annotation alone": (pod("a", annotations={"gpu.nri.io": "1"}), NO_LIMITS),
     "an unknown key": (pod("a", 1, annotations={"gpu.nri.io/pods": "1"}), "gpu.nri.io/pods means nothing"),
     "no such container": (pod("a", 1, annotations={"gpu.nri.io/container.x": "1"}), "container.x means nothing"),
