@@ -89,6 +89,19 @@ class ThreeDoors(OneLedger):
         if start:
             self.started(made)
 
+    @precondition(lambda self: self.prepared and self.plugin_node.devices.connected)
+    @rule(data=st.data(), asks=st.sampled_from(["all", "1", "capabilities=utility"]), start=st.booleans())
+    def create_beside_a_claim(self, data: Any, asks: str, start: bool) -> None:  # noqa: ANN401 - hypothesis'
+        """A container that others injected: the annotation is for those that name the claim."""
+        claim = self.prepared[data.draw(st.sampled_from(sorted(self.prepared)))]
+        made = self.create(
+            container(asks, of=data.draw(st.sampled_from(sorted(claim.pods.values()))), name="proxy"), None
+        )
+        assert not self.held[made.id].uuids
+        if start:
+            self.started(made)
+            assert self.alive[made.id][1]
+
     def made_of(self, claim: PreparedClaim, pod: str, name: str) -> Container:
         made = self.create(with_claims(container(of=pod, name=name), claim), None)
         if made.id in self.alive:
