@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.request import urlopen
@@ -331,7 +331,9 @@ class Cluster:
 
     def container_id(self, name: str, container: str = "main") -> str:
         """Of the attempt at a pod's container that the kubelet made last."""
-        statuses = {each["name"]: each for each in self.get("pod", name)["status"]["containerStatuses"]}
+        found = self.get("pod", name)["status"]
+        lists = (found["containerStatuses"], found.get("ephemeralContainerStatuses", ()))
+        statuses = {each["name"]: each for each in chain.from_iterable(lists)}
         return str(statuses[container]["containerID"]).removeprefix("containerd://")
 
     def pids(self, name: str, container: str = "main") -> list[int]:
