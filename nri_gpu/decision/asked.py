@@ -84,9 +84,9 @@ def reads_environment(policy: Policy) -> bool:
 def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Claim | None:
     annotated, allocation = None, container.kubelet
     if asked := select_annotation(container.pod.annotations, own, container.name):
-        beside = isinstance(allocation, Allocated) and allocation.elsewhere and asked[0] in POD_WIDE
-        given = beside or (isinstance(allocation, Allocated) and bool(allocation.devices))
-        annotated = parse_claim(*asked, given=given, container=container.name)
+        allocated = allocation if isinstance(allocation, Allocated) else Allocated()
+        beside = allocated.elsewhere and asked[0] in POD_WIDE
+        annotated = parse_claim(*asked, given=beside or bool(allocated.devices), container=container.name)
         if beside:
             return replace(annotated, wanted=Nothing())
     if allocation is not None:

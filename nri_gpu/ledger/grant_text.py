@@ -30,7 +30,7 @@ class SignedGrant(Struct, frozen=True):
 
     @property
     def of_nothing(self) -> bool:
-        """Return whether it only says that somebody decided: on a request for nothing, or one that policy ignores."""
+        """Return whether it only says that somebody decided: that the container gets no GPU."""
         return not self.uuids
 
 

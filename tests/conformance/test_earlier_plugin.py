@@ -90,7 +90,7 @@ def test_a_node_of_a_gpu_that_it_added_is_refused_in_our_words(node: Containerd,
 @pytest.mark.short
 @pytest.mark.usefixtures("injector")
 def test_where_its_mounts_leave_the_driver_no_place_they_are_taken_over(node: Containerd, launch: Launch) -> None:
-    mounts = [{"destination": each, "type": "tmpfs", "source": "theirs", "options": []} for each in TREES]
+    mounts = [{"destination": each, "type": "tmpfs", "source": "theirs"} for each in TREES]
     with staged(launch.with_policy('[driver]\nloader = "tree"\n')):
         found = adjusted(node, "device=0", {"mounts": mounts}).oci["mounts"]
     sources = {each["destination"]: each["source"] for each in found}
