@@ -231,11 +231,11 @@ class Plugin:
             token_key=self.kubelet.key,
             marker_key=self.claims.key,
             claims=self.ledger.claims,
-            in_question=self.ledger.in_question,
             named=self.claims.asked_about(container, self.ledger) if asks_in_pod(container, self.policy) else None,
             listing=self.external.listing(container.pod),
             inventory=self.state.node.inventory,
             settings=self.state.settings.kubelet,
+            in_question=self.ledger.in_question,
         )
 
     def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:

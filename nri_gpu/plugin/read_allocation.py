@@ -44,11 +44,11 @@ class AllocationFacts(Struct, frozen=True):
     token_key: bytes | None  # None while there is none
     marker_key: bytes
     claims: Mapping[ClaimUid, PreparedClaim]  # on this node
-    in_question: frozenset[ClaimUid]  # of `claims`: read anew, as a pod has come that may share them
     named: PodDevices | None  # by PodResources, for a pod that may be of a claim's PodGroup; None without an answer
     listing: Listing | None  # what PodResources says of its pod; None where it is not asked
     inventory: Inventory
     settings: KubeletSettings
+    in_question: frozenset[ClaimUid] = frozenset()  # of `claims`: read anew, as a pod has come that may share them
 
 
 def read_allocation(container: Container, facts: AllocationFacts) -> Container:

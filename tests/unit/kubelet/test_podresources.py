@@ -210,6 +210,7 @@ async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:
     server = PodResourcesServer(folder)
     async with Asking(server) as node:
         await said(log, "there is no socket")
+        assert node.create(container("1", of="local"))[0] == uuid(0)  # there may be no kubelet
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         for number in range(3):
             async with server:
@@ -217,6 +218,7 @@ async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:
                 of = replace(of_plugin(1), pod=anew)
                 node.sandbox_created(of)
                 await node.granted(of)
+                assert "has not said yet" in str(node.create(container("1", of=f"local-{number}")))
             node.end_pod(of)
 
 
