@@ -14,12 +14,11 @@ from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.ledger.events import ClaimsInQuestion
 from nri_gpu.ledger.grant_text import SignedGrant, verify_grant
 from nri_gpu.plugin.guard import Guard
-from nri_gpu.policy.model import Policy
 from nri_gpu.policy.read import parse_policy
 from tests.support import builders
 from tests.support.builders import container, pod, uuid
 from tests.support.claim_nodes import ClaimNode, allocated, with_claims
-from tests.support.kubelet_nodes import GPU, OURS, ExternalNode, from_kubelet, of_plugin, token
+from tests.support.kubelet_nodes import GPU, OURS, ExternalNode, of_plugin
 from tests.support.log import Log
 from tests.support.plugin import KEY
 from tests.unit.plugin.test_guard import Known
@@ -250,19 +249,11 @@ def test_it_waits_until_the_kubelet_says_who_has_the_claim_of_a_group(claims: Cl
     assert claims.create(proxy("1", of="alone")) == (uuid(1),)
 
 
-def test_with_a_token_nothing_changes(node: ExternalNode) -> None:
-    of = from_kubelet(token(1), claim=SHAPE)
-    node.sandbox_created(of)
-    assert node.create(of) == (uuid(1),)  # by its signature, whether the kubelet answers or not
-
-
 def test_policy_has_no_say_in_what_gets_nothing() -> None:
     node = ExternalNode()
     node.node_state.use(parse_policy({"namespaces": {"allow": ["other"]}, "kubelet": {"enabled": True}}, "test"))
-    node.plugin.external.pods = node.pods
     of = proxy()
     device = AllocatedDevice("nvidia.com/gpu", uuid(1))
     node.sandbox_created(of)
     node.pods.put(of.pod, PodDevices("ml", "train", (ContainerDevices("main", (device,)),)))
-    assert node.node_state.policy != Policy.default()
     check_passes(node, of)
