@@ -303,7 +303,8 @@ def _lines(each: Explained, node: Node) -> Iterator[Line]:
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
             places = ", ".join(unit.place for unit in units)
             how = grant.mode or "for monitoring"
-            what = f"GPU {places}, {how} (by {rule})" if grant.uuids else "no GPU, as it asked"
+            none = f"no GPU: {each.decision.why}" if each.decision.why else "no GPU, as it asked"
+            what = f"GPU {places}, {how} (by {rule})" if grant.uuids else none
             yield Line(f"  granted {what}", Tone.GOOD)
             yield from lines(_granted(each.links, each.decision), Tone.PLAIN)
     yield from _notes_below(each.notes)
