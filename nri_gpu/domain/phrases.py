@@ -305,9 +305,9 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Some files of the driver cannot be mounted into containers.",
             "Fix the files that the line names, or reinstall the driver; `nri-gpu driver` lists them.",
         ),
-        "new driver's kernel module is not loaded: containers get the old driver's staged files": (
-            "The driver's files were upgraded, but the old kernel module is still loaded.",
-            "Load the new module while no process uses a GPU, or reboot.",
+        "driver files do not fit the kernel module: containers get the staged ones that do": (
+            "The driver's files were upgraded, are half installed or gone, and the old kernel module is loaded.",
+            "Finish the installation; load the new module while no process uses a GPU, or reboot.",
         ),
         "GPU granted to several pods, to one exclusively": (
             "One of them started without daemon and guard, is no longer a monitor, or has a number that is another "

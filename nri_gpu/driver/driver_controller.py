@@ -14,10 +14,13 @@ from msgspec import Struct
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import DriverFiles
+from nri_gpu.domain.text import listed
 from nri_gpu.driver.compat_packages import SHOWN, CompatController
 from nri_gpu.driver.driver_scan import FoundDriver, Signatures, changed, folder_signatures, scan
+from nri_gpu.driver.manifest import parts, staged_driver
 from nri_gpu.driver.stage import prune, stage, staged_signatures
 from nri_gpu.driver.stage_owner import NotReleasedError, StageOwner, StageTakenError
+from nri_gpu.driver.trees import planned
 from nri_gpu.host.modules import module_version
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import NodeState
@@ -63,9 +66,9 @@ class DriverController:
         self._last = _Scan()
         self._staged: Signatures | None = None  # of the staged files, when they were last complete
         self._kept: frozenset[str] = frozenset()  # generations that the last prune left
-        self._waiting = ""  # the version whose kernel module is not loaded yet
         self._not_released = False  # the daemon before this one still owns the stage folder
         self._log = LogOnce()
+        self._unfit = LogOnce()  # what was found, while staged files that fit the module serve
         self._again = asyncio.Event()
         self.looked = asyncio.Event()  # set once the files were staged, or could not be
         self._asked = True
@@ -139,10 +142,7 @@ class DriverController:
         before = await asyncio.to_thread(folder_signatures, self._root, self._library_dirs)
         self._last = _Scan(before, None, self._clock())
         try:
-            module = self._node_state.node.module_version or ""
-            found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs, module=module)
-            if not self._waits_for_module(found.version):
-                await self._stage(found)
+            found = await self._serve()
         except DriverError as error:
             self._not_released = isinstance(error, NotReleasedError)
             # If the recalled driver is staged, the daemon before this one keeps it for its containers.
@@ -153,28 +153,66 @@ class DriverController:
             self._log.clear()
             self._not_released = False
 
+    async def _serve(self) -> FoundDriver | None:
+        """Stage the host's files, unless complete staged files of the loaded module's version serve better.
+
+        A package manager takes many seconds to replace a driver, and the module stays until it is loaded again. Return
+        the files that were found, or None if they are no driver. Raises: DriverError.
+        """
+        staged = await self._staged_for_module()
+        found = None
+        try:
+            module = self._node_state.node.module_version or ""
+            found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs, module=module)
+            unfit = self._why_unfit(found, staged) if staged else ""
+            if not unfit:
+                await self._stage(found)
+        except DriverError as error:
+            if staged is None:
+                raise
+            unfit = str(error)
+        if staged and unfit:
+            await self._put(staged)
+        self._unfit.note("driver files do not fit the kernel module: containers get the staged ones that do", unfit)
+        return found
+
+    async def _staged_for_module(self) -> DriverFiles | None:
+        """Return the complete staged files of the loaded module's version, or None.
+
+        Raises: DriverError: the stage folder is another daemon's, or cannot be used.
+        """
+        node, version = self._node_state.node, self._kernel
+        if self._simulated or not version or not await asyncio.to_thread(self._stage_dir.is_dir):
+            return None
+        await asyncio.to_thread(self._owner.take)
+        return await asyncio.to_thread(staged_driver, self._stage_dir, version, node.generation)
+
+    @property
+    def _kernel(self) -> str:
+        """Return the version of the kernel module, or empty if it is not known."""
+        node = self._node_state.node
+        return node.module_version or node.inventory.driver_version
+
+    def _why_unfit(self, found: FoundDriver, staged: DriverFiles) -> str:
+        """Return why these files are not to take the place of staged files of the module's version, or empty."""
+        if found.version != staged.version:
+            return f"those below {self._root} are {found.version}, and the module is {staged.version}"
+        lost = parts(staged) - parts(planned(found, self._stage_dir))
+        return f"those below {self._root} have no {listed(sorted(lost))} any more" if lost else ""
+
     async def _stage(self, found: FoundDriver) -> None:
         await asyncio.to_thread(self._owner.take)
         files = await asyncio.to_thread(stage, found, self._stage_dir)
-        self._staged = await asyncio.to_thread(staged_signatures, files)
-        if files != self._node_state.node.driver:
-            self._node_state.put_driver(files)
+        if await self._put(files):
             _log_driver(found, files)
 
-    def _waits_for_module(self, version: str) -> bool:
-        """Return whether these files cannot be used before their kernel module is loaded.
-
-        Until then the old driver's staged files are complete, and match the loaded module.
-        """
-        node = self._node_state.node
-        kernel = node.module_version or node.inventory.driver_version
-        waits = node.driver is not None and node.driver.version == kernel != version and not self._simulated
-        if waits and self._waiting != version:
-            logger.bind(driver_version=version).warning(
-                "new driver's kernel module is not loaded: containers get the old driver's staged files"
-            )
-        self._waiting = version if waits else ""
-        return waits
+    async def _put(self, files: DriverFiles) -> bool:
+        """Give containers these staged files. Return whether they got others before."""
+        self._staged = await asyncio.to_thread(staged_signatures, files)
+        if files == self._node_state.node.driver:
+            return False
+        self._node_state.put_driver(files)
+        return True
 
     def _failed(self, error: DriverError) -> None:
         sentence, node = str(error), self._node_state.node
@@ -190,9 +228,12 @@ class DriverController:
         self._log.warning("driver files not found", sentence)
 
     async def _prune(self) -> None:
-        """Remove old staged files once no grant names them, but not before the runtime has listed its containers."""
+        """Remove old staged files once no grant names them, but not before the runtime has listed its containers.
+
+        While files and kernel module are of two versions, none is removed: the module may need it.
+        """
         node, held = self._node_state.node, self._held()
-        if held is None or node.driver is None:
+        if held is None or node.driver is None or not (self._simulated or node.driver.version == self._kernel):
             return
         keep = held | {node.driver.generation} | {package.generation for package in node.compat}
         if keep == self._kept:

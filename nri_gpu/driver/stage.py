@@ -22,9 +22,10 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.driver_scan import FoundDriver, Signatures, signatures
 from nri_gpu.driver.host_files import HostFile, check_folder
+from nri_gpu.driver.manifest import MANIFEST, manifest_text, read_manifest
 from nri_gpu.driver.trees import BINARIES, LIBRARIES, LIBRARIES_32, Plan, copied_bytes, plan_of, planned
 from nri_gpu.system.selinux import READ_ONLY, label_if_enabled, set_label
-from nri_gpu.system.storage import lock_holder, open_lock, try_lock
+from nri_gpu.system.storage import lock_holder, open_lock, try_lock, write_whole
 
 FOLDER_MODE: Final = 0o755
 # After so many damaged folders something must be writing below the base, and each new one may cost a copy.
@@ -41,6 +42,8 @@ CHUNK_BYTES: Final = 1 << 26
 READABLE: Final = 0o444
 FILE_MODE: Final = 0o555  # libraries too: distributions differ, and the loader does not mind
 
+# Makes the manifest of a generation, to be written into this folder.
+ManifestText = Callable[[Path], bytes]
 # Puts the file of the first path at the second, which does not exist yet; or raises OSError and leaves nothing there.
 CopyMethod = Callable[[Path, Path], None]
 
@@ -131,8 +134,17 @@ def stage(
     Raises: DriverError: no space, no permission, a host file changed meanwhile, a base that others can write to or
     that another process keeps locked.
     """
+    plan = plan_of(found)
     try:
-        folder = stage_plan(plan_of(found), found.generation, base, methods, wait_s, label=label)
+        folder = stage_plan(
+            plan,
+            found.generation,
+            base,
+            methods,
+            wait_s,
+            label=label,
+            manifest=lambda folder: manifest_text(planned(found, folder), plan),
+        )
     except OSError as error:
         why = str(error)
         if error.errno == errno.ENOSPC:
@@ -150,8 +162,11 @@ def stage_plan(
     wait_s: float = LOCK_WAIT_S,
     *,
     label: str | None = None,
+    manifest: ManifestText | None = None,
 ) -> Path:
     """Return the folder that holds a plan's files, made unless it exists and is complete.
+
+    manifest: of the folder; None: it has none.
 
     Raises: DriverError, OSError.
     """
@@ -162,13 +177,13 @@ def stage_plan(
         generation = _labelled(generation, label)
         methods = [method for method in methods if method is not hard_link]
     folder = private_folder(base)
-    name, made = _slot(folder, generation, plan)
+    name, made = _slot(folder, generation, plan, manifest)
     if not made:
         with _locked(folder, wait_s):
             # Again: another process may have made it while we waited for the lock.
-            name, made = _slot(folder, generation, plan)
+            name, made = _slot(folder, generation, plan, manifest)
             if not made:
-                _make(folder, name, plan, methods, label)
+                _make(folder, name, plan, methods, label, manifest)
     return folder / name
 
 
@@ -231,13 +246,14 @@ def private_folder(base: Path) -> Path:
     return folder
 
 
-def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
+def _slot(base: Path, generation: str, plan: Plan, manifest: ManifestText | None) -> tuple[str, bool]:
     """Return the folder name to use for a generation, and whether the folder exists and is complete."""
     names = (generation, *(f"{generation}.{number}" for number in range(1, ATTEMPTS)))
     for name in names:
         if not (base / name).exists():
             return name, False
-        if all(_matches(base / name / path, entry) for path, entry in plan.items()):
+        whole = all(_matches(base / name / path, entry) for path, entry in plan.items())
+        if whole and (manifest is None or read_manifest(base / name)):
             return name, True
     raise DriverError(
         f"the staged driver files {base / generation} were changed {ATTEMPTS} times: something writes there"
@@ -256,11 +272,15 @@ def _matches(path: Path, entry: HostFile | str) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_size == entry.size_bytes and same_time
 
 
-def _make(base: Path, name: str, plan: Plan, methods: Sequence[CopyMethod], label: str) -> None:
+def _make(
+    base: Path, name: str, plan: Plan, methods: Sequence[CopyMethod], label: str, manifest: ManifestText | None
+) -> None:
     _sweep(base)
     temporary = _temporary(base, name)
     try:
         _fill(temporary, plan, methods)
+        if manifest:
+            write_whole(temporary / MANIFEST, manifest(base / name), sync=True)
         for path in (temporary, *temporary.rglob("*")) if label else ():
             set_label(path, label)
         temporary.rename(base / name)

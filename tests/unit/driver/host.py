@@ -21,14 +21,21 @@ class DriverHost:
     """
 
     def __init__(
-        self, base: Path, *, simulated: bool = False, stage_dir: Path | None = None, packages: str = ""
+        self,
+        base: Path,
+        *,
+        simulated: bool = False,
+        stage_dir: Path | None = None,
+        packages: str = "",
+        installs: str = OLD,
     ) -> None:
         self.base, self.root, self.stage_dir = base, base / "root", stage_dir or base / "stage"
         driver = DriverSettings(root=str(self.root), stage_dir=str(self.stage_dir))
         for version in (OLD, NEW):
             if not (base / version).exists():
                 make_driver_root(base / version, version)
-        self.install(OLD)
+        if installs:
+            self.install(installs)
         self.module = OLD
         self.held: frozenset[str] | None = frozenset()
         self.module_changes = 0
@@ -44,6 +51,14 @@ class DriverHost:
             module=lambda: self.module,
             clock=lambda: self.now,
         )
+
+    def restarted(self) -> DriverHost:
+        """The next daemon on the host as it is, after this one ended."""
+        self.controller.close()
+        after = DriverHost(self.base, stage_dir=self.stage_dir, installs="")
+        after.module, after.held = self.module, self.held
+        after.node_state.put_inventory(Inventory(taken_at=0, fault="starting"))
+        return after
 
     def another(self, base: Path, *, simulated: bool = False) -> DriverHost:
         """Another daemon on the same stage folder. base: the same is that of the same state folder."""
