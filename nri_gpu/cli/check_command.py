@@ -123,7 +123,8 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[Finding, ...]:
     if not topology and not policy.pool.pools:
         return ()  # not worth waking the driver
     try:
-        inventory = ask_once(source_of(topology, policy.driver.root, policy.driver.library_dirs))
+        driver = policy.driver
+        inventory = ask_once(source_of(topology, driver.root, driver.library_dirs, stage_dir=driver.stage_dir))
     except InventoryError as error:
         if topology:
             raise

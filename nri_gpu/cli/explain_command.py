@@ -26,6 +26,7 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat_packages import scan_compat
 from nri_gpu.driver.driver_scan import scan
+from nri_gpu.driver.manifest import staged_driver
 from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.policy.forms import Globs
@@ -194,22 +195,25 @@ def _is_guess(patterns: Globs, name: Name) -> bool:
 
 def node_snapshot(topology: str | None, policy: Policy) -> Node:
     """Return a snapshot as `run` would have it, without staging any file. Raises: InventoryError."""
-    inventory = ask_once(source_of(topology, policy.driver.root, policy.driver.library_dirs))
+    driver = policy.driver
+    inventory = ask_once(source_of(topology, driver.root, driver.library_dirs, stage_dir=driver.stage_dir))
     node = Node(
         number=1,
         inventory=inventory,
         compat=_packages(policy),
         hwcaps=not why_no_hwcaps(),
     )
+    version, stage_dir = inventory.driver_version, Path(driver.stage_dir)
+    staged = None if inventory.simulated else staged_driver(stage_dir, version)
     try:
-        version = inventory.driver_version
-        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=version)
+        found = scan(Path(driver.root), library_dirs=driver.library_dirs, module=version)
     except DriverError as error:
-        if not inventory.simulated:
-            return replace(node, driver_fault=f"{error}.")
-        return replace(node, driver=_imagined(policy, inventory.driver_version))
-    folder = Path(policy.driver.stage_dir, found.generation)
-    return replace(node, driver=planned(found, folder))
+        if inventory.simulated:
+            return replace(node, driver=_imagined(policy, version))
+        return replace(node, driver=staged, driver_fault="" if staged else f"{error}.")
+    if staged and found.version != version:
+        return replace(node, driver=staged)
+    return replace(node, driver=planned(found, stage_dir / found.generation))
 
 
 def _packages(policy: Policy) -> tuple[CompatPackage, ...]:

@@ -158,7 +158,7 @@ def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
     if args.gpus:
         return source_of(args.gpus, "/")
     driver = load_policy(args.policy, {"driver.root": args.driver_root}).driver
-    return source_of(None, driver.root, driver.library_dirs)
+    return source_of(None, driver.root, driver.library_dirs, stage_dir=driver.stage_dir)
 
 
 def _record(inventory: Inventory, path: str) -> int:

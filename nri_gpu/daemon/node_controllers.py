@@ -50,7 +50,9 @@ class NodeControllers:
         self._fixed = fixed
         self._simulated = topology is not None
         driver = fixed.driver
-        self._source = source_of(topology, driver.root, driver.library_dirs, host_root=driver.host_root)
+        self._source = source_of(
+            topology, driver.root, driver.library_dirs, host_root=driver.host_root, stage_dir=driver.stage_dir
+        )
         self._watch = NodeWatch(
             self._source.kernel_view, self._node_changed, folders=() if self._simulated else DEV_FOLDERS
         )

@@ -127,10 +127,11 @@ class EventChild:
         sink: EventSink,
         *,
         sysfs: str = "/sys",
+        stage_dir: str = "",
         silence_s: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        command = child_command("nri_gpu.health.nvml_events", driver_root, library_dirs, sysfs)
+        command = child_command("nri_gpu.health.nvml_events", driver_root, library_dirs, sysfs, stage_dir)
         self._process = NvmlProcess("the NVML event process", command)
         self._sink = sink
         self._silence_s = silence_s

@@ -84,7 +84,7 @@ class HealthController:
         self._stops = stops(self.changed.set)
         self._refreshing = False
         if listener is None and not simulated:
-            listener = partial(EventChild, driver.root, driver.library_dirs)
+            listener = partial(EventChild, driver.root, driver.library_dirs, stage_dir=driver.stage_dir)
         self._listener = listener(EventSink(self.take_event, self._refresh_soon)) if listener else None
 
     @property

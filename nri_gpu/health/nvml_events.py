@@ -1,6 +1,7 @@
 """The NVML event process: waits for NVML's events, so that waiting never delays a refresh.
 
     python -I -m nri_gpu.health.nvml_events --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
+        [--stage-dir DIR]
 
 One JSON object a line. In: {"watch": ["0000:3b:00.0", ...]}, again whenever it changes. Out: the lines of
 `event_child.py`, by their type: "call" before each call as in `inventory/nvml_program.py`, "watching" after each

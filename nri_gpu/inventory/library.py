@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver.manifest import staged_library
 from nri_gpu.driver.search import DriverSearch, machine_of
 from nri_gpu.host.modules import SYSFS, module_version
 
@@ -31,23 +32,36 @@ class LibraryError(Exception):
 
 
 class Library:
-    """NVML's library, loaded at most once: pynvml would not find a second copy in the same process."""
+    """NVML's library, loaded at most once: pynvml would not find a second copy in the same process.
 
-    def __init__(self, driver_root: Path, library_dirs: Sequence[str] = (), sysfs: Path = SYSFS) -> None:
+    stage_dir: of staged drivers, whose library serves while the driver root has none of the module's version.
+    """
+
+    def __init__(
+        self,
+        driver_root: Path,
+        library_dirs: Sequence[str] = (),
+        sysfs: Path = SYSFS,
+        stage_dir: Path | None = None,
+    ) -> None:
         self._driver_root = driver_root
         self._library_dirs = library_dirs
         self._sysfs = sysfs
+        self._stage_dir = stage_dir
         self._loaded: ctypes.CDLL | None = None
         self._fingerprint: Fingerprint | None = None
 
     def find(self) -> Path:
         """Return the library's current path. Raises: LibraryError."""
+        module = module_version(self._sysfs)
         try:
             search = DriverSearch.below(self._driver_root, machine_of(), self._library_dirs)
-            path = search.nvml(module_version(self._sysfs))
+            path = search.nvml(module)
             fault = f"{search.unusable}searched below the driver root in {search.places}"
         except (DriverError, OSError) as error:
             path, fault = None, str(error)
+        if module and self._stage_dir and (path is None or library_version(str(path)) not in ("", module)):
+            path = staged_library(self._stage_dir, module, NVML) or path
         if path is None:
             raise LibraryError(
                 f"{NVML} was not found: {fault}; install the driver, or set the driver root to where it is"

@@ -47,12 +47,13 @@ class NvmlChild:
         library_dirs: Sequence[str] = (),
         *,
         sysfs: str = "/sys",
+        stage_dir: str = "",
         deadlines: Deadlines | None = None,
         boot_clock: Callable[[], float] = since_boot_s,
         clock: Callable[[], float] = time.monotonic,  # as `sleep`, for the pause before a new start
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        command = child_command("nri_gpu.inventory.nvml_program", driver_root, library_dirs, sysfs)
+        command = child_command("nri_gpu.inventory.nvml_program", driver_root, library_dirs, sysfs, stage_dir)
         self._process = NvmlProcess("the NVML process", command)
         self._deadlines = deadlines or Deadlines()
         self._boot_clock = boot_clock
@@ -233,7 +234,13 @@ class NvmlProcess:
         return f"{self._name} {ending(status)} in {self.doing}" + (f": {last}" if last else "")
 
 
-def child_command(module: str, driver_root: str | Path, library_dirs: Sequence[str], sysfs: str) -> tuple[str, ...]:
-    """Return the command of one of our NVML programs. It runs in `/`, so its paths are made absolute."""
-    paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
+def child_command(
+    module: str, driver_root: str | Path, library_dirs: Sequence[str], sysfs: str, stage_dir: str = ""
+) -> tuple[str, ...]:
+    """Return the command of one of our NVML programs. It runs in `/`, so its paths are made absolute.
+
+    stage_dir: of staged drivers, or empty.
+    """
+    given = {"--driver-root": driver_root, "--sysfs": sysfs, **({"--stage-dir": stage_dir} if stage_dir else {})}
+    paths = (word for option, path in given.items() for word in (option, str(Path(path).absolute())))
     return (python(), "-I", "-m", module, *paths, *(f"--library-dir={folder}" for folder in library_dirs))

@@ -1,6 +1,7 @@
 """The NVML process: answers each request for a refresh with a report, one JSON object a line.
 
     python -I -m nri_gpu.inventory.nvml_program --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
+        [--stage-dir DIR]
 
 Out: {"type": "call", "call": "nvmlDeviceGetName", "gpu": 0} before each call, so that the daemon knows which one hangs,
 then one of {"inventory": ...}, {"fault": "a sentence"} and {"stale": "a sentence"}. It ends when stdin ends.
@@ -89,10 +90,11 @@ def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]
     parser.add_argument("--driver-root", type=Path, required=True)
     parser.add_argument("--library-dir", action="append", default=[], help="below the root, tried before other folders")
     parser.add_argument("--sysfs", type=Path, default=Path("/sys"))
+    parser.add_argument("--stage-dir", type=Path, help="of staged drivers, tried last for the module's version")
     options = parser.parse_args(arguments)
     requests, replies = _private_pipes()
     confine()
-    library = Library(options.driver_root, options.library_dir, options.sysfs)
+    library = Library(options.driver_root, options.library_dir, options.sysfs, options.stage_dir)
     return NvmlProgram(replies, library, options.sysfs), requests
 
 

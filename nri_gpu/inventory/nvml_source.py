@@ -92,13 +92,19 @@ class NvmlSource:
         library_dirs: Sequence[str] = (),
         *,
         host_root: str = "",
+        stage_dir: str = "",
         folders: HostFolders | None = None,
         deadlines: Deadlines | None = None,
         boot_clock: Callable[[], float] = since_boot_s,
     ) -> None:
         folders = folders or HostFolders()
         self._child = NvmlChild(
-            str(driver_root), library_dirs, sysfs=str(folders.sys), deadlines=deadlines, boot_clock=boot_clock
+            str(driver_root),
+            library_dirs,
+            sysfs=str(folders.sys),
+            stage_dir=stage_dir,
+            deadlines=deadlines,
+            boot_clock=boot_clock,
         )
         self._folders = folders.with_driver(Path(driver_root), host_root)
         self._host_root = host_root

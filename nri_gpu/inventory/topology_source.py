@@ -46,10 +46,20 @@ class TopologySource:
 
 
 def source_of(
-    topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = (), *, host_root: str = ""
+    topology: str | Path | None,
+    driver_root: str | Path,
+    library_dirs: Sequence[str] = (),
+    *,
+    host_root: str = "",
+    stage_dir: str = "",
 ) -> TopologySource | NvmlSource:
-    """Return the topology file's node if there is one, else this machine. host_root: as in the policy's [driver]."""
-    return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs, host_root=host_root)
+    """Return the topology file's node if there is one, else this machine.
+
+    host_root, stage_dir: as in the policy's [driver].
+    """
+    if topology:
+        return TopologySource(topology)
+    return NvmlSource(driver_root, library_dirs, host_root=host_root, stage_dir=stage_dir)
 
 
 def ask_once(source: TopologySource | NvmlSource) -> Inventory:
