@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examined import Examined, is_there
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, is_installed, running, sees_the_host
 from nri_gpu.doctor.sockets import SocketState, socket_state
@@ -13,8 +14,10 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
 from nri_gpu.domain.gpu import closure
 from nri_gpu.domain.health import Sign
+from nri_gpu.domain.node import DriverFiles
 from nri_gpu.domain.text import listed
 from nri_gpu.driver.driver_scan import FoundDriver, scan
+from nri_gpu.driver.manifest import read_manifest
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
 from nri_gpu.host.facts import KernelModule, is_loaded, look
 from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, is_vfio, nvswitches
@@ -147,12 +150,14 @@ def _versions(seen: Examined) -> Iterator[Finding]:
             return
         root = seen.at(settings.host_root)  # the other is a mount in the daemon's pod
     kernel = module_version(seen.at("/sys"), seen.at(PROC))
+    served = _served(seen.status, kernel)
     try:
         found = scan(root, library_dirs=settings.library_dirs, module=kernel)
     except DriverError as fault:
-        yield error(
+        means = f"Containers get the staged ones of {kernel}" if served else "No container can get a driver"
+        yield (warning if served else error)(
             subject,
-            f"the driver's libraries are not usable: {fault}. No container can get a driver",
+            f"the driver's libraries are not usable: {fault}. {means}",
             "# install the driver's libraries (nvidia-utils, or NVIDIA's .run file), or set driver.root and "
             "driver.library_dirs in /etc/nri-gpu/policy.toml to where they are",
         )
@@ -160,10 +165,11 @@ def _versions(seen: Examined) -> Iterator[Finding]:
     others = {name: each for name, each in module_versions(seen.at("/sys")).items() if each and kernel}
     odd = [f"{name} {each}" for name, each in sorted(others.items()) if each != kernel]
     if kernel and found.version != kernel:
-        yield error(
+        means = f"; containers get the staged ones of {kernel}" if served else ", so nri-gpu refuses every request"
+        yield (warning if served else error)(
             subject,
             f"module nvidia is {kernel} and the libraries below {where} are {found.version}: NVML and CUDA fail "
-            "(Driver/library version mismatch), so nri-gpu refuses every request",
+            f"{'on the host ' if served else ''}(Driver/library version mismatch){means}",
             *_RELOAD,
         )
     elif odd:
@@ -173,7 +179,8 @@ def _versions(seen: Examined) -> Iterator[Finding]:
         yield ok(subject, f"modules and libraries are {kernel}{unused}")
     else:
         yield ok(subject, f"the libraries below {where} are {found.version}; no module to compare them with")
-    yield from lacking(found, seen.policy)
+    staged = read_manifest(seen.at(settings.stage_dir) / served) if served else None
+    yield from lacking(staged.driver if staged else found, seen.policy)
     if found.left_out:
         yield warning(
             "driver files",
@@ -183,13 +190,21 @@ def _versions(seen: Examined) -> Iterator[Finding]:
         )
 
 
-def lacking(found: FoundDriver, policy: Policy) -> Iterator[Finding]:
+def _served(status: DaemonStatus | None, kernel: str) -> str:
+    """Return the generation of the loaded module's version whose staged files containers get, or empty."""
+    node = status.node if status else None
+    if not node or not kernel or node.driver_fault or node.inventory_fault:
+        return ""
+    return node.driver_generation if node.driver_generation.startswith(f"{kernel}-") else ""
+
+
+def lacking(driver: FoundDriver | DriverFiles, policy: Policy) -> Iterator[Finding]:
     """Report the capabilities that containers have by default and that the driver cannot serve."""
-    for each in sorted(found.lacks.keys() & closure(policy.defaults.capabilities)):
+    for each in sorted(driver.lacks.keys() & closure(policy.defaults.capabilities)):
         yield error(
             "driver files",
-            f"the driver below {policy.driver.root} has no usable {found.lacks[each]}: requests for {each} are refused "
-            "until it is installed",
+            f"the driver below {policy.driver.root} has no usable {driver.lacks[each]}: requests for {each} are "
+            "refused until it is installed",
             "# install that part of the driver (libcuda1, nvidia-driver-cuda), and see: nri-gpu driver",
         )
 

@@ -13,9 +13,13 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.answers import PolicyStatus
 from nri_gpu.daemon.view import status_of
+from nri_gpu.doctor.driver_checks import driver_findings
+from nri_gpu.doctor.examined import Examined
 from nri_gpu.domain.finding import Level
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import Majors
+from nri_gpu.driver.driver_scan import scan
+from nri_gpu.driver.stage import stage
 from nri_gpu.policy.model import BUILT_IN, DriverSettings, Policy
 from tests.support import builders as make
 from tests.support.driver_root import put_libraries
@@ -125,6 +129,37 @@ def test_a_fabric_manager_that_runs(node: DoctorNode) -> None:
     switches(node)
     node.process(800, "nv-fabricmanager", "/usr/bin/nv-fabricmanager")
     assert node.found() == {}
+
+
+def no_libraries(node: DoctorNode) -> None:
+    rmtree(node.root / "usr")
+
+
+UPGRADED = {"libraries of another version": other_version, "no libraries": no_libraries}
+
+
+@pytest.mark.parametrize(("name", "change"), UPGRADED.items(), ids=UPGRADED)
+def test_a_daemon_that_serves_the_modules_driver_is_asked_first(node: DoctorNode, name: str, change: Break) -> None:
+    change(node)
+    kernel = "570.26" if change is other_version else VERSION
+    status = node.status()
+    serving = replace(status, node=replace(status.node, driver_generation=f"{kernel}-0a1b2c3d"))
+    finding = node.only(status=serving)
+    assert (finding.level, finding.subject) == (Level.WARNING, "driver versions")
+    assert f"ontainers get the staged ones of {kernel}" in finding.meaning
+    for refused in (None, replace(serving, node=replace(serving.node, inventory_fault="NVML does not start"))):
+        findings = node.found(status=refused)
+        assert findings["driver versions"].level is Level.ERROR, name
+
+
+def test_what_the_staged_driver_has_is_not_said_to_be_lacking(node: DoctorNode) -> None:
+    files = stage(scan(node.root), node.root / "staged")
+    no_libcuda(node)
+    status = node.status()
+    serving = replace(status, node=replace(status.node, driver_generation=files.generation))
+    policy = replace(HEALTHY_POLICY, driver=DriverSettings(stage_dir="/staged"))
+    seen = Examined(root=node.root, policy=policy, status=serving)
+    assert "driver files" not in {each.subject for each in driver_findings(seen) if each.level is Level.ERROR}
 
 
 OPERATORS = replace(HEALTHY_POLICY, driver=DriverSettings(root="/run/nvidia/driver"))
