@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
 from posixpath import basename, dirname, join, relpath
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
@@ -24,8 +25,9 @@ from nri_gpu.driver.libraries import LibraryFolders
 from nri_gpu.driver.search import DriverSearch, OtherDriver, machine_of, search_paths
 from nri_gpu.system.storage import signature
 
-# Part of every generation's name: raise it when the same host files are to be staged differently.
-LAYOUT: Final = 3
+# Part of every generation's name: raise it when the same host files are to be staged differently, or have another form
+# of manifest.
+LAYOUT: Final = 4
 CONFIG_BYTES_MAX: Final = 64 * 1024
 # On the host, below a library folder, and then below the root.
 # Source: NVIDIA/nvidia-container-toolkit internal/discover/graphics.go.
@@ -37,9 +39,14 @@ X_ROOTS: Final = ("usr/lib", "usr/lib64", "usr/X11R6/lib", "usr/X11R6/lib64")
 # In the driver's own search order; a flat root such as /usr/local/nvidia has the same folders without `usr`.
 CONFIG_ROOTS: Final = ("etc", "usr/local/share", "usr/share", "share")
 
-# In containers the driver lies elsewhere, so a library must not be named with its folder.
-_ABSOLUTE: Final = re.compile(rb'"library_path"\s*:\s*"/|\A\s*/')
-_SONAME_ONLY: Final = "names a library by a path that containers do not have"
+# Libraries that loaders' configuration names by a path, as NixOS and Fedora do. In containers they lie elsewhere: there
+# the name alone is right. Source: NixOS/nixpkgs pkgs/os-specific/linux/nvidia-x11/builder.sh.
+_BY_PATH: Final = {
+    ".json": re.compile(rb'(?P<before>"library_path"\s*:\s*")[^"]*/(?P<name>[^"/]*)'),
+    ".icd": re.compile(rb"(?P<before>^[ \t]*)\S*/(?P<name>[^\s/]*)", re.MULTILINE),
+}
+_NO_SUCH_NAME: Final = "names a library by a path that containers do not have"
+_TOO_LONG: Final = f"longer than {CONFIG_BYTES_MAX} bytes"
 
 # Device, inode and time of change of each path; None where it does not exist. snapshot.json holds these.
 Signatures = tuple[tuple[int, int, int] | None, ...]
@@ -130,7 +137,8 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: Sequence[str]
     binaries = tuple(_binaries(folders, _why_not_in_containers, left_out))
     on_host = tuple(_binaries(folders, _why_no_program, []))
     host_binaries = on_host if len(on_host) > len(binaries) else ()
-    singles = tuple(_singles(folders, left_out))
+    staged = {basename(name) for file in libraries for name in (file.name, *(name for name, _ in file.links))}
+    singles = tuple(_singles(folders, staged, left_out))
     every = (*libraries, *libraries_32, *binaries, *singles, *host_binaries)
     return FoundDriver(
         root=search.root,
@@ -213,12 +221,14 @@ def _machine_of(elf: Elf, machine: table.Machine) -> table.Machine | None:
     return next((each for each in (machine, table.COMPATIBLE.get(machine.name)) if each and each.runs(elf)), None)
 
 
-def _singles(folders: LibraryFolders, left_out: list[LeftOut]) -> Iterator[DriverFile]:
+def _singles(folders: LibraryFolders, staged: Set[str], left_out: list[LeftOut]) -> Iterator[DriverFile]:
+    """Yield the single files. staged: names of the libraries that containers get."""
     root, machine = folders.search.root, folders.search.machine
     for single in table.single_files(machine, folders.version):
         paths = _candidates(single, folders)
-        if source := _first(root, paths, lambda file: _why_unusable(file.path, machine), left_out):
-            yield DriverFile(single.places[0].lstrip("/"), single.capabilities, source, places=single.places)
+        if source := _first(root, paths, lambda file: _why_unusable(file.path, machine, staged), left_out):
+            name = single.places[0].lstrip("/")
+            yield DriverFile(name, single.capabilities, _without_folders(source), places=single.places)
 
 
 def _candidates(file: table.SingleFile, libraries: LibraryFolders) -> Iterator[Path]:
@@ -237,7 +247,7 @@ def _candidates(file: table.SingleFile, libraries: LibraryFolders) -> Iterator[P
     return (folder / each for each in file.names for folder in known)
 
 
-def _why_unusable(path: Path, machine: table.Machine) -> str:
+def _why_unusable(path: Path, machine: table.Machine, staged: Set[str]) -> str:
     """Return a clause that says why a trusted file is of no use, or empty if it is usable.
 
     Raises: DriverError, OSError.
@@ -245,10 +255,23 @@ def _why_unusable(path: Path, machine: table.Machine) -> str:
     if ".so" in path.name:
         elf = read_elf(path)
         return "" if elf and machine.runs(elf) else machine.wrong_class
-    if path.suffix not in {".json", ".icd"}:
+    if not (by_path := _BY_PATH.get(path.suffix)):
         return ""
     with path.open("rb") as file:
-        return _SONAME_ONLY if _ABSOLUTE.search(file.read(CONFIG_BYTES_MAX)) else ""
+        content = file.read(CONFIG_BYTES_MAX + 1)
+    if len(content) > CONFIG_BYTES_MAX:
+        return _TOO_LONG
+    names = {match["name"].decode(errors="replace") for match in by_path.finditer(content)}
+    return "" if names <= staged else _NO_SUCH_NAME
+
+
+def _without_folders(file: HostFile) -> HostFile:
+    """Return a usable file whose copy names libraries without their folders. Raises: OSError."""
+    if not (by_path := _BY_PATH.get(file.path.suffix)):
+        return file
+    content = file.path.read_bytes()
+    plain = by_path.sub(rb"\g<before>\g<name>", content)
+    return file if plain == content else replace(file, content=plain)
 
 
 def _first(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver import table
@@ -32,6 +33,7 @@ class HostFile(Struct, frozen=True):
     device: int
     inode: int
     mode: int  # permission bits
+    content: bytes | None = None  # that containers get instead of its own
 
     @classmethod
     def of(cls, path: Path, relative: str, found: os.stat_result) -> Self:
@@ -44,10 +46,14 @@ class HostFile(Struct, frozen=True):
         """Return what a generation's name depends on: a different value means a different file or content."""
         return self.relative, self.size_bytes, self.mtime_ns, self.inode
 
+    @property
+    def staged_bytes(self) -> int:
+        return self.size_bytes if self.content is None else len(self.content)
+
     def unchanged(self) -> bool:
         """Return whether this file, with the same content as far as the kernel shows, is still there."""
         try:
-            return HostFile.of(self.path, self.relative, self.path.lstat()) == self
+            return HostFile.of(self.path, self.relative, self.path.lstat()) == replace(self, content=None)
         except OSError:
             return False
 

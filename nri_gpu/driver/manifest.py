@@ -27,7 +27,7 @@ class Manifest(Recorded, frozen=True, kw_only=True):
 
 
 def manifest_text(driver: DriverFiles, plan: Mapping[str, HostFile | str]) -> bytes:
-    content = {path: each if isinstance(each, str) else each.size_bytes for path, each in plan.items()}
+    content = {path: each if isinstance(each, str) else each.staged_bytes for path, each in plan.items()}
     return canonical(Manifest(driver=driver, content=content)).encode()
 
 

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -95,6 +96,15 @@ def place(original: Path, target: Path, methods: Sequence[CopyMethod]) -> None:
         except OSError:
             continue  # EXDEV, EPERM, EOPNOTSUPP, EMLINK ...: the error of the last one says what is really wrong
     return last(original, target)
+
+
+def _write(content: bytes, original: Path, target: Path) -> None:
+    """Make a file with this content, and with the original's times."""
+
+    def fill(_: int, new: int) -> None:
+        os.write(new, content)
+
+    _new_file(original, target, fill)
 
 
 def _new_file(original: Path, target: Path, fill: Callable[[int, int], None]) -> None:
@@ -269,7 +279,7 @@ def _matches(path: Path, entry: HostFile | str) -> bool:
         return False
     # Seconds: not every file system keeps a finer time.
     same_time = found.st_mtime_ns // NS_PER_S == entry.mtime_ns // NS_PER_S
-    return stat.S_ISREG(found.st_mode) and found.st_size == entry.size_bytes and same_time
+    return stat.S_ISREG(found.st_mode) and found.st_size == entry.staged_bytes and same_time
 
 
 def _make(
@@ -305,7 +315,7 @@ def _fill(folder: Path, plan: Plan, methods: Sequence[CopyMethod]) -> None:
         elif first := placed.get(entry.path):
             place(first, target, WITHIN_GENERATION)
         else:
-            place(entry.path, target, methods)
+            place(entry.path, target, methods if entry.content is None else (partial(_write, entry.content),))
             # Checked afterwards, so that no change can come between check and copy.
             if not entry.unchanged():
                 raise DriverError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, c
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.elf import read_elf
+from nri_gpu.driver.manifest import complete
 from nri_gpu.driver.stage import stage
 from tests.support.driver_root import (
     CONFIGS,
@@ -56,9 +58,21 @@ def driver_container(base: Path) -> Host:
     return Host(root)
 
 
+def with_folder(root: Path, folder: str) -> None:
+    """Have each configuration of a loader name its library by a path."""
+    for file in (*root.rglob("*_nvidia*.json"), *root.rglob("nvidia_*.json"), *root.rglob("nvidia.icd")):
+        file.write_text(re.sub(r"lib(?=[\w-]+\.so)", f"{folder}/lib", file.read_text()))
+
+
 def nixos(base: Path) -> Host:
-    """A link into a store where every folder has a name of its own; 32-bit libraries in another of them."""
+    """A link into a store where every folder has a name of its own; 32-bit libraries in another of them.
+
+    Source: NixOS/nixpkgs pkgs/os-specific/linux/nvidia-x11/builder.sh (installPhase).
+    """
     made = whole_root(base / "nix/store/abc-nvidia-x11")
+    with_folder(made, "/nix/store/abc-nvidia-x11/lib")
+    icd = made / "share/vulkan/icd.d/nvidia_icd.json"
+    icd.rename(icd.with_name("nvidia_icd.x86_64.json"))
     other = base / "nix/store/def-nvidia-x11-lib32"
     other.mkdir()
     (made / "lib").rename(other / "lib")
@@ -81,11 +95,21 @@ def talos(base: Path) -> Host:
     return Host(base / "root", ("/usr/local/glibc/usr/lib", "/usr/local/glibc/usr/lib32/"))
 
 
+def fedora(base: Path) -> Host:
+    """As RPM Fusion and negativo17 have it: the loaders' configuration names libraries in /usr/lib64."""
+    root = whole_root(base, "rhel")
+    with_folder(root / "usr/share/vulkan", "/usr/lib64")
+    escaped = root / "usr/share/glvnd/egl_vendor.d/10_nvidia.json"
+    escaped.write_text(escaped.read_text().replace("libEGL", r"\/usr\/lib64\/libEGL"))
+    return Host(root)
+
+
 LAYOUTS: Final[Mapping[str, Callable[[Path], Host]]] = {
     "ubuntu": lambda base: Host(whole_root(base, "ubuntu")),
     "debian": lambda base: Host(whole_root(base, "debian")),
     "rhel": lambda base: Host(whole_root(base, "rhel")),
     "driver container": driver_container,
+    "Fedora": fedora,
     "NixOS": nixos,
     "Talos": talos,
 }
@@ -96,7 +120,13 @@ def staged(host: Host, folder: Path) -> Trees:
     assert (found.version, found.left_out) == (V, ())
     files = stage(found, folder)
     known: dict[int, str] = {}
-    return {some: contents(Path(files.trees[some].path), known) | dict(files.trees[some].files) for some in SETS}
+    trees = {some: contents(Path(files.trees[some].path), known) | dict(files.trees[some].files) for some in SETS}
+    return {some: {plain(name): plain(what) for name, what in tree.items()} for some, tree in trees.items()}
+
+
+def plain(name: str) -> str:
+    """The name of Vulkan's ICD without the machine's, which some hosts have."""
+    return name.replace("nvidia_icd.x86_64.json", "nvidia_icd.json")
 
 
 def contents(tree: Path, known: dict[int, str]) -> dict[str, str]:
@@ -168,14 +198,30 @@ def test_each_closed_set_has_a_tree_and_equal_ones_share_it(files: DriverFiles, 
     assert {Path(tree.path).name for tree in small.trees.values()} == {"compute", "utility", "compute+utility"}
 
 
-def test_a_config_that_names_a_folder_of_the_host_is_left_out(tmp_path: Path) -> None:
+def test_a_config_that_names_a_library_that_is_not_staged_is_left_out(tmp_path: Path) -> None:
     root = whole_root(tmp_path / "root")
     icd = root / "share/vulkan/icd.d/nvidia_icd.json"
-    icd.write_text(json.dumps({"ICD": {"library_path": "/usr/lib/libGLX_nvidia.so.0"}}))
-    (root / "etc/OpenCL/vendors/nvidia.icd").write_text("/usr/lib/libnvidia-opencl.so.1\n")
+    icd.write_text(json.dumps({"ICD": {"library_path": "/usr/lib/libGLX_mesa.so.0"}}))
+    (root / "etc/OpenCL/vendors/nvidia.icd").write_text("/usr/lib/\n")
+    (root / "share/glvnd/egl_vendor.d/10_nvidia.json").write_text(" " * 70_000)
     found = scan(root, "x86_64")
     assert [each.path for each in found.left_out] == [
         "etc/OpenCL/vendors/nvidia.icd",
         "share/vulkan/icd.d/nvidia_icd.json",
+        "share/glvnd/egl_vendor.d/10_nvidia.json",
     ]
-    assert all("by a path that containers do not have" in each.reason for each in found.left_out)
+    *by_path, too_long = found.left_out
+    assert all("by a path that containers do not have" in each.reason for each in by_path)
+    assert too_long.reason == "longer than 65536 bytes"
+
+
+def test_a_config_with_plain_names_is_a_new_file_and_the_hosts_stays(tmp_path: Path) -> None:
+    root = whole_root(tmp_path / "root")
+    with_folder(root, "/usr/lib64")
+    before = (root / "share/vulkan/icd.d/nvidia_icd.json").read_text()
+    files = stage(scan(root, "x86_64"), tmp_path / "drivers")
+    assert stage(scan(root, "x86_64"), tmp_path / "drivers") == files
+    copy = Path(files.trees[of("graphics")].path, "extra/etc/vulkan/icd.d/nvidia_icd.json")
+    assert copy.read_text() == CONFIGS["share/vulkan/icd.d/nvidia_icd.json"]
+    assert (root / "share/vulkan/icd.d/nvidia_icd.json").read_text() == before
+    assert complete(tmp_path / "drivers" / files.generation) == files
