@@ -6,6 +6,7 @@ does not support, breaks programs that would run (CUDA's errors 803 and 804).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.domain.text import shown
+from nri_gpu.injection.driver_mounts import LIBRARY_PATH
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.image_requirements import (
     CUDA_VERSION,
@@ -35,8 +37,10 @@ _ABOVE: Final = (">=", ">", "=")
 class CompatChoice(Struct, frozen=True):
     """The CUDA that a container gets."""
 
-    package: CompatPackage | None = None  # None: the container uses the driver's own libraries
+    package: CompatPackage | None = None  # None: the container uses the driver's own libraries, or those of `folder`
     why: str = ""  # a clause for people, or empty if the image wants nothing newer than the driver has
+    folder: str = ""  # in the image, of its own package
+    note: str = ""  # what the operator could do for the image, or empty
 
 
 DRIVERS_OWN: Final = CompatChoice()
@@ -48,6 +52,7 @@ def choose(
     """Return the package for an image of this environment, on these GPUs.
 
     If several serve, take the lowest CUDA: it is closest to what the image was tested with, and to the kernel module.
+    One on the host comes before the image's own.
     """
     want, have = wanted(env), version_of(facts.cuda_version)
     if want is None or not facts.gpus or (have and want <= _pair(have)):
@@ -66,13 +71,31 @@ def choose(
             )
     unfit = []
     for package in sorted(packages, key=lambda each: each.cuda):
-        why = _unfit(package, want, facts) or _not_met(env, package, facts, policy)
+        why = _unfit(package, want, facts) or _not_met(env, with_compat(facts, package), policy)
         if not why:
             return CompatChoice(
                 package, f"CUDA {package.cuda_version} by libcuda {package.version}, because {called} is wanted"
             )
         unfit.append(f"{package.cuda_version}: {why}")
-    return CompatChoice(why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})")
+    folder = _folder_of_image(env)
+    if folder and policy.compat.image and not _not_met(env, facts, policy):
+        return CompatChoice(why=f"the image's own package, because {called} is wanted", folder=folder)
+    name = "cuda-compat-{}-{}".format(*want)
+    own = ", or compat.image = true for its own package" if folder and not policy.compat.image else ""
+    return CompatChoice(
+        why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})",
+        note=f"the image is for {called}, and the driver has {facts.cuda_version}, so CUDA may fail in it: "
+        f"put NVIDIA's {name} into compat.dir{own}",
+    )
+
+
+# Where NVIDIA's images have the package of their CUDA.
+_IMAGES_OWN: Final = re.compile(r"(?:/[\w+-][\w.+-]*)*/cuda(?:-[\d.]+)?/compat(?:/lib(?:\.real)?)?/?")
+
+
+def _folder_of_image(env: Mapping[str, str]) -> str:
+    """Return the folder of an image's own package, as its LD_LIBRARY_PATH names it, or empty."""
+    return next(filter(_IMAGES_OWN.fullmatch, env.get(LIBRARY_PATH, "").split(":")), "")
 
 
 def with_compat(facts: RequirementFacts, package: CompatPackage) -> RequirementFacts:
@@ -121,11 +144,9 @@ def _unfit(package: CompatPackage, want: CudaVersion, facts: RequirementFacts) -
     return too_old or unfit_driver(package.version, package.drivers, facts.driver_version)
 
 
-def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, policy: Policy) -> str:
-    """Return that the image's requirements do not hold with the package, or empty: an image may set an upper bound."""
-    if not policy.requirements.check or not unmet(
-        env, with_compat(facts, package), may_disable=policy.requirements.may_disable
-    ):
+def _not_met(env: Mapping[str, str], facts: RequirementFacts, policy: Policy) -> str:
+    """Return that the image's requirements do not hold with its CUDA, or empty: an image may set an upper bound."""
+    if not policy.requirements.check or not unmet(env, facts, may_disable=policy.requirements.may_disable):
         return ""
     return "the image's requirements do not hold with it"
 

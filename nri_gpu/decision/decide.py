@@ -145,7 +145,7 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
     plan = plan_for(container, gpus, asked.capabilities, node, policy, extra=extra, mps=seat)
     if isinstance(plan, Reason):
         return Refuse(plan)
-    notes = (unreached_note(container, plan.edits), extras, _privileged_note(container, node, policy))
+    notes = (unreached_note(container, plan.edits), plan.note, extras, _privileged_note(container, node, policy))
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, plan.generation, seat)
     return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)
 

@@ -17,7 +17,7 @@ from nri_gpu.domain.decision import Code, Grant, Inject, Reason
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.gpu import Capabilities, Capability, Unit, closure, gpus_of
 from nri_gpu.domain.mps import Seat
-from nri_gpu.domain.node import Node
+from nri_gpu.domain.node import DriverTree, Node
 from nri_gpu.injection.device_nodes import covered_node
 from nri_gpu.injection.driver_mounts import compat_hindrance
 from nri_gpu.injection.inject import Injection, plan
@@ -34,6 +34,7 @@ class Plan(Struct, frozen=True):
     edits: Edits
     generation: str  # of the staged files that the edits need, as in `Grant`
     compat: str  # the newer CUDA than the driver's among the edits, or why there is none, as in `Inject`
+    note: str  # what the program may miss; mostly empty
 
 
 def plan_for(
@@ -53,6 +54,7 @@ def plan_for(
     its share of an MPS daemon.
     """
     facts = _facts(gpus, node)
+    tree = node.driver.trees.get(capabilities) if node.driver else None
     choice = _compat(container, facts, capabilities, node, policy)
     if choice.package:
         facts = with_compat(facts, choice.package)
@@ -66,13 +68,14 @@ def plan_for(
             gpus=gpus,
             capabilities=capabilities,
             inventory=node.inventory,
-            tree=node.driver.trees.get(capabilities) if node.driver else None,
+            tree=tree,
             loader=policy.driver.loader,
             hwcaps=node.hwcaps,
             void=policy.environment.visible_devices is VisibleDevices.VOID,
             numa=policy.placement.numa,
             extra=extra,
             compat=choice.package,
+            compat_folder=choice.folder,
             completes=completes,
             mps=mps,
         )
@@ -80,7 +83,22 @@ def plan_for(
     if reason := covered_node(edits.devices, container.mounts):
         return reason
     staged = f"{node.generation}+{choice.package.generation}" if choice.package else node.generation
-    return Plan(edits, staged, choice.why)
+    note = "; ".join(filter(None, (choice.note, _graphics_note(capabilities, tree))))
+    return Plan(edits, staged, choice.why, note)
+
+
+# Interfaces of graphics, each with the folder in which its loader looks for the driver.
+_LOADED_BY_FILE: Final = {"Vulkan": "/vulkan/icd.d/", "EGL": "/glvnd/egl_vendor.d/"}
+
+
+def _graphics_note(capabilities: Capabilities, tree: DriverTree | None) -> str:
+    """Return what graphics lacks on this node, or empty. A simulated node's driver has no files."""
+    if Capability.GRAPHICS not in capabilities or tree is None or not tree.libraries:
+        return ""
+    places = [place for place, _ in tree.files]
+    lacking = [name for name, folder in _LOADED_BY_FILE.items() if not any(folder in place for place in places)]
+    what = f"this node's driver has no usable file for {'its loader' if len(lacking) == 1 else 'their loaders'}"
+    return f"graphics is without {' and '.join(lacking)}: {what}, see `nri-gpu driver`" if lacking else ""
 
 
 def unreached_note(container: Container, edits: Edits) -> str:
@@ -97,12 +115,15 @@ def _facts(gpus: tuple[Unit, ...], node: Node) -> RequirementFacts:
 def _compat(
     container: Container, facts: RequirementFacts, capabilities: Capabilities, node: Node, policy: Policy
 ) -> CompatChoice:
-    """Return the newer CUDA that the container gets from a package on the host; mostly there is none."""
-    if not policy.compat.dir or Capability.COMPUTE not in capabilities:
+    """Return the newer CUDA that the container gets from a package; mostly there is none."""
+    if Capability.COMPUTE not in capabilities:
         return DRIVERS_OWN
     choice = choose(container.env, facts, node.compat, policy)
-    hindrance = compat_hindrance(container) if choice.package else ""
-    return CompatChoice(why=hindrance) if hindrance else choice
+    if not policy.compat.dir and not choice.folder:
+        return CompatChoice(note=choice.note)
+    newer = choice.package or choice.folder
+    hindrance = compat_hindrance(container, of_image=bool(choice.folder)) if newer else ""
+    return CompatChoice(why=hindrance, note=hindrance) if hindrance else choice
 
 
 def _unmet_requirement(
@@ -200,6 +221,6 @@ def _completed(
     if isinstance(plan, Reason):
         return plan
     grant = Grant.to(container, (), None, plan.generation)
-    note = unreached_note(container, plan.edits)
+    note = "; ".join(filter(None, (unreached_note(container, plan.edits), plan.note)))
     completes = tuple(unit.uuid for unit in held)
     return Inject(plan.edits, grant, rule, note=note, compat=plan.compat, completes=completes)

@@ -130,9 +130,9 @@ CATALOGUE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "Something else injects GPUs on this node too: a runtime, a CDI specification or a plugin of NVIDIA's.",
             "Remove what `nri-gpu check` names.",
         ),
-        "part of a grant is hidden from the program": (
-            "The image or the pod sets a variable or a path that hides a part of the grant.",
-            "Change what the line names, in the image or the pod.",
+        "GPU granted, with something to know": (
+            "The line says what the program does not see of its grant or may miss, or what it can use beyond it.",
+            "Change what the line names, in the image, in the pod or on the node.",
         ),
         "container that requests no GPU can open GPUs": (
             "A container without a request can open GPUs: it is privileged, or its device rules allow all devices.",

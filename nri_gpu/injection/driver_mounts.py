@@ -40,11 +40,20 @@ def compat_edits(package: CompatPackage, driver: Edits, container: Container) ->
     return Edits.of(mounts=(Mount(PLACE, package.path),), env=library_path([PLACE], behind))
 
 
-def compat_hindrance(container: Container) -> str:
-    """Return why a package could not come before the driver's libraries in this container, a clause, or empty."""
+def compat_folder_edits(folder: str, driver: Edits, container: Container) -> Edits:
+    """Put a folder of the image before the driver's in the path. driver: the edits of the driver's files."""
+    behind = driver.env.get(LIBRARY_PATH, container.env.get(LIBRARY_PATH, ""))
+    return Edits.of(env=library_path([folder], behind))
+
+
+def compat_hindrance(container: Container, *, of_image: bool = False) -> str:
+    """Return why a package could not come before the driver's libraries in this container, a clause, or empty.
+
+    of_image: the package is the image's own, and needs no mount.
+    """
     if LIBRARY_PATH in container.env_twice:
         return f"image and pod both set {LIBRARY_PATH}, and NRI reaches only the one that is not used"
-    if _touches(PLACE, map(_plain, container.mounts)):
+    if not of_image and _touches(PLACE, map(_plain, container.mounts)):
         return f"the pod mounts a volume at {PLACE}"
     return ""
 

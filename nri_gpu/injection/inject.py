@@ -14,7 +14,7 @@ from nri_gpu.domain.gpu_request import NumaBinding
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import CompatPackage, DriverTree, Inventory, Loader, NumaNode
 from nri_gpu.injection import device_nodes
-from nri_gpu.injection.driver_mounts import compat_edits, driver_edits
+from nri_gpu.injection.driver_mounts import compat_edits, compat_folder_edits, driver_edits
 from nri_gpu.injection.mps_client import client_edits
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -36,6 +36,7 @@ class Injection(Struct, frozen=True, kw_only=True):
     numa: NumaBinding = NumaBinding.NONE  # what policy binds to the GPUs' NUMA nodes
     extra: Edits = NO_EDITS  # the edits of its extras
     compat: CompatPackage | None = None  # a newer CUDA than the driver's
+    compat_folder: str = ""  # in the image, of a newer CUDA of its own
     completes: bool = False  # another component assigned the GPUs, so the container gets no node of a GPU
     mps: Seat | None = None  # its share of an MPS daemon
 
@@ -46,6 +47,8 @@ def plan(of: Injection) -> Edits:
     parts = [_devices(of), driver]
     if of.compat:
         parts.append(compat_edits(of.compat, driver, of.container))
+    elif of.compat_folder:
+        parts.append(compat_folder_edits(of.compat_folder, driver, of.container))
     parts += [Edits(env=visible_devices(of.gpus, void=of.void)), of.extra]
     if of.mps:
         parts.append(client_edits(of.mps))

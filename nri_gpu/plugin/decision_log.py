@@ -102,7 +102,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
             phrase = "container completed for GPUs that another component allocated" if completes else "GPU granted"
             logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)
             if note:
-                logger.bind(**facts, fault=note).warning("part of a grant is hidden from the program")
+                logger.bind(**facts, fault=note).warning("GPU granted, with something to know")
         case Refuse(reason):
             refusals.add(facts, reason, "container refused")
         case Pass(_, why, note):

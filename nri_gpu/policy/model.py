@@ -242,6 +242,13 @@ class CompatSettings(Struct, frozen=True, kw_only=True):
         bool,
         about("Also for an image that is newer than the driver by a minor version only, which mostly runs without."),
     ] = False
+    image: Annotated[
+        bool,
+        about(
+            "Where no package on the host serves: put the compatibility folder that an image's LD_LIBRARY_PATH names "
+            "(/usr/local/cuda/compat) before the driver's libraries. It is the image's code: none of it is read."
+        ),
+    ] = False
 
 
 class Complete(StrEnum):

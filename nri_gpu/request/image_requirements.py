@@ -246,7 +246,10 @@ CUDA_VERSION: Final = "CUDA_VERSION"
 TOTAL_MAX: Final = 16 * 1024  # characters
 TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})  # Go's strconv.ParseBool
 _NUMBER: Final = r"(0|[1-9][0-9]{0,8})"
-_SEMVER: Final = re.compile(rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:[-+][0-9A-Za-z.+-]{{1,64}})?)?)?")
+# Up to three parts as in Go's semver, and NVIDIA's catalogue of images has a fourth, with zeros: 12.4.1.003.
+_SEMVER: Final = re.compile(
+    rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:\.[0-9]{{1,9}})?(?:[-+][0-9A-Za-z.+-]{{1,64}})?)?)?"
+)
 _FACT_MAX: Final = 16  # characters of a version or a brand
 _OTHER_NODE: Final = "run it on a node with another driver"
 _OTHER_GPU: Final = "ask for other GPUs (clause {} of the annotation), or run it on a node that has them"

@@ -32,6 +32,10 @@ IMAGE = {"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": TYPICAL}
         ({}, None),
         ({"CUDA_VERSION": "12.4.1"}, (12, 4)),
         ({"CUDA_VERSION": "12"}, (12, 0)),
+        ({"CUDA_VERSION": "12.4.1.003"}, (12, 4)),
+        ({"CUDA_VERSION": "13.0.1.012-rc1"}, (13, 0)),
+        ({"CUDA_VERSION": "12.4.1.0.1"}, None),
+        ({"CUDA_VERSION": "12.4.1."}, None),
         ({"CUDA_VERSION": "cu121"}, None),
         ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, (13, 0)),
         ({"NVIDIA_REQUIRE_CUDA": "cuda>=13"}, (13, 0)),
@@ -84,6 +88,69 @@ def test_off_where_it_would_break(facts: RequirementFacts, packages: tuple[Compa
     choice = choose(IMAGE, facts, packages, DEFAULT)
     assert choice.package is None
     assert why in choice.why
+
+
+OWN = "/usr/local/cuda/compat"
+BROUGHT = {
+    "CUDA_VERSION": "13.0.1",
+    "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=unknown,driver>=570,driver<571",
+    "LD_LIBRARY_PATH": f"/usr/local/nvidia/lib:{OWN}:/opt/lib",
+}
+IMAGES = Policy(compat=CompatSettings(image=True))
+
+
+def test_a_note_names_the_package_that_an_image_needs() -> None:
+    choice = choose(BROUGHT, NODE, (), DEFAULT)
+    assert (choice.package, choice.folder) == (None, "")
+    assert choice.note == (
+        "the image is for CUDA 13.0, and the driver has 12.8, so CUDA may fail in it: put NVIDIA's cuda-compat-13-0 "
+        "into compat.dir, or compat.image = true for its own package"
+    )
+    without = choose(BROUGHT | {"LD_LIBRARY_PATH": "/opt/lib"}, NODE, (), IMAGES)
+    assert (without.folder, without.note.endswith("into compat.dir")) == ("", True)
+    assert choose(BROUGHT, replace(NODE, cuda_version="13.0"), (), DEFAULT).note == ""
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        OWN,
+        f"{OWN}/",
+        f"{OWN}/lib",
+        f"{OWN}/lib.real",
+        "/usr/local/cuda-13.0/compat",
+        "/opt/cuda/compat",
+        "/cuda/compat",
+    ],
+)
+def test_the_images_own_package_by_policy(folder: str) -> None:
+    choice = choose(BROUGHT | {"LD_LIBRARY_PATH": f"/opt/lib:{folder}"}, NODE, (), IMAGES)
+    assert (choice.folder, choice.note) == (folder, "")
+    assert choice.why == "the image's own package, because CUDA 13.0 is wanted"  # no text of its environment
+    assert choose(BROUGHT, NODE, ALL, IMAGES).package is C130  # the host's is better known
+
+
+@pytest.mark.parametrize(
+    "folder", ["cuda/compat", "/usr/../cuda/compat", "/usr/local/cuda/lib64", "/compat", "", "/a b/cuda/compat"]
+)
+def test_what_is_no_folder_of_a_package(folder: str) -> None:
+    assert choose(BROUGHT | {"LD_LIBRARY_PATH": folder}, NODE, (), IMAGES).folder == ""
+
+
+NOT_BY_IT: dict[str, tuple[dict[str, str], RequirementFacts]] = {
+    "the driver is as new": ({}, replace(NODE, cuda_version="13.0")),
+    "the requirement does not hold": ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, NODE),
+    "an older image says it alone": ({"NVIDIA_REQUIRE_CUDA": ""}, NODE),
+    "the same major": ({"CUDA_VERSION": "12.9", "NVIDIA_REQUIRE_CUDA": "cuda>=12.9 driver>=535"}, NODE),
+    "a GPU that it fails on": ({}, replace(NODE, gpus=(replace(GPU, brand="geforce"),))),
+}
+
+
+@pytest.mark.parametrize(("env", "facts"), NOT_BY_IT.values(), ids=NOT_BY_IT)
+def test_the_images_own_serves_only_where_the_requirement_holds_by_it(
+    env: dict[str, str], facts: RequirementFacts
+) -> None:
+    assert choose(BROUGHT | env, facts, (), IMAGES).folder == ""
 
 
 def test_brands_are_policys_to_widen() -> None:

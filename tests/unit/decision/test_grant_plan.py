@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Inject
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.domain.node import Node
+from nri_gpu.domain.node import DriverTree, Node
 from nri_gpu.policy.model import CompatSettings, Policy
 from tests.support import builders as make
 from tests.support.loading import LIBRARIES
@@ -105,3 +105,49 @@ def test_a_mig_device_has_its_gpus_brand() -> None:
     node = replace(make.node([cut], driver_version="580.95.05", cuda_version="13.0"), compat=(PACKAGE,))
     decision = decided(make.container("mig=1g.5gb", env=WISH), node)
     assert PLACE in decision.edits.mounts
+
+
+OWN = "/usr/local/cuda/compat"
+BROUGHT = {
+    "NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=unknown,driver>=580,driver<581",
+    "LD_LIBRARY_PATH": f"/usr/local/nvidia/lib:{OWN}",
+}
+
+
+def test_the_images_own_package_comes_first_by_policy_alone() -> None:
+    container, node = make.container("1", env=BROUGHT), replace(NODE, compat=())
+    by_default = decided(container, node, Policy())
+    assert by_default.edits.env["LD_LIBRARY_PATH"] == f"{TREE}:{BROUGHT['LD_LIBRARY_PATH']}"
+    assert "put NVIDIA's cuda-compat-14-0 into compat.dir" in by_default.note
+    assert by_default.compat == ""
+    allowed = Policy(compat=CompatSettings(image=True))
+    chosen = decided(container, node, allowed)
+    assert chosen.edits.env["LD_LIBRARY_PATH"] == f"{OWN}:{TREE}:{BROUGHT['LD_LIBRARY_PATH']}"
+    assert (chosen.note, chosen.grant.generation) == ("", node.generation)
+    assert chosen.compat == "the image's own package, because CUDA 14.0 is wanted"
+    both = decided(make.container("1", env=BROUGHT, env_twice=frozenset({"LD_LIBRARY_PATH"})), node, allowed)
+    assert "image and pod both set LD_LIBRARY_PATH" in both.note
+
+
+def graphics_node(*places: str) -> Node:
+    files = tuple((place, f"extra{place}") for place in places)
+    tree = DriverTree("/staged", files=files, libraries=(("lib64/libGLX_nvidia.so.1", ("libGLX_nvidia.so.0",)),))
+    return make.node(staged=make.driver(trees=dict.fromkeys(make.trees(), tree)))
+
+
+VULKAN, EGL = "/etc/vulkan/icd.d/nvidia_icd.x86_64.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"
+
+
+@pytest.mark.parametrize(
+    ("places", "note"),
+    [
+        ((VULKAN, EGL), ""),
+        ((EGL,), "graphics is without Vulkan: this node's driver has no usable file for its loader"),
+        ((), "graphics is without Vulkan and EGL: this node's driver has no usable file for their loaders"),
+    ],
+)
+def test_a_grant_says_what_graphics_lacks(places: tuple[str, ...], note: str) -> None:
+    node = graphics_node(*places)
+    asks = make.container("1; capabilities=graphics")
+    assert injected(asks, node).note.partition(", see")[0] == note
+    assert injected(make.container("1"), node).note == ""
