@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 from nri_gpu.cli.page import Line, Tone
 from nri_gpu.cli.render import answer, lines
 from nri_gpu.domain.errors import CommandError, Exit
+from nri_gpu.domain.text import listed
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.facts import CharDevice, HostFacts, HostFinding, look
 from nri_gpu.host.kernel_view import HostFolders
@@ -99,7 +100,12 @@ def run(args: argparse.Namespace) -> int:
     facts = _look()
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)
-        raise CommandError(Exit.UNAVAILABLE, f"this machine has no NVIDIA display device on its PCI bus{why}")
+        what = "this machine has no NVIDIA display device on its PCI bus"
+        if facts.of_machines:
+            what = (
+                f"each NVIDIA GPU of this machine is bound to vfio, for virtual machines: {listed(facts.of_machines)}"
+            )
+        raise CommandError(Exit.UNAVAILABLE, f"{what}{why}")
     if args.dry_run:
         plan = make_plan(facts, graphics=args.graphics)
         return _print(args, PrepareReport(facts, plan.actions, plan.findings), more=plan.more_may_follow)

@@ -8,7 +8,14 @@ from typing import Final
 
 from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.doctor.examined import Examined, is_there
-from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST, is_installed, running, sees_the_host
+from nri_gpu.doctor.processes import (
+    NOT_THE_HOST,
+    ON_THE_HOST,
+    RunningProgram,
+    is_installed,
+    running,
+    sees_the_host,
+)
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.finding import Finding, error, ok, unseen, warning
@@ -20,7 +27,7 @@ from nri_gpu.driver.driver_scan import FoundDriver, scan
 from nri_gpu.driver.manifest import read_manifest
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, make_plan
 from nri_gpu.host.facts import KernelModule, is_loaded, look
-from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, is_vfio, nvswitches
+from nri_gpu.host.kernel_view import DRIVER, HostFolders, PciGpu, gpus_on_the_bus, nvswitches
 from nri_gpu.host.modules import PROC, majors_by_name, module_version, module_versions
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import text_of
@@ -37,6 +44,12 @@ _MISSING: Final = (
     ("device nodes", False, "device nodes", "a container that needs them does not start, or its CUDA fails"),
     ("MIG nodes", True, "capability nodes of MIG devices", "a container with such a MIG device fails to open it"),
 )
+_NOTHING: Final = "on this node nri-gpu has nothing to grant, and refuses every request"
+# Name on the PCI bus -> module, and what keeps it from taking a GPU. Source: Linux drivers/gpu/nova-core/nova_core.rs.
+_KERNELS_OWN: Final = {
+    "nouveau": ("nouveau", "blacklist nouveau\\noptions nouveau modeset=0\\n"),
+    "NovaCore": ("nova_core", "blacklist nova_core\\n"),
+}
 _IMEX: Final = "nvidia-imex"
 _PROGRAMS: Final = {
     "nvidia-persistenced": "nvidia-persistenced",
@@ -57,6 +70,8 @@ def driver_findings(seen: Examined) -> Iterator[Finding]:
     if not gpus and not module:
         return
     yield from _bound_elsewhere(gpus)
+    if gpus and all(gpu.of_machines for gpu in gpus):
+        return
     yield from _modules(seen, gpus, module=module)
     yield from _versions(seen)
     if module and seen.in_pod and not any(seen.at("/dev").glob("nvidia*")):
@@ -69,6 +84,8 @@ def driver_findings(seen: Examined) -> Iterator[Finding]:
 
 
 def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Finding:
+    if gpus and all(gpu.of_machines for gpu in gpus):
+        return warning("GPUs", f"each NVIDIA GPU on the PCI bus is for virtual machines: {_NOTHING}")
     if gpus:
         return ok("GPUs", f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)} on the PCI bus")
     if not seen.at("/sys/bus/pci/devices").is_dir():
@@ -77,23 +94,34 @@ def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Find
         return ok("GPUs", "no NVIDIA GPU on the PCI bus, but module nvidia is loaded")
     return warning(
         "GPUs",
-        "no NVIDIA GPU on the PCI bus: on this node nri-gpu has nothing to grant, and refuses every request",
+        f"no NVIDIA GPU on the PCI bus: {_NOTHING}",
         "lspci -d 10de:    # still nothing where there is a GPU: see its power, slot, firmware or virtual machine",
     )
 
 
 def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
-    """Report the GPUs that another driver has. A GPU that a virtual machine has is meant to be there."""
+    """Report the GPUs that another driver has. A GPU that a virtual machine has is meant to be there.
+
+    Beside a GPU that NVIDIA's driver has, another may be an old card that the console needs.
+    """
+    served = any(gpu.driver == DRIVER for gpu in gpus)
     for gpu in gpus:
-        if gpu.driver == "nouveau":
+        if gpu.of_machines:
+            yield ok("GPU driver", f"GPU {gpu.bus_id} is bound to {gpu.driver}, for a virtual machine")
+        elif served and gpu.driver != DRIVER:
+            yield warning(
+                "GPU driver",
+                f"GPU {gpu.bus_id} is bound to {gpu.driver or 'no driver'}, so no container can get it. It may be the "
+                "display's: then leave it as it is",
+                "dmesg | grep -e NVRM -e nvidia    # if it is to serve containers: why the driver does not take it",
+            )
+        elif known := _KERNELS_OWN.get(gpu.driver):
             yield error(
                 "GPU driver",
-                f"GPU {gpu.bus_id} is bound to nouveau, the kernel's own driver, so NVIDIA's driver cannot use it",
-                "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nri-gpu-nouveau.conf",
+                f"GPU {gpu.bus_id} is bound to {gpu.driver}, the kernel's own driver, so NVIDIA's driver cannot use it",
+                f"printf '{known[1]}' > /etc/modprobe.d/nri-gpu-{known[0]}.conf",
                 "update-initramfs -u || dracut --force; reboot",
             )
-        elif is_vfio(gpu.driver):
-            yield ok("GPU driver", f"GPU {gpu.bus_id} is bound to {gpu.driver}, for a virtual machine")
         elif gpu.driver not in ("", DRIVER):
             yield warning(
                 "GPU driver",
@@ -110,11 +138,12 @@ def _modules(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Iterato
         return
     if not is_loaded(seen.at("/sys"), KernelModule.UVM):
         yield error(subject, "module nvidia-uvm is not loaded: every CUDA program fails in its first call", _PREPARE)
-    elif unbound := [gpu.bus_id for gpu in gpus if not gpu.driver]:
+    elif (unbound := [gpu.bus_id for gpu in gpus if not gpu.driver]) and not any(gpu.driver == DRIVER for gpu in gpus):
         yield error(
             subject,
             f"module nvidia is loaded but does not drive GPU {listed(unbound)}: no container can get it",
-            "dmesg | grep -e NVRM -e nvidia    # says why; often a driver too old or too new for this GPU",
+            "dmesg | grep -e NVRM -e nvidia    # says why; often a driver too old or too new for this GPU, or not the "
+            "open module that it needs",
         )
     else:
         yield ok(subject, "nvidia and nvidia-uvm are loaded")
@@ -249,18 +278,31 @@ def _nodes(seen: Examined) -> Iterator[Finding]:
         )
 
 
+_KEEPS_NOTHING: Final = "--no-persistence-mode"
+_UNKEPT: Final = (
+    "with no program on a GPU the driver shuts it down, so the next container waits seconds for it, and settings such "
+    "as power limits are lost"
+)
+
+
 def _persistence(seen: Examined) -> Finding:
     subject, root = "persistence", _container_root(seen)
-    alive, where = _service(seen, "nvidia-persistenced")
+    process, where = _service(seen, "nvidia-persistenced")
+    if process and _KEEPS_NOTHING in process.arguments:
+        return warning(
+            subject,
+            f"nvidia-persistenced runs with {_KEEPS_NOTHING}{where}, so it keeps no GPU initialized: {_UNKEPT}",
+            f"systemctl edit nvidia-persistenced    # ExecStart= without {_KEEPS_NOTHING}, after an empty ExecStart=",
+            "nvidia-smi -pm 1    # until then",
+        )
     sockets = (socket_state(seen.at(f"{each}/run/nvidia-persistenced/socket")) for each in {"", root})
-    if alive or {SocketState.LIVE, SocketState.CLOSED}.intersection(sockets):
+    if process or {SocketState.LIVE, SocketState.CLOSED}.intersection(sockets):
         return ok(subject, f"nvidia-persistenced keeps the GPUs initialized{where}")
     if not sees_the_host(seen.at("/proc")):
         return unseen(subject, f"whether nvidia-persistenced runs: {NOT_THE_HOST}", ON_THE_HOST)
     return warning(
         subject,
-        "nvidia-persistenced does not run: with no program on a GPU the driver shuts it down, so the next container "
-        "waits seconds for it, and settings such as power limits are lost",
+        f"nvidia-persistenced does not run: {_UNKEPT}",
         _start(seen, "nvidia-persistenced"),
     )
 
@@ -305,14 +347,14 @@ def _container_root(seen: Examined) -> str:
     return root if own else ""
 
 
-def _service(seen: Examined, name: str) -> tuple[bool, str]:
-    """Return whether a program of the driver runs, and where, if in a container, which must be the driver's own."""
+def _service(seen: Examined, name: str) -> tuple[RunningProgram | None, str]:
+    """Return the process of a program of the driver, and where, if in a container, which must be the driver's own."""
     names = {_PROGRAMS[name][:15]}
-    if any(running(seen.at("/proc"), names)):
-        return True, ""
+    if process := next(running(seen.at("/proc"), names), None):
+        return process, ""
     contained = running(seen.at("/proc"), names, contained=True) if _container_root(seen) else iter(())
     process = next(contained, None)
-    return process is not None, f", in a container (pid {process.pid})" if process else ""
+    return process, f", in a container (pid {process.pid})" if process else ""
 
 
 def _start(seen: Examined, unit: str) -> str:

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from nri_gpu.domain.bounds import BUS_ID
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.node import Majors
-from nri_gpu.host.kernel_view import DISPLAY_CLASS, NVIDIA_VENDOR, HostFolders, not_given
+from nri_gpu.host.kernel_view import DISPLAY_CLASS, NVIDIA_VENDOR, HostFolders, gpus_on_the_bus, not_given
 from nri_gpu.host.modules import read_majors
 from nri_gpu.system.storage import text_of
 from nri_gpu.system.user_namespace import in_user_namespace
@@ -96,7 +96,9 @@ class HostFinding(Struct, frozen=True):
 class HostFacts(Struct, frozen=True, kw_only=True):
     """The host at one moment. Texts are files of the kernel's, unparsed, or empty if there is no such file."""
 
-    devices: tuple[str, ...] = ()  # PCI addresses of NVIDIA's display devices
+    # PCI addresses of NVIDIA's display devices, without those that are for virtual machines.
+    devices: tuple[str, ...] = ()
+    of_machines: tuple[str, ...] = ()  # those
     modules: frozenset[KernelModule] = frozenset()  # those loaded
     majors: Majors = field(default_factory=Majors)
     params: str = ""  # /proc/driver/nvidia/params
@@ -119,8 +121,11 @@ _CAPABILITY: Final = re.compile(r"gpu[0-9]+/mig/gi[0-9]+(?:/ci[0-9]+)?/access")
 def look(places: HostFolders) -> HostFacts:
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
+    devices = tuple(reader.devices())
+    of_machines = tuple(gpu.bus_id for gpu in gpus_on_the_bus(places.sys) if gpu.of_machines)
     return HostFacts(
-        devices=tuple(reader.devices()),
+        devices=tuple(device for device in devices if device not in of_machines),
+        of_machines=of_machines,
         modules=frozenset(module for module in KernelModule if is_loaded(places.sys, module)),
         majors=read_majors(reader.text(places.proc / "devices")),
         params=reader.text(driver / "params"),

@@ -158,7 +158,10 @@ DRIVER: Final = "nvidia"
 VIRTUAL: Final = "physfn"  # a virtual function links to its GPU
 INFORMATION_MAX: Final = 16384  # bytes
 NOT_GIVEN: Final = "not given to this machine, which is a container itself"
-UNLISTED: Final = "bound to nvidia, but NVML does not list it: see `dmesg | grep NVRM`, and check its power supply"
+UNLISTED: Final = (
+    "bound to nvidia, but NVML does not list it: see `dmesg | grep NVRM`, and check its power supply and whether it "
+    "needs the open kernel module"
+)
 
 
 class PciGpu(Struct, frozen=True):
@@ -166,6 +169,11 @@ class PciGpu(Struct, frozen=True):
 
     bus_id: PciBusId
     driver: str
+
+    @property
+    def of_machines(self) -> bool:
+        """Return whether it is for virtual machines. Vendors' variants have names such as nvgrace_gpu_vfio_pci."""
+        return "vfio" in self.driver
 
 
 def gpus_on_the_bus(sys: Path) -> Iterator[PciGpu]:
@@ -223,7 +231,7 @@ def _is_container(folders: HostFolders) -> bool:
 
 def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
     if gpu.driver != DRIVER:
-        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver), set_aside=is_vfio(gpu.driver))
+        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver), set_aside=gpu.of_machines)
     facts = driver_fields(_text(proc / "driver/nvidia/gpus" / gpu.bus_id / "information"))
     excluded = facts.get("GPU Excluded", "") == "Yes"
     return KernelGpu(
@@ -234,11 +242,6 @@ def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
         reason="excluded by the driver (NVreg_ExcludedGpus of module nvidia)" if excluded else fault or UNLISTED,
         set_aside=excluded,
     )
-
-
-def is_vfio(driver: str) -> bool:
-    """Return whether a driver is one that gives devices to virtual machines: vfio-pci, or nvgrace_gpu_vfio_pci."""
-    return "vfio" in driver
 
 
 def _other_driver(driver: str) -> str:

@@ -90,6 +90,22 @@ def test_no_device(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_gpus_of_virtual_machines_are_none_of_ours(machine: HostTree, nri_gpu: NriGpuCall, *, loaded: bool) -> None:
+    """The unit counts 69 as success, as on a machine without a GPU."""
+    if loaded:
+        machine.loaded()
+    for minor, driver in enumerate(("vfio-pci", "nvgrace_gpu_vfio_pci")):
+        machine.bind(minor, driver)
+    why = (
+        "nri-gpu: each NVIDIA GPU of this machine is bound to vfio, for virtual machines: 0000:18:00.0, 0000:19:00.0\n"
+    )
+    assert nri_gpu("prepare") == Done(Exit.UNAVAILABLE, "", why)
+    assert (machine.calls(), list(machine.entries())) == ([], ["char"])
+    machine.bind(0, "nvidia")
+    assert nri_gpu("prepare").code == Exit.OK
+
+
 @EITHER
 def test_findings_are_1(machine: HostTree, nri_gpu: NriGpuCall, options: tuple[str, ...]) -> None:
     machine.loaded().write("proc/driver/nvidia/params", params(modify=0))

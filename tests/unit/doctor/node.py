@@ -29,7 +29,7 @@ from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
 from tests.support.goldens import compare_part
 from tests.support.views import view
-from tests.unit.host.host_tree import OLD_UVM, HostTree, address, host_below
+from tests.unit.host.host_tree import OLD_UVM, HostTree, host_below
 
 GOLDENS: Final = Path(__file__).parent / "goldens"
 # What Python says of a file that is not TOML differs by its release.
@@ -100,11 +100,7 @@ class DoctorNode:
         self.listen("run/nvidia-persistenced/socket")
 
     def bind(self, minor: int, driver: str) -> None:
-        """Bind a GPU to a driver; to none where that is empty."""
-        link = self.root / f"sys/bus/pci/devices/{address(minor)}/driver"
-        link.unlink(missing_ok=True)
-        if driver:
-            link.symlink_to(f"../../../bus/pci/drivers/{driver}")
+        self.tree.bind(minor, driver)
 
     def make_nodes(self) -> None:
         """What `nri-gpu prepare` would do."""

@@ -94,13 +94,33 @@ def other_version(node: DoctorNode) -> None:
         node.write(f"sys/module/{module}/version", "570.26\n")
 
 
+def both(driver: str) -> Break:
+    def bind(node: DoctorNode) -> None:
+        for minor in (0, 1):
+            node.bind(minor, driver)
+
+    return bind
+
+
+def of_virtual_machines(node: DoctorNode) -> None:
+    no_modules(node)
+    both("vfio-pci")(node)
+
+
 BROKEN: dict[str, Break] = {
     "module not loaded": no_modules,
     "not built for this kernel": not_built,
     "no uvm": lambda node: rmtree(node.root / "sys/module/nvidia_uvm"),
-    "a GPU that the module does not take": lambda node: node.bind(1, ""),
-    "nouveau": lambda node: node.bind(1, "nouveau"),
-    "another driver": lambda node: node.bind(1, "xdma"),
+    "a GPU that the module does not take": both(""),
+    "nouveau": both("nouveau"),
+    "NovaCore": both("NovaCore"),
+    "another driver": both("xdma"),
+    "an old card beside a GPU": lambda node: node.bind(1, "nouveau"),
+    "a card that no driver has": lambda node: node.bind(1, ""),
+    "all for virtual machines": of_virtual_machines,
+    "a persistence daemon that keeps nothing": lambda node: node.process(
+        800, "nvidia-persistenced", "/usr/bin/nvidia-persistenced", "--user", "nvpd", "--no-persistence-mode"
+    ),
     "libraries of another version": other_version,
     "modules of two versions": lambda node: node.write("sys/module/nvidia_uvm/version", "570.26\n"),
     "no libraries": lambda node: rmtree(node.root / "usr"),
@@ -236,6 +256,14 @@ def test_in_a_container_the_gpus_of_its_host_are_not_missed(node: DoctorNode) ->
 def test_a_gpu_of_a_virtual_machine_is_meant_to_be_there(node: DoctorNode, driver: str) -> None:
     node.bind(1, driver)
     assert node.found() == {}
+
+
+@pytest.mark.parametrize("driver", ["", "nouveau", "NovaCore", "xdma"])
+def test_an_old_card_keeps_its_console(node: DoctorNode, driver: str) -> None:
+    node.bind(1, driver)
+    finding = node.only()
+    assert (finding.level, "It may be the display's" in finding.meaning) == (Level.WARNING, True)
+    assert not any(word in fix for fix in finding.fix for word in ("unbind", "blacklist", "reboot", "modprobe"))
 
 
 def test_a_simulated_node_needs_no_driver(node: DoctorNode) -> None:

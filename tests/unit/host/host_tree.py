@@ -90,6 +90,13 @@ class HostTree:
         self.write(f"sys/bus/pci/devices/{address(minor)}/vendor", f"{vendor}\n")
         self.write(f"sys/bus/pci/devices/{address(minor)}/class", f"{kind}\n")
 
+    def bind(self, minor: int, driver: str) -> None:
+        """Bind a GPU to a driver; to none where that is empty."""
+        link = self.base / f"sys/bus/pci/devices/{address(minor)}/driver"
+        link.unlink(missing_ok=True)
+        if driver:
+            link.symlink_to(f"../../../bus/pci/drivers/{driver}")
+
     def modprobe(self, script: str) -> None:
         """Another program in place of the host's own."""
         program = self.write("bin/modprobe", MODPROBE.format(base=self.base, script=script))

@@ -74,6 +74,7 @@ OTHERS = {
     "bound to vfio-pci, for a virtual machine": ("vfio-pci", {}),
     "bound to nvgrace_gpu_vfio_pci: bind it to nvidia": ("nvgrace_gpu_vfio_pci", {}),
     "bound to nouveau: bind it to nvidia": ("nouveau", {}),
+    "bound to NovaCore: bind it to nvidia": ("NovaCore", {}),
     "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it": ("", {}),
     "excluded by the driver (NVreg_ExcludedGpus of module nvidia)": ("nvidia", {"GPU Excluded": "Yes"}),
 }
