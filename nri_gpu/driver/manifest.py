@@ -6,7 +6,8 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from posixpath import dirname
 from typing import Final
 
 from nri_gpu.domain.errors import DriverError
@@ -46,11 +47,12 @@ def complete(folder: Path) -> DriverFiles | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return None
-    parents = {parent for path in manifest.content for parent in (folder / path).parents}
+    parents = {dirname(path) for path in manifest.content}
+    folders = {str(each) for path in parents for each in (PurePosixPath(path), *PurePosixPath(path).parents)}
     try:
-        for parent in (each for each in parents if each.is_relative_to(folder)):
-            check_folder(parent, follow=False)
-        whole = all(_is_as_staged(folder / path, each) for path, each in manifest.content.items())
+        for each in folders:
+            check_folder(folder / each, follow=False)
+        whole = all(_is_as_staged(folder / path, recorded) for path, recorded in manifest.content.items())
     except (DriverError, OSError):
         return None
     return manifest.driver if whole else None
@@ -60,18 +62,17 @@ def _is_as_staged(path: Path, recorded: int | str) -> bool:
     """Return whether a file has the recorded size, or a symlink the target, and only root can change it."""
     found = path.lstat()
     if isinstance(recorded, str):
-        return (
-            stat.S_ISLNK(found.st_mode) and found.st_uid in {0, os.geteuid()} and os.fspath(path.readlink()) == recorded
-        )
+        ours = stat.S_ISLNK(found.st_mode) and found.st_uid in {0, os.geteuid()}
+        return ours and os.fspath(path.readlink()) == recorded
     return stat.S_ISREG(found.st_mode) and found.st_size == recorded and not why_untrusted(found)
 
 
 def staged_driver(base: Path, version: str, preferred: str = "") -> DriverFiles | None:
     """Return the complete generation of a driver's version: the preferred one, else the last made, or None.
 
-    Blocks for some ten milliseconds.
+    Blocks for a tenth of a second if a driver has everything.
     """
-    folder = base.resolve()
+    folder = Path(os.path.realpath(base))
     try:
         check_folder(folder)
         names = (each for each in folder.iterdir() if each.name.partition("-")[0] == version)

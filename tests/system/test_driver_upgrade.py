@@ -21,6 +21,8 @@ from tests.support.files import write_files
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 from tests.support.nvml.build import LIB_DIR
 from tests.support.running import running
+from tests.support.scripted_runtime import until
+from tests.system.chain import DRIVER, LISTENER, PATIENCE_S, TWO, Chain
 
 OLD, NEW = "570.26", "580.95.05"
 GPU = FakeGpu(uuid="GPU-0b200000-0000-4000-8000-000000000000")
@@ -118,3 +120,37 @@ async def test_health_goes_on_by_the_staged_library(upgrade: Upgrade) -> None:
                 events.write(f"0 {EventType.XID} 79 {2**32 - 1} {2**32 - 1}\n")
             await asyncio.sleep(0.05)
     assert found[0] == GpuEvent(GPU.uuid, EventType.XID, 79)
+
+
+KEPT = "driver files do not fit the kernel module: containers get the staged ones that do"
+
+
+async def test_a_node_grants_while_its_driver_is_unpacked_and_after_a_restart(tmp_path: Path) -> None:
+    """The daemon itself, with both children, from the old driver's last file to the new module."""
+    chain = Chain(tmp_path, TWO, events="all")
+    async with chain.running():
+        library = staged_library(chain.launch.base / "drivers", DRIVER, "libnvidia-ml.so.1")
+        assert library
+        shutil.copy(chain.root / LIB_DIR / "fake-nvml.conf", library.parent)
+        shutil.rmtree(chain.root)
+        chain.root.mkdir()
+        await asyncio.to_thread(chain.daemon.wait_logged, KEPT)
+        await chain.goes_on()
+    async with chain.running():
+        await until("the listener", lambda: chain.children(LISTENER), PATIENCE_S)
+        for module in ("nri_gpu.inventory.nvml_program", LISTENER):
+            await until("its library", lambda of=module: mapped(*chain.children(of)) == {str(library)}, PATIENCE_S)
+        build_fake_nvml(chain.root, TWO, [MISMATCH], driver="590.10")
+        put_libraries(chain.root, LIB_DIR, "590.10", ("libcuda",))
+        await asyncio.to_thread(chain.daemon.wait_logged, "are 590.10, and the module is")
+        await chain.goes_on()
+        status = await chain.status()
+        assert (status["node"]["inventory_fault"], status["node"]["driver_fault"]) == ("", "")
+    assert chain.refused == []
+    async with chain.connected():
+        await chain.until("a grant", "device=0")
+        build_fake_nvml(chain.root, TWO, driver="590.10")
+        chain.daemon.unload()
+        chain.daemon.load("590.10")
+        await chain.shown("the new driver", lambda said: said["node"]["driver_generation"].startswith("590.10-"))
+        await chain.until("a grant", "device=0")
