@@ -16,10 +16,12 @@ from nri_gpu.decision.eligible import lacking_library
 from nri_gpu.decision.refusals import why_not
 from nri_gpu.domain.errors import DriverError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Gpu
-from nri_gpu.domain.node import DriverTree, Inventory, Loader, Node
+from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Loader, Node
 from nri_gpu.driver.driver_scan import scan
+from nri_gpu.driver.manifest import staged_driver, why_unfit
 from nri_gpu.driver.stage import GENERATION, prune, stage
 from nri_gpu.driver.stage_owner import owner_of
+from nri_gpu.driver.trees import planned
 from nri_gpu.injection.device_nodes import missing_capability_major, missing_modules, two_versions
 from nri_gpu.system.storage import boot_id, text_of, write_whole
 
@@ -66,15 +68,7 @@ def specification_text(inventory: Inventory, options: SpecificationOptions) -> s
 
 def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree | None:
     try:
-        found = scan(options.driver_root, library_dirs=options.library_dirs, module=inventory.driver_version)
-        if inventory.driver_version not in ("", found.version) and not inventory.simulated:
-            raise NotReadyError(two_versions(found.version, inventory.driver_version))
-        if owner := owner_of(options.stage_dir):
-            raise NotReadyError(
-                f"stage folder {options.stage_dir} belongs to `nri-gpu run` with state folder {owner}, which removes "
-                "files that none of its grants uses: give another --stage-dir"
-            )
-        files = stage(found, options.stage_dir, wait_s=LOCK_WAIT_S)
+        files = _files(inventory, options)
         _use(options.stage_dir / files.generation)
     except (DriverError, OSError) as error:
         if inventory.simulated:
@@ -86,6 +80,31 @@ def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree |
     if tree is None and not inventory.simulated:
         raise NotReadyError(f"the driver on this node lacks files for {', '.join(sorted(options.capabilities))}")
     return tree
+
+
+def _files(inventory: Inventory, options: SpecificationOptions) -> DriverFiles:
+    """Stage the driver's files, unless complete staged files of the module's version serve better, as in the daemon.
+
+    Raises: NotReadyError, DriverError.
+    """
+    if owner := owner_of(options.stage_dir):
+        raise NotReadyError(
+            f"stage folder {options.stage_dir} belongs to `nri-gpu run` with state folder {owner}, which removes "
+            "files that none of its grants uses: give another --stage-dir"
+        )
+    version = "" if inventory.simulated else inventory.driver_version
+    staged = staged_driver(options.stage_dir, version) if version else None
+    try:
+        found = scan(options.driver_root, library_dirs=options.library_dirs, module=inventory.driver_version)
+    except DriverError:
+        if staged is None:
+            raise
+        return staged
+    if staged and why_unfit(planned(found, options.stage_dir), staged):
+        return staged
+    if version not in ("", found.version):
+        raise NotReadyError(two_versions(found.version, version))
+    return stage(found, options.stage_dir, wait_s=LOCK_WAIT_S)
 
 
 def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:

@@ -93,7 +93,8 @@ def _without_drm(options: SpecificationOptions, inventory: Inventory) -> Iterato
 
 def _look_now(options: SpecificationOptions) -> Inventory:
     """Return the node's inventory now. Raises: InventoryError."""
-    return ask_once(source_of(options.topology, options.driver_root, options.library_dirs))
+    stage_dir = str(options.stage_dir)
+    return ask_once(source_of(options.topology, options.driver_root, options.library_dirs, stage_dir=stage_dir))
 
 
 def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:

@@ -14,10 +14,9 @@ from msgspec import Struct
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.domain.text import listed
 from nri_gpu.driver.compat_packages import SHOWN, CompatController
 from nri_gpu.driver.driver_scan import FoundDriver, Signatures, changed, folder_signatures, scan
-from nri_gpu.driver.manifest import parts, staged_driver
+from nri_gpu.driver.manifest import staged_driver, why_unfit
 from nri_gpu.driver.stage import prune, stage, staged_signatures
 from nri_gpu.driver.stage_owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.trees import planned
@@ -164,7 +163,7 @@ class DriverController:
         try:
             module = self._node_state.node.module_version or ""
             found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs, module=module)
-            unfit = self._why_unfit(found, staged) if staged else ""
+            unfit = why_unfit(planned(found, self._stage_dir), staged) if staged else ""
             if not unfit:
                 await self._stage(found)
         except DriverError as error:
@@ -192,13 +191,6 @@ class DriverController:
         """Return the version of the kernel module, or empty if it is not known."""
         node = self._node_state.node
         return node.module_version or node.inventory.driver_version
-
-    def _why_unfit(self, found: FoundDriver, staged: DriverFiles) -> str:
-        """Return why these files are not to take the place of staged files of the module's version, or empty."""
-        if found.version != staged.version:
-            return f"those below {self._root} are {found.version}, and the module is {staged.version}"
-        lost = parts(staged) - parts(planned(found, self._stage_dir))
-        return f"those below {self._root} have no {listed(sorted(lost))} any more" if lost else ""
 
     async def _stage(self, found: FoundDriver) -> None:
         await asyncio.to_thread(self._owner.take)

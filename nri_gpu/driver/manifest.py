@@ -12,6 +12,7 @@ from typing import Final
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.node import DriverFiles
+from nri_gpu.domain.text import listed
 from nri_gpu.domain.value import Recorded, canonical, decode
 from nri_gpu.driver.host_files import HostFile, check_folder
 from nri_gpu.system.storage import read_private, why_untrusted
@@ -90,7 +91,15 @@ def staged_library(base: Path, version: str, name: str) -> Path | None:
     return next((Path(tree.path, path) for tree in trees for path, names in tree.libraries if name in names), None)
 
 
-def parts(driver: DriverFiles) -> frozenset[str]:
+def why_unfit(found: DriverFiles, staged: DriverFiles) -> str:
+    """Return why the host's files must not replace complete staged ones of the loaded module's version, or empty."""
+    if found.version != staged.version:
+        return f"they are {found.version}, and the module is {staged.version}"
+    lost = _parts(staged) - _parts(found)
+    return f"they have no {listed(sorted(lost))} any more" if lost else ""
+
+
+def _parts(driver: DriverFiles) -> frozenset[str]:
     """Return what a driver has for containers: libraries without their versions, programs, and single files."""
     trees = driver.trees.values()
     libraries = {path.partition(".so.")[0] for tree in trees for path, _ in (*tree.libraries, *tree.libraries_32)}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -242,6 +243,28 @@ def test_a_driver_without_files_is_refused_on_a_real_node_only(place: Place) -> 
         specification_text(REAL, place.options())
     document = json.loads(specification_text(replace(REAL, simulated=True), place.options()))
     assert "mounts" not in document["containerEdits"]
+
+
+def half_installed(place: Place) -> None:
+    (place.driver / f"lib64/libnvidia-ml.so.{V}").unlink()
+
+
+def upgraded(place: Place) -> None:
+    shutil.rmtree(place.driver)
+    make_driver_root(place.driver, NEWER)
+
+
+@pytest.mark.parametrize("change", [half_installed, upgraded, lambda place: shutil.rmtree(place.driver)])
+def test_staged_files_of_the_module_serve_while_the_driver_is_replaced(
+    place: Place, change: Callable[[Place], object]
+) -> None:
+    before = specification_text(REAL, place.options())
+    change(place)
+    assert specification_text(REAL, place.options()) == before
+    generation = next(each for each in place.stage.iterdir() if each.name.startswith(V))
+    next(generation.rglob("libcuda.so.*")).unlink()
+    with pytest.raises(NotReadyError):
+        specification_text(REAL, place.options())
 
 
 def test_what_can_be_given_has_a_name(place: Place) -> None:
