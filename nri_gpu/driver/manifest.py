@@ -21,7 +21,7 @@ MANIFEST: Final = "manifest.json"  # in a generation's folder, beside the trees
 BYTES_MAX: Final = 16 << 20
 
 
-class Manifest(Recorded, frozen=True, kw_only=True):
+class StageManifest(Recorded, frozen=True, kw_only=True):
     """The content of the file. content: path in the folder -> size in bytes, or the target of a symlink."""
 
     driver: DriverFiles
@@ -30,13 +30,13 @@ class Manifest(Recorded, frozen=True, kw_only=True):
 
 def manifest_text(driver: DriverFiles, plan: Mapping[str, HostFile | str]) -> bytes:
     content = {path: each if isinstance(each, str) else each.staged_bytes for path, each in plan.items()}
-    return canonical(Manifest(driver=driver, content=content)).encode()
+    return canonical(StageManifest(driver=driver, content=content)).encode()
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> StageManifest | None:
     """Return the manifest of a generation, or None without one that root wrote and this version reads."""
     try:
-        found = decode(Manifest, json.loads(read_private(folder / MANIFEST, BYTES_MAX)))
+        found = decode(StageManifest, json.loads(read_private(folder / MANIFEST, BYTES_MAX)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     places = {Path(tree.path).parent for tree in found.driver.trees.values()}
