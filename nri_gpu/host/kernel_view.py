@@ -231,7 +231,7 @@ def _is_container(folders: HostFolders) -> bool:
 
 def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
     if gpu.driver != DRIVER:
-        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver), set_aside=gpu.of_machines)
+        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu), set_aside=gpu.of_machines)
     facts = driver_fields(_text(proc / "driver/nvidia/gpus" / gpu.bus_id / "information"))
     excluded = facts.get("GPU Excluded", "") == "Yes"
     return KernelGpu(
@@ -244,12 +244,11 @@ def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
     )
 
 
-def _other_driver(driver: str) -> str:
-    if not driver:
+def _other_driver(gpu: PciGpu) -> str:
+    if not gpu.driver:
         return "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it"
-    if driver.startswith("vfio"):
-        return f"bound to {driver}, for a virtual machine"
-    return f"bound to {driver}: bind it to nvidia"
+    means = "for a virtual machine" if gpu.of_machines else "so NVIDIA's driver cannot use it"
+    return f"bound to {gpu.driver}, {means}"
 
 
 def _gpu_minor(facts: Mapping[str, str]) -> int | None:

@@ -72,9 +72,9 @@ def test_a_gpu_in_full(places: HostFolders, fault: str, reason: str) -> None:
 # What a GPU is bound to, and what its driver tells of it.
 OTHERS = {
     "bound to vfio-pci, for a virtual machine": ("vfio-pci", {}),
-    "bound to nvgrace_gpu_vfio_pci: bind it to nvidia": ("nvgrace_gpu_vfio_pci", {}),
-    "bound to nouveau: bind it to nvidia": ("nouveau", {}),
-    "bound to NovaCore: bind it to nvidia": ("NovaCore", {}),
+    "bound to nvgrace_gpu_vfio_pci, for a virtual machine": ("nvgrace_gpu_vfio_pci", {}),
+    "bound to nouveau, so NVIDIA's driver cannot use it": ("nouveau", {}),
+    "bound to NovaCore, so NVIDIA's driver cannot use it": ("NovaCore", {}),
     "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it": ("", {}),
     "excluded by the driver (NVreg_ExcludedGpus of module nvidia)": ("nvidia", {"GPU Excluded": "Yes"}),
 }
