@@ -72,7 +72,8 @@ def by_pod(container: Container, facts: AllocationFacts) -> Container:
     allocation = container.kubelet or Allocated()
     if not isinstance(allocation, Allocated) or allocation.devices or REQUIRED_DESTINATION in container.mounts:
         return container
-    if (claim := asked_for_pod(container)) is None:
+    nobody_allocates = not (facts.listing or facts.claims)
+    if nobody_allocates or (claim := asked_for_pod(container)) is None:
         return container
     answers = (facts.listing.pod if facts.listing else None, facts.named)
     listed = [each for told in answers if told for each in told.containers if _gpus_of(each, facts.settings)]

@@ -103,7 +103,7 @@ def parse_claim(key: str, value: str, *, given: bool = False, container: str = "
         if name in parts:
             raise clause.error(f"{name} is given twice")
         parts[name] = (part, clause)
-    return _assemble(whole, parts, Everything() if given else None, opt_out(key, container))
+    return _assemble(whole, parts, Everything() if given else None, container)
 
 
 def check_text(whole: Piece) -> None:
@@ -196,8 +196,8 @@ def opt_out(key: str, container: str) -> str:
     return f"; if this container needs no GPU, annotate its pod with {shown_key(CONTAINER_PREFIX + container)}: none"
 
 
-def _assemble(whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None, opt_out: str) -> Claim:
-    """Put the parts of a claim together. otherwise: what is wanted if no clause says it. opt_out: the end of a cure."""
+def _assemble(whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None, container: str) -> Claim:
+    """Put the parts of a claim together. otherwise: what is wanted if no clause says it."""
     mode: Mode | None = None
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
@@ -221,7 +221,7 @@ def _assemble(whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: 
                     raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")
     if not (wanted or selectors or otherwise):
         why = "the annotation sets only how GPUs are used, and the kubelet allocated none to this container"
-        raise whole.cut(0).error(f"{why}: {_ONE_OF}{opt_out}")
+        raise whole.cut(0).error(f"{why}: {_ONE_OF}{opt_out(whole.key, container)}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         other = next(clause for name, (_, clause) in parts.items() if name != "none")
         raise other.error('"none" stands alone: it asks for no GPU, so nothing can go with it')
