@@ -48,7 +48,7 @@ async def persistently(
 ) -> Outcome:
     """The same as `created`, tried again while the daemon waits for PodResources, or for a claim that is read again."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + 10
+    until = loop.time() + 30
     while True:
         outcome = await aside(created, cri, pod, listed, volume, tokens, cdi)
         if outcome.code != "node-not-ready" or loop.time() > until:

@@ -52,6 +52,7 @@ model = ["*"]
 """
 KUBECONFIG: Final = json.dumps(kubeconfig({"server": "https://127.0.0.1:1"}, {"token": "any"}))
 SERVES_S: Final = 30.0
+FORGOTTEN_S: Final = 90.0  # above ledger.created_grace_s: a container that came and went while no daemon was there
 PAUSE_S: Final = 0.1
 # gpu-busy: where nobody told the end of a container, its GPU is held for as long as a request may take.
 FOR_NOW: Final = r"nri-gpu \[(not-granted|node-not-ready|gpu-busy)\]"
@@ -140,7 +141,7 @@ def test_systemd_starts_restarts_and_forgets_it(machine: Machine, debs: Debs) ->
         assert machine.property(unit, "NRestarts") == "0"  # by systemd, of what has failed
     daemon, guard = (int(machine.property(each, "ActiveEnterTimestampMonotonic")) for each in UNITS)
     assert daemon < guard
-    wait_for("the ledger", lambda: machine.held() == held, SERVES_S, lambda: str(machine.held()))
+    wait_for("the ledger", lambda: machine.held() == held, FORGOTTEN_S, lambda: str(machine.held()))
     assert "[gpu-busy]" in str(node.cri.refused("device=1", "third"))
 
     # What a runtime outside has mounted is not seen in there.
