@@ -16,7 +16,6 @@ from nri_gpu.system.storage import text_of
 
 _SUBJECT: Final = "order at boot"
 _UNITS: Final = ("nri-gpu.service", "nri-gpu-guard.service")
-_BEFORE: Final = re.compile(r"^Before=(.*)$", re.MULTILINE)
 _UNIT_MAX: Final = 1 << 16  # bytes
 
 
@@ -29,7 +28,9 @@ def boot_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[
     distribution = runtime.distribution
     usual = (distribution.kubelet or runtime.service) if distribution else "kubelet"
     kubelet = f"{unit_of(seen, process, (usual,))}.service"
-    before = [unit for unit in ours if kubelet in _before(seen, unit)]
+    before = [
+        unit for unit in ours if kubelet in _named(seen, unit, "Before") or unit in _named(seen, kubelet, "After")
+    ]
     late = [unit for unit in ours if unit not in before]
     if kubelet == f"{runtime.service}.service":
         yield _in_one_unit(kubelet, before)
@@ -52,9 +53,9 @@ def _in_one_unit(kubelet: str, before: list[str]) -> Finding:
     if before:
         return error(
             _SUBJECT,
-            f"{listed(before)} has Before={kubelet}, and waits for the runtime that runs in it: at each boot it starts "
-            "only after JobRunningTimeoutSec=, 60 s",
-            f"grep -l {kubelet} {' '.join(f'/etc/systemd/system/{unit}.d/*' for unit in before)}    # remove Before=",
+            f"{kubelet} waits for {listed(before)}, and nri-gpu for the runtime in {kubelet}: at each boot it "
+            "starts only after JobRunningTimeoutSec=, 60 s",
+            f"systemctl cat {' '.join(before)} {kubelet}    # remove Before={kubelet}, or After= of these in the last",
             "systemctl daemon-reload",
         )
     return ok(
@@ -65,9 +66,13 @@ def _in_one_unit(kubelet: str, before: list[str]) -> Finding:
     )
 
 
-def _before(seen: Examined, unit: str) -> set[str]:
-    """Return the units that a unit's file and its drop-ins name in Before=."""
-    folders = [seen.at(folder) for folder in (*UNIT_FOLDERS, "/run/systemd/system")]
+def _named(seen: Examined, unit: str, order: str) -> set[str]:
+    """Return the units that a unit's file and its drop-ins name. order: Before or After. Source: systemd.unit(5)."""
+    etc, *packages = UNIT_FOLDERS
+    folders = [seen.at(folder) for folder in (etc, "/run/systemd/system", *packages)]
     own = [folder / unit for folder in folders if (folder / unit).exists()][:1]
-    files = [*own, *(path for folder in folders for path in sorted((folder / f"{unit}.d").glob("*.conf")))]
-    return {word for path in files for line in _BEFORE.findall(text_of(path, _UNIT_MAX) or "") for word in line.split()}
+    # A drop-in hides one of the same name in a later folder.
+    drop_ins = {path.name: path for folder in reversed(folders) for path in (folder / f"{unit}.d").glob("*.conf")}
+    texts = ((text_of(path, _UNIT_MAX) or "").replace("\\\n", " ") for path in (*own, *drop_ins.values()))
+    lines = re.compile(rf"^[ \t]*{order}[ \t]*=(.*)$", re.MULTILINE)
+    return {word for text in texts for line in lines.findall(text) for word in line.split()}

@@ -80,15 +80,56 @@ def test_the_lines_of_the_fix_are_enough(booted: DoctorNode) -> None:
     assert found(booted).level is Level.OK
 
 
+OURS_ALL = " ".join(UNITS)
+# Drop-ins of an order: file -> text. `{unit}`: each unit of ours.
+ORDERED: dict[str, dict[str, str]] = {
+    "blanks": {"etc/systemd/system/{unit}.d/a.conf": "[Unit]\n Before = our-kubelet.service\n"},
+    "a line that goes on": {
+        "etc/systemd/system/{unit}.d/a.conf": "[Unit]\nBefore=a.service \\\n  our-kubelet.service\n"
+    },
+    "a package's": {"usr/lib/systemd/system/{unit}.d/a.conf": "[Unit]\nBefore=our-kubelet.service\n"},
+    "the kubelet's unit": {"etc/systemd/system/our-kubelet.service": f"[Unit]\nAfter=network.target {OURS_ALL}\n"},
+    "the kubelet's drop-in": {"run/systemd/system/our-kubelet.service.d/a.conf": f"[Unit]\nAfter={OURS_ALL}\n"},
+}
+UNORDERED: dict[str, dict[str, str]] = {
+    "a comment": {"etc/systemd/system/{unit}.d/a.conf": "[Unit]\n#Before=our-kubelet.service\n"},
+    "hidden by one of the same name": {
+        "usr/lib/systemd/system/{unit}.d/a.conf": "[Unit]\nBefore=our-kubelet.service\n",
+        "etc/systemd/system/{unit}.d/a.conf": "[Unit]\n",
+    },
+    "the wrong way": {"etc/systemd/system/our-kubelet.service": f"[Unit]\nBefore={OURS_ALL}\n"},
+}
+
+
+@pytest.mark.parametrize("name", [*ORDERED, *UNORDERED])
+def test_an_order_is_read_as_systemd_reads_it(booted: DoctorNode, name: str) -> None:
+    kubelet(booted, "kubelet", "our-kubelet")
+    for path, text in (ORDERED | UNORDERED)[name].items():
+        for unit in UNITS:
+            booted.write(path.format(unit=unit), text)
+    assert found(booted).level is (Level.OK if name in ORDERED else Level.WARNING)
+
+
 def test_one_unit_for_both_cannot_be_ordered(booted: DoctorNode) -> None:
     k3s(booted)
     finding = found(booted)
     assert finding.level is Level.OK
     assert "k3s.service runs both runtime and kubelet" in finding.meaning
-    drop_in(booted, "[Unit]\nBefore=network.target k3s.service\n", "nri-gpu-guard.service")
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("nri-gpu-guard.service.d/a.conf", "Before=network.target k3s.service"),
+        ("k3s.service.d/a.conf", "After=nri-gpu-guard.service"),
+    ],
+)
+def test_a_unit_for_both_that_waits_for_ours_stands_still(booted: DoctorNode, file: str, line: str) -> None:
+    k3s(booted)
+    booted.write(f"etc/systemd/system/{file}", f"[Unit]\n{line}\n")
     held = found(booted)
     assert held.level is Level.ERROR
-    assert held.meaning.startswith("nri-gpu-guard.service has Before=k3s.service, and waits for the runtime")
+    assert held.meaning.startswith("k3s.service waits for nri-gpu-guard.service, and nri-gpu for the runtime in")
 
 
 @pytest.mark.parametrize(
