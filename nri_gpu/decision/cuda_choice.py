@@ -89,8 +89,8 @@ def choose(
     )
 
 
-# Where NVIDIA's images have the package of their CUDA.
-_IMAGES_OWN: Final = re.compile(r"(?:/[\w+-][\w.+-]*)*/cuda(?:-[\d.]+)?/compat(?:/lib(?:\.real)?)?/?")
+# Where NVIDIA's images have the package of their CUDA, and conda's: /opt/conda/cuda-compat.
+_IMAGES_OWN: Final = re.compile(r"(?:/+[\w+-][\w.+-]*)*/+cuda(?:-[\d.]+)?[/-]compat(?:/lib(?:\.real)?)?/*")
 
 
 def _folder_of_image(env: Mapping[str, str]) -> str:

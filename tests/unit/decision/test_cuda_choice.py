@@ -121,6 +121,8 @@ def test_a_note_names_the_package_that_an_image_needs() -> None:
         "/usr/local/cuda-13.0/compat",
         "/opt/cuda/compat",
         "/cuda/compat",
+        "/opt/conda/cuda-compat",
+        "/usr/local//cuda/compat//",
     ],
 )
 def test_the_images_own_package_by_policy(folder: str) -> None:
