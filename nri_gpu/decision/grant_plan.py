@@ -87,8 +87,8 @@ def plan_for(
     return Plan(edits, staged, choice.why, note)
 
 
-# Interfaces of graphics, each with the folder in which its loader looks for the driver.
-_LOADED_BY_FILE: Final = {"Vulkan": "/vulkan/icd.d/", "EGL": "/glvnd/egl_vendor.d/"}
+# Interfaces of graphics, each with the place of the file by which its loader finds the driver.
+_LOADED_BY_FILE: Final = {"Vulkan": "/vulkan/icd.d/nvidia_icd.", "EGL": "/glvnd/egl_vendor.d/"}
 
 
 def _graphics_note(capabilities: Capabilities, tree: DriverTree | None) -> str:
@@ -96,7 +96,7 @@ def _graphics_note(capabilities: Capabilities, tree: DriverTree | None) -> str:
     if Capability.GRAPHICS not in capabilities or tree is None or not tree.libraries:
         return ""
     places = [place for place, _ in tree.files]
-    lacking = [name for name, folder in _LOADED_BY_FILE.items() if not any(folder in place for place in places)]
+    lacking = [name for name, file in _LOADED_BY_FILE.items() if not any(file in place for place in places)]
     what = f"this node's driver has no usable file for {'its loader' if len(lacking) == 1 else 'their loaders'}"
     return f"graphics is without {' and '.join(lacking)}: {what}, see `nri-gpu driver`" if lacking else ""
 

@@ -142,6 +142,10 @@ VULKAN, EGL = "/etc/vulkan/icd.d/nvidia_icd.x86_64.json", "/usr/share/glvnd/egl_
     ("places", "note"),
     [
         ((VULKAN, EGL), ""),
+        (
+            ("/etc/vulkan/icd.d/nvidia_layers.json", EGL),
+            "graphics is without Vulkan: this node's driver has no usable file for its loader",
+        ),
         ((EGL,), "graphics is without Vulkan: this node's driver has no usable file for its loader"),
         ((), "graphics is without Vulkan and EGL: this node's driver has no usable file for their loaders"),
     ],
