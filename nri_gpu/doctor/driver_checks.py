@@ -45,10 +45,12 @@ _MISSING: Final = (
     ("MIG nodes", True, "capability nodes of MIG devices", "a container with such a MIG device fails to open it"),
 )
 _NOTHING: Final = "on this node nri-gpu has nothing to grant, and refuses every request"
+_NOVA: Final = ("nova_core", "blacklist nova_core\\n")
 # Name on the PCI bus -> module, and what keeps it from taking a GPU. Source: Linux drivers/gpu/nova-core/nova_core.rs.
 _KERNELS_OWN: Final = {
     "nouveau": ("nouveau", "blacklist nouveau\\noptions nouveau modeset=0\\n"),
-    "NovaCore": ("nova_core", "blacklist nova_core\\n"),
+    "NovaCore": _NOVA,
+    "nova_core": _NOVA,
 }
 _IMEX: Final = "nvidia-imex"
 _PROGRAMS: Final = {

@@ -114,6 +114,7 @@ BROKEN: dict[str, Break] = {
     "a GPU that the module does not take": both(""),
     "nouveau": both("nouveau"),
     "NovaCore": both("NovaCore"),
+    "NovaCore by its module's name": both("nova_core"),
     "another driver": both("xdma"),
     "an old card beside a GPU": lambda node: node.bind(1, "nouveau"),
     "a card that no driver has": lambda node: node.bind(1, ""),
