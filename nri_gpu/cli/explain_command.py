@@ -26,7 +26,7 @@ from nri_gpu.domain.gpu_request import Mode
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat_packages import scan_compat
 from nri_gpu.driver.driver_scan import scan
-from nri_gpu.driver.manifest import staged_driver
+from nri_gpu.driver.manifest import staged_driver, why_unfit
 from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.inventory.topology_source import ask_once, source_of
 from nri_gpu.policy.forms import Globs
@@ -211,9 +211,8 @@ def node_snapshot(topology: str | None, policy: Policy) -> Node:
         if inventory.simulated:
             return replace(node, driver=_imagined(policy, version))
         return replace(node, driver=staged, driver_fault="" if staged else f"{error}.")
-    if staged and found.version != version:
-        return replace(node, driver=staged)
-    return replace(node, driver=planned(found, stage_dir / found.generation))
+    files = planned(found, stage_dir / found.generation)
+    return replace(node, driver=staged if staged and why_unfit(files, staged) else files)
 
 
 def _packages(policy: Policy) -> tuple[CompatPackage, ...]:

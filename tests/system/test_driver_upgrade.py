@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
+from nri_gpu.cli.explain_command import node_snapshot
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.driver.driver_scan import scan
-from nri_gpu.driver.manifest import staged_library
+from nri_gpu.driver.manifest import staged_driver, staged_library
 from nri_gpu.driver.stage import stage
 from nri_gpu.health.event_child import EventChild, EventSink
 from nri_gpu.inventory.nvml_child import NvmlChild
+from nri_gpu.policy.model import DriverSettings, Policy
 from tests.support.driver_root import put_libraries
 from tests.support.files import write_files
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
@@ -95,6 +97,12 @@ async def test_what_does_not_fit_is_not_loaded(upgrade: Upgrade, spoil: object, 
     with pytest.raises(InventoryError, match=words):
         await child.refresh()
     await child.close()
+
+
+def test_explain_has_the_files_that_the_daemon_serves(upgrade: Upgrade) -> None:
+    (upgrade.root / LIB_DIR / f"libcuda.so.{OLD}").unlink()
+    driver = DriverSettings(root=str(upgrade.root), stage_dir=str(upgrade.stage_dir))
+    assert node_snapshot(None, Policy(driver=driver)).driver == staged_driver(upgrade.stage_dir, OLD) is not None
 
 
 async def test_a_module_that_changed_gets_the_roots_library(upgrade: Upgrade) -> None:
