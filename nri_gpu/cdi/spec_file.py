@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -57,7 +55,7 @@ class SpecFile:
     def remove(self) -> bool:
         """Remove the file if it describes that kind. Return whether it did. Raises: SpecFileError."""
         try:
-            if not _describes(self._kind, self.path):
+            if _specification(text_of(self.path, READ_MAX, "utf-8") or "").kind != self._kind:
                 return False
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -81,11 +79,16 @@ class _Specification(Struct, frozen=True):
 
 def names_in(text: str) -> frozenset[str]:
     """Return the names of our kind of devices in a specification, JSON or YAML, or none if the text is no such file."""
+    found = _specification(text)
+    return frozenset(str(device.name) for device in found.devices) if found.kind == KIND else frozenset()
+
+
+def _specification(text: str) -> _Specification:
+    """Return what a text specifies, which is of no kind if it is no specification."""
     try:
-        found = msgspec.convert(read_documents(text, "")[0], _Specification)
+        return msgspec.convert(read_documents(text, "")[0], _Specification)
     except (CommandError, msgspec.ValidationError):
-        return frozenset()
-    return frozenset(str(device.name) for device in found.devices if found.kind == KIND)
+        return _Specification("")
 
 
 def names_of(path: Path) -> frozenset[str]:
@@ -129,13 +132,3 @@ def overlaps(own: Path, names: Collection[str], folders: Sequence[Path]) -> Iter
                 yield Overlap((own, path), shared, None)
             elif {real, place} <= {*order}:
                 yield Overlap((own, path), shared, max(own, path, key=lambda each: order.index(each.parent.resolve())))
-
-
-def _describes(kind: str, path: Path) -> bool:
-    """Return whether a file is a specification of that kind. Of YAML only the line with the kind is looked for."""
-    text = text_of(path, READ_MAX, "utf-8") or ""
-    try:
-        document = json.loads(text)
-        return isinstance(document, dict) and document.get("kind") == kind
-    except (ValueError, RecursionError):
-        return bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))

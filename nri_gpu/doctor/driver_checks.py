@@ -104,9 +104,9 @@ def _on_the_bus(seen: Examined, gpus: Sequence[PciGpu], *, module: bool) -> Find
 def _bound_elsewhere(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     """Report the GPUs that another driver has. A GPU that a virtual machine has is meant to be there.
 
-    Beside a GPU that NVIDIA's driver has, another may be an old card that the console needs.
+    Beside a GPU that NVIDIA's driver or a virtual machine has, another may be an old card that the console needs.
     """
-    served = any(gpu.driver == DRIVER for gpu in gpus)
+    served = any(gpu.driver == DRIVER or gpu.of_machines for gpu in gpus)
     for gpu in gpus:
         if gpu.of_machines:
             yield ok("GPU driver", f"GPU {gpu.bus_id} is bound to {gpu.driver}, for a virtual machine")

@@ -107,6 +107,11 @@ def of_virtual_machines(node: DoctorNode) -> None:
     both("vfio-pci")(node)
 
 
+def beside_a_virtual_machines(node: DoctorNode) -> None:
+    of_virtual_machines(node)
+    node.bind(1, "nouveau")
+
+
 BROKEN: dict[str, Break] = {
     "module not loaded": no_modules,
     "not built for this kernel": not_built,
@@ -117,6 +122,7 @@ BROKEN: dict[str, Break] = {
     "NovaCore by its module's name": both("nova_core"),
     "another driver": both("xdma"),
     "an old card beside a GPU": lambda node: node.bind(1, "nouveau"),
+    "an old card beside a virtual machine's GPU": beside_a_virtual_machines,
     "a card that no driver has": lambda node: node.bind(1, ""),
     "all for virtual machines": of_virtual_machines,
     "a persistence daemon that keeps nothing": lambda node: node.process(
