@@ -69,7 +69,7 @@ def spec_files(folder: Path) -> list[Path]:
 
 
 class _Device(Struct, frozen=True):
-    name: str | int  # YAML takes 0 without quotes for a number
+    name: str | int  # runtimes take a number in JSON for its text
 
 
 class _Specification(Struct, frozen=True):
@@ -86,7 +86,7 @@ def names_in(text: str) -> frozenset[str]:
 def _specification(text: str) -> _Specification:
     """Return what a text specifies, which is of no kind if it is no specification."""
     try:
-        return msgspec.convert(read_documents(text, "")[0], _Specification)
+        return msgspec.convert(read_documents(text, "", typed=False)[0], _Specification)
     except (CommandError, msgspec.ValidationError):
         return _Specification("")
 

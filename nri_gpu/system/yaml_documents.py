@@ -22,17 +22,21 @@ _DEPTH_MAX: Final = 200  # PyYAML goes down into libyaml's values by recursion, 
 _MERGED_MAX: Final = 1_000_000  # keys that `<<` copies: copies of copies grow without an end
 # Plain scalars that are text to Kubernetes: 2026-11-01, and the `=` in the enumerations of CustomResourceDefinitions.
 _TEXT: Final = frozenset({"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
+_MERGE: Final = "tag:yaml.org,2002:merge"
 
 
-def read_documents(text: str, file: str) -> list[object]:
-    """Return the values of the file's documents, without empty ones. Raises: CommandError."""
+def read_documents(text: str, file: str, *, typed: bool = True) -> list[object]:
+    """Return the values of the file's documents, without empty ones. Raises: CommandError.
+
+    typed: false if all scalars of YAML are text, as where only fields of text are read.
+    """
     if len(text) > BYTES_MAX:
         raise too_large(file)
     if text.lstrip()[:1] == "{" and (documents := _json(text)):
         return documents
     import yaml  # only this verb needs it
 
-    loader = _loader()
+    loader = _loader(typed)
     try:
         _check(iter(loader(text).get_event, None), file)
         documents = [document for document in yaml.load_all(text, loader) if document is not None]
@@ -97,7 +101,7 @@ def _check(events: Iterable[yaml.Event], file: str) -> None:
         before = ""
 
 
-def _loader() -> type[yaml.SafeLoader]:
+def _loader(typed: bool) -> type[yaml.SafeLoader]:
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML can be built without libyaml
@@ -105,7 +109,7 @@ def _loader() -> type[yaml.SafeLoader]:
     class Loader(base):  # type: ignore[misc]
         merged = 0
         yaml_implicit_resolvers: Final = {
-            first: [each for each in resolvers if each[0] not in _TEXT]
+            first: [each for each in resolvers if (each[0] not in _TEXT if typed else each[0] == _MERGE)]
             for first, resolvers in base.yaml_implicit_resolvers.items()
         }
 

@@ -16,7 +16,7 @@ KIND: Final = "nvidia.com/gpu"
 OURS: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, indent=1)
 RIVAL: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": [{"name": "0"}, {"name": "1"}]})
 
-NAMES: Final = {"0", "GPU-1", "all"}
+NAMES: Final = {"0", "1:0", "GPU-1", "all"}
 # Texts of other files -> the names of ours that they have.
 TEXTS: Final[dict[str, tuple[str, set[str]]]] = {
     "compact JSON": ('{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{"name":"0"},{"name":"9"}]}', {"0"}),
@@ -26,9 +26,14 @@ TEXTS: Final[dict[str, tuple[str, set[str]]]] = {
     ),
     "YAML with a comment": ("kind: nvidia.com/gpu  # ours\ndevices:\n- name: GPU-1\n", {"GPU-1"}),
     "a number without quotes": ("kind: 'nvidia.com/gpu'\ndevices: [{name: 0}]\n", {"0"}),
+    "what YAML has other values for": ("kind: nvidia.com/gpu\ndevices:\n- name: 1:0\n- name: true\n", {"1:0"}),
+    "a device that takes over another's": (
+        "kind: nvidia.com/gpu\ndevices: [&one {name: all}, {<<: *one, name: GPU-1}]\n",
+        {"all", "GPU-1"},
+    ),
     "JSON in a file for YAML": (
-        '{"kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {}}]}',
-        {"all"},
+        '{"kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {}}, {"name": 0}]}',
+        {"all", "0"},
     ),
     "names of MIG devices alone": ('kind: nvidia.com/gpu\ndevices:\n- name: "0:0"\n', set()),
     "no devices": ("kind: nvidia.com/gpu\n", set()),
