@@ -50,15 +50,15 @@ def is_the_hosts(uid: int, path: Path | None) -> bool:
 def _is_read_only(path: Path) -> bool:
     """Return whether this machine cannot write to the path, not only this process.
 
-    A unit's ProtectSystem= makes every mount read-only in its own mount namespace, so the machine's first process is
-    asked. Where that one is hidden, or is the host's, our own view counts, unless even our `/` is read-only.
+    A unit's ProtectSystem= makes mounts read-only in its own mount namespace, so the machine's first process is asked.
+    If that is the host's, our own view counts, unless even our `/` is read-only; if it is hidden, nothing is proven.
     """
     here, root = _mount("self", path), _mount("self", Path("/"))
     if not here or not here.read_only:
         return False
-    if _ids("1") == _ids("self"):
+    if (first := _ids("1")) == _ids("self"):
         return _mount("1", path) == here
-    return root is not None and not root.read_only
+    return bool(first) and root is not None and not root.read_only
 
 
 def _mount(process: str, path: Path) -> _Mount | None:
