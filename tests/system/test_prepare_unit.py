@@ -23,7 +23,8 @@ PROJECT = OURS.parents[1]
 
 
 def test_all_who_need_nodes_come_after_it() -> None:
-    assert {"nri-gpu.service", "kubelet.service"} <= set(UNIT.words("Before"))
+    snaps = {"snap.microk8s.daemon-kubelite.service", "snap.k8s.kubelet.service", "snap.docker.dockerd.service"}
+    assert {"nri-gpu.service", "kubelet.service", "docker.service", *snaps} <= set(UNIT.words("Before"))
     assert UNIT.value("Type") == "oneshot"
     # The same things go before both; one of ours in the other's After= as well would be a circle.
     assert not set(UNIT.words("Before")) & set(UNIT.words("After"))

@@ -242,6 +242,7 @@ def test_the_specification_is_written_where_runtimes_look() -> None:
     assert PREPARE.words("SuccessExitStatus") == [str(int(Exit.UNAVAILABLE))]  # on a machine without GPUs
     assert CDI.words("SuccessExitStatus") == [str(int(each)) for each in (Exit.UNAVAILABLE, Exit.FINDING)]
     assert PREPARE_FILE.name in CDI.words("After")
+    assert {"docker.service", "snap.docker.dockerd.service"} < set(CDI.words("Before"))
 
 
 def test_the_path_unit_starts_the_service() -> None:
