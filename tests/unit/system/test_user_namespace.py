@@ -51,7 +51,7 @@ CASES: Final = {
     ),
     "process 1 is hidden": Case(
         False,
-        mounts=f'{BIND}; mount -t proc -o hidepid=ptraceable proc /proc; set -- setpriv --bounding-set=-sys_ptrace "$@"',
+        mounts=f'{BIND}; mount -t proc -o hidepid=4 proc /proc; set -- setpriv --bounding-set=-sys_ptrace "$@"',
     ),
     "a blank in the path": Case(
         True, mounts="mkdir 'a b'; mount --bind given 'a b'; mount -o remount,bind,ro 'a b'; mount --rbind 'a b' driver"
