@@ -103,4 +103,5 @@ def _parts(driver: DriverFiles) -> frozenset[str]:
     """Return what a driver has for containers: libraries without their versions, programs, and single files."""
     trees = driver.trees.values()
     libraries = {path.partition(".so.")[0] for tree in trees for path, _ in (*tree.libraries, *tree.libraries_32)}
-    return frozenset(libraries).union(*(tree.binaries for tree in trees), *(dict(tree.files) for tree in trees))
+    programs = (driver.host_binaries, *(tree.binaries for tree in trees))
+    return frozenset(libraries).union(*programs, *(dict(tree.files) for tree in trees))

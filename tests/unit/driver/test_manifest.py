@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.driver.manifest import MANIFEST, staged_driver, staged_library
+from nri_gpu.driver.manifest import MANIFEST, staged_driver, staged_library, why_unfit
 from tests.support.driver_root import put_libraries
 from tests.support.log import Log
 from tests.unit.driver.host import NEW, OLD, DriverHost
@@ -80,6 +81,14 @@ def test_files_that_return_are_taken_with_what_was_added(host: DriverHost) -> No
     after = host.driver()
     assert after.version == before.version
     assert after.generation != before.generation
+
+
+def test_a_program_that_only_the_host_runs_counts(host: DriverHost) -> None:
+    """As the MPS daemon's."""
+    found = host.driver()
+    staged = replace(found, host_binaries=("nvidia-of-the-host",))
+    assert why_unfit(found, staged) == "they have no nvidia-of-the-host any more"
+    assert why_unfit(staged, found) == ""
 
 
 def truncated(file: Path) -> None:
