@@ -252,6 +252,7 @@ class DraController:
         if (changed := known.get(found.uid) != found) and (fault := self._written({**known, found.uid: found})):
             return fault
         plugin.apply(ClaimPrepared(time.monotonic(), found))
+        self.view()  # no longer in question: if it is again before the driver asks, the view has another number
         if changed:
             _log(found, "claim prepared")
         return Prepared(markers_of(found, plugin.claims.key), required=not self._required.fault())

@@ -175,6 +175,20 @@ async def test_health_policy_and_claims_change_the_view(tmp_path: Path) -> None:
         assert (await at.view(seen.number)).claims == (PreparedName(UID, "ml", "train", reread=True),)
 
 
+async def test_a_claim_in_question_again_is_told_at_once(tmp_path: Path) -> None:
+    """Though the view that was given last says the same: the claim was read since."""
+    async with serving(tmp_path, wait_s=20.0) as at:
+        plugin = at.node.plugin
+        questioned = ClaimsInQuestion(0.0, frozenset({UID}))
+        assert isinstance(await at.prepare(claim("gpu-6")), Prepared)
+        plugin.apply(questioned)
+        seen = await at.view()
+        assert isinstance(await at.prepare(claim("gpu-6")), Prepared)
+        plugin.apply(questioned)
+        async with asyncio.timeout(5.0):
+            assert (await at.view(seen.number)).claims == (PreparedName(UID, "ml", "train", reread=True),)
+
+
 async def test_a_daemon_s_numbers_are_not_those_of_the_one_before(tmp_path: Path) -> None:
     async with serving(tmp_path) as at:
         first = await at.view()
