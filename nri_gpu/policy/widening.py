@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
+from msgspec.structs import replace
+
 from nri_gpu.policy.forms import EVERYTHING, Globs
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.rules import LIMIT_KEYS, Rule
+from nri_gpu.policy.rules import LIMIT_KEYS, Rule, RuleList
 
 EVERY: Final = "every namespace"
 _UNNAMED: Final = "~named by no policy~"  # no namespace is called so, and only a pattern for nearly all matches it
@@ -21,7 +23,8 @@ _DEFAULT: Final = Policy.default()
 _RESTRICTS: Final = (
     *(("limits", key) for key in LIMIT_KEYS),
     *(("capabilities", "allowed"), ("modes", "allowed"), ("privileged", "action"), ("environment", "disarm")),
-    ("stray", "enabled"),
+    *(("requirements", "may_disable"), ("inventory", "stale"), ("kubelet", "pool"), ("dra", "pool")),
+    *(("mps", "most_memory_mib"), ("mps", "most_threads_percent"), ("guard", "stop_ungranted"), ("stray", "enabled")),
 )
 
 
@@ -40,21 +43,41 @@ def newly_allowed(before: Policy, after: Policy, present: Iterable[str]) -> tupl
 
 
 def lost_restrictions(before: Policy, after: Policy) -> tuple[str, ...]:
-    """Return the rules and pools that are gone, and the key paths of restrictions that are back at their default.
+    """Return the rules and pools that are gone, and the keys of restrictions that are gone or back at their default.
 
-    A policy file that was cut off has lost its last tables: its rules are the first of those before.
+    A policy file that was cut off has lost its last tables, and perhaps the last keys of the table before: its rules
+    are the first of those before.
     """
-    rules, kept = before.rule.rules, len(after.rule.rules)
-    cut = range(kept, len(rules)) if rules[:kept] == after.rule.rules else ()
-    gone = (before.rule.called(index) for index in cut if _restricts(rules[index]))
-    there = {pool.name for pool in after.pool.pools}
-    pools = (f"pool {pool.name}" for pool in before.pool.pools if pool.name not in there)
+    pools = {pool.name: pool for pool in after.pool.pools}
+    gone = (f"pool {pool.name}" for pool in before.pool.pools if pool.name not in pools)
+    crowded = (
+        f"pool {pool.name} containers_per_gpu"
+        for pool in before.pool.pools
+        if pool.containers_per_gpu and pool.name in pools and not pools[pool.name].containers_per_gpu
+    )
     keys = (
         f"{section}.{key}"
         for section, key in _RESTRICTS
         if _value(before, section, key) != _value(after, section, key) == _value(_DEFAULT, section, key)
     )
-    return (*gone, *pools, *keys)
+    return (*_cut_rules(before.rule, after.rule.rules), *gone, *crowded, *keys)
+
+
+def _cut_rules(before: RuleList, after: tuple[Rule, ...]) -> Iterator[str]:
+    """Yield the restrictions of rules that were cut off; the last rule that is left may lack keys."""
+    rules, kept = before.rules, len(after)
+    if rules[:kept] != after:
+        if kept > len(rules) or rules[: kept - 1] != after[:-1]:
+            return
+        old, left = rules[kept - 1], after[-1]
+        lacks = {key: getattr(left, key) for key in Rule.__struct_fields__ if getattr(left, key) in (None, "")}
+        if replace(old, **lacks) != left:
+            return  # another rule
+        keys = _RULE_RESTRICTS + (_NARROWS if old.allow else ())
+        yield from (
+            f"{before.called(kept - 1)} {key}" for key in keys if key in lacks and getattr(old, key) is not None
+        )
+    yield from (before.called(index) for index in range(kept, len(rules)) if _restricts(rules[index]))
 
 
 def _restricts(rule: Rule) -> bool:

@@ -61,13 +61,17 @@ WHOLE: dict[str, Any] = {
     "modes": {"allowed": ["exclusive"]},
     "privileged": {"action": "deny"},
     "environment": {"disarm": "all"},
+    "requirements": {"may_disable": False},
+    "inventory": {"stale": "refuse"},
+    "mps": {"most_memory_mib": 1024, "most_threads_percent": 50},
+    "guard": {"stop_ungranted": True},
     "stray": {"enabled": True},
     "rule": [
         rule("a", name="first"),
         rule("b", allow=False, pod="x-*"),
         rule("c", name="few", limits={"gpus_per_pod": 1}),
     ],
-    "pool": [{"name": "big", "device": ["0"]}, {"name": "small", "device": ["1"]}],
+    "pool": [{"name": "big", "device": ["0"], "containers_per_gpu": 2}, {"name": "small", "device": ["1"]}],
 }
 CUT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "limits": ({}, ("limits.gpus_per_pod", "limits.gpus_per_node")),
@@ -75,6 +79,10 @@ CUT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "modes": ({}, ("modes.allowed",)),
     "privileged": ({}, ("privileged.action",)),
     "environment": ({}, ("environment.disarm",)),
+    "requirements": ({}, ("requirements.may_disable",)),
+    "inventory": ({}, ("inventory.stale",)),
+    "mps": ({}, ("mps.most_memory_mib", "mps.most_threads_percent")),
+    "guard": ({}, ("guard.stop_ungranted",)),
     "stray": ({"stray": {"every_s": 5}}, ("stray.enabled",)),
     "rule": ({"rule": WHOLE["rule"][:1]}, ("rule[1]", 'rule[2] "few"')),
     "pool": ({"pool": WHOLE["pool"][:1]}, ("pool small",)),
@@ -100,3 +108,28 @@ def test_another_limit_pool_or_rule_is_no_loss() -> None:
         "rule": WHOLE["rule"][1:],
     }
     assert lost_restrictions(before, parse_policy(other, "policy.toml")) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [
+        (rule("c", name="few", limits={"gpus_per_pod": 1}), rule("c", name="few"), ('rule[1] "few" limits',)),
+        (rule("c", modes=["shared"], pool=["big"]), rule("c", modes=["shared"]), ("rule[1] pool",)),
+        (rule("c", pod="x-*", reason="a"), rule("c"), ("rule[1] pod",)),
+        (rule("c", allow=False, pod="x-*"), rule("c", allow=False), ()),
+        (rule("c", limits={"gpus_per_pod": 1}), rule("d"), ()),
+    ],
+)
+def test_a_policy_that_was_cut_off_within_its_last_rule(
+    old: dict[str, Any], new: dict[str, Any], lost: tuple[str, ...]
+) -> None:
+    before, after = (parse_policy(WHOLE | {"rule": [WHOLE["rule"][0], each]}, "policy.toml") for each in (old, new))
+    assert lost_restrictions(before, after) == lost
+
+
+def test_what_is_said_of_a_pool_may_be_lost() -> None:
+    """How many share its GPUs, and that a driver offers no others."""
+    less = [{key: value for key, value in each.items() if key != "containers_per_gpu"} for each in WHOLE["pool"]]
+    before = parse_policy(WHOLE | {"kubelet": {"pool": "big"}, "dra": {"pool": "big"}}, "policy.toml")
+    lost = lost_restrictions(before, parse_policy(WHOLE | {"pool": less}, "policy.toml"))
+    assert lost == ("pool big containers_per_gpu", "kubelet.pool", "dra.pool")
