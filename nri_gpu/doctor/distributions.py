@@ -2,7 +2,7 @@
 
 Distributions of Kubernetes bring a containerd of their own: they write its file anew at each start, and run it in units
 of their own. Sources: the pages on containerd of K3s, RKE2, MicroK8s, k0s and EKS (nodeadm); canonical/k8s-snap
-pkg/k8sd/setup/containerd.go; k3s-io/k3s pkg/agent/templates.
+pkg/k8sd/setup/containerd.go; k3s-io/k3s pkg/agent/templates, pkg/configfilearg/parser.go.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def distribution_of(seen: Examined, config: str, unit: str = "") -> Distribution
 def without_default_runtime(seen: Examined, found: Distribution, unit: str) -> Iterator[str]:
     """Yield the lines of a fix that takes `default-runtime` out of a distribution's own configuration."""
     folder = seen.at(f"{found.own}.d")
-    files = (found.own, *(f"{found.own}.d/{path.name}" for path in sorted(folder.glob("*.yaml"))))
+    dropped = (path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in (".yaml", ".yml"))
+    files = (found.own, *(f"{found.own}.d/{name}" for name in dropped))
     lines = ((each, line) for each in files for line in (text_of(seen.at(each), TEXT_MAX, "utf-8") or "").splitlines())
     there = [(each, line.strip()) for each, line in lines if _DEFAULT_RUNTIME.match(line)]
     for each, line in there:

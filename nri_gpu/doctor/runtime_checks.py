@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.go_toml import seconds
 from nri_gpu.doctor.processes import NOT_THE_HOST, ON_THE_HOST
-from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, NRI, NriSettings
+from nri_gpu.doctor.runtime_settings import NRI, NriSettings
 from nri_gpu.doctor.runtimes import NRI_BY_DEFAULT, ContainerRuntime, in_path, same_socket
 from nri_gpu.doctor.sockets import SocketState, socket_state
 from nri_gpu.domain.finding import Finding, Level, error, ok, unseen, warning
@@ -26,7 +26,6 @@ _RESTORES_BEFORE: Final[Mapping[tuple[int, ...], tuple[int, ...]]] = {
     (2, 2): (2, 2, 7),
     (2, 3): (2, 3, 4),
 }
-_CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
 _APART: Final = (
     "# give the NRI socket to the runtime that has your pods: in the other one's NRI settings write `disable = true`,",
     "# restart that one first, and then the one with your pods",
@@ -67,8 +66,9 @@ def _faults(runtime: ContainerRuntime) -> Iterator[Finding]:
     subject = "runtime configuration"
     shows = f"{runtime.name} -c {runtime.config} {'config dump' if runtime.containerd else 'config'}"
     for fault in runtime.faults:
-        mend = f"# fix {runtime.place(fault.where if fault.where.startswith('/') else runtime.config)}"
-        fix = (*filter(None, (fault.fix,)), mend if runtime.distribution else shows)
+        where = fault.where if fault.where.startswith("/") else runtime.config
+        mend = f"# fix {runtime.place(where)}" if runtime.distribution else shows
+        fix = (*filter(None, (fault.fix, mend)), *runtime.lasting([where]))
         if fault.unseen:
             yield unseen(subject, fault.sentence, *(() if fault.fix else ("sudo nri-gpu doctor",)))
         elif runtime.process:
@@ -147,12 +147,12 @@ def _nri(seen: Examined, runtime: ContainerRuntime) -> Iterator[Finding]:
     """Check whether NRI is on, open to connections, and listens where we connect."""
     subject, socket = "NRI", seen.policy.plugin.socket
     disabled = runtime.containerd.disabled_plugins if runtime.containerd else ()
-    if not runtime.cri_enabled:
+    if runtime.disabled_cri:
         yield error(
             "CRI",
             "containerd's CRI plugin is disabled (disabled_plugins, as Docker's package does): there is no NRI without "
             "it, and no kubelet can use this containerd",
-            *runtime.enable(CRI_PLUGINS),
+            *runtime.enable(runtime.disabled_cri),
         )
     if fault := runtime.cri_fault:
         yield error(
@@ -220,13 +220,14 @@ def _nri_socket(seen: Examined, runtime: ContainerRuntime, subject: str, socket:
         yield ok(subject, f"on, and {socket} is open")
     elif state is SocketState.CLOSED:
         yield unseen(subject, f"only root can see whether a process listens at {socket}", "sudo nri-gpu doctor")
-    elif runtime.process is None or runtime.cri_fault or not runtime.cri_enabled:
+    elif runtime.process is None or runtime.cri_fault or runtime.disabled_cri:
         yield unseen(subject, f"{socket} is {state}: the runtime makes it when it starts, and its CRI with it")
     else:
+        cri = "its CRI plugin did not come up (its log says why), " if runtime.containerd else ""
         yield error(
             subject,
-            f"{socket} is {state}, although {runtime.name} runs: NRI was switched on after its start, or "
-            "another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
+            f"{socket} is {state}, although {runtime.name} runs: NRI was switched on after its start, "
+            f"{cri}or another process removed the file; nri-gpu cannot connect, and containers start without GPUs",
             *runtime.restart,
         )
 

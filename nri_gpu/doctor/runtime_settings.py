@@ -34,6 +34,7 @@ CONFIGS: Final = {"containerd": "/etc/containerd/config.toml", "crio": "/etc/cri
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 NRI: Final = "io.containerd.nri.v1.nri"
 CRI_PLUGINS: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")  # version 3, 2 and 1
+IMAGES: Final = "io.containerd.cri.v1.images"  # without which 2.x has no CRI, too
 FILES_MAX: Final = 64
 TEXT_MAX: Final = 1 << 20  # bytes of a file
 # CRI-O's words for containerd's.
@@ -141,7 +142,7 @@ class ContainerdSettings(Struct, frozen=True, kw_only=True):
 class _Top(Struct, frozen=True):
     """The settings of a file that belong to no plugin, as far as a fault in them is ours to tell."""
 
-    version: Annotated[int, Meta(ge=1)] = 2
+    version: Annotated[int, Meta(ge=0)] = 1  # 0 stands for 1
     root: str = ""
     state: str = ""
     oom_score: int = 0
@@ -173,7 +174,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
     faults += (FileFault(f"{name} has `plugins` that are no table", where=name) for name in odd)
     faults += _refused(files, release)
-    tops = [_read(each.top, _Top, each.name, faults) for each in files]
+    tops = [_read(each.content, _Top, each.name, faults) for each in files]
     disabled = [(entry, file.name) for file, top in zip(files, tops, strict=True) for entry in top.disabled_plugins]
     said: dict[str, tuple[str, ...]] = {
         key: (name,)
@@ -186,7 +187,7 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     cri_table = _spelled(_together(cri), library)
     cri_read = _read(cri_table, CriSettings, "the CRI plugin", faults)
     return ContainerdSettings(
-        version=tops[0].version if tops else 2,
+        version=tops[0].version or 1 if tops else 2,
         nri=_read(_spelled(_together(nri), library), NriSettings, name, faults, numbers=numbers),
         nri_table=name,
         cri=cri_read,
@@ -208,10 +209,6 @@ class _File(Struct, frozen=True):
         """Return the version, or 0 if the file has none, which stands for 1."""
         version = self.content.get("version")
         return version if isinstance(version, int) else 0
-
-    @property
-    def top(self) -> Toml:
-        return self.content | {"version": self.content.get("version") or 1}
 
     @property
     def plugins(self) -> Toml:
@@ -405,7 +402,8 @@ def _texts(value: object) -> list[str]:
 
 def _matches(root: Path, pattern: str) -> list[str]:
     try:
-        return sorted(f"/{path.relative_to(root)}" for path in root.glob(pattern.lstrip("/")))[:FILES_MAX]
+        found = sorted(root.glob(pattern.lstrip("/")), key=lambda path: path.parts)  # as Go's Glob
+        return [f"/{path.relative_to(root)}" for path in found[:FILES_MAX]]
     except (OSError, ValueError):
         return []
 

@@ -26,6 +26,7 @@ from nri_gpu.doctor.processes import RunningProgram, running, shares_mounts, uni
 from nri_gpu.doctor.runtime_settings import (
     CONFIGS,
     CRI_PLUGINS,
+    IMAGES,
     NRI,
     TEXT_MAX,
     ContainerdSettings,
@@ -105,7 +106,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         new = (f"containerd config default > {self.config}",) if missing else ()
         places = self.places(f"{table}.{line.partition(' ')[0]}")
         where = (f"# in {file}, {title}:" for file in places)
-        return (*new, *where, line, *self._lasting(places), *self.restart)
+        return (*new, *where, line, *self.lasting(places), *self.restart)
 
     def default_to_runc(self, seen: Examined) -> tuple[str, ...]:
         """Return where to make runc the default runtime, and the restart that it takes.
@@ -124,14 +125,18 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
 
     def enable(self, plugins: Iterable[str]) -> tuple[str, ...]:
         """Return the files from which to take disabled plugins, each entry out of all files that have it."""
-        there = (each for each in plugins if f"disabled_plugins.{each}" in self.said)
-        where = [(each, file) for each in there for file in self.places(f"disabled_plugins.{each}")]
+        where = [(each, file) for each in plugins for file in self.places(f"disabled_plugins.{each}")]
         lines = (f'# in {file}, take "{each}" out of disabled_plugins' for each, file in where)
-        return (*lines, *self._lasting(file for _, file in where), *self.restart)
+        return (*lines, *self.lasting(file for _, file in where), *self.restart)
 
-    def _lasting(self, places: Iterable[str]) -> tuple[str, ...]:
+    def lasting(self, places: Iterable[str]) -> tuple[str, ...]:
+        """Return where a change of these files outlives the next boot, if they are written anew there."""
         ours = self.distribution
-        return (ours.lasts,) if ours and ours.lasts and {*places} & {*self.written_anew} else ()
+        return (ours.lasts,) if ours and ours.lasts and {*places} & {*self._anew} else ()
+
+    @property
+    def _anew(self) -> tuple[str, ...]:
+        return self.written_anew or (self.config,) * (not self.files)
 
     @property
     def upgrade(self) -> str:
@@ -173,7 +178,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         hidden: whether a drop-in would hide other settings in that file.
         """
         ours = self.distribution
-        if not ours or not ours.template or file not in (self.written_anew or (self.config,) * (not self.files)):
+        if not ours or not ours.template or file not in self._anew:
             return file
         settings = self.containerd or ContainerdSettings()
         for pattern in settings.imports if not hidden else ():
@@ -182,18 +187,21 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
         return self.template
 
     @property
-    def cri_enabled(self) -> bool:
-        return not (self.containerd and set(CRI_PLUGINS).intersection(self.containerd.disabled_plugins))
+    def disabled_cri(self) -> tuple[str, ...]:
+        """Return the disabled plugins without which this containerd has no CRI."""
+        first = self.release is not None and self.release < (2,)
+        needed = CRI_PLUGINS[1:] if first else (*CRI_PLUGINS, IMAGES)
+        return tuple(each for each in needed if self.containerd and each in self.containerd.disabled_plugins)
 
     @property
     def opens_nri(self) -> bool:
         """Return whether the runtime makes an NRI socket when it starts, and removes whatever lies in its place."""
         off = self.nri.disable_connections or (self.containerd and NRI in self.containerd.disabled_plugins)
-        return self.cri_enabled and self.cri_fault is None and self.nri_enabled is True and not off
+        return not self.disabled_cri and self.cri_fault is None and self.nri_enabled is True and not off
 
     @property
     def cri_fault(self) -> FileFault | None:
-        return self.containerd.cri_fault if self.containerd and self.cri_enabled else None
+        return self.containerd.cri_fault if self.containerd and not self.disabled_cri else None
 
 
 def release_of(version: str) -> tuple[int, ...] | None:
@@ -210,7 +218,7 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     processes = [*running(seen.at("/proc"), {"containerd", "crio"})]
     here = [each for each in processes if shares_mounts(seen.at("/proc"), each.pid) or unit_of(seen, each, ("",))]
     found = [_described(seen, process.name, process) for process in here or processes]
-    if not any(each.cri_enabled for each in found):
+    if all(each.disabled_cri for each in found):
         found += _without_theirs(seen, [each.distribution for each in found])
     if not found:
         found = [_described(seen, name, None) for name, path in CONFIGS.items() if is_there(seen.at(path))]
@@ -221,7 +229,9 @@ def container_runtime(seen: Examined) -> ContainerRuntime | None:
     named = [each for each in found if told and (told.name.replace("-", ""), release_of(told.version)) == each.kind]
     if not found:
         return None
-    likely = max(found, key=lambda each: (each.cri_enabled, same_socket(seen, each.nri.socket_path), each.opens_nri))
+    likely = max(
+        found, key=lambda each: (not each.disabled_cri, same_socket(seen, each.nri.socket_path), each.opens_nri)
+    )
     chosen = (owners or bound or (named if len(named) == 1 else [likely]))[0]
     beside = tuple(each for each in found if each is not chosen)
     if told and not chosen.version and (owners or not beside) and told.name.replace("-", "") == chosen.name:

@@ -75,6 +75,7 @@ TEXTS = {
     "a fraction for the version": "version = 2.0\n",
     "a switch for the version": "version = true\n",
     "version 0": "version = 0\n",
+    "a list for the version": "version = []\n",
     "disabled text": f'version = 2\ndisabled_plugins = "{NRI}"\n',
     "disabled numbers": "version = 2\ndisabled_plugins = [1]\n",
     "disabled, an empty name": 'version = 2\ndisabled_plugins = [""]\n',
@@ -148,6 +149,11 @@ FILES: dict[str, Files] = {
         "config.toml": 'version = 2\nimports = ["conf.d/*.toml"]\n',
         "conf.d/9.toml": nri("disable = false", "plugin_request_timeout = '9s'"),
         "conf.d/10.toml": nri("disable = true", "plugin_request_timeout = '10s'"),
+    },
+    "drop-ins in the order of their folders": {
+        "config.toml": 'version = 2\nimports = ["*/c.toml"]\n',
+        "a/c.toml": nri("disable = false"),
+        "a-b/c.toml": nri("disable = true"),
     },
     "one file": {"config.toml": f"version = 2\n{TABLE}disable = false\n"},
     "an import of another table": {

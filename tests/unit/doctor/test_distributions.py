@@ -168,7 +168,7 @@ def k3s(node: DoctorNode, name: str = "k3s") -> str:
 
 
 @pytest.mark.parametrize("name", ["k3s", "rke2"])
-@pytest.mark.parametrize("where", ["config.yaml", "config.yaml.d/nvidia.yaml"])
+@pytest.mark.parametrize("where", ["config.yaml", "config.yaml.d/nvidia.yaml", "config.yaml.d/GPU.Yml"])
 def test_a_default_runtime_of_their_own_configuration_is_taken_out_there(
     node: DoctorNode, name: str, where: str
 ) -> None:
@@ -235,6 +235,9 @@ def test_a_file_that_is_written_anew_at_boot(node: DoctorNode, sign: str) -> Non
     assert fix[3].startswith("systemctl restart containerd ")
     node.write(TOML, 'version = 3\ndisabled_plugins = ["io.containerd.nri.v1.nri"]\n')
     assert "user data" in node.found(status=None)["NRI"].fix[1]
+    for text in ("version = 3\nroot = 1\n", "version = \n"):
+        node.write(TOML, text)
+        assert "user data" in node.found()["runtime configuration"].fix[1]
 
 
 def test_canonicals_units(node: DoctorNode) -> None:

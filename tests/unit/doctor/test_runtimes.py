@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.doctor.examined import Examined
 from nri_gpu.doctor.go_toml import seconds
-from nri_gpu.doctor.runtime_settings import containerd_settings, crio_settings
+from nri_gpu.doctor.runtime_settings import CRI_PLUGINS, IMAGES, containerd_settings, crio_settings
 from nri_gpu.doctor.runtimes import container_runtime
 from nri_gpu.domain.finding import Level, unseen
 from tests.unit.doctor.node import CONFIG, TOML, DoctorNode, stopped
@@ -171,6 +171,24 @@ def test_nor_where_cri_is_disabled(node: DoctorNode) -> None:
     config(f'disabled_plugins = ["io.containerd.cri.v1.runtime"]\n{CONFIG}')(node)
     found = node.found(status=None)
     assert (found["NRI"].level, found["CRI"].level) == (Level.UNSEEN, Level.ERROR)
+
+
+def test_a_cri_that_did_not_come_up_may_be_why_the_socket_is_missing(node: DoctorNode) -> None:
+    """As with `mirrors` beside `config_path`, which is not read here."""
+    node.remove("run/nri/nri.sock")
+    assert "its CRI plugin did not come up (its log says why)" in node.only(status=None).meaning
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "off"),
+    [("2.1.9", IMAGES, True), ("1.7.24", IMAGES, False), ("1.7.24", CRI_PLUGINS[0], False)],
+)
+def test_each_release_needs_other_plugins_for_cri(node: DoctorNode, version: str, plugin: str, *, off: bool) -> None:
+    node.program(version)
+    config(f'version = 2\ndisabled_plugins = ["{plugin}"]\n{NRI_ON}')(node)
+    found = node.found(status=None)
+    assert ("CRI" in found) is off
+    assert not off or found["CRI"].fix[0] == f'# in /{TOML}, take "{plugin}" out of disabled_plugins'
 
 
 def test_a_timeout_of_0_is_the_default(node: DoctorNode) -> None:
