@@ -168,7 +168,11 @@ def containerd_settings(root: Path, path: str, release: tuple[int, ...] | None) 
     name = "nri" if short else NRI
     nri = [(each.name, each.plugins[name]) for each in files if name in each.plugins]
     cri = _cri_tables(files, release, replaces=replaces, short_names=short)
-    hidden = replaces and len(cri) > 1
+    hidden = ""
+    if {*CRI_PLUGINS[:2]} <= {plugin for each in files for plugin in each.plugins}:
+        hidden = f': beside its newer name, its older one, "{CRI_PLUGINS[1]}", counts less or not at all'
+    if replaces and len(cri) > 1:
+        hidden = f": before 2.0 all settings of that plugin in {cri[-1][0]} take the place of those in other files"
     if replaces:
         nri, cri = nri[-1:], cri[-1:]
     odd = (each.name for each in files if not isinstance(each.content.get("plugins", {}), dict))
@@ -277,7 +281,7 @@ def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces
     """Return the CRI plugin's tables: its names differ by version, and each release migrates files in its own way.
 
     From 2.3 on each file below version 4 is migrated by itself. 2.0 to 2.2 migrate all of them together, as of the last
-    version that a file has: from 3 on tables with older names mean nothing, and below they count less.
+    version that a file has: from 3 on tables with older names mean nothing.
     """
     new, old, short = CRI_PLUGINS
 
@@ -290,8 +294,26 @@ def _cri_tables(files: list[_File], release: tuple[int, ...] | None, *, replaces
     if release and release < EACH_MIGRATED:
         last = next((each.version for each in reversed(files) if each.version > 1), 3)
         older = [table for each in files for table in tables(each, short, old)] if last == 2 else []
-        return older + [table for each in files for table in tables(each, new)]
-    return [table for each in files for table in tables(each, *((short, old) if each.version < 4 else ()), new)]
+        return _migrated(older, [table for each in files for table in tables(each, new)])
+    by_file = ((tables(each, short, old) if each.version < 4 else [], tables(each, new)) for each in files)
+    return [table for older, newer in by_file for table in _migrated(older, newer)]
+
+
+def _migrated(older: Layers, newer: Layers) -> Layers:
+    """Return tables of older names, as far as those of the newer name lack their settings, and these.
+
+    Source: containerd plugins/cri/runtime/plugin.go (migrateConfig).
+    """
+    have = _table(_together(newer))
+    return [*((name, _lacking(table, have)) for name, table in older), *newer]
+
+
+def _lacking(table: object, have: Toml) -> object:
+    """Return a table without the settings that another has; its handlers are one setting."""
+    if not isinstance(table, dict):
+        return table
+    lacking = {key: value for key, value in table.items() if key not in have}
+    return lacking | {key: _lacking(table[key], _table(have.get(key))) for key in ("containerd",) if key in table}
 
 
 def _together(layers: Layers) -> object:
@@ -308,19 +330,17 @@ def _spelled(table: object, library: TomlLibrary) -> object:
     return spelled(table, _NAMES, library) if isinstance(table, dict) else table
 
 
-def _without_handler(handlers: _Handlers, layers: Layers, *, first: bool, hidden: bool) -> FileFault | None:
+def _without_handler(handlers: _Handlers, layers: Layers, *, first: bool, hidden: str) -> FileFault | None:
     """Return why containerd starts without CRI: its default handler has no table.
 
-    first: by a containerd before 2.0, where `runc` is built in only if a file has no handlers. hidden: whether the last
-    file hides tables of others.
+    first: by a containerd before 2.0, where `runc` is built in only if a file has no handlers. hidden: what hides
+    tables, if anything does.
     """
     built_in = set() if first and handlers.runtimes is not None else {"runc"}
     name = handlers.default_runtime_name
     if name in built_in.union(handlers.runtimes or ()) or (first and handlers.default_runtime.runtime_type):
         return None
-    what = f'the default runtime "{name}" (default_runtime_name) has no table below runtimes of the CRI plugin'
-    if hidden:
-        what += f": before 2.0 all settings of that plugin in {layers[-1][0]} take the place of those in other files"
+    what = f'the default runtime "{name}" (default_runtime_name) has no table below runtimes of the CRI plugin{hidden}'
     return FileFault(what, where=layers[-1][0])
 
 

@@ -263,6 +263,11 @@ NVIDIAS = {  # what the toolkit's drop-in says, with and without --set-as-defaul
     "no handlers": "CRI.containerd.runtimes]\n",
     "a table of its own": f"CRI.containerd.default_runtime]\n{RUNC}\nCRI.containerd.runtimes.nvidia]\n{RUNC}\n",
     "both": f'CRI.containerd]\ndefault_runtime_name = "nvidia"\nCRI.containerd.default_runtime]\n{RUNC}\n',
+    "of version 2": f"""version = 2
+[plugins."{OLD}".containerd]\ndefault_runtime_name = "nvidia"
+[plugins."{OLD}".containerd.runtimes.nvidia]\n{RUNC}\n""",
+    "by both names": f'''[plugins."{OLD}".containerd]\ndefault_runtime_name = "nvidia"
+[plugins."{OLD}".containerd.runtimes.nvidia]\n{RUNC}\nCRI.containerd.runtimes.x]\n{RUNC}\n''',
     "another plugin": '[plugins."io.containerd.gc.v1.scheduler"]\nschedule_delay = "1s"\n',
 }
 
@@ -275,7 +280,8 @@ def test_doctor_knows_whether_cri_comes_up(runtime: packages.Runtime, tmp_path: 
     version, rest = text.split("\n", 1)
     layout.config.write_text(f'{version}\nimports = ["99-nvidia.toml"]\n{rest}')
     table = f'[plugins."{NEW if v3 else OLD}"'
-    (tmp_path / "99-nvidia.toml").write_text(f"{version}\n{dropped.replace('CRI', table)}")
+    first = "" if dropped.startswith("version") else f"{version}\n"
+    (tmp_path / "99-nvidia.toml").write_text(f"{first}{dropped.replace('CRI', table)}")
     client: list[str | Path] = [runtime.ctr, "--connect-timeout", "1s", "--address", layout.cri_socket, "plugins", "ls"]
 
     def plugins() -> str:

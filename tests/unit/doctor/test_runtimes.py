@@ -166,6 +166,23 @@ def test_without_cri_no_process_is_said_to_have_removed_the_socket(node: DoctorN
     assert "is configured but does not run" in node.found(status=None)["container runtime"].meaning
 
 
+def test_an_older_name_counts_less(node: DoctorNode) -> None:
+    """NVIDIA's drop-in of version 2 beside a file of version 3: its `runtimes` mean nothing to 2.0 to 2.2."""
+    dropped(node)
+    ours = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n"
+    node.write(TOML, f'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n{ours}')
+    nvidia = f"[{CRI}]\ndefault_runtime_name = 'nvidia'\n[{CRI}.runtimes.nvidia]\n"
+    node.write("etc/containerd/conf.d/99-nvidia.toml", f"version = 2\n{nvidia}")
+    node.program("2.1.9")
+    found = node.found(status=None)["CRI"]
+    assert (
+        'beside its newer name, its older one, "io.containerd.grpc.v1.cri", counts less or not at all' in found.meaning
+    )
+    assert found.fix[0].startswith("# in /etc/containerd/conf.d/99-nvidia.toml, below")
+    node.program("2.3.7")
+    assert "CRI" not in node.found(status=None)
+
+
 def test_nor_where_cri_is_disabled(node: DoctorNode) -> None:
     node.remove("run/nri/nri.sock")
     config(f'disabled_plugins = ["io.containerd.cri.v1.runtime"]\n{CONFIG}')(node)
