@@ -70,7 +70,7 @@ def _cut_rules(before: RuleList, after: tuple[Rule, ...]) -> Iterator[str]:
         if kept > len(rules) or rules[: kept - 1] != after[:-1]:
             return
         old, left = rules[kept - 1], after[-1]
-        lacks = {key: getattr(left, key) for key in Rule.__struct_fields__ if getattr(left, key) in (None, "")}
+        lacks = {key: getattr(left, key) for key in Rule.__struct_fields__ if _lacks(key, old, left)}
         if replace(old, **lacks) != left:
             return  # another rule
         keys = _RULE_RESTRICTS + (_NARROWS if old.allow else ())
@@ -78,6 +78,12 @@ def _cut_rules(before: RuleList, after: tuple[Rule, ...]) -> Iterator[str]:
             f"{before.called(kept - 1)} {key}" for key in keys if key in lacks and getattr(old, key) is not None
         )
     yield from (before.called(index) for index in range(kept, len(rules)) if _restricts(rules[index]))
+
+
+def _lacks(key: str, old: Rule, left: Rule) -> bool:
+    """Return whether a rule does not have a key, or not all labels or limits of another."""
+    value = getattr(left, key)
+    return value in (None, "") or (isinstance(value, tuple) and {*value} < {*(getattr(old, key) or ())})
 
 
 def _restricts(rule: Rule) -> bool:

@@ -117,6 +117,12 @@ def test_another_limit_pool_or_rule_is_no_loss() -> None:
         (rule("c", modes=["shared"], pool=["big"]), rule("c", modes=["shared"]), ("rule[1] pool",)),
         (rule("c", pod="x-*", reason="a"), rule("c"), ("rule[1] pod",)),
         (rule("c", allow=False, pod="x-*"), rule("c", allow=False), ()),
+        (
+            rule("c", limits={"gpus_per_pod": 1, "gpus_per_namespace": 2}),
+            rule("c", limits={"gpus_per_pod": 1}),
+            ("rule[1] limits",),
+        ),
+        (rule("c", limits={"gpus_per_pod": 1}), rule("c", limits={"gpus_per_pod": 2}), ()),
         (rule("c", limits={"gpus_per_pod": 1}), rule("d"), ()),
     ],
 )
