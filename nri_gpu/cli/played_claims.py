@@ -44,9 +44,8 @@ class _Request(Struct, frozen=True):
 
 
 def is_ours(spec: DeviceSpec, driver: str) -> bool:
-    """Return whether a claim asks for devices of this driver's own DeviceClasses alone."""
-    requests = [each for alternatives in _requests(spec, driver) for each in alternatives]
-    return bool(requests) and all(each.kind for each in requests)
+    """Return whether a claim asks for devices of this driver's own DeviceClasses, maybe beside those of others."""
+    return any(_requests(spec, driver))
 
 
 def allocate(spec: DeviceSpec, claim: PreparedName, pod: Pod, offer: Offer) -> AllocatedClaim | Reason:
@@ -89,13 +88,14 @@ def allocate(spec: DeviceSpec, claim: PreparedName, pod: Pod, offer: Offer) -> A
 
 
 def _requests(spec: DeviceSpec, driver: str) -> Iterator[list[_Request]]:
-    """Yield each request's alternatives, mostly one; v1beta1 has no `exactly` around it."""
+    """Yield the alternatives, mostly one, of each request for our classes; v1beta1 has no `exactly` around it."""
     for request in _mappings(spec.get("requests")):
         name, exactly = _word(request.get("name")), request.get("exactly")
+        alternatives = [_request(name, exactly if isinstance(exactly, Mapping) else request, driver)]
         if several := _mappings(request.get("firstAvailable")):
-            yield [_request(f"{name}/{_word(each.get('name'))}", each, driver) for each in several]
-        else:
-            yield [_request(name, exactly if isinstance(exactly, Mapping) else request, driver)]
+            alternatives = [_request(f"{name}/{_word(each.get('name'))}", each, driver) for each in several]
+        if all(each.kind for each in alternatives):
+            yield alternatives
 
 
 def _request(path: str, found: Mapping[object, object], driver: str) -> _Request:

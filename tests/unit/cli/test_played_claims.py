@@ -127,6 +127,13 @@ PLAYED = {
         ["bad-request", "gpu-busy"],
     ),
     "another driver's": ("", template(exactly(kind="gpu.nvidia.com")) + claiming("a"), ["pass"]),
+    "beside another driver's": (
+        DRA,
+        template(f"{exactly(kind='nic.example.com', name='nic')}, {exactly()}")
+        + claiming("a", naming(), naming(name="b", request="nic"), annotation="all")
+        + claiming("c", naming(request="gpu")),
+        ["exclusive 0", "none ", "exclusive 1"],
+    ),
     "not in the file": ("", claiming("a"), ["pass"]),
 }
 
