@@ -262,7 +262,7 @@ def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid
     kubelet, dra = asked.terms.policy.kubelet, asked.terms.policy.dra
     pools = [pool.name for pool in closed.values() if pool is not None]
     if kubelet.enabled and {kubelet.pool} == {*pools} and asked.mode is Mode.MPS:
-        how = f"the kubelet allocates from, and never in mode=mps: {MPS_IN_CLUSTER}."
+        how = f"the kubelet allocates from, and never in mode=mps: {MPS_IN_CLUSTER}"
     elif kubelet.enabled and {kubelet.pool} == {*pools}:
         how = (
             f"the kubelet allocates from: write {kubelet.resource} into the container's resources.limits, and keep the "
