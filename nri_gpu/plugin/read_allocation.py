@@ -76,21 +76,21 @@ def by_pod(container: Container, facts: AllocationFacts) -> Container:
     if nobody_allocates or (claim := asked_for_pod(container)) is None:
         return container
     answers = (facts.listing.pod if facts.listing else None, facts.named)
-    listed = [each for told in answers if told for each in told.containers if _gpus_of(each, facts.settings)]
-    if any(each.name == container.name for each in listed):
+    listed = [each for told in answers if told for each in told.containers]
+    if any(each.name == container.name and (each.claims or _resources(each, facts.settings)) for each in listed):
         return container
-    having = [_gpus_of(each, facts.settings) for each in listed]
-    having += [each.called for each in facts.claims.values() if container.pod.uid in each.pods]
+    having = [resource for each in listed for resource in _resources(each, facts.settings)]
+    # A claim for monitoring gives no GPU that an annotation could shape.
+    having += [each.called for each in facts.claims.values() if each.holds and container.pod.uid in each.pods]
     if having:
         return replace(container, kubelet=Allocated(key=having[0], elsewhere=True))
     fault = _awaited(container.pod, facts) if isinstance(claim.wanted, Count | Everything) else ""
     return replace(container, kubelet=AllocationPending(fault, claim.key)) if fault else container
 
 
-def _gpus_of(container: ContainerDevices, settings: KubeletSettings) -> str:
-    """Return what PodResources lists for a container that gives it GPUs, a resource or a claim; else empty."""
-    resources = (each.resource for each in container.devices if is_gpu_resource(each, settings))
-    return next(resources, "a ResourceClaim" if container.claims else "")
+def _resources(container: ContainerDevices, settings: KubeletSettings) -> list[str]:
+    """Return the resources by which PodResources lists GPUs for a container."""
+    return [each.resource for each in container.devices if is_gpu_resource(each, settings)]
 
 
 def _awaited(pod: Pod, facts: AllocationFacts) -> str:

@@ -272,8 +272,8 @@ class OneLedger(RuleBasedStateMachine):
         """One that runs by annotation finds its GPUs again: they are reserved for nobody."""
         of = self.one(data, runs=True, local=True)
         claim = of.pod.annotations["gpu.nri.io"] if of else "all"
-        awaited = self.plugin_node.plugin.ledger.in_question  # each may be its pod's, so it is refused for now
-        if of and claim != "all" and self.ill is None and self.plugin_node.devices.connected and not awaited:
+        waits = self.plugin_node.plugin.ledger.in_question  # until it is known whether its pod shares these claims
+        if of and claim != "all" and self.ill is None and self.plugin_node.devices.connected and not waits:
             self.stopped(of)
             anew = self.create(container(claim, of=of.pod.name), None)
             assert not self.held[of.id].uuids or anew.id in self.alive, claim

@@ -89,18 +89,20 @@ class ThreeDoors(OneLedger):
         if start:
             self.started(made)
 
-    @precondition(lambda self: self.prepared and self.plugin_node.devices.connected)
+    @precondition(lambda self: self.given_by_claims() and self.plugin_node.devices.connected)
     @rule(data=st.data(), asks=st.sampled_from(["all", "1", "capabilities=utility"]), start=st.booleans())
     def create_beside_a_claim(self, data: Any, asks: str, start: bool) -> None:  # noqa: ANN401 - hypothesis'
         """A container that others injected: the annotation is for those that name the claim."""
-        claim = self.prepared[data.draw(st.sampled_from(sorted(self.prepared)))]
-        made = self.create(
-            container(asks, of=data.draw(st.sampled_from(sorted(claim.pods.values()))), name="proxy"), None
-        )
+        pod = data.draw(st.sampled_from(self.given_by_claims()))
+        made = self.create(container(asks, of=pod, name="proxy"), None)
         assert not self.held[made.id].uuids
         if start:
             self.started(made)
             assert self.alive[made.id][1]
+
+    def given_by_claims(self) -> list[str]:
+        """The pods that have GPUs by claims, and not only to monitor."""
+        return sorted({pod for claim in self.prepared.values() if claim.holds for pod in claim.pods.values()})
 
     def made_of(self, claim: PreparedClaim, pod: str, name: str) -> Container:
         made = self.create(with_claims(container(of=pod, name=name), claim), None)

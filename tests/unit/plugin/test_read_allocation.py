@@ -139,10 +139,18 @@ def test_where_the_kubelets_socket_is_not_there(node: ExternalNode) -> None:
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize(
     ("claim", "says"),
-    [(ONLY_SHAPES, "and the kubelet allocated none to this container"), (SHAPE, "which only the kubelet allocates")],
+    [
+        (ONLY_SHAPES, "and the kubelet allocated none to this container"),
+        (SHAPE, "which only the kubelet allocates"),
+        ("1;mode=mps", "mode: mps (docs/mps.md); if this container"),
+    ],
 )
 def test_a_pod_without_any_is_refused(node: ExternalNode, claim: str, says: str, *, asked: bool) -> None:
-    raw = {"pool": [{"name": "cluster", "model": "*"}], "kubelet": {"enabled": True, "pool": "cluster"}}
+    raw = {
+        "pool": [{"name": "cluster", "model": "*"}],
+        "kubelet": {"enabled": True, "pool": "cluster"},
+        "mps": {"enabled": True},
+    }
     node.node_state.use(parse_policy(raw, "test"))
     of = proxy(claim)
     node.admitted(of, [])
@@ -224,6 +232,14 @@ def test_a_claim_of_other_pods_is_none_of_its(claims: ClaimNode) -> None:
     assert "[bad-request]" in claims.refused(proxy(ONLY_SHAPES))
     namesake = replace(proxy(ONLY_SHAPES, of="other"), pod=replace(pod("other", ONLY_SHAPES), uid=PodUid("uid-2")))
     assert "[bad-request]" in claims.refused(namesake)
+
+
+def test_beside_a_claim_for_monitoring_it_asks_for_itself(claims: ClaimNode) -> None:
+    """That lets the pod look at a GPU that others hold, so it has none that an annotation could shape."""
+    found = claims.prepared(allocated(0, admin=True))
+    claims.kubelet_lists(proxy().pod, main=[found], proxy=[])
+    assert "[bad-request]" in claims.refused(proxy(ONLY_SHAPES))
+    assert claims.create(proxy("1", "second")) == (uuid(0),)
 
 
 def test_it_waits_while_a_claim_is_read_that_it_may_share(claims: ClaimNode) -> None:
