@@ -15,6 +15,7 @@ from nri_gpu.decision.asked import asked_for_pod
 from nri_gpu.domain.allocation import (
     REQUIRED_DESTINATION,
     Allocated,
+    AllocationInvalid,
     AllocationPending,
     ContainerDevices,
     PodDevices,
@@ -27,6 +28,7 @@ from nri_gpu.dra.read_claims import by_markers
 from nri_gpu.kubelet.allocations import by_tokens
 from nri_gpu.kubelet.read_listing import Listing, by_listing, is_gpu_resource
 from nri_gpu.policy.kubelet_settings import KubeletSettings
+from nri_gpu.request.environment import VARIABLE
 
 NOT_LISTED_YET: Final = (
     "it is for each container of this pod, and the kubelet has not said yet whether it allocated GPUs to any of them "
@@ -35,6 +37,12 @@ NOT_LISTED_YET: Final = (
 NOT_READ_YET: Final = (
     "it is for each container of this pod, and `nri-gpu dra` has not said yet whether the pod has a ResourceClaim that "
     "is shared in its namespace: it will be tried again; if this lasts, see the log of `nri-gpu dra`"
+)
+
+NOT_LISTED: Final = (
+    "it names GPUs that the kubelet lists for no container of this pod (PodResources leaves out init containers that "
+    "end): have a later container or a sidecar ask for as many in resources.limits, or take the variable out of the "
+    "pod's environment"
 )
 
 
@@ -82,6 +90,8 @@ def by_pod(container: Container, facts: AllocationFacts) -> Container:
     having = [resource for each in listed for resource in _resources(each, facts.settings)]
     # A claim for monitoring gives no GPU that an annotation could shape.
     having += [each.called for each in facts.claims.values() if each.holds and container.pod.uid in each.pods]
+    if having and allocation.key == VARIABLE and all(each.name != container.name for each in listed):
+        return replace(container, kubelet=AllocationInvalid(NOT_LISTED, VARIABLE))
     if having:
         return replace(container, kubelet=Allocated(key=having[0], elsewhere=True))
     fault = _awaited(container.pod, facts) if isinstance(claim.wanted, Count | Everything) else ""

@@ -81,9 +81,17 @@ def test_the_container_that_has_them_is_shaped(node: ExternalNode) -> None:
 
 
 def test_a_variable_of_an_image_asks_for_nothing_more(node: ExternalNode) -> None:
+    node.lists(proxy(name="cuda-gpu"), [])
     node.admitted(of_plugin(1, claim=SHAPE), [uuid(1)])
     for value in ("all", "void", uuid(3)):
         check_passes(node, replace(proxy(name=f"cuda-{value[:3].lower()}"), env={"NVIDIA_VISIBLE_DEVICES": value}))
+
+
+def test_an_init_container_with_gpus_that_are_listed_nowhere_does_not_pass(node: ExternalNode) -> None:
+    """A sidecar has those that are listed, so the kubelet gave the init container others."""
+    node.admitted(proxy(name="sidecar"), [uuid(1)])
+    refused = str(node.create(of_plugin(2, claim=SHAPE, name="init")))
+    assert "[bad-request]: NVIDIA_VISIBLE_DEVICES: it names GPUs that the kubelet lists for no container" in refused
 
 
 def test_the_log_says_why(node: ExternalNode) -> None:
