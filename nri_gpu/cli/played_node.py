@@ -37,6 +37,7 @@ from nri_gpu.ledger.events import ClaimPrepared, Created, DevicesAllocated, Gone
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
 from nri_gpu.policy.kubelet_settings import FailClosed, MigStrategy
 from nri_gpu.policy.model import Policy
+from nri_gpu.request.environment import VARIABLE
 from nri_gpu.system.state import NodeState
 
 _KEY: Final = bytes(32)  # only this process reads what it signs
@@ -81,6 +82,7 @@ class PlayedNode:
         self._theirs = AdvertisedDevices(nvidia, self._state, self, required, connected=True)
         self._in_use: dict[str, set[str]] = defaultdict(set)  # ids, of each resource
         self._tokens: dict[ContainerId, dict[str, str]] = defaultdict(dict)  # that Allocate answered
+        self._env: dict[ContainerId, dict[str, str]] = defaultdict(dict)  # likewise, by NVIDIA's device plugin
 
     def aged(self, node: Node) -> Node:
         """Return the node as it is: its inventory was just taken."""
@@ -180,6 +182,8 @@ class PlayedNode:
                 if plugin is self._ours:
                     (answer,) = plugin.allocate(resource, [ids])
                     self._tokens[listed.container.id].update(answer.annotations)
+                else:
+                    self._env[listed.container.id][VARIABLE] = ",".join(ids)
         self._list(pod, given)
         return None
 
@@ -188,7 +192,8 @@ class PlayedNode:
         container, tokens, markers = listed.container, self._tokens[listed.container.id], self._markers(listed)
         if (tokens or markers) and self._settings.fail_closed is FailClosed.AUTO:
             container = replace(container, mounts=container.mounts | {REQUIRED_DESTINATION})
-        container = replace(container, annotations=tokens, markers=markers)
+        env = {**self._env[container.id], **container.env}  # the pod's own goes before the kubelet's
+        container = replace(container, annotations=tokens, markers=markers, env=env)
         facts = AllocationFacts(
             token_key=_KEY,
             marker_key=_KEY,

@@ -99,12 +99,27 @@ PLAYED = {
         ["exclusive 0", "pass"],
     ),
     "NVIDIA's device plugin": (INJECTING, pod("a", limited(2), "{name: beside}"), ["exclusive 0,1", "pass"]),
+    "NVIDIA's, for an init container": (
+        INJECTING,
+        pod("a", limited(1), init=limited(1, "first")),
+        ["exclusive 0", "exclusive 0"],
+    ),
+    "NVIDIA's, for an init container alone, beside a sidecar": (
+        INJECTING,
+        pod("a", "{name: main}", annotation="all", init=f"{SIDECAR}, {limited(1, 'first')}"),
+        ["exclusive 0", "bad-request", "none "],
+    ),
+    "NVIDIA's, and the pod sets its variable": (
+        INJECTING,
+        pod("a", limited(1, more="env: [{name: NVIDIA_VISIBLE_DEVICES, value: '3'}], ")),
+        ["bad-request"],
+    ),
     "NVIDIA's, which knows no annotations": (
         INJECTING,
         pod("a", "{name: main}", annotation="device=0") + pod("b", limited(4)) + pod("c", limited(1)),
         ["exclusive 0", "gpu-busy", "gpu-busy"],
     ),
-    "NVIDIA's, never asked about": (f'{INJECTING}podresources = ""\n', pod("a", limited(1)), ["pass"]),
+    "NVIDIA's, never asked about": (f'{INJECTING}podresources = ""\n', pod("a", limited(1)), ["node-not-ready"]),
     "both plugins'": (
         '[kubelet]\nenabled = true\nresource = "example.com/gpu"\ninject_for = ["nvidia.com/*"]\n',
         pod("a", "{name: main, resources: {limits: {nvidia.com/gpu: 1, example.com/gpu: 1}}}"),
