@@ -83,12 +83,10 @@ def reads_environment(policy: Policy) -> bool:
 
 def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Claim | None:
     annotated, allocation = None, container.kubelet
-    if asked := select_annotation(container.pod.annotations, own, container.name):
-        allocated = allocation if isinstance(allocation, Allocated) else Allocated()
-        beside = allocated.elsewhere and asked[0] in POD_WIDE
-        annotated = parse_claim(*asked, given=beside or bool(allocated.devices), container=container.name)
-        if beside:
-            return replace(annotated, wanted=Nothing())
+    allocated = allocation if isinstance(allocation, Allocated) else Allocated()
+    asked = select_annotation(container.pod.annotations, own, container.name)
+    if asked and not allocated.elsewhere:
+        annotated = parse_claim(*asked, given=bool(allocated.devices), container=container.name)
     if allocation is not None:
         return claim_of_kubelet(allocation, annotated)
     value = container.env.get(VARIABLE)
