@@ -152,9 +152,7 @@ async def test_the_same_answer_with_claims(
         scheduler = Scheduler(site, manifest)
         for number, containers in enumerate(manifest.pods):
             uid, name = str(uuid4()), containers[0].container.pod.name
-            await until(
-                "taints", lambda: sum("taints" in each for each in site.server.devices().values()) == len(past_claims)
-            )
+            await until("taints", tainted)
             claims = {use: scheduler.allocate(use, uid, name) for each in containers for use in scheduler.uses(each)}
             if None in claims.values():
                 done += [Outcome("refuse", "gpu-busy")] * len(containers)
