@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -55,7 +55,7 @@ class SpecFile:
     def remove(self) -> bool:
         """Remove the file if it describes that kind. Return whether it did. Raises: SpecFileError."""
         try:
-            if _specification(text_of(self.path, READ_MAX, "utf-8") or "").kind != self._kind:
+            if _read(text_of(self.path, READ_MAX, "utf-8") or "", _Kind).kind != self._kind:
                 return False
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -72,23 +72,29 @@ class _Device(Struct, frozen=True):
     name: str | int  # runtimes take a number in JSON for its text
 
 
-class _Specification(Struct, frozen=True):
-    kind: str
+class _Kind(Struct, frozen=True):
+    kind: str = ""
+
+
+class _Specification(_Kind, frozen=True):
     devices: tuple[_Device, ...] = ()
+
+
+_Part = TypeVar("_Part", _Kind, _Specification)
 
 
 def names_in(text: str) -> frozenset[str]:
     """Return the names of our kind of devices in a specification, JSON or YAML, or none if the text is no such file."""
-    found = _specification(text)
+    found = _read(text, _Specification)
     return frozenset(str(device.name) for device in found.devices) if found.kind == KIND else frozenset()
 
 
-def _specification(text: str) -> _Specification:
-    """Return what a text specifies, which is of no kind if it is no specification."""
+def _read(text: str, part: type[_Part]) -> _Part:
+    """Return that part of what a text specifies, which is of no kind if it is no specification."""
     try:
-        return msgspec.convert(read_documents(text, "", typed=False)[0], _Specification)
+        return msgspec.convert(read_documents(text, "", typed=False)[0], part)
     except (CommandError, msgspec.ValidationError):
-        return _Specification("")
+        return part()
 
 
 def names_of(path: Path) -> frozenset[str]:

@@ -96,6 +96,11 @@ def within(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder}/")
 
 
+def removes(name: str) -> bool:
+    """Whether it takes away what a plugin before us added, for ours to take its place."""
+    return name.startswith("-")
+
+
 def there_is_no_hook_and_nothing_that_could_bring_one(
     reply: pb.CreateContainerResponse, container: Container, node: Node
 ) -> None:
@@ -119,7 +124,7 @@ def nothing_is_named_twice(reply: pb.CreateContainerResponse, container: Contain
 
 def every_node_is_the_grants_or_shared(reply: pb.CreateContainerResponse, container: Container, node: Node) -> None:
     units = granted(reply, container, node)
-    devices = reply.adjust.linux.devices
+    devices = [each for each in reply.adjust.linux.devices if not removes(each.path)]
     numbers = {(each.major, each.minor) for each in devices}
     assert set(own(units, node)) <= numbers
     assert numbers <= {*own(units, node), *drawn(units), *(of_extras(node) if units else ()), *shared(node)}
@@ -129,7 +134,7 @@ def every_node_is_the_grants_or_shared(reply: pb.CreateContainerResponse, contai
 
 def every_mount_is_of_the_staged_driver(reply: pb.CreateContainerResponse, container: Container, node: Node) -> None:
     units = {unit.uuid for unit in granted(reply, container, node)}
-    for mount in reply.adjust.mounts:
+    for mount in (each for each in reply.adjust.mounts if not removes(each.destination)):
         if within(mount.source, node.mps.base):  # a client of MPS writes to its daemon's memory, and to no other's
             right = {f"{node.mps.folder(uuid)}/{name}": right for uuid in units for name, right in MPS_FOLDERS.items()}
             assert set(mount.options) == {"rbind", "rprivate", "nosuid", "nodev", "noexec", right[mount.source]}

@@ -76,6 +76,8 @@ listed = st.builds(
     st.sampled_from(DEVICES),
     st.booleans(),
 )
+# A runtime lists no container twice.
+lists = st.lists(entries, max_size=2, unique_by=lambda entry: entry.grant.container_id).map(tuple)
 processes = st.dictionaries(ids, st.builds(FirstProcess, st.integers(1, 9), st.integers(1, 9)), max_size=2)
 events: st.SearchStrategy[LedgerEvent] = st.one_of(
     st.builds(lambda at, entry: Created(at, make.container(of=entry.grant.pod_name), entry.grant), ats, entries),
@@ -85,7 +87,7 @@ events: st.SearchStrategy[LedgerEvent] = st.one_of(
     st.builds(Stopped, ats, ids, st.booleans()),
     *(st.builds(kind, ats, some) for kind in (Removed, Gone, NeverStarted)),
     st.builds(PodGone, ats, entries.map(lambda entry: PodId(entry.grant.pod_id))),
-    st.builds(Synchronized, ats, st.frozensets(ids, max_size=2), st.lists(entries, max_size=2).map(tuple)),
+    st.builds(Synchronized, ats, st.frozensets(ids, max_size=2), lists),
     st.builds(DevicesAllocated, ats, devices, st.booleans()),
     st.builds(Reconciled, ats, st.lists(listed, max_size=2).map(tuple), st.frozensets(st.sampled_from(DEVICES))),
     st.builds(AllocationKnown, ats, ids, allocations),
