@@ -15,7 +15,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.asked import needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.foreign import external_uuids
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.node import Majors, Node
@@ -79,6 +79,24 @@ def test_a_reply_says_the_edits(whole: Edits) -> None:
     assert all(device.HasField("file_mode") and device.HasField("gid") for device in adjust.linux.devices)
     assert adjust.linux.HasField("resources") is bool(whole.cpuset_cpus or whole.cpuset_mems)
     assert not adjust.linux.resources.cpu.HasField("shares")
+
+
+@given(strategies.edits(strategies.texts))
+def test_what_a_container_has_already_is_removed_for_ours(whole: Edits) -> None:
+    """Else the runtime refuses it, if a plugin before us added it."""
+    has = make.container(
+        env=dict.fromkeys(whole.env, ""),
+        mounts=frozenset(whole.mounts),
+        devices=tuple(DeviceRef(path, 0, 0) for path in whole.devices),
+    )
+    adjust = pb.CreateContainerResponse.FromString(reply_to_pb(whole, has)).adjust
+    for ours, said in (
+        (whole.env, [each.key for each in adjust.env]),
+        (whole.mounts, [each.destination for each in adjust.mounts]),
+        (whole.devices, [each.path for each in adjust.linux.devices]),
+    ):
+        assert said[: len(ours)] == [f"-{name}" for name in sorted(ours)]
+        assert sorted(said[len(ours) :]) == sorted(ours)
 
 
 @given(st.lists(strategies.containers(), max_size=5), st.lists(st.integers(0, 4), max_size=5))
