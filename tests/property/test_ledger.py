@@ -338,7 +338,8 @@ class Runtime(RuleBasedStateMachine):
         made = self.some(pick, "created")
         if made is None:
             return
-        container_id, made.listed = made.container.id, True
+        container_id = made.container.id
+        made.listed |= self.holds(made)  # of one that holds nothing, and that no list had, nobody takes note
         if self.away and container_id in self.journal.known:  # the guard reads it
             made.state = "exited"
         elif self.tell(pb.START_CONTAINER, made.container):
