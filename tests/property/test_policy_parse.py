@@ -68,6 +68,9 @@ def accepted(raw: dict[str, Any]) -> bool:
 
 @given(st.one_of(raws, near_misses()))
 def test_parser_and_schema_agree(raw: dict[str, Any]) -> None:
+    """But for a pool's name: that there is such a pool is more than a schema can say."""
+    sections = (raw.get(name) for name in ("kubelet", "dra"))
+    assume(not any(isinstance(each, dict) and each.get("pool") and isinstance(each["pool"], str) for each in sections))
     assert accepted(raw) == VALIDATOR.is_valid(raw)
 
 
