@@ -254,10 +254,15 @@ class OneLedger(RuleBasedStateMachine):
     def stopped(self, of: Container) -> None:
         if self.plugin_node.devices.connected:
             self.plugin_node.stop(of)
-        elif given := self.checkpoint.get((of.pod.name, of.name)):  # nothing shows that it had been there
+        else:
+            self.gone_unseen(of)
+        del self.alive[of.id]
+
+    def gone_unseen(self, of: Container) -> None:
+        """Nothing shows that it had been there, and had what the kubelet gave."""
+        if given := self.checkpoint.get((of.pod.name, of.name)):
             for id_ in given.ids:
                 self.allocated.pop(AllocatedDevice(given.resource, id_), None)
-        del self.alive[of.id]
 
     @rule(data=st.data())
     def remove(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
@@ -265,6 +270,8 @@ class OneLedger(RuleBasedStateMachine):
         if of := self.one(data):
             if self.plugin_node.devices.connected:
                 self.plugin_node.event(pb.REMOVE_CONTAINER, of)
+            else:
+                self.gone_unseen(of)
             del self.alive[of.id]
 
     @rule(data=st.data())
