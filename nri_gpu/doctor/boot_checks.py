@@ -8,7 +8,8 @@ from typing import Final
 
 from nri_gpu.doctor.cdi_checks import KUBELETS
 from nri_gpu.doctor.examined import Examined
-from nri_gpu.doctor.processes import UNIT_FOLDERS, is_enabled, running, unit_of
+from nri_gpu.doctor.kubelet_checks import kubelet_unit
+from nri_gpu.doctor.processes import UNIT_FOLDERS, is_enabled, running
 from nri_gpu.doctor.runtimes import ContainerRuntime
 from nri_gpu.domain.finding import Finding, error, ok, warning
 from nri_gpu.domain.text import listed
@@ -22,12 +23,9 @@ _UNIT_MAX: Final = 1 << 16  # bytes
 def boot_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterator[Finding]:
     """Check the units that are enabled, on a node with a kubelet."""
     ours = [unit for unit in _UNITS if is_enabled(seen, unit)]
-    process = next(running(seen.at("/proc"), KUBELETS), None)
-    if not ours or process is None or runtime is None:
+    if not ours or runtime is None or not any(running(seen.at("/proc"), KUBELETS)):
         return
-    distribution = runtime.distribution
-    usual = (distribution.kubelet or runtime.service) if distribution else "kubelet"
-    kubelet = f"{unit_of(seen, process, (usual,))}.service"
+    kubelet = f"{kubelet_unit(seen, runtime)}.service"
     before = [
         unit for unit in ours if kubelet in _named(seen, unit, "Before") or unit in _named(seen, kubelet, "After")
     ]

@@ -79,7 +79,7 @@ def kubelet_findings(seen: Examined, runtime: ContainerRuntime | None) -> Iterat
     yield from _allocatable(seen)
 
 
-def _unit(seen: Examined, runtime: ContainerRuntime | None) -> str:
+def kubelet_unit(seen: Examined, runtime: ContainerRuntime | None) -> str:
     """Return the unit that runs the kubelet: distributions run it in their own."""
     ours = runtime.distribution if runtime else None
     usual = (ours.kubelet or runtime.service) if runtime and ours else "kubelet"
@@ -90,7 +90,7 @@ def _restart(seen: Examined, runtime: ContainerRuntime | None) -> tuple[str, ...
     """Return what starts the kubelet again; in distributions the runtime's restart does so, too."""
     if runtime and (runtime.ends_at_start or runtime.cri_fault):
         return runtime.restart
-    return (f"systemctl restart {_unit(seen, runtime)}    # pods go on running",)
+    return (f"systemctl restart {kubelet_unit(seen, runtime)}    # pods go on running",)
 
 
 def _socket(folder: str, state: SocketState, restart: tuple[str, ...], *, enabled: bool) -> Iterator[Finding]:
@@ -189,9 +189,9 @@ def _checkpoint(seen: Examined, runtime: ContainerRuntime | None, *, enabled: bo
                 f"{shown} has {listed(ours)} of a device plugin, and claims allocate on this node: a pod that gets "
                 "such a resource by a claim (dra.extendedResource) stays in CreateContainerConfigError",
                 "# drain the node, so that no pod has a device of a plugin, then:",
-                f"systemctl stop {_unit(seen, runtime)}",
+                f"systemctl stop {kubelet_unit(seen, runtime)}",
                 f"rm {shown}",
-                f"systemctl start {_unit(seen, runtime)}",
+                f"systemctl start {kubelet_unit(seen, runtime)}",
             )
             return
         counts = {name: len(ids or ()) for name, ids in (found.data.registered or {}).items()}
