@@ -7,7 +7,8 @@ does not support, breaks programs that would run (CUDA's errors 803 and 804).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -108,22 +109,24 @@ def wanted(env: Mapping[str, str]) -> CudaVersion | None:
 
     The other alternatives are for older drivers, where the image brings its own compatibility package.
     """
-    found = [version for version in (legacy_version(env.get(CUDA_VERSION, "")), *_required(env)) if version]
+    found = [
+        version
+        for version in (legacy_version(env.get(CUDA_VERSION, "")), *_required(env.get(REQUIRE_CUDA, "")))
+        if version
+    ]
     return max(map(_pair, found), default=None)
 
 
-def _required(env: Mapping[str, str]) -> Iterator[Version]:
-    text = env.get(REQUIRE_CUDA, "")
+@lru_cache(maxsize=32)  # a node's images are few, and NVIDIA's say 1 kB, which takes a tenth of a millisecond
+def _required(text: str) -> tuple[Version, ...]:
     alternatives = parse_requirement(text) if 0 < len(text) <= TOTAL_MAX else ()
-    if isinstance(alternatives, Malformed):
-        return
-    for condition in alternatives[0] if alternatives else ():
-        if (
-            condition.property is Property.CUDA
-            and condition.operator in _ABOVE
-            and isinstance(condition.operand, tuple)
-        ):
-            yield condition.operand
+    if isinstance(alternatives, Malformed) or not alternatives:
+        return ()
+    return tuple(
+        condition.operand
+        for condition in alternatives[0]
+        if condition.property is Property.CUDA and condition.operator in _ABOVE and isinstance(condition.operand, tuple)
+    )
 
 
 def unfit_driver(version: str, drivers: frozenset[int] | None, driver_version: str) -> str:

@@ -36,12 +36,12 @@ def compat_edits(package: CompatPackage, driver: Edits, container: Container) ->
 
     driver: the edits of the driver's files.
     """
-    behind = driver.env.get(LIBRARY_PATH, container.env.get(LIBRARY_PATH, ""))
-    return Edits.of(mounts=(Mount(PLACE, package.path),), env=library_path([PLACE], behind))
+    path = compat_folder_edits(PLACE, driver, container).env
+    return Edits.of(mounts=(Mount(PLACE, package.path),), env=path)
 
 
 def compat_folder_edits(folder: str, driver: Edits, container: Container) -> Edits:
-    """Put a folder of the image before the driver's in the path. driver: the edits of the driver's files."""
+    """Put a folder of the container before the driver's in the path. driver: the edits of the driver's files."""
     behind = driver.env.get(LIBRARY_PATH, container.env.get(LIBRARY_PATH, ""))
     return Edits.of(env=library_path([folder], behind))
 
