@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from nri_gpu import __version__
 from nri_gpu.domain.errors import Exit
+from nri_gpu.ledger.ledger import GrantPhase
 from tests.packages.conftest import AT, NEWER, Debs
 from tests.support import packages
 from tests.support.booted_root import BootedRoot
@@ -71,9 +72,10 @@ class Machine(Struct, frozen=True):
         return self.root.run("cat", f"/proc/{self.property(unit, 'MainPID')}/cmdline")
 
     def held(self) -> dict[str, list[str]]:
-        """`pod/container` -> UUIDs of its GPUs."""
+        """`pod/container` -> UUIDs of the GPUs that it holds."""
         grants = json.loads(self.root.run("cat", "/run/nri-gpu/ledger.json"))["grants"]
-        return {f"{each['pod']}/{each['container']}": each["gpu_uuids"] for each in grants}
+        held = [each for each in grants if each["phase"] != GrantPhase.LAPSED]
+        return {f"{each['pod']}/{each['container']}": each["gpu_uuids"] for each in held}
 
     def create_while(self, *words: str) -> None:
         """Run it, and containers all the while: each runs with its GPU, or is refused and created again."""
