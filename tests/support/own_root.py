@@ -28,6 +28,8 @@ for folder in {" ".join(OVERLAID)}; do
     mount -t overlay none /$folder \\
         -o lowerdir=/$folder,upperdir={{base}}/root/own/$folder/upper,workdir={{base}}/root/own/$folder/work
 done
+# The machine's own nri-gpu, and that of a test beside this one.
+rm -rf /etc/nri-gpu /run/nri-gpu /var/lib/nri-gpu
 """
 # The runtime's own folder was in memory already, and is covered now.
 SOCKETS: Final = f"""
