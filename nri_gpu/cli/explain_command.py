@@ -156,6 +156,8 @@ def _notes(listed: ManifestContainer, decision: Decision, policy: Policy, *, wai
     """Yield notes on a decision, above all on what the real container may have and a manifest does not show."""
     if not isinstance(decision, Refuse) and decision.note:
         yield decision.note
+    if isinstance(decision, Inject) and decision.left_out:
+        yield decision.left_out
     yield from listed.notes
     granted = isinstance(decision, Inject) and bool(decision.grant.uuids)
     environment = policy.environment

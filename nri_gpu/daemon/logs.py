@@ -30,7 +30,8 @@ from nri_gpu.daemon.journald import JOURNAL_SOCKET, STDERR, JournalSocket, entry
 if TYPE_CHECKING:
     from loguru import Message, Record
 
-# Every field that a line may carry, in the order in which they are printed. Nothing of a container's environment.
+# Every field that a line may carry, in the order in which they are printed. Of a container's environment they have
+# nothing but what the variables of NVIDIA's that are read ask for, cut in length.
 FIELDS: Final = (
     "decision", "code", "reason", "rule", "namespace", "pod_name", "container_name", "pod_uid", "container_id",
     "gpu_uuid", "mode", "generation", "method", "stream_id", "event", "runtime", "runtime_version", "nri_version",
@@ -38,7 +39,7 @@ FIELDS: Final = (
     "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
     "dropped", "lasting_s", "fix", "signal", "pid", "name", "index", "state", "before", "changes", "xid",
     "lost", "cgroup", "pids", "namespaces", "settings", "peer", "follower", "replaced",
-    "holder", "pods",
+    "left_out", "holder", "pods",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

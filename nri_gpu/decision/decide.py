@@ -11,6 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.decision.asked import claim_of
+from nri_gpu.decision.driver_parts import driver_parts
 from nri_gpu.decision.eligible import Candidates, Eligible, Others, check_request, node_fault, over_limit
 from nri_gpu.decision.foreign import only
 from nri_gpu.decision.grant_plan import (
@@ -82,9 +83,11 @@ def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decis
         case Ignored():
             passed = _passed(container, node, policy, verdict.sentence)
             return replace(passed, ignored=True) if isinstance(passed, Pass) else passed
-    asked = check_request(claim, container, policy, verdict, node)
+    parts = driver_parts(claim, container, verdict.terms, node)
+    asked = check_request(replace(claim, capabilities=parts.capabilities), container, policy, verdict, node)
     if isinstance(asked, Reason):
         return Refuse(asked)
+    asked = replace(asked, left_out=parts.left_out)
     if completed := complete_asked(asked, container, node):
         return Refuse(completed) if isinstance(completed, Reason) else completed
     if sentence := stale_fault(policy, node.inventory_age_s):
@@ -147,7 +150,8 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
         return Refuse(plan)
     notes = (unreached_note(container, plan.edits), plan.note, extras, _privileged_note(container, node, policy))
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, plan.generation, seat)
-    return Inject(plan.edits, grant, asked.rule, note="; ".join(filter(None, notes)), compat=plan.compat)
+    note = "; ".join(filter(None, notes))
+    return Inject(plan.edits, grant, asked.rule, note=note, compat=plan.compat, left_out=asked.left_out)
 
 
 ID_IN_USE: Final = Reason(

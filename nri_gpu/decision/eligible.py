@@ -46,6 +46,7 @@ class Eligible(Struct, frozen=True):
     rule: str  # what allowed the request
     seat: Seat | None = None  # its share of an MPS daemon, or None in other modes
     unmade: Mapping[str, str] = {}  # see `MpsFolders`
+    left_out: str = ""  # as in `DriverParts`
 
 
 def check_request(

@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.decision.cuda_choice import DRIVERS_OWN, CompatChoice, choose, with_compat
+from nri_gpu.decision.driver_parts import driver_parts
 from nri_gpu.decision.eligible import Eligible, lacking_library, node_fault
 from nri_gpu.decision.foreign import beyond, completable, external_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.domain.container import Container
@@ -71,7 +72,7 @@ def plan_for(
             tree=tree,
             loader=policy.driver.loader,
             hwcaps=node.hwcaps,
-            void=policy.environment.visible_devices is VisibleDevices.VOID,
+            void=policy.environment.visible_devices is VisibleDevices.VOID or container.pod.runs_on_nvidias,
             numa=policy.placement.numa,
             extra=extra,
             compat=choice.package,
@@ -174,13 +175,15 @@ def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject
     """Complete what a container without a request lacks to use the GPUs that it holds already."""
     if policy.foreign.complete is not Complete.ALL or not completable(container, node):
         return NotCompleted()
-    capabilities = closure(policy.defaults.capabilities)
-    if reason := Terms(policy=policy).denied_capabilities(capabilities) or node_fault(capabilities, node):
+    terms = Terms(policy=policy)
+    parts = driver_parts(None, container, terms, node)
+    capabilities = closure(terms.capabilities if parts.capabilities is None else parts.capabilities)
+    if reason := terms.denied_capabilities(capabilities) or node_fault(capabilities, node):
         return reason
     unknown = unknown_nodes(container, node)
     if unknown or not external_units(container, node):
         return NotCompleted(f"not completed: {unknown or 'what it holds'} belongs to no GPU known here")
-    return _completed(container, capabilities, node, policy, "foreign.complete")
+    return _completed(container, capabilities, node, policy, "foreign.complete", parts.left_out)
 
 
 def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject | Reason | None:
@@ -209,11 +212,11 @@ def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject 
             f"plugin, and {asked.claim.key} asks for {more}",
             cure="a request can only shape GPUs that another component assigned, so ask for no more than those",
         )
-    return _completed(container, asked.capabilities, node, policy, asked.rule)
+    return _completed(container, asked.capabilities, node, policy, asked.rule, asked.left_out)
 
 
 def _completed(
-    container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str
+    container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str, left_out: str
 ) -> Inject | Reason:
     """Return a grant of no GPU, since none of the container's is ours to grant, with the edits that complete it."""
     held = external_units(container, node)
@@ -223,4 +226,4 @@ def _completed(
     grant = Grant.to(container, (), None, plan.generation)
     note = "; ".join(filter(None, (unreached_note(container, plan.edits), plan.note)))
     completes = tuple(unit.uuid for unit in held)
-    return Inject(plan.edits, grant, rule, note=note, compat=plan.compat, completes=completes)
+    return Inject(plan.edits, grant, rule, note=note, compat=plan.compat, completes=completes, left_out=left_out)

@@ -168,6 +168,7 @@ class Inject(Struct, frozen=True):
     compat: str = ""  # which newer CUDA than the driver's it gets, or why none; empty if it wants none
     completes: tuple[GpuUuid, ...] = ()  # GPUs of another component that the edits are for; the grant then names none
     why: str = ""  # why it gets no GPU although an annotation of its pod asks for some; mostly empty
+    left_out: str = ""  # what NVIDIA_DRIVER_CAPABILITIES names beyond what the container gets, and why; mostly empty
 
 
 class Refuse(Struct, frozen=True):

@@ -31,7 +31,7 @@ class Injection(Struct, frozen=True, kw_only=True):
     inventory: Inventory
     tree: DriverTree | None  # the staged driver files for `capabilities`
     loader: Loader  # how a container's loader finds the driver's files
-    void: bool  # policy keeps NVIDIA_VISIBLE_DEVICES for other components
+    void: bool  # NVIDIA_VISIBLE_DEVICES is for other components: policy says so, or the pod's runtime handler
     hwcaps: bool = True  # as in `Node`
     numa: NumaBinding = NumaBinding.NONE  # what policy binds to the GPUs' NUMA nodes
     extra: Edits = NO_EDITS  # the edits of its extras

@@ -18,12 +18,14 @@ from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.names import CHECKPOINTED_KEY, MARKER_PREFIX, NVIDIA_HOOKS, RESTORED_KEY
+from nri_gpu.request.environment import CAPABILITIES, CAPABILITIES_MAX
 from nri_gpu.request.image_requirements import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.request.image_requirements import PREFIX as REQUIRE
 
 PREFIX: Final = "gpu.nri.io"
-# The variables that we add to or override. Only they and an image's requirements are kept: no other can get into a log.
-READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
+# The variables that we add to, override or obey. Only they and an image's requirements are kept: no other can get into
+# a log.
+READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", CAPABILITIES, *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 MARKER_NEEDLE: Final = MARKER_PREFIX.encode()
@@ -269,7 +271,8 @@ def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 def read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
     """Return the variables we read, the names that come twice, and the characters of all requirements.
 
-    The last of a name wins, as in the program. Requirements past what is checked are counted and not read.
+    The last of a name wins, as in the program. Requirements past what is checked are counted and not read, and of
+    NVIDIA_DRIVER_CAPABILITIES no more than one character beyond what is read of it.
     """
     ours: list[str] = []
     required = 0
@@ -286,7 +289,10 @@ def read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
     parts = [entry.partition("=") for entry in ours]
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
-    return dict(pairs), frozenset(name for name, number in times.items() if number > 1), required
+    read = dict(pairs)
+    if CAPABILITIES in read:
+        read[CAPABILITIES] = read[CAPABILITIES][: CAPABILITIES_MAX + 1]
+    return read, frozenset(name for name, number in times.items() if number > 1), required
 
 
 def read_markers(env: Iterable[str]) -> dict[str, str]:

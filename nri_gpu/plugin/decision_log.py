@@ -90,7 +90,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     """Log a decision in one line: at INFO, but a pass at DEBUG. Warn of its note."""
     facts = {**container_fields(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
-        case Inject(edits, grant, rule, note, compat, completes, why):
+        case Inject(edits, grant, rule, note, compat, completes, why, left_out):
             uuids = ",".join(completes or grant.uuids) or "-"
             facts |= {
                 "gpu_uuid": uuids,
@@ -98,6 +98,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
                 "rule": rule,
                 "reason": compat or why,
                 "replaced": ",".join(_replaced(edits, container)),
+                "left_out": left_out,
             }
             phrase = "container completed for GPUs that another component allocated" if completes else "GPU granted"
             logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)

@@ -59,6 +59,13 @@ class Disarm(StrEnum):
     ALL = "all"
 
 
+class DriverCapabilities(StrEnum):
+    """The use made of a container's NVIDIA_DRIVER_CAPABILITIES."""
+
+    IGNORE = "ignore"
+    ASK = "ask"
+
+
 class PrivilegedAction(StrEnum):
     """The fate of the request of a privileged container, which can use every device of the host anyway."""
 
@@ -174,7 +181,8 @@ class EnvironmentSettings(Struct, frozen=True, kw_only=True):
         VisibleDevices,
         about(
             "NVIDIA_VISIBLE_DEVICES of a granted container: its GPUs' UUIDs, or void where an NVIDIA runtime or hook "
-            "is still installed and must stay idle (NRI_GPU_UUIDS then has the list)."
+            "is still installed and must stay idle (NRI_GPU_UUIDS then has the list), as always in a pod whose "
+            "runtime handler begins with nvidia."
         ),
     ] = VisibleDevices.UUIDS
     disarm: Annotated[
@@ -184,6 +192,14 @@ class EnvironmentSettings(Struct, frozen=True, kw_only=True):
             "device plugin, which asks through that variable."
         ),
     ] = Disarm.NONE
+    driver_capabilities: Annotated[
+        DriverCapabilities,
+        about(
+            "NVIDIA_DRIVER_CAPABILITIES of a container that is given GPUs. ask: it says which parts of the driver "
+            "come, where neither the request nor a rule does; what it may not ask for or this node lacks is left out. "
+            "ignore: it changes nothing. With both, the log has what it names and did not come."
+        ),
+    ] = DriverCapabilities.IGNORE
     may_ask: Annotated[
         Globs,
         NAMESPACES,

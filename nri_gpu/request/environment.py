@@ -5,18 +5,24 @@
 Both image and pod may have set it, and it cannot be told which.
 Source: NVIDIA/nvidia-container-toolkit internal/config/image/devices.go; there `all` or `none` among other items
 decides, an unknown item fails late, and `none` still brings the driver's files.
+
+NVIDIA_DRIVER_CAPABILITIES names parts of the driver: "all", or words with commas between them. Source:
+internal/config/image/capabilities.go; there an unknown word keeps the container from being created.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.domain.gpu_request import Claim, Devices, Everything
 from nri_gpu.domain.text import quoted
 from nri_gpu.request.annotation import VALUE_MAX, check_text
 from nri_gpu.request.values import BLANKS, DEVICES_MAX, MIG_PREFIX, UUID_LENGTH, UUID_PREFIX, Piece, read_id
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
+CAPABILITIES_MAX: Final = 256  # characters that are read of its value; all its words together have 52
 # NVIDIA's device plugin with deviceListStrategy=volume-mounts says this, and mounts a file there for each device.
 MOUNTED_NAMES: Final = "/var/run/nvidia-container-devices"
 _NOTHING: Final = frozenset({"void", "none"})
@@ -53,6 +59,13 @@ def named_devices(value: str) -> tuple[str, ...]:
         return ()
     # KAI-Scheduler writes CDI names, with CDI switched on; what stands behind `=` is the same.
     return tuple(dict.fromkeys(item.rpartition("=")[2] for item in items))
+
+
+def named_capabilities(value: str) -> Capabilities:
+    """Return the parts of the driver that NVIDIA_DRIVER_CAPABILITIES names; a word that is unknown or cut is none."""
+    whole = value if len(value) <= CAPABILITIES_MAX else value[:CAPABILITIES_MAX].rpartition(",")[0]
+    words = {word.strip(BLANKS) for word in whole.split(",")}
+    return frozenset(each for each in Capability if each in words or "all" in words)
 
 
 def _id(item: Piece) -> str:
