@@ -302,3 +302,34 @@ def test_an_init_container_runs_beside_the_sidecars_before_it(explain: Explain, 
     of_pod = f"  initContainers: [{init}]\n  resources: {{limits: {{cpu: 3, memory: 1Gi}}}}\n"
     granted = explain(LABELLED + of_pod, "-o", "json", policy=policy).document["containers"][-1]
     assert granted["decision"] == "inject"
+
+
+NVIDIAS = """
+kind: Pod
+metadata: {name: encoder, namespace: ml, annotations: {gpu.nri.io: "device=0"}}
+spec:
+  runtimeClassName: nvidia
+  containers:
+  - name: main
+    env:
+    - {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,video,graphics"}
+    - {name: SECRET, value: hunter2}
+"""
+
+
+def test_a_pod_that_comes_from_nvidias_runtime(explain: Explain) -> None:
+    """What its variable names counts where policy says so, and what does not come is said; it is injected once."""
+    done = explain(NVIDIAS)
+    assert done.code == Exit.OK
+    assert "  env     NVIDIA_VISIBLE_DEVICES=void\n  env     NRI_GPU_UUIDS=GPU-" in done.out
+    note = 'NVIDIA_DRIVER_CAPABILITIES="compute,video,graphics" also names video, graphics: environment.driver_capabi'
+    assert f"  note    {note}" in done.out
+    assert "nvidia-modeset" not in done.out
+    asking = '[environment]\ndriver_capabilities = "ask"\n[capabilities]\nallowed = ["compute", "graphics"]\n'
+    (line,) = containers(explain, NVIDIAS, policy=asking)
+    (said,) = [each for each in line["notes"] if "also names" in each]
+    assert '" also names video: capabilities video may not be asked for: capabilities.allowed in ' in said
+    assert "/dev/nvidia-modeset" in {each["path"] for each in line["edits"]["devices"]}
+    assert "hunter2" not in done.out
+    unknown = explain(NVIDIAS.replace('value: "compute,video,graphics"', "valueFrom: {fieldRef: {fieldPath: a}}"))
+    assert "NVIDIA_DRIVER_CAPABILITIES is not known: a manifest does not show the kubelet's value" in unknown.out

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.allocation import Allocated, AllocatedDevice
+from nri_gpu.domain.allocation import Allocated, AllocatedDevice, ClaimUid
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Extra, NodeExtra
@@ -16,9 +16,11 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
     CapabilityRules,
     ClaimDefaults,
+    Complete,
     Disarm,
     EnvironmentSettings,
     ExtraRules,
+    ForeignSettings,
     NamespaceRules,
     Otherwise,
     PlacementSettings,
@@ -103,6 +105,42 @@ def test_a_node_with_an_nvidia_hook_keeps_it_idle() -> None:
     policy = Policy(environment=EnvironmentSettings(visible_devices=VisibleDevices.VOID))
     env = injected(make.container("1"), policy=policy).edits.env
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", make.uuid(0))
+
+
+HANDLERS = {"nvidia": True, "nvidia-cdi": True, "nvidia-legacy": True, "": False, "runc": False, "not-nvidia": False}
+
+
+@pytest.mark.parametrize(("handler", "theirs"), HANDLERS.items())
+def test_a_pod_on_nvidias_runtime_is_injected_once(handler: str, theirs: bool) -> None:
+    """That runtime acts on the variable as well, and leaves `void` alone."""
+    of = make.pod(runtime_handler=handler)
+    allocated = Allocated((AllocatedDevice("nvidia.com/gpu", make.uuid(2)),))
+    claimed = Allocated((AllocatedDevice("gpu", make.uuid(2)),), claims=(ClaimUid("c"),))
+    asking = [
+        make.container(of=replace(of, annotations={"gpu.nri.io": "device=2"})),
+        make.container(of=of, kubelet=allocated, env={"NVIDIA_VISIBLE_DEVICES": make.uuid(2)}),
+        make.container(of=of, kubelet=claimed, cdi_devices=("gpu.nri.io/claim=c",)),
+    ]
+    voided = {**VOID, "NRI_GPU_UUIDS": make.uuid(2)}
+    for container in asking:
+        env = injected(container).edits.env
+        shown = {name: env[name] for name in env if name != "LD_LIBRARY_PATH"}
+        assert shown == (voided if theirs else {"NVIDIA_VISIBLE_DEVICES": make.uuid(2)})
+
+
+def test_on_nvidias_runtime_what_others_brought_by_cdi_or_nobody_asked_of_us_is_left_as_it_is() -> None:
+    of = make.pod(runtime_handler="nvidia")
+    for container in (
+        make.container(of=of, env=ARMED),
+        make.container(of=of, env=VOID, cdi_devices=("nvidia.com/gpu=0",)),
+        make.container(
+            of=of, env=VOID, cdi_devices=("k8s.gpu.nvidia.com/claim=0",), devices=(make.held_node(NODE.gpus[0]),)
+        ),
+    ):
+        for policy in (POLICY, Policy(foreign=ForeignSettings(complete=Complete.ALL))):
+            decision = decide(container, NODE, Ledger(), policy)
+            assert isinstance(decision, Pass)
+            assert decision.edits == NO_EDITS
 
 
 STARTING = Node(

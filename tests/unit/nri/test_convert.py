@@ -4,8 +4,10 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import MARKERS_MAX, Container, DeviceRef
+from nri_gpu.domain.gpu import Capability
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import may_concern
+from nri_gpu.request.environment import CAPABILITIES_MAX, named_capabilities
 from nri_gpu.request.image_requirements import TOTAL_MAX
 from tests.support import builders as make
 
@@ -41,6 +43,22 @@ def test_what_an_image_requires_is_kept_and_nothing_that_only_looks_like_it() ->
     again = convert.request_from_pb(make.create_payload(make.container(), env=[*stated, "CUDA_VERSION=11.0"]))
     assert again.env["CUDA_VERSION"] == "11.0"
     assert again.env_twice == {"CUDA_VERSION"}
+
+
+def test_of_the_parts_of_the_driver_no_more_is_kept_than_is_read() -> None:
+    for entry in ("NVIDIA_DRIVER_CAPABILITIES=all", "NVIDIA_DRIVER_CAPABILITIES="):
+        assert convert.request_from_pb(make.create_payload(make.container(), env=[entry])).env == dict(
+            [entry.split("=")]
+        )
+    flood = f"NVIDIA_DRIVER_CAPABILITIES={'x' * CAPABILITIES_MAX},all"
+    read = convert.request_from_pb(make.create_payload(make.container(), env=[flood])).env
+    assert len(read["NVIDIA_DRIVER_CAPABILITIES"]) == CAPABILITIES_MAX + 1
+    assert named_capabilities(read["NVIDIA_DRIVER_CAPABILITIES"]) == frozenset()
+    whole = f"ngx,{'x' * (CAPABILITIES_MAX - 8)},all"  # one character more would have been cut
+    read = convert.request_from_pb(
+        make.create_payload(make.container(), env=[f"NVIDIA_DRIVER_CAPABILITIES={whole}"])
+    ).env
+    assert named_capabilities(read["NVIDIA_DRIVER_CAPABILITIES"]) == frozenset(Capability)
 
 
 def test_requirements_past_what_is_checked_are_not_read() -> None:

@@ -10,13 +10,16 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.subscription import Event
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
+    CapabilityRules,
     Complete,
     Disarm,
+    DriverCapabilities,
     EnvironmentSettings,
     ForeignSettings,
     InventorySettings,
@@ -75,6 +78,35 @@ def test_a_grant_is_answered_and_committed_then_logged(log: Log) -> None:
     assert line.fields["gpu_uuid"] == ",".join(gpu.uuid for gpu in bench.node.gpus[:2])
     assert (line.fields["decision"], line.fields["mode"]) == ("inject", "exclusive")
     assert (line.fields["namespace"], line.fields["pod_name"], line.fields["container_name"]) == ("ml", "train", "main")
+
+
+ASKING: Final = Policy(environment=EnvironmentSettings(driver_capabilities=DriverCapabilities.ASK))
+NAMED: Final = 'NVIDIA_DRIVER_CAPABILITIES="all" also names '
+LEFT_OUT: Final = {
+    "ignored": (Policy(), "all", f"{NAMED}video, graphics, display, ngx, compat32: environment.driver_capabilities is"),
+    "not allowed": (
+        replace(ASKING, capabilities=CapabilityRules(allowed=DEFAULT_CAPABILITIES)),
+        "all",
+        f"{NAMED}video, graphics, display, ngx, compat32: capabilities video may not be asked for: capabilities.",
+    ),
+    "all of it came": (ASKING, "all", ""),
+    "what comes anyway": (Policy(), "compute,utility", ""),
+    "cut": (Policy(), f"all,{'x' * 100_000}", f'{NAMED[:31]},{"x" * 44}..." also names video'),
+}
+
+
+@pytest.mark.parametrize(("policy", "value", "words"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_the_grants_line_says_which_parts_of_the_driver_were_asked_for_in_vain(
+    log: Log, policy: Policy, value: str, words: str
+) -> None:
+    bench, of = Bench(policy), nri.asking("1")
+    bench.create(of, nri.container(of, env=["SECRET=hunter2", f"NVIDIA_DRIVER_CAPABILITIES={value}", "NVIDIA_X=all"]))
+    said = log.one("GPU granted").fields["left_out"]
+    assert said.startswith(words)
+    assert bool(said) is bool(words)
+    assert len(said) < 700
+    assert not log.warnings()
+    assert "hunter2" not in str(log.lines)
 
 
 BROKEN: Final = Policy.broken("policy.toml:3: plugin.index: bad")

@@ -15,7 +15,7 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.allocation import Allocated, AllocatedDevice
 from nri_gpu.domain.container import Container
 from nri_gpu.ledger.ledger import Ledger
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import DriverCapabilities, EnvironmentSettings, Policy
 from nri_gpu.records.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog
 from nri_gpu.records.audit_limits import POD_SHARE, RECORD_MAX
 from nri_gpu.records.audit_records import Compared, PassedOver
@@ -99,6 +99,23 @@ async def test_claims_are_in_it_and_decide_again_what_they_decided(tmp_path: Pat
         ("inject", None),
     ]
     assert "mac" not in (tmp_path / FILE).read_text()
+
+
+async def test_what_asks_for_parts_of_the_driver_is_in_it_and_an_audit_without_it_still_replays(tmp_path: Path) -> None:
+    """Of the environment, that variable; of an earlier version, no such line."""
+    asking = replace(make.container("1", of="encoder"), env={"NVIDIA_DRIVER_CAPABILITIES": "all"})
+    async with writing(tmp_path) as log:
+        shell = Shell(log)
+        shell.create(asking)
+        shell.create(make.container("1", of="plain"))
+    lines = (tmp_path / FILE).read_text()
+    assert '"env":{"NVIDIA_DRIVER_CAPABILITIES":"all"}' in lines
+    assert replayed(tmp_path / FILE) == 2
+    ask = Policy(environment=EnvironmentSettings(driver_capabilities=DriverCapabilities.ASK))
+    answers = list(compare(recorded_lines([tmp_path / FILE]), ask))
+    assert [isinstance(each, Compared) and each.same for each in answers] == [False, True]
+    (tmp_path / FILE).write_text(lines.replace('"env":{"NVIDIA_DRIVER_CAPABILITIES":"all"},', ""))
+    assert replayed(tmp_path / FILE) == 2
 
 
 async def test_both_files_together_are_bounded_and_each_can_be_replayed(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""NVIDIA_VISIBLE_DEVICES as a request."""
+"""NVIDIA_VISIBLE_DEVICES as a request, and NVIDIA_DRIVER_CAPABILITIES as a list of parts of the driver."""
 
 from __future__ import annotations
 
 import pytest
 
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.gpu_request import Claim, Devices, Everything, Wanted
-from nri_gpu.request.environment import VARIABLE, claim_of_environment
+from nri_gpu.request.environment import CAPABILITIES_MAX, VARIABLE, claim_of_environment, named_capabilities
 
 UUID = "GPU-8f3a1c2e-0000-4000-8000-000000000001"
 MIG = "MIG-8f3a1c2e-0000-4000-8000-000000000001"
@@ -66,3 +67,44 @@ def test_anything_else_is_an_error_with_its_place(value: str, words: str) -> Non
     assert words in str(caught.value)
     assert str(caught.value).isascii()
     assert len(str(caught.value)) < 400
+
+
+EVERY = ",".join(Capability)
+LONG = "x" * (CAPABILITIES_MAX - len("utility,") - 2)
+PARTS = {
+    "": "",
+    " ": "",
+    ",": "",
+    "all": EVERY,
+    " all ": EVERY,
+    "all,video": EVERY,
+    "evil,all": EVERY,
+    EVERY: EVERY,
+    "compute": "compute",
+    "compute,utility": "compute,utility",
+    "\tvideo , graphics": "video,graphics",
+    "video,,video": "video",
+    "compat32,ngx,display": "display,ngx,compat32",
+    # Words are NVIDIA's, in its case; others are passed over.
+    "ALL": "",
+    "none": "",
+    "void": "",
+    "Compute,utility": "utility",
+    "compute,evil": "compute",
+    "compute;utility": "",
+    "compute utility": "",
+    "compute\n": "",
+    "all\0": "",
+    "\uff41ll,ngx": "ngx",
+    f"utility,{LONG},ngx": "utility",  # past what is read
+    f"utility,{LONG}xx,ngx": "utility",
+    f"{'x' * (CAPABILITIES_MAX - 4)},allx": "",  # cut within a word
+    f"{'x' * (CAPABILITIES_MAX - 4)},all": EVERY,
+    f"{'x' * (CAPABILITIES_MAX - 4)},ngx"[1:]: "ngx",  # to the last character that is read
+    "," * 1_000_000: "",
+}
+
+
+@pytest.mark.parametrize(("value", "parts"), PARTS.items(), ids=lambda text: ascii(text)[:40])
+def test_names_parts_of_the_driver(value: str, parts: str) -> None:
+    assert ",".join(each for each in Capability if each in named_capabilities(value)) == parts
