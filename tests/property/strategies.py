@@ -44,6 +44,7 @@ from nri_gpu.policy.forms import UNLIMITED, Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps_settings import MpsSettings
 from nri_gpu.policy.rules import LIMIT_KEYS, NO_LIMITS, Limits, Pool, PoolList, Rule, RuleList
+from nri_gpu.request.environment import CAPABILITIES
 from tests.support import builders as make
 
 REQUIREMENTS: Final = ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_REQUIRE_JETPACK")
@@ -157,11 +158,12 @@ SOME = (DEFAULT_CAPABILITIES, *(frozenset({each}) for each in DEFAULT_CAPABILITI
 DRAWING = frozenset({Capability.COMPUTE, Capability.GRAPHICS})
 # A few of the trees there can be: hypothesis prints what it fails with.
 DRIVER = make.driver(trees={some: make.trees()[some] for some in (*SOME, DRAWING, DRAWING | SOME[0])})
+LACKING = make.driver(lacks={Capability.GRAPHICS: "libGLX_nvidia.so", Capability.NGX: "libnvidia-ngx.so"})
 nodes = st.builds(
     Node,
     number=st.just(1),
     inventory=st.one_of(st.just(make.inventory(extras=OFFERS)), inventories(), inventories()),
-    driver=st.sampled_from([DRIVER, DRIVER, make.driver(trees={}), None]),
+    driver=st.sampled_from([DRIVER, DRIVER, LACKING, make.driver(trees={}), None]),
     driver_fault=st.sampled_from(["", "looking.\n"]),
     module_version=st.sampled_from([None, None, "580.95.05", "570.26", ""]),
     compat=st.sampled_from([(), (make.package(),)]),
@@ -293,6 +295,7 @@ _plain_policies = st.builds(
         model.EnvironmentSettings,
         visible_devices=st.sampled_from(model.VisibleDevices),
         disarm=st.sampled_from(model.Disarm),
+        driver_capabilities=st.sampled_from(model.DriverCapabilities),
         may_ask=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
         may_ask_all=st.booleans(),
     ),
@@ -319,7 +322,7 @@ def pods(draw: st.DrawFn) -> Pod:
         name,
         annotations=draw(requests),
         namespace=namespace,
-        runtime_handler=draw(texts),
+        runtime_handler=draw(st.one_of(st.sampled_from(["", "nvidia"]), texts)),
         labels=draw(labels),
         cgroup_parent=draw(st.sampled_from(CGROUPS)),
     )
@@ -329,9 +332,13 @@ devices = st.one_of(
     st.sampled_from([DeviceRef("/dev/fuse", 10, 229), DeviceRef("/dev/nvidiactl", 195, 255)]),
     st.builds(DeviceRef, texts.map("/dev/{}".format), st.sampled_from([1, 195, 511]), st.integers(0, 8)),
 )
+# Of NVIDIA_DRIVER_CAPABILITIES.
+parts_of_the_driver = st.one_of(
+    st.just("all"), st.lists(st.sampled_from([*Capability, "x"]), max_size=4).map(",".join), texts
+)
 env = st.dictionaries(
     st.one_of(
-        st.sampled_from(["LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PATH", *REQUIREMENTS]),
+        st.sampled_from(["LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", CAPABILITIES, "PATH", *REQUIREMENTS]),
         st.text(max_size=4).filter(lambda name: "=" not in name),
     ),
     st.one_of(st.sampled_from(["all", "void", "", ":", "/usr/local/nvidia/lib64:/x", "1", "0,1", "cuda>=13.0"]), texts),

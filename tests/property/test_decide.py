@@ -22,7 +22,8 @@ from nri_gpu.domain.node import Node
 from nri_gpu.injection.driver_mounts import PLACE as COMPAT
 from nri_gpu.ledger.ledger import Ledger
 from nri_gpu.policy.forms import NOTHING
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import DriverCapabilities, Policy
+from nri_gpu.request.environment import CAPABILITIES
 from tests.property import strategies
 from tests.support.ledgers import decided
 
@@ -101,7 +102,8 @@ def test_the_environment_never_grants_unless_policy_lets_it_ask(
 ) -> None:
     container = replace(container, env_twice=frozenset())  # these may refuse what policy wants disarmed
     if not policy.fault:
-        policy = replace(policy, environment=replace(policy.environment, may_ask=NOTHING))
+        asks_nothing = replace(policy.environment, may_ask=NOTHING, driver_capabilities=DriverCapabilities.IGNORE)
+        policy = replace(policy, environment=asks_nothing)
     one = decide(container, node, ledger, policy)
     other = decide(replace(container, env=env), node, ledger, policy)
     if _unmet(one) or _unmet(other):  # what an image requires can cost it its grant, and nothing else
@@ -112,6 +114,39 @@ def test_the_environment_never_grants_unless_policy_lets_it_ask(
         assert replace(one.grant, generation="") == replace(other.grant, generation="")
         assert one.edits.devices == other.edits.devices
         assert _but_cuda(one.edits.mounts) == _but_cuda(other.edits.mounts)
+
+
+@settings(max_examples=100)
+@given(
+    strategies.containers(),
+    strategies.nodes,
+    strategies.ledgers,
+    strategies.policies,
+    strategies.parts_of_the_driver,
+    st.sampled_from(DriverCapabilities),
+)
+def test_what_names_parts_of_the_driver_costs_nobody_a_grant_and_gives_nobody_a_gpu(
+    container: Container, node: Node, ledger: Ledger, policy: Policy, value: str, how: DriverCapabilities
+) -> None:
+    """Which GPUs, and how they are held, is as without the variable; with `ignore`, everything is."""
+    policy = replace(policy, environment=replace(policy.environment, driver_capabilities=how))
+    others = {name: each for name, each in container.env.items() if name != CAPABILITIES}
+    without = decide(replace(container, env=others), node, ledger, policy)
+    named = decide(replace(container, env={**others, CAPABILITIES: value}), node, ledger, policy)
+    if how is DriverCapabilities.IGNORE:
+        assert (replace(named, left_out="") if isinstance(named, Inject) else named) == without
+    if isinstance(without, Inject) and not _unmet(named):  # a newer CUDA comes with compute alone
+        assert isinstance(named, Inject)
+        assert (named.grant.uuids, named.grant.mode, named.completes) == (
+            without.grant.uuids,
+            without.grant.mode,
+            without.completes,
+        )
+    elif isinstance(without, Pass):
+        assert named == without
+    # A default that policy or node cannot serve is one thing, and who may have no GPU at all another.
+    if isinstance(without, Refuse) and isinstance(named, Inject):
+        assert without.reason.code in (Code.NOT_ALLOWED, Code.NODE_NOT_READY, Code.VOLUME_IN_THE_WAY)
 
 
 def whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not(
