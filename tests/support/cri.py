@@ -117,11 +117,13 @@ class Cri:
         return self._call("ImageStatus", request, pb.ImageStatusResponse, service="ImageService").HasField("image")
 
     def run_pod(self, spec: PodSpec | None = None) -> Pod:
-        return self.run_pod_as(pod_to_pb(spec or PodSpec(), self._cgroup_parent))
+        spec = spec or PodSpec()
+        return self.run_pod_as(pod_to_pb(spec, self._cgroup_parent), spec.runtime_handler)
 
-    def run_pod_as(self, config: pb.PodSandboxConfig) -> Pod:
+    def run_pod_as(self, config: pb.PodSandboxConfig, runtime_handler: str = "") -> Pod:
         """Of exactly this configuration."""
-        reply = self._call("RunPodSandbox", pb.RunPodSandboxRequest(config=config), pb.RunPodSandboxResponse)
+        request = pb.RunPodSandboxRequest(config=config, runtime_handler=runtime_handler)
+        reply = self._call("RunPodSandbox", request, pb.RunPodSandboxResponse)
         return Pod(PodId(reply.pod_sandbox_id), config)
 
     def stop_pod(self, pod: PodId) -> None:

@@ -25,6 +25,7 @@ class PodSpec(Struct, frozen=True):
     """What a pod is asked for. log_directory: absolute, on the host; none, no logs.
 
     user_namespace: one of its own; takes a pod network. host_pid: its processes are in the node's PID namespace.
+    runtime_handler: as a RuntimeClass names it; empty: the runtime's default.
     """
 
     name: str = "pod"
@@ -37,6 +38,7 @@ class PodSpec(Struct, frozen=True):
     log_directory: str = ""
     user_namespace: bool = False
     host_pid: bool = False
+    runtime_handler: str = ""
 
 
 class ContainerSpec(Struct, frozen=True):

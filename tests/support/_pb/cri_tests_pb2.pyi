@@ -126,10 +126,12 @@ class IDMapping(_message.Message):
     def __init__(self, host_id: _Optional[int] = ..., container_id: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class RunPodSandboxRequest(_message.Message):
-    __slots__ = ("config",)
+    __slots__ = ("config", "runtime_handler")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_HANDLER_FIELD_NUMBER: _ClassVar[int]
     config: PodSandboxConfig
-    def __init__(self, config: _Optional[_Union[PodSandboxConfig, _Mapping]] = ...) -> None: ...
+    runtime_handler: str
+    def __init__(self, config: _Optional[_Union[PodSandboxConfig, _Mapping]] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
 
 class RunPodSandboxResponse(_message.Message):
     __slots__ = ("pod_sandbox_id",)
