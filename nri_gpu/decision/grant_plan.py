@@ -72,7 +72,7 @@ def plan_for(
             tree=tree,
             loader=policy.driver.loader,
             hwcaps=node.hwcaps,
-            void=policy.environment.visible_devices is VisibleDevices.VOID or container.pod.runs_on_nvidias,
+            void=policy.environment.visible_devices is VisibleDevices.VOID or container.pod.on_nvidia_runtime,
             numa=policy.placement.numa,
             extra=extra,
             compat=choice.package,

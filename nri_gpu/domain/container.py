@@ -76,7 +76,7 @@ class Pod(Recorded, frozen=True, kw_only=True):
     cgroup_parent: str = ""
 
     @property
-    def runs_on_nvidias(self) -> bool:
+    def on_nvidia_runtime(self) -> bool:
         """Return whether its handler's name is one of NVIDIA's runtime, which injects by NVIDIA_VISIBLE_DEVICES.
 
         The toolkit names handlers `nvidia`, `nvidia-cdi` and `nvidia-legacy`; a runtime's default has no name here.

@@ -37,6 +37,7 @@ ENTRIES: Final[dict[str, Fill]] = {
     "one requirement again and again": _variable("NVIDIA_REQUIRE_A=cuda>={}"),
     "requirements without a value": _variable("NVIDIA_REQUIRE_"),
     "NVIDIA_VISIBLE_DEVICES again and again": _variable("NVIDIA_VISIBLE_DEVICES=x"),
+    "NVIDIA_DRIVER_CAPABILITIES again and again": _variable("NVIDIA_DRIVER_CAPABILITIES=all,x"),
     "mounts": lambda _, made, number: made.mounts.append(pb.Mount(destination=f"/m{number}")),
     "empty mounts": lambda _, made, number: made.mounts.append(pb.Mount()),
     "hooks": lambda _, made, number: made.hooks.prestart.append(pb.Hook(path="/x/nvidia-ctk")),
