@@ -25,6 +25,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, UUIDS, NriGpu, staged
 from tests.support.driver_root import make_driver_root
+from tests.support.image import ImageSpec
 from tests.support.nvml import build_fake_nvml, gpus_of
 from tests.support.pods import ContainerSpec, PodSpec
 
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.containerd
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 LEGACY: Final = "legacy"
+CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
 # The toolkit's configuration has the places of its programs, where they are not those of its packages.
 HOOK: Final = """
 [nvidia-container-runtime-hook]
@@ -131,3 +133,16 @@ def test_on_another_runtime_programs_find_their_uuids_where_they_look(nvidias: C
     del serving
     env = nvidias.cri.status(nvidias.cri.run_asking("device=3")).env
     assert (env[VARIABLE], "NRI_GPU_UUIDS" in env) == (UUIDS[3], False)
+
+
+def test_what_image_and_pod_both_say_stays_and_is_logged(mode: str, nvidias: Containerd, serving: NriGpu) -> None:
+    """As a kubelet with NVIDIA's device plugin and a CUDA image do: the same GPU comes by both."""
+    nvidias.import_image(CUDA_LIKE)
+    pod = nvidias.cri.run_pod(PodSpec("both", annotations={"gpu.nri.io": "device=0"}, runtime_handler="nvidia"))
+    asking = ContainerSpec(image=CUDA_LIKE.name, env={VARIABLE: UUIDS[0]})
+    if mode == LEGACY:
+        with pytest.raises(CriError, match="nvidia-container-cli"):
+            nvidias.cri.run(pod, asking)
+    else:
+        assert set(gpu_nodes(started(nvidias, nvidias.cri.run(pod, asking)))) == {"/dev/nvidia0"}
+    serving.wait_logged(f"image and pod both set {VARIABLE}: the pod's value stays, ours has no effect")
