@@ -45,8 +45,8 @@ def _on_runtimes(policy: Policy, runtimes: Sequence[Component]) -> Iterator[Find
     installed = f"an NVIDIA runtime or hook is installed on this node ({_paths(runtimes)})"
     if environment.visible_devices is not VisibleDevices.VOID:
         yield in_policy(
-            f"{installed} and would inject into containers that already have nri-gpu's GPUs, but for pods whose runtime "
-            'handler begins with nvidia: set environment.visible_devices = "void", or uninstall it',
+            f"{installed} and would inject into containers that already have nri-gpu's GPUs, unless their pod's "
+            'runtime handler begins with nvidia: set environment.visible_devices = "void", or uninstall it',
             "environment.visible_devices",
             '"void"',
             OTHERS,
