@@ -141,7 +141,7 @@ def _withdraw(file: SpecFile | None, why: str) -> None:
 
 def _options(args: argparse.Namespace) -> SpecificationOptions:
     """Return the options of a specification. Raises: PolicyError, CommandError."""
-    policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    policy = load_policy(args.policy, {"driver.root": args.driver_root}, all_options=False)
     loader = policy.driver.loader
     if loader in (Loader.FOLDERS, Loader.HWCAPS) and why_no_hwcaps():
         loader = Loader.FILES  # the variable that leads to the tree elsewhere cannot be added to by CDI

@@ -89,7 +89,7 @@ class DriverDocument(Struct, frozen=True, kw_only=True, tag_field="schema", tag=
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found. Return 1 if files had to be left out, 69 without a driver."""
-    policy = load_policy(args.policy, {"driver.root": args.driver_root})
+    policy = load_policy(args.policy, {"driver.root": args.driver_root}, all_options=False)
     try:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs, module=module_version())
         packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()

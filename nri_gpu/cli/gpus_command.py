@@ -157,7 +157,7 @@ def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
     """Return NVML, with the driver where policy says it is, or a topology file. Raises: PolicyError."""
     if args.gpus:
         return source_of(args.gpus, "/")
-    driver = load_policy(args.policy, {"driver.root": args.driver_root}).driver
+    driver = load_policy(args.policy, {"driver.root": args.driver_root}, all_options=False).driver
     return source_of(None, driver.root, driver.library_dirs, stage_dir=driver.stage_dir)
 
 

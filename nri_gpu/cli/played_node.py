@@ -35,6 +35,7 @@ from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.ledger.apply import apply, cleared_for
 from nri_gpu.ledger.events import ClaimPrepared, Created, DevicesAllocated, Gone, LedgerEvent, Rules
 from nri_gpu.plugin.read_allocation import AllocationFacts, read_allocation
+from nri_gpu.policy.dra_settings import dra_faults
 from nri_gpu.policy.kubelet_settings import FailClosed, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import VARIABLE
@@ -48,7 +49,7 @@ NVIDIA: Final = "nvidia.com/gpu"
 def with_allocators(policy: Policy, manifest: Manifest) -> Policy:
     """Return the policy with the device plugin on where pods are limited to its resources, and DRA where it has claims.
 
-    The chart leaves both to options of `run`.
+    The chart leaves both to options of `run`. They may contradict each other: then it is as bad a policy as for `run`.
     """
     settings = replace(policy.kubelet, enabled=True)
     resources = {resource for pod in manifest.pods for listed in pod for resource in listed.resources}
@@ -57,7 +58,8 @@ def with_allocators(policy: Policy, manifest: Manifest) -> Policy:
         policy = replace(policy, kubelet=settings)
     if any(is_ours(spec, policy.dra.driver) for spec in manifest.claims.values()):
         policy = replace(policy, dra=replace(policy.dra, enabled=True))
-    return policy
+    twice = next(dra_faults(policy.dra, policy.kubelet), None)
+    return replace(policy, fault=": ".join(twice)) if twice else policy
 
 
 class PlayedNode:

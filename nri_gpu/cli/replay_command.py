@@ -104,7 +104,7 @@ def compare(lines: Iterable[tuple[str, str]], instead: Policy | None = None) -> 
 def _read_policy(name: str, text: str) -> Policy:
     """Return a recorded policy. It was valid then, but this version of nri-gpu may find faults in it."""
     try:
-        return build_policy(PolicyText(name, text)) if name else Policy.default()
+        return build_policy(PolicyText(name, text), all_options=False) if name else Policy.default()
     except PolicyError as error:
         return Policy.broken(str(error.faults[0]))
 

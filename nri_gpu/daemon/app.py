@@ -32,6 +32,7 @@ from nri_gpu.plugin.rechecks import Rechecks
 from nri_gpu.plugin.registration_pause import AwayFile
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
+from nri_gpu.policy.dra_settings import dra_faults
 from nri_gpu.policy.model import Policy
 from nri_gpu.records.audit import AuditLog
 from nri_gpu.records.audit_records import PolicyRecord
@@ -90,7 +91,9 @@ class Daemon:
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._refusals = Refusals()
         self._plugin = self._make_plugin(key)
-        self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
+        self._kubelet = KubeletController(
+            state, self._plugin, fixed.kubelet, self._succession, unparted=any(dra_faults(fixed.dra, fixed.kubelet))
+        )
         self._dra = DraController(folder.path, state, self._plugin, fixed)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.lapse)

@@ -178,8 +178,9 @@ class DraController:
 
     def _listener(self) -> socket.socket | None:
         """Return the socket that listens; None, with `fault`, where there is no socket."""
-        for key, sentence in dra_faults(self.settings, self._fixed.kubelet):  # by the command line
-            self.fault = f"{key}: {sentence}"
+        # By the command line, where the start had no policy that gives each a pool.
+        for key, sentence in dra_faults(self.settings, self._fixed.kubelet):
+            self.fault = f"{key}: {sentence}; then restart nri-gpu"
             return None
         try:
             return listen(self._socket)

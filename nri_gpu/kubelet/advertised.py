@@ -28,6 +28,10 @@ from nri_gpu.system.state import NodeState
 
 SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
+UNPARTED: Final = (
+    "nri-gpu started with dra.enabled and kubelet.enabled and without a usable policy that gives each its own pool, so "
+    "the scheduler would count GPUs twice: restart nri-gpu"
+)
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
 TAKEN: Final = "held by a container that got it by annotation or from another component"
 STUCK: Final = "held by processes whose container has ended for the runtime, or granted to two pods"
@@ -71,7 +75,7 @@ class Answer(Struct, frozen=True):
 class AdvertisedDevices:
     """The resources of this node, and what was advertised before: a GPU that is lost is not a GPU that was removed.
 
-    connected: to the container runtime.
+    connected: to the container runtime. unparted: the scheduler may be offered the same GPUs by DRA, too.
     """
 
     def __init__(
@@ -82,9 +86,11 @@ class AdvertisedDevices:
         required: RequiredDevice,
         *,
         connected: bool = False,
+        unparted: bool = False,
     ) -> None:
         self.settings = settings
         self.connected = connected
+        self._unparted = unparted
         self._node_state = node_state
         self._plugin = plugin
         self._required = required
@@ -99,6 +105,8 @@ class AdvertisedDevices:
             return NO_KEY
         if policy.fault:
             return f"the policy is broken: {policy.fault}"
+        if self._unparted:
+            return UNPARTED
         node = self._plugin.aged(self._node_state.node)
         if stale := stale_fault(policy, node.inventory_age_s):
             return stale

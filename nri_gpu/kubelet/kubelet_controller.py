@@ -71,7 +71,7 @@ async def inquire(
 class KubeletController:
     """The device plugin and the questions to PodResources, each where policy wants it.
 
-    devices: what is advertised to the kubelet. times: of endpoints; None: the usual ones. tick_s: between two looks for
+    devices: what is advertised to the kubelet. unparted: as `AdvertisedDevices` takes it. times: of endpoints; None: the usual ones. tick_s: between two looks for
     what changes with time alone: grants that lapse, an inventory that grows old.
     """
 
@@ -82,6 +82,7 @@ class KubeletController:
         settings: KubeletSettings,
         succession: Succession | None = None,
         *,
+        unparted: bool = False,
         times: EndpointTimes | None = None,
         tick_s: float = TICK_S,
     ) -> None:
@@ -96,7 +97,9 @@ class KubeletController:
         # (containerd: BlockPluginSync), and that call waits for the kubelet to be served. So a successor counts as
         # connected from the beginning.
         succeeds = succession is not None and succession.succeeds
-        self.devices = AdvertisedDevices(settings, node_state, plugin, self._required, connected=succeeds)
+        self.devices = AdvertisedDevices(
+            settings, node_state, plugin, self._required, connected=succeeds, unparted=unparted
+        )
         self._key = TokenKey(Path(settings.dir))
         self._endpoints: dict[str, Endpoint] = {}  # by resource
         self._registers = True

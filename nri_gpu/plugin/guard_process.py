@@ -45,7 +45,7 @@ def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, obj
     Each fault is logged.
     """
     try:
-        return build_policy(read_policy(path, in_force=was_kept(state_dir)), options)
+        return build_policy(read_policy(path, in_force=was_kept(state_dir)), options, all_options=False)
     except PolicyError as error:
         for fault in error.faults:
             logger.bind(fault=str(fault)).error("policy not usable")
@@ -61,7 +61,7 @@ def daemon_state(folder: Path, path: Path | None) -> DaemonState:
 
     def read() -> Policy:
         try:
-            return load_last_good(folder) or load_policy(path)
+            return load_last_good(folder) or load_policy(path, all_options=False)
         except (PolicyError, OSError) as error:
             fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
             logger.bind(fault=fault).error("policy not usable: every container that requests GPUs needs a valid grant")

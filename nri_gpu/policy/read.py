@@ -1,13 +1,14 @@
 """The reading of a policy file: every fault of every key, then the faults between keys, rules and pools.
 
-The second are checked only if each key is valid. A key without effect where it stands is a fault and not advice, since
+The second are checked only if each key is valid, and by what holds: the file with the command line's options over it. A key without effect where it stands is a fault and not advice, since
 its author expects an effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Final, TypeVar
 
 from msgspec import UNSET, Struct, convert
@@ -35,29 +36,59 @@ S = TypeVar("S", bound=Struct)
 COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
-def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] | None = None) -> Policy:
-    """Return the policy a file describes; keys it does not have keep their defaults.
+def parse_policy(
+    raw: Mapping[str, object],
+    file: str,
+    lines: Mapping[str, int] | None = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    all_options: bool = True,
+) -> Policy:
+    """Return the policy a file describes, with options over it; keys that neither has keep their defaults.
 
-    lines: key path -> 1-based line, as far as known.
+    lines: key path -> 1-based line, as far as known. options: as `override` takes them. all_options: whether these are
+    all that `run` has; if not, what others could mend is no fault.
 
-    Raises: PolicyError: with every fault, in the order of the file.
+    Raises: PolicyError: with every fault, those of the file in its order, then those that options make.
     """
     where = lines or {}
     dropped: dict[str, str] = {}
     known = without_dropped(raw, dropped)
-    found = list(faults(_file_info(), known))
-    policy = Policy.default()
-    if not found:
-        policy = replace(
-            _read(convert(known, file_type()), file),
-            ignored=tuple(_ignored(dropped, where)),
-            empty_tables=_empty_tables(raw, file, where),
-        )
-        found += _cross_faults(policy)
-    if found:
-        each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
-        raise PolicyError(tuple(sorted(each, key=lambda fault: fault.line or 0)))
-    return policy
+    # A daemon without a file starts sooner if it need not know how a file looks.
+    found = [Fault(file, path, message, line_of(where, path)) for path, message in _key_faults(known)]
+    wrong = tuple(option_faults(options or {}))
+    if not (found or wrong):
+        written = _read(convert(known, file_type()), file) if known else replace(Policy.default(), source=file)
+        policy = override(written, options or {})
+        for path, message, deciding in _cross_faults(policy):
+            flags = [setting(key).flag for key in deciding if _value_at(policy, key) != _value_at(written, key)]
+            if flags:
+                wrong += (Fault(COMMAND_LINE, ", ".join(flags), message),)
+            elif all_options or not deciding:
+                found.append(Fault(file, path, message, line_of(where, path)))
+    if found or wrong:
+        raise PolicyError((*sorted(found, key=lambda fault: fault.line or 0), *wrong))
+    return replace(policy, ignored=tuple(_ignored(dropped, where)), empty_tables=_empty_tables(raw, file, where))
+
+
+def _key_faults(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    return faults(_file_info(), raw) if raw else iter(())
+
+
+def option_faults(options: Mapping[str, object]) -> Iterator[Fault]:
+    """Yield the faults of options one by one, each under its own name."""
+    for path, raw in _given(options).items():
+        for _, message in faults(type_info(setting(path).type), raw):
+            yield Fault(COMMAND_LINE, setting(path).flag or path, message)
+
+
+def _given(options: Mapping[str, object]) -> dict[str, object]:
+    return {path: raw for path, raw in options.items() if raw is not None}
+
+
+def _value_at(policy: Policy, path: str) -> object:
+    section, _, key = path.partition(".")
+    return getattr(getattr(policy, section), key)
 
 
 def _ignored(dropped: Mapping[str, str], lines: Mapping[str, int]) -> Iterator[Finding]:
@@ -101,45 +132,44 @@ def _value(cls: type[S], table: Struct) -> S:
     return cls(**given(cls, table))
 
 
-def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
-    """Put settings from the command line over the policy.
+def override(policy: Policy, options: Mapping[str, object]) -> Policy:
+    """Put settings from the command line over the policy. Faults between keys are not looked for.
 
-    overrides: key path -> raw value; None stands for an option that was not given.
+    options: key path -> raw value; None stands for an option that was not given.
 
     Raises: PolicyError: each fault under the option's own name.
     """
-    values = {path: raw for path, raw in overrides.items() if raw is not None}
-    found = [
-        Fault(COMMAND_LINE, setting(path).flag or path, message)
-        for path, raw in values.items()
-        for _, message in faults(type_info(setting(path).type), raw)
-    ]
-    if found:
-        raise PolicyError(tuple(found))
-    for path, raw in values.items():
+    if found := tuple(option_faults(options)):
+        raise PolicyError(found)
+    for path, raw in _given(options).items():
         section, _, key = path.partition(".")
         changed = replace(getattr(policy, section), **{key: setting(path).read(raw)})
         policy = replace(policy, **{section: changed})
     return policy
 
 
-def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield the faults between keys, rules and pools: key path and sentence of each."""
-    rules, pools = policy.rule.rules, policy.pool.pools
-    yield from _same_names("pool", [pool.name for pool in pools])
-    yield from _same_names("rule", [rule.name for rule in rules])
-    names = [pool.name for pool in pools]
-    for index, rule in enumerate(rules):
-        yield from ((f"rule[{index}]{key}", message) for key, message in _rule_faults(rule, names))
-    for index, pool in enumerate(pools):
-        yield from ((f"pool[{index}]{key}", message) for key, message in _pool_faults(pool))
-    for key, name in (("kubelet.pool", policy.kubelet.pool), ("dra.pool", policy.dra.pool)):
-        if name:
-            yield from _unknown_pool(key, name, names)
-    yield from health_faults(policy.health)
-    yield from metrics_faults(policy.metrics)
-    yield from dra_faults(policy.dra, policy.kubelet)
-    yield from _external_faults(policy.kubelet)
+def _cross_faults(policy: Policy) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield the faults between keys, rules and pools: key path, sentence, and the keys with an option that decide it."""
+    names = [pool.name for pool in policy.pool.pools]
+    of_file = (
+        _same_names("pool", names),
+        _same_names("rule", [rule.name for rule in policy.rule.rules]),
+        _faults_in("rule", (_rule_faults(rule, names) for rule in policy.rule.rules)),
+        _faults_in("pool", map(_pool_faults, policy.pool.pools)),
+        _unknown_pool("kubelet.pool", policy.kubelet.pool, names),
+        _unknown_pool("dra.pool", policy.dra.pool, names),
+        health_faults(policy.health),
+    )
+    yield from ((path, message, ()) for path, message in chain.from_iterable(of_file))
+    yield from ((*each, ("metrics.listen",)) for each in metrics_faults(policy.metrics))
+    yield from ((*each, ("dra.enabled", "kubelet.enabled")) for each in dra_faults(policy.dra, policy.kubelet))
+    yield from ((*each, ("kubelet.enabled",)) for each in _external_faults(policy.kubelet))
+
+
+def _faults_in(table: str, found: Iterable[Iterable[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
+    """Yield the faults of an array of tables. found: of each table, in order."""
+    for index, each in enumerate(found):
+        yield from ((f"{table}[{index}]{key}", message) for key, message in each)
 
 
 def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
@@ -154,7 +184,7 @@ def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
             pattern = quoted(settings.inject_for.patterns[index])
             yield (
                 f"kubelet.inject_for[{index}]",
-                f"{pattern} takes {name}, which nri-gpu offers to the kubelet itself: another device plugin's resource "
+                f"{pattern} in kubelet.inject_for takes {name}, which nri-gpu offers to the kubelet itself: another device plugin's resource "
                 "needs another name, so set kubelet.resource, or leave nri-gpu's device plugin off",
             )
 
@@ -177,7 +207,7 @@ def _rule_faults(rule: Rule, pools: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _unknown_pool(key: str, name: str, pools: list[str]) -> Iterator[tuple[str, str]]:
-    if name not in pools:
+    if name and name not in pools:
         known = known_words(name, pools) if pools else ", for there is no [[pool]]"
         yield key, f"no pool is called {quoted(name)}{known}"
 

@@ -21,8 +21,8 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.finding import Finding, warning
 from nri_gpu.domain.names import POLICY_FILE
 from nri_gpu.policy.lines import key_lines, read_toml
-from nri_gpu.policy.model import Policy
-from nri_gpu.policy.read import override, parse_policy
+from nri_gpu.policy.model import BUILT_IN, Policy
+from nri_gpu.policy.read import option_faults, override, parse_policy
 from nri_gpu.system.storage import stat_of, text_of, write_whole
 
 DEFAULT_PATH: Final = Path(POLICY_FILE)
@@ -47,15 +47,17 @@ class PolicyText(Struct, frozen=True):
         return not self.text.strip(BLANKS)
 
 
-def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
+def load_policy(
+    path: str | Path | None, overrides: Mapping[str, object] | None = None, *, all_options: bool = True
+) -> Policy:
     """Return the policy of a file with command line options put over it.
 
-    path: None for the default file, which may be missing: then every default holds. overrides: key path
-    (`plugin.socket`) -> raw value, None where the option was not given.
+    path: None for the default file, which may be missing: then every default holds. overrides, all_options: as
+    `build_policy` takes them.
 
     Raises: PolicyError, with every fault of the file and of the options.
     """
-    return build_policy(read_policy(path), overrides)
+    return build_policy(read_policy(path), overrides, all_options=all_options)
 
 
 def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyText | None:
@@ -87,18 +89,23 @@ def read_policy(path: str | Path | None, *, in_force: bool = False) -> PolicyTex
     return source
 
 
-def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
-    """Return the policy of a text already read. Raises: PolicyError, with all faults of text and options."""
-    given = overrides or {}
+def build_policy(
+    source: PolicyText | None, overrides: Mapping[str, object] | None = None, *, all_options: bool = True
+) -> Policy:
+    """Return the policy of a text already read, with command line options over it; None: no file, so every default.
+
+    overrides: key path (`plugin.socket`) -> raw value, None where the option was not given. all_options: whether these
+    are all that the daemon has; if not, what its others could mend is no fault.
+
+    Raises: PolicyError, with all faults of text and options.
+    """
+    if source is None:
+        return parse_policy({}, BUILT_IN, {}, overrides, all_options=all_options)
     try:
-        policy = Policy.default() if source is None else _parse(source)
-    except PolicyError as file_error:
-        try:
-            override(Policy.default(), given)
-        except PolicyError as option_error:
-            raise PolicyError(file_error.faults + option_error.faults) from None
-        raise
-    return override(policy, given)
+        raw = read_toml(source.text, source.file)
+    except PolicyError as error:  # in the end as well as the options'
+        raise PolicyError((*error.faults, *option_faults(overrides or {}))) from None
+    return parse_policy(raw, source.file, key_lines(source.text), overrides, all_options=all_options)
 
 
 def keep_last_good(state_dir: Path, text: str) -> None:
@@ -122,9 +129,12 @@ def was_kept(state_dir: Path) -> bool:
 
 
 def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
-    """Return `last_good_text`, parsed. Raises: PolicyError, if this version cannot read or accept it."""
+    """Return `last_good_text`, parsed, for others than the daemon, which has options that they do not know.
+
+    Raises: PolicyError, if this version cannot read or accept it.
+    """
     text = last_good_text(state_dir)
-    return build_policy(text, overrides) if text else None
+    return build_policy(text, overrides, all_options=False) if text else None
 
 
 def file_advice(path: Path) -> Iterator[Finding]:
@@ -147,10 +157,6 @@ def _read(path: Path) -> str:
     if len(data) > POLICY_MAX:
         raise _fault(path, f"is longer than {POLICY_MAX} bytes")
     return data.decode("utf-8")
-
-
-def _parse(source: PolicyText) -> Policy:
-    return parse_policy(read_toml(source.text, source.file), source.file, key_lines(source.text))
 
 
 def _fault(path: Path | str, message: str, *, denied: bool = False) -> PolicyError:
@@ -287,7 +293,8 @@ class PolicyFile:
         """Return the previous daemon's policy, or None if there was none, or it had this very text."""
         try:
             kept = last_good_text(self._state_dir)
-            return build_policy(kept) if kept and not (source and source.text == kept.text) else None
+            same = kept is None or (source and source.text == kept.text)
+            return None if same else build_policy(kept, all_options=False)
         except PolicyError:
             return None
 

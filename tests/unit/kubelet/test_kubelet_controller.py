@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.app import Daemon
-from nri_gpu.kubelet.advertised import NOT_CONNECTED
+from nri_gpu.kubelet.advertised import NOT_CONNECTED, UNPARTED
 from nri_gpu.kubelet.kubelet_controller import KubeletController
 from nri_gpu.kubelet.required_device import KEY_FILE, TokenKey
 from nri_gpu.policy.kubelet_settings import KubeletSettings, Registration
@@ -139,6 +139,31 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
         assert devices.hindrance() == NOT_CONNECTED
         daemon._ready()  # a connection that was being made
         assert devices.hindrance() == NOT_CONNECTED
+
+
+@pytest.mark.parametrize("text", [None, "[kubelet]\n[[", "[dra]\nenabled = true\n"], ids=["none", "broken", "one door"])
+async def test_a_start_without_a_policy_that_parts_the_doors_opens_neither(folder: Path, text: str | None) -> None:
+    """Nor does a reload, which only mends what decisions are by: pools of either door are read at the start."""
+    state, policy = StateFolder(folder / "state"), folder / "policy.toml"
+    state.open()
+    policy.write_text(text or "")
+    doors = {"kubelet.enabled": True, "dra.enabled": True, "kubelet.registration": "register"}
+    with contextlib.closing(state):
+        daemon = Daemon(state, state.key(), PolicyFile(str(policy), doors, state.path), FOUR_GPUS)
+        daemon._ready()
+        daemon._plugin.kubelet.key = bytes(32)
+        assert daemon._kubelet.devices.hindrance().startswith("the policy is broken: ")
+        policy.write_text(
+            '[kubelet]\npool = "a"\n[dra]\npool = "b"\n'
+            '[[pool]]\nname = "a"\ndevice = ["0"]\n[[pool]]\nname = "b"\ndevice = ["1"]\n'
+        )
+        await daemon._read_again()
+        assert daemon._state.policy.fault == ""
+        assert daemon._kubelet.devices.hindrance() == UNPARTED
+        assert daemon._dra._listener() is None
+        assert daemon._dra.fault.endswith("; then restart nri-gpu")
+        daemon = Daemon(state, state.key(), PolicyFile(str(policy), doors, state.path), FOUR_GPUS)
+        assert UNPARTED not in (daemon._kubelet.devices.hindrance(), daemon._dra.fault)
 
 
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:

@@ -66,6 +66,99 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
 }
 
 
+# File, the options over it, and the faults of both together: file, key, line, words.
+BOTH: Raw = {"kubelet": {"enabled": True}, "dra": {"enabled": True}}
+TWO_POOLS: Raw = {
+    "pool": [POOL, {"name": "small", "device": ["1"]}],
+    "kubelet": {"pool": "big"},
+    "dra": {"pool": "small"},
+}
+DOORS = {"kubelet.enabled": True, "dra.enabled": True}
+TWICE = "would both offer the same GPUs to the scheduler"
+LINES = {"dra.pool": 4, "metrics.listen": 9, "kubelet.inject_for": 7, "pool": 5, "kubelet.pool": 3}
+Found = tuple[str, str, int | None, str]
+OVER: dict[str, tuple[Raw, dict[str, object], tuple[Found, ...]]] = {
+    "a second door to the same GPUs": (
+        {"dra": {"enabled": True}},
+        {"kubelet.enabled": True},
+        (("command line", "--kubelet", None, TWICE),),
+    ),
+    "the other way round": (
+        {"kubelet": {"enabled": True}},
+        {"dra.enabled": True, "kubelet.enabled": True},
+        (("command line", "--dra", None, TWICE),),
+    ),
+    "two doors without a file's word": ({}, DOORS, (("command line", "--dra, --kubelet", None, TWICE),)),
+    "two doors, two pools": (TWO_POOLS, DOORS, ()),
+    "two doors in the file, and one of them off": (BOTH, {"kubelet.enabled": False}, ()),
+    "two doors in the file, said again": (BOTH, DOORS, (("f", "dra.pool", 4, TWICE),)),
+    "two doors in the file, and options that change neither": (
+        BOTH,
+        {"plugin.index": "20", "dra.enabled": None, "kubelet.registration": "watcher"},
+        (("f", "dra.pool", 4, TWICE),),
+    ),
+    "our own resource injected for others": (
+        {"kubelet": {"inject_for": ["example.com/gpu", "nvidia.com/*"]}},
+        {"kubelet.enabled": True},
+        (("command line", "--kubelet", None, '"nvidia.com/*" in kubelet.inject_for takes nvidia.com/gpu'),),
+    ),
+    "nothing of ours to inject for": (
+        {"kubelet": {"enabled": True, "inject_for": ["nvidia.com/*"]}},
+        {"kubelet.enabled": False},
+        (),
+    ),
+    "metrics for everybody": (
+        {"metrics": {"listen": "127.0.0.1:9464"}},
+        {"metrics.listen": "0.0.0.0:9464"},
+        (("command line", "--metrics", None, "0.0.0.0 is not this machine's loopback"),),
+    ),
+    "metrics for everybody in both": (
+        {"metrics": {"listen": "0.0.0.0:9464"}},
+        {"metrics.listen": "[::]:9999"},
+        (("command line", "--metrics", None, ":: is not this machine's loopback"),),
+    ),
+    "no such port": ({}, {"metrics.listen": "127.0.0.1:99999"}, (("command line", "--metrics", None, "is over 65535"),)),
+    "metrics that an option makes public": ({"metrics": {"listen": "0.0.0.0:9464"}}, {"metrics.public": True}, ()),
+    "metrics that an option moves": ({"metrics": {"listen": "0.0.0.0:9464"}}, {"metrics.listen": "/run/m.sock"}, ()),
+    "all at once, the file's first": (
+        {"pool": [{"name": "a"}], "kubelet": {"inject_for": ["nvidia.com/gpu"], "pool": "b"}},
+        {**DOORS, "metrics.listen": "0.0.0.0:1"},
+        (
+            ("f", "kubelet.pool", 3, 'no pool is called "b"'),
+            ("f", "pool[0]", 5, "has no selector"),
+            ("command line", "--metrics", None, "0.0.0.0 is not"),
+            ("command line", "--dra, --kubelet", None, TWICE),
+            ("command line", "--kubelet", None, "in kubelet.inject_for takes"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "options", "expected"), OVER.values(), ids=OVER)
+def test_the_file_and_the_options_over_it_are_checked_together(
+    raw: Raw, options: dict[str, object], expected: tuple[Found, ...]
+) -> None:
+    """A fault stands where its author can mend it: under the option if that made it, else in the file."""
+    found: tuple[Fault, ...] = ()
+    try:
+        policy = parse_policy(raw, "f", LINES, options)
+        assert policy == override(parse_policy(raw, "f", all_options=False), options)
+    except PolicyError as error:
+        found = error.faults
+    assert [(each.file, each.key, each.line) for each in found] == [(file, key, line) for file, key, line, _ in expected]
+    for fault, (*_, words) in zip(found, expected, strict=True):
+        assert words in fault.message
+        assert str(fault).isascii()
+
+
+def test_what_options_may_mend_is_no_fault_for_those_who_do_not_know_them() -> None:
+    mended: Raw = {**BOTH, "metrics": {"listen": "0.0.0.0:9464"}}
+    policy = parse_policy(mended, "f", all_options=False)
+    assert (policy.kubelet.enabled, policy.dra.enabled) == (True, True)
+    with pytest.raises(PolicyError, match="no selector"):
+        parse_policy({**mended, "pool": [{"name": "a"}]}, "f", all_options=False)
+
+
 @pytest.mark.parametrize("raw", GOOD.values(), ids=GOOD.keys())
 def test_taken(raw: Raw) -> None:
     policy = parse_policy(raw, "policy.toml")

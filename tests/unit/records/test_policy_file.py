@@ -18,6 +18,8 @@ from nri_gpu.records.policy_file import (
     LAST_GOOD,
     POLICY_MAX,
     PolicyFile,
+    PolicyText,
+    build_policy,
     file_advice,
     first_policy,
     keep_last_good,
@@ -67,6 +69,35 @@ def test_faults_of_the_file_and_of_options_come_together(tmp_path: Path) -> None
         f"{path}:4: plugin.index: must be a string, not an integer",
         'command line: --socket: must be an absolute path to a socket without blanks, "." or "..", not "b"',
     ]
+
+
+DOORS: dict[str, str | bool] = {"kubelet.enabled": True, "dra.enabled": True}
+ONE_DOOR = "[dra]\nenabled = true\n"
+POOLS = """
+[kubelet]
+pool = "a"
+[dra]
+pool = "b"
+[[pool]]
+name = "a"
+device = ["0"]
+[[pool]]
+name = "b"
+device = ["1"]
+"""
+
+
+@pytest.mark.parametrize("text", [None, "", "# nothing\n"])
+def test_options_that_contradict_each_other_are_a_fault_without_a_file_too(text: str | None) -> None:
+    with pytest.raises(PolicyError) as caught:
+        build_policy(None if text is None else PolicyText("f", text), DOORS)
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.key, fault.line) == ("command line", "--dra, --kubelet", None)
+
+
+def test_a_table_without_a_key_is_told_of_beside_options(tmp_path: Path) -> None:
+    policy = load_policy(written(tmp_path, f"{POOLS}\n[stray]\n"), DOORS)
+    assert [fault.key for fault in policy.empty_tables] == ["stray"]
 
 
 SYNTAX: dict[str, tuple[str | bytes, int | None, str]] = {
@@ -208,10 +239,11 @@ async def test_a_file_written_in_place_is_seen_by_looking(tmp_path: Path) -> Non
 class InForce:
     """A daemon's policy, of a file in this folder; the state folder is its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: bool) -> None:
         self.state_dir = folder / "state"
         self.state_dir.mkdir(exist_ok=True)
-        self.file = PolicyFile(str(folder / "policy.toml"), {"plugin.socket": "/option.sock"}, self.state_dir)
+        over = {"plugin.socket": "/option.sock", **{f"{section}.enabled": on for section, on in options.items()}}
+        self.file = PolicyFile(str(folder / "policy.toml"), over, self.state_dir)
         self.state = NodeState(Inventory(taken_at=0), policy=first_policy(self.file), fallback=self.file.salvage)
         self.changed: list[Policy] = []
         self.seconds = 0.0
@@ -237,6 +269,49 @@ def test_a_start_takes_the_file_then_the_last_good_one_then_refuses(tmp_path: Pa
     (again.state_dir / LAST_GOOD).write_text(BAD)
     assert InForce(tmp_path).state.policy.fault
     assert log.one("last good policy not usable either")
+
+
+def test_a_policy_that_options_contradict_is_a_bad_policy(tmp_path: Path, log: Log) -> None:
+    """Never an end of the daemon: the last good policy, or a refusal; the last good one is held against them as well."""
+    written(tmp_path, ONE_DOOR)
+    refused = InForce(tmp_path, kubelet=True).state.policy
+    assert refused.fault.startswith("command line: --kubelet: dra.enabled and kubelet.enabled would both offer")
+    assert log.one("policy not usable").fields["fault"] == refused.fault
+    written(tmp_path, POOLS)
+    both = InForce(tmp_path, kubelet=True, dra=True).state.policy
+    assert (both.fault, both.kubelet.enabled, both.dra.enabled) == ("", True, True)
+    written(tmp_path, ONE_DOOR)
+    last = InForce(tmp_path, kubelet=True).state.policy
+    assert (last.fault, last.kubelet.pool, last.dra.enabled) == ("", "a", False)
+    assert log.one("started on the last good policy")
+    (tmp_path / "state" / LAST_GOOD).write_text(ONE_DOOR)
+    assert InForce(tmp_path, kubelet=True).state.policy.fault
+    assert log.one("last good policy not usable either")
+
+
+async def test_options_hold_over_what_a_reload_reads(tmp_path: Path, log: Log) -> None:
+    written(tmp_path, POOLS)
+    daemon = InForce(tmp_path, kubelet=True, dra=True)
+    written(tmp_path, '[plugin]\nindex = "20"\n')
+    await daemon.reload.read_again()
+    assert (daemon.now()[0], daemon.state.policy.kubelet.pool, len(daemon.changed)) == ("10", "a", 0)
+    fault = log.one("policy not reloaded, the old one stays").fields["fault"]
+    assert str(fault).startswith("command line: --dra, --kubelet: ")
+    daemon.reload.take_text(ONE_DOOR)  # the runtime's
+    assert daemon.state.policy.fault.startswith("command line: --kubelet: ")
+
+
+def test_a_policy_that_options_mend_is_kept_and_compared(tmp_path: Path) -> None:
+    """Who reads it without the options, as the guard does, reads it all the same."""
+    written(tmp_path, '[kubelet]\nenabled = true\n[dra]\nenabled = true\n[limits]\ngpus_per_pod = 1\n')
+    assert InForce(tmp_path, kubelet=False).state.policy.fault == ""
+    kept = load_last_good(tmp_path / "state")
+    assert kept
+    assert kept.limits.gpus_per_pod == 1
+    written(tmp_path, ONE_DOOR)
+    before = InForce(tmp_path, kubelet=False).file.before
+    assert before
+    assert before.limits.gpus_per_pod == 1
 
 
 async def test_a_reload_keeps_the_old_policy_over_a_broken_one(tmp_path: Path, log: Log) -> None:

@@ -320,6 +320,18 @@ def test_the_guard_goes_by_the_last_policy_too(node: Node, log: Log) -> None:
     assert daemon_state(node.run, None).policy().namespaces.allow.patterns == ("ml",)
 
 
+def test_the_guard_takes_a_policy_that_the_daemons_options_mend(node: Node, log: Log) -> None:
+    mended = f'{ML}[kubelet]\nenabled = true\n[dra]\nenabled = true\n[guard]\nindex = "97"\n'
+    node.file.write_text(mended)
+    for kept in ("", mended):
+        (node.run / LAST_GOOD).write_text(kept)
+        settings = guard_settings(node.run, node.file, {})
+        assert settings
+        assert settings.guard.index == "97"
+        assert daemon_state(node.run, node.file).policy().namespaces.allow.patterns == ("ml",)
+    assert log.warnings() == []
+
+
 def test_the_guard_without_any_policy_has_the_defaults(node: Node, log: Log) -> None:
     (node.run / LAST_GOOD).touch()
     assert guard_settings(node.run, None, {}) == Policy.default()
